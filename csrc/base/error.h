@@ -1,0 +1,50 @@
+// The errors of the native core. Each kind is one class of ddl/errors.py, under the same name; the binding
+// translates. A message says who, what, where, why and what now, because it may be all that an operator gets.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ddl {
+
+enum class ErrorKind {
+  kInvalidArgument,
+  kInvalidState,
+  kWaitTimeout,
+  kPeerLost,
+  kCollectiveTimeout,
+  kCollectiveMismatch,
+  kProtocolError,
+  kAborted,
+  kResourceError,
+  kInternalError,
+};
+
+// The name of the Python class, e.g. "PeerLost".
+const char* name(ErrorKind kind);
+// The kind of that name; kInternalError if there is none.
+ErrorKind error_kind(const std::string& name);
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+// A peer is gone as far as this process can see; `reason` completes "lost rank 3: ".
+class LostPeer : public std::runtime_error {
+ public:
+  LostPeer(int peer, const std::string& reason) : std::runtime_error(reason), peer_(peer) {}
+  int peer() const { return peer_; }
+
+ private:
+  int peer_;
+};
+
+// Throws kResourceError with the call, the text of errno, and what to do about it.
+[[noreturn]] void throw_errno(const std::string& call, const std::string& remedy = "");
+
+}  // namespace ddl

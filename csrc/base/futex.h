@@ -1,0 +1,27 @@
+// Sleeping on a 32-bit word that other processes see too (the word lies in memory they have mapped).
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+#include "base/clock.h"
+
+namespace ddl {
+
+// Sleeps while *word == expected, at most `timeout`; may return early for no reason.
+inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, Nanoseconds timeout) {
+  timespec limit{static_cast<time_t>(timeout / kSecond), static_cast<long>(timeout % kSecond)};
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<uint32_t>* word) {
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace ddl

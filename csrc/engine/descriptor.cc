@@ -1,0 +1,67 @@
+#include "engine/descriptor.h"
+
+namespace ddl {
+
+const char* name(Collective collective) {
+  switch (collective) {
+    case Collective::kAllreduce: return "allreduce";
+    case Collective::kReducescatter: return "reducescatter";
+    case Collective::kAllgather: return "allgather";
+    case Collective::kBroadcast: return "broadcast";
+    case Collective::kAlltoall: return "alltoall";
+    case Collective::kReduce: return "reduce";
+    case Collective::kGather: return "gather";
+    case Collective::kScatter: return "scatter";
+    case Collective::kBarrier: return "barrier";
+    case Collective::kSend: return "send";
+    case Collective::kRecv: return "recv";
+  }
+  return "unknown operation";
+}
+
+namespace {
+
+bool reduces(Collective c) {
+  return c == Collective::kAllreduce || c == Collective::kReducescatter || c == Collective::kReduce;
+}
+
+bool has_root(Collective c) {
+  return c == Collective::kBroadcast || c == Collective::kReduce || c == Collective::kGather ||
+         c == Collective::kScatter;
+}
+
+}  // namespace
+
+uint64_t Descriptor::signature() const {
+  return static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(op) << 16 |
+         static_cast<uint64_t>(sizes_for) << 24 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
+}
+
+Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence) {
+  Descriptor d;
+  d.collective = static_cast<Collective>(signature & 0xff);
+  d.dtype = static_cast<DType>(signature >> 8 & 0xff);
+  d.op = static_cast<ReduceOp>(signature >> 16 & 0xff);
+  d.sizes_for = static_cast<uint8_t>(signature >> 24 & 0xff);
+  d.root = static_cast<int32_t>(signature >> 32);
+  d.count = count;
+  d.sequence = sequence;
+  return d;
+}
+
+std::string Descriptor::text() const {
+  if (sizes_for != 0) return std::string(name(static_cast<Collective>(sizes_for))) + "(sizes)";
+  std::string text = std::string(name(collective)) + "(";
+  if (collective != Collective::kBarrier) {
+    if (count != 0) text += std::to_string(count) + " x ";
+    text += ddl::name(dtype);
+    if (reduces(collective)) text += std::string(", ") + ddl::name(op);
+    if (has_root(collective)) text += ", root " + std::to_string(root);
+    if (collective == Collective::kSend) text += ", to rank " + std::to_string(root);
+    if (collective == Collective::kRecv) text += ", from rank " + std::to_string(root);
+  }
+  text += ")";
+  return text;
+}
+
+}  // namespace ddl

@@ -1,0 +1,113 @@
+// Runs one piece at a time: all channels of a plan, on one part of an operation's buffers.
+//
+// One executor per slot; belongs to whoever drives the lane. It never blocks: `progress` goes as far as it can and
+// says whether anything moved. It knows steps, blocks and links, and nothing of algorithms.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/links.h"
+#include "engine/neighbourhood.h"
+#include "engine/operation.h"
+
+namespace ddl {
+
+class Executor {
+ public:
+  Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  bool idle() const { return operation_ == nullptr; }
+  const std::shared_ptr<Operation>& operation() const { return operation_; }
+
+  // Begins the operation's next piece.
+  void start(const std::shared_ptr<Operation>& operation);
+  // True if anything moved. When the piece has ended, `finished` is true and `retire` is due.
+  bool progress();
+  bool finished() const { return finished_; }
+  void retire();
+  // After a failure: forget everything under way.
+  void abandon();
+
+  // The ranks that the piece cannot go on without; and what to poll for them.
+  std::vector<int> waiting_for() const;
+  void poll_fds(std::vector<std::pair<int, bool>>* fds) const;  // descriptor, and whether to wait for room as well
+
+ private:
+  // Where the blocks of one table lie, in bytes. `spread`: in a user's buffer; `packed`: for this piece alone.
+  struct Layout {
+    std::vector<uint64_t> spread, packed, bytes;
+    uint64_t packed_total = 0;
+  };
+  struct ChannelState {
+    size_t next = 0;  // step
+    bool posted = false;  // its receive is with the link, as number `message`
+    Link* link = nullptr;
+    uint64_t message = 0;
+  };
+  struct Sending {  // the last message of this piece on a link
+    Link* link;
+    uint64_t message;
+  };
+  struct Block {
+    char* data = nullptr;
+    uint64_t bytes = 0;
+  };
+  struct Span {  // one block of one of my buffers
+    char* data;
+    uint64_t bytes;
+  };
+
+  bool progress_channel(int channel);
+  bool run_message(int channel, const Step& step);
+  bool previous_turn_read() const;
+  bool awaited(int channel, const Step& step) const;
+  void check_post(int peer, const Post& post) const;
+  void describe(Post* post) const;
+  void notify(int channel, const Step& step);
+  void run_reduce(int channel, const Step& step, const Step* copy_to);
+  void run_copy_from(int channel, const Step& step);
+  void run_copy_to(int channel, const Step& step);
+  void run_copy(const Step& step);
+
+  void lay_out();
+  void bind_buffers();
+  void finish_buffers();
+  char* grow(Block* block, uint64_t bytes);
+  Span mine(BufferId buffer, uint32_t block) const;
+  char* theirs(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
+  Header header(uint64_t bytes) const;
+  bool ordered() const { return slot_ != kPointToPointSlot; }
+  uint64_t piece_length(uint64_t whole) const;
+
+  const int rank_, slot_;
+  const Neighbourhood& neighbourhood_;
+  Links* const links_;
+
+  std::shared_ptr<Operation> operation_;
+  uint64_t piece_ = 0;
+  uint64_t turn_ = 0;  // pieces this slot has begun
+  bool entered_ = false, finished_ = false;
+  std::array<Descriptor, 2> history_;  // what even and odd turns were last
+  std::array<ChannelState, kMaxChannels> channels_;
+  std::vector<Layout> layouts_;                  // one per table of the plan
+  std::array<char*, kBuffers> base_{};           // of my buffers, for this piece
+  std::array<bool, kBuffers> is_packed_{};       // in staging or scratch, laid out for this piece alone
+  std::vector<Sending> sendings_;                // links that this piece has sent on
+  std::vector<const void*> operands_;            // reused by every tile
+  std::vector<const char*> bases_;               // reused by every reduction
+  std::vector<char*> targets_;
+  std::vector<iovec> parts_;                     // reused by every message
+  std::vector<Landing> landings_;
+  // Shared memory of the slot's own, grown as needed: staging for private input and output, scratch for even and odd
+  // turns.
+  std::array<Block, 2> staging_;
+  std::array<Block, 2> scratch_;
+};
+
+}  // namespace ddl

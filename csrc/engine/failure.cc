@@ -1,0 +1,108 @@
+#include "engine/failure.h"
+
+#include <sys/eventfd.h>
+
+#include <utility>
+
+namespace ddl {
+
+namespace {
+
+Report failed_report(ErrorKind kind, int culprit, const std::string& reason) {
+  Report report;
+  report.kind = kind;
+  report.peer = culprit;
+  report.reason = reason;
+  return report;
+}
+
+}  // namespace
+
+Failure::Failure() : report_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!report_fd_) throw_errno("eventfd");
+}
+
+void Failure::introduce(std::string who, std::vector<std::string> rank_names) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  who_ = std::move(who);
+  rank_names_ = std::move(rank_names);
+}
+
+void Failure::check() const {
+  if (failed()) throw error();
+}
+
+Error Failure::error() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_) return Error(ErrorKind::kInternalError, "asked for an error where there is none");
+  return *error_;
+}
+
+void Failure::post(const Report& report) {
+  reports_.push_back(report);
+  ::eventfd_write(report_fd_.get(), 1);
+}
+
+void Failure::question(const Report& report) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (agent_.load()) post(report);
+}
+
+std::optional<Report> Failure::take_report() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (reports_.empty()) {
+    eventfd_t ignored = 0;
+    ::eventfd_read(report_fd_.get(), &ignored);
+    return std::nullopt;
+  }
+  Report report = reports_.front();
+  reports_.pop_front();
+  return report;
+}
+
+void Failure::suspect(const Report& report, const std::string& operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_.load() != State::kOk) return;
+  if (!agent_.load()) {
+    fail_locked(report.kind, report.peer, report.reason, operation);
+    return;
+  }
+  suspicion_ = report;
+  suspected_operation_ = operation;
+  suspected_at_ = now_ns();
+  state_.store(State::kSuspected, std::memory_order_release);
+  post(report);
+}
+
+void Failure::settle(Nanoseconds now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_.load() != State::kSuspected || now - suspected_at_ < kGrace) return;
+  fail_locked(suspicion_.kind, suspicion_.peer, suspicion_.reason, suspected_operation_);
+  post(failed_report(suspicion_.kind, suspicion_.peer, suspicion_.reason));
+}
+
+void Failure::fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const State before = state_.load();
+  if (before == State::kFailed) return;
+  const bool suspected = before == State::kSuspected;
+  if (tell && agent_.load()) post(failed_report(kind, culprit, reason));
+  fail_locked(kind, culprit, reason, operation.empty() && suspected ? suspected_operation_ : operation);
+}
+
+void Failure::fail_locked(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation) {
+  if (state_.load() == State::kFailed) return;
+  std::string message = who_;
+  if (!operation.empty()) message += " " + operation + ":";
+  if (culprit >= 0 && culprit < static_cast<int>(rank_names_.size())) {
+    const char* what = kind == ErrorKind::kPeerLost            ? " lost "
+                       : kind == ErrorKind::kCollectiveTimeout ? " timed out waiting for "
+                                                               : " failed because of ";
+    message += what + rank_names_[culprit] + ":";
+  }
+  message += " " + reason;
+  error_.emplace(kind, message);
+  state_.store(State::kFailed, std::memory_order_release);
+}
+
+}  // namespace ddl

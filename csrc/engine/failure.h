@@ -1,0 +1,82 @@
+// The one place where a communicator's first failure is decided and kept.
+//
+// A failure that this rank sees (a connection closed, a call that does not match) is at first a *suspicion*: the agent
+// (ddl/bootstrap/agent.py) is told, asks the store, and brings back the verdict, so that all ranks name the same rank
+// even if most of them only see the consequences. Without an agent, or if it does not answer within kGrace, this
+// rank's own view becomes the failure. Thread-safe; the fast path reads one atomic.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/unique_fd.h"
+
+namespace ddl {
+
+// What this rank has to tell the agent.
+struct Report {
+  enum class Type { kLost, kStalled, kFailed };
+  Type type = Type::kFailed;
+  uint64_t sequence = 0;
+  ErrorKind kind = ErrorKind::kInternalError;
+  int peer = -1;
+  std::string reason;     // "connection closed by the peer while receiving"
+  std::string operation;  // Descriptor::text of what this rank is in
+  bool final = false;     // the deadline is here: somebody must be blamed
+};
+
+class Failure {
+ public:
+  Failure();
+  // `who` is "[rank 3/16 host b]"; `rank_names[r]` is "rank 3 (host b)".
+  void introduce(std::string who, std::vector<std::string> rank_names);
+
+  bool ok() const { return state_.load(std::memory_order_acquire) == State::kOk; }
+  bool failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
+  // Throws the first error, if there is one.
+  void check() const;
+  Error error() const;
+
+  void suspect(const Report& report, const std::string& operation);
+  // Asks the agent about an operation that does not get on; changes nothing here.
+  void question(const Report& report);
+  // The verdict, from the agent or (then the agent is told) from this rank; only the first counts. `operation` is what
+  // was under way.
+  void fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell);
+  // Turns a suspicion that nobody answered into the failure.
+  void settle(Nanoseconds now);
+
+  // Readable while there are reports. Closing the agent means that nobody listens any more.
+  int report_fd() const { return report_fd_.get(); }
+  std::optional<Report> take_report();
+  void set_agent(bool listening) { agent_.store(listening); }
+
+ private:
+  enum class State { kOk, kSuspected, kFailed };
+  static constexpr Nanoseconds kGrace = 500 * kMillisecond;
+
+  void post(const Report& report);
+  void fail_locked(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation);
+
+  UniqueFd report_fd_;
+  std::atomic<State> state_{State::kOk};
+  std::atomic<bool> agent_{false};
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::string who_;
+  std::vector<std::string> rank_names_;
+  std::optional<Error> error_;
+  Report suspicion_;
+  std::string suspected_operation_;
+  Nanoseconds suspected_at_ = 0;
+  std::deque<Report> reports_;
+};
+
+}  // namespace ddl

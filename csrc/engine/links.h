@@ -1,0 +1,34 @@
+// The links of one communicator, by peer and stream. Ranks that share memory are linked on first use; connections to
+// the others are brought by Python (ddl/bootstrap/connect.py), from any thread, and picked up by the driving thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "engine/link.h"
+#include "engine/neighbourhood.h"
+
+namespace ddl {
+
+class Links {
+ public:
+  Links(int rank, const Neighbourhood& neighbourhood) : rank_(rank), neighbourhood_(neighbourhood) {}
+
+  // Takes `fd` over. Throws kInternalError if there is one already.
+  void add_connection(int peer, int stream, int fd);
+  bool connected(int peer, int stream) const;
+  // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
+  Link* find(int peer, int stream);
+  // Closes connections. Shared-memory rings stay until destruction: a slower peer may still be reading them.
+  void close();
+
+ private:
+  const int rank_;
+  const Neighbourhood& neighbourhood_;
+  mutable std::mutex mutex_;  // guards the map, not the links
+  std::map<std::pair<int, int>, std::unique_ptr<Link>> links_;
+};
+
+}  // namespace ddl

@@ -1,0 +1,42 @@
+#include "engine/neighbourhood.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/wake.h"
+#include "memory/arena.h"
+
+namespace ddl {
+
+Neighbourhood::Neighbourhood(int rank, int size)
+    : rank_(rank), size_(size), boards_(static_cast<size_t>(size)), memories_(static_cast<size_t>(size)) {
+  void* memory = Arena::process().allocate(Board::bytes(size_), alignof(Board));
+  std::memset(memory, 0, Board::bytes(size_));
+  mine_ = static_cast<Board*>(memory);
+}
+
+Neighbourhood::~Neighbourhood() { Arena::process().free(mine_); }
+
+uint64_t Neighbourhood::my_offset() const { return Arena::process().offset(mine_); }
+
+void Neighbourhood::add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t board_offset) {
+  if (rank == rank_ || rank < 0 || rank >= size_) throw Error(ErrorKind::kInternalError, "a neighbour out of range");
+  if (board_offset > memory->size() || memory->size() - board_offset < Board::bytes(size_)) {
+    throw Error(ErrorKind::kProtocolError, "a peer's board lies outside its memory");
+  }
+  boards_[rank] = reinterpret_cast<Board*>(memory->at(board_offset));
+  memories_[rank] = std::move(memory);
+  neighbours_.push_back(rank);
+  std::sort(neighbours_.begin(), neighbours_.end());
+}
+
+void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {
+  const auto which = static_cast<size_t>(lane);
+  full_fence(&mine_->lanes[which].sleeping);
+  for (int peer : peers) {
+    if (boards_[peer] != nullptr) wake_if_sleeping(&boards_[peer]->lanes[which].sleeping);
+  }
+}
+
+}  // namespace ddl

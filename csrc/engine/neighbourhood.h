@@ -1,0 +1,42 @@
+// What one communicator knows of its ranks' memory: my board, and those of the ranks that share memory with me.
+//
+// Filled in before the first operation, then only read; the boards themselves are full of atomics.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/board.h"
+#include "memory/peer_memory.h"
+
+namespace ddl {
+
+class Neighbourhood {
+ public:
+  Neighbourhood(int rank, int size);
+  ~Neighbourhood();
+  Neighbourhood(const Neighbourhood&) = delete;
+  Neighbourhood& operator=(const Neighbourhood&) = delete;
+
+  void add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t board_offset);
+
+  Board* mine() const { return mine_; }
+  uint64_t my_offset() const;
+  // Null for ranks that do not share memory with me.
+  Board* board(int rank) const { return boards_[rank]; }
+  const PeerMemory* memory(int rank) const { return memories_[rank].get(); }
+  // The ranks that share memory with me, without me, ascending.
+  const std::vector<int>& neighbours() const { return neighbours_; }
+
+  // Call after having changed something that `peers` may be asleep over.
+  void wake(const std::vector<int>& peers, LaneId lane) const;
+
+ private:
+  const int rank_, size_;
+  Board* mine_;
+  std::vector<Board*> boards_;
+  std::vector<std::shared_ptr<PeerMemory>> memories_;
+  std::vector<int> neighbours_;
+};
+
+}  // namespace ddl

@@ -1,0 +1,15 @@
+#include "engine/operation.h"
+
+namespace ddl {
+
+std::string Operation::text() const {
+  const std::string described = descriptor.text();
+  const size_t open = described.find('(');
+  std::string text = described.substr(0, open);
+  if (descriptor.sequence != 0) text += " #" + std::to_string(descriptor.sequence);
+  if (!label.empty()) text += " \"" + label + "\"";
+  const std::string details = described.substr(open);
+  return details == "()" ? text : text + " " + details;
+}
+
+}  // namespace ddl

@@ -1,0 +1,57 @@
+#include "engine/plan.h"
+
+#include <string>
+
+namespace ddl {
+
+namespace {
+
+[[noreturn]] void bad(const std::string& what) { throw Error(ErrorKind::kInternalError, "malformed plan: " + what); }
+
+void check_blocks(const Blocks& blocks, size_t held, const char* which) {
+  for (uint32_t block : blocks) {
+    if (block >= held) bad(std::string(which) + " block " + std::to_string(block) + " of " + std::to_string(held));
+  }
+}
+
+bool is_direct(StepKind kind) {
+  return kind == StepKind::kReduceFrom || kind == StepKind::kCopyFrom || kind == StepKind::kCopyTo;
+}
+
+bool is_message(StepKind kind) {
+  return kind == StepKind::kSend || kind == StepKind::kRecv || kind == StepKind::kRecvReduce;
+}
+
+}  // namespace
+
+void Plan::finish(int rank, int size) {
+  if (channels.size() > kMaxChannels) bad(std::to_string(channels.size()) + " channels");
+  for (const auto& table : tables) check_blocks(table, parts, "part of");
+  for (uint32_t table : mine) {
+    if (table >= tables.size()) bad("table " + std::to_string(table));
+  }
+  const auto held = [&](BufferId buffer) { return tables[mine[static_cast<size_t>(buffer)]].size(); };
+  for (auto& steps : channels) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+      Step& step = steps[i];
+      for (int peer : step.peers) {
+        if (peer < 0 || peer >= size || peer == rank) bad("peer " + std::to_string(peer));
+      }
+      if (is_message(step.kind) && step.peers.size() != 1) bad("a message needs one peer");
+      check_blocks(step.src_blocks, held(step.src), "source");
+      check_blocks(step.dst_blocks, held(step.dst), "target");
+      if (is_direct(step.kind) && step.theirs.size() != step.peers.size()) bad("a direct step without its peers' side");
+      for (const Remote& remote : step.theirs) {
+        if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
+        check_blocks(remote.blocks, tables[remote.table].size(), "remote");
+      }
+      direct = direct || is_direct(step.kind) || step.kind == StepKind::kNotify || step.kind == StepKind::kAwait;
+      if (i > 0 && step.kind == StepKind::kCopyTo && steps[i - 1].kind == StepKind::kReduceFrom &&
+          steps[i - 1].dst == step.src && steps[i - 1].dst_blocks == step.src_blocks) {
+        steps[i - 1].fused_with_next = true;
+      }
+    }
+  }
+}
+
+}  // namespace ddl

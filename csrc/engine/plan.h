@@ -1,0 +1,69 @@
+// The table that the executor runs: ddl.plan.ir.Plan, lowered by ddl/plan/lower.py from chunk ids to block numbers.
+//
+// A *block* is a run of elements in a buffer; a step names the blocks it reads and writes, one per chunk of its
+// message. How long a block is follows from its *part*: the operation gives every part a length. Immutable.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "base/error.h"
+
+namespace ddl {
+
+constexpr int kMaxChannels = 4;
+constexpr int kBuffers = 3;
+
+enum class BufferId : uint8_t { kInput, kOutput, kScratch };
+
+// The numbers are those of ddl.plan.ir.Kind.
+enum class StepKind : uint8_t {
+  kSend = 1,
+  kRecv,
+  kRecvReduce,
+  kReduceFrom,
+  kCopyFrom,
+  kCopyTo,
+  kCopy,
+  kNotify,
+  kAwait,
+};
+
+using Blocks = std::vector<uint32_t>;
+
+// The peer's side of a step that touches its memory: which table its buffer is laid out by, and which blocks.
+struct Remote {
+  uint32_t table = 0;
+  Blocks blocks;
+};
+
+struct Step {
+  StepKind kind = StepKind::kNotify;
+  BufferId src = BufferId::kOutput;
+  BufferId dst = BufferId::kOutput;
+  bool final = false;
+  uint8_t phase = 0;
+  std::vector<int> peers;      // ascending
+  Blocks src_blocks;           // mine; empty where the step does not read my memory
+  Blocks dst_blocks;           // mine; empty where the step does not write my memory
+  std::vector<Remote> theirs;  // one per peer for the three direct kinds
+  // A kReduceFrom whose next step copies just its result to others: the two run tile by tile, while it is in cache.
+  bool fused_with_next = false;
+};
+
+struct Plan {
+  // One buffer cut evenly into blocks (all-reduce, reduce, broadcast), or blocks of given lengths (the others).
+  bool split = true;
+  uint32_t parts = 1;                         // how many different lengths there are
+  std::vector<std::vector<uint32_t>> tables;  // the part of each block of a buffer
+  std::array<uint32_t, kBuffers> mine{};      // the tables of my buffers
+  std::vector<std::vector<Step>> channels;
+  std::array<bool, kBuffers> exposed{};  // which of my buffers other ranks read or write directly
+  bool direct = false;                   // has steps that meet in shared memory; set by finish()
+
+  // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.
+  void finish(int rank, int size);
+};
+
+}  // namespace ddl

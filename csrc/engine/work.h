@@ -1,0 +1,35 @@
+// The handle of a submitted operation: completed exactly once, with success or with an error. Any thread may wait.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace ddl {
+
+class Work {
+ public:
+  bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
+  // Call only when done. Throws the error, if that is how it ended.
+  void check() const {
+    if (error_) throw *error_;
+  }
+  // Sleeps until done or `timeout` has passed; may return early.
+  void sleep(Nanoseconds timeout);
+
+  void complete();
+  void complete(const Error& error);
+
+ private:
+  static constexpr uint32_t kPending = 0, kDone = 1;
+  void finish();
+
+  std::atomic<uint32_t> state_{kPending};
+  std::atomic<uint32_t> sleepers_{0};
+  std::optional<Error> error_;  // written before state_ is released
+};
+
+}  // namespace ddl

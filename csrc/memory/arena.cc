@@ -1,0 +1,117 @@
+#include "memory/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+#include "base/error.h"
+
+namespace ddl {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+// Freed blocks from this size up give their pages back; smaller ones are likely to be wanted again at once.
+constexpr size_t kReturnPages = size_t{1} << 20;
+
+std::atomic<size_t> configured_bytes{0};
+std::atomic<bool> made{false};
+
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+size_t default_bytes() {
+  return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+Arena& Arena::process() {
+  // Never destroyed: arrays may outlive every static of this library, and the kernel takes the memory back anyway.
+  static Arena* arena = new Arena(configured_bytes.load());
+  return *arena;
+}
+
+bool Arena::configure(size_t bytes) {
+  if (made.load()) return false;
+  configured_bytes.store(bytes);
+  return true;
+}
+
+Arena::Arena(size_t bytes) : owner_pid_(::getpid()) {
+  made.store(true);
+  size_ = round_up(bytes != 0 ? bytes : default_bytes(), kPage);
+  fd_.reset(::memfd_create("ddl", MFD_CLOEXEC));
+  if (!fd_) throw_errno("memfd_create");
+  if (::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) throw_errno("ftruncate of the shared arena");
+  void* base = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+  if (base == MAP_FAILED) {
+    throw_errno("mmap of " + std::to_string(size_ >> 20) + " MiB of address space for shared buffers",
+                "set DDL_SHM_SIZE to what the job needs (e.g. DDL_SHM_SIZE=2G) or raise 'ulimit -v'");
+  }
+  ::madvise(base, size_, MADV_DONTDUMP);
+  base_ = static_cast<char*>(base);
+  free_[0] = size_;
+}
+
+void* Arena::allocate(size_t bytes, size_t alignment) {
+  if (::getpid() != owner_pid_) {
+    throw Error(ErrorKind::kInvalidState,
+                "a forked child cannot allocate DDL's shared memory: it belongs to the parent (pid " +
+                    std::to_string(owner_pid_) + "); start workers with 'spawn' or 'forkserver'");
+  }
+  // Whole cache lines, and pages for what is large: two owners never share a line.
+  const size_t unit = bytes >= kReturnPages ? kPage : 64;
+  alignment = std::max(alignment, unit);
+  const size_t need = std::max(round_up(bytes, unit), unit);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const size_t start = round_up(it->first, alignment);
+    const size_t end = it->first + it->second;
+    if (start > end || end - start < need) continue;
+    const size_t hole = it->first;
+    free_.erase(it);
+    if (start > hole) free_[hole] = start - hole;
+    if (end > start + need) free_[start + need] = end - (start + need);
+    blocks_[start] = need;
+    used_ += need;
+    return base_ + start;
+  }
+  throw Error(ErrorKind::kResourceError, "shared memory is full: " + std::to_string(bytes) + " bytes wanted, " +
+                                             std::to_string(used_) + " of " + std::to_string(size_) +
+                                             " in use; set DDL_SHM_SIZE to more");
+}
+
+void Arena::free(void* pointer) {
+  if (pointer == nullptr || ::getpid() != owner_pid_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto block = blocks_.find(offset(pointer));
+  if (block == blocks_.end()) throw Error(ErrorKind::kInternalError, "free of a block that the arena did not give");
+  size_t start = block->first, bytes = block->second;
+  blocks_.erase(block);
+  used_ -= bytes;
+  if (bytes >= kReturnPages) ::madvise(base_ + start, bytes, MADV_REMOVE);
+  auto next = free_.lower_bound(start);
+  if (next != free_.end() && start + bytes == next->first) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == start) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[start] = bytes;
+}
+
+size_t Arena::used() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return used_;
+}
+
+}  // namespace ddl

@@ -1,0 +1,32 @@
+// The arena of another rank of this host, mapped here. Having mapped it is the proof that we share memory.
+//
+// The Unix socket over which the descriptor came stays open: when the peer's process ends, however it ends, the
+// kernel hangs it up. Immutable after construction; shared by all communicators of the process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/unique_fd.h"
+
+namespace ddl {
+
+class PeerMemory {
+ public:
+  // Takes both descriptors over. Throws kResourceError.
+  PeerMemory(int memory_fd, size_t bytes, int socket_fd);
+  ~PeerMemory();
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  char* at(uint64_t offset) const { return base_ + offset; }
+  size_t size() const { return size_; }
+  bool alive() const;
+
+ private:
+  UniqueFd socket_;
+  char* base_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace ddl

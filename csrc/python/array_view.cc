@@ -1,0 +1,128 @@
+#include "python/array_view.h"
+
+#include <pybind11/numpy.h>
+
+#include <string>
+
+#include "base/error.h"
+
+namespace py = pybind11;
+
+namespace ddl {
+
+namespace {
+
+[[noreturn]] void refuse(const char* what, const std::string& why) {
+  throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
+}
+
+// The part of DLPack's stable ABI that we read: a capsule "dltensor" holds a DLManagedTensor, which begins with this.
+struct DLTensor {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t type_code, type_bits;
+  uint16_t type_lanes;
+  int64_t* shape;
+  int64_t* strides;  // null: contiguous
+  uint64_t byte_offset;
+};
+constexpr int32_t kCpu = 1;
+
+bool float_of(int bits, DType* dtype) {
+  if (bits == 16) return *dtype = DType::kFloat16, true;
+  if (bits == 32) return *dtype = DType::kFloat32, true;
+  if (bits == 64) return *dtype = DType::kFloat64, true;
+  return false;
+}
+
+bool integer_of(bool is_signed, int bits, DType* dtype) {
+  if (bits == 8) return *dtype = is_signed ? DType::kInt8 : DType::kUInt8, true;
+  if (bits == 16) return *dtype = is_signed ? DType::kInt16 : DType::kUInt16, true;
+  if (bits == 32) return *dtype = is_signed ? DType::kInt32 : DType::kUInt32, true;
+  if (bits == 64) return *dtype = is_signed ? DType::kInt64 : DType::kUInt64, true;
+  return false;
+}
+
+bool numpy_dtype(const py::dtype& type, DType* dtype) {
+  const char order = type.byteorder();
+  if (order != '=' && order != '|' && order != '<') return false;
+  const int bits = static_cast<int>(type.itemsize()) * 8;
+  switch (type.kind()) {
+    case 'f': return float_of(bits, dtype);
+    case 'i': return integer_of(true, bits, dtype);
+    case 'u': return integer_of(false, bits, dtype);
+    case 'b': return *dtype = DType::kBool, true;
+    default: break;
+  }
+  // ml_dtypes registers bfloat16 with numpy as a type of its own.
+  if (bits == 16 && std::string(py::str(type)) == "bfloat16") return *dtype = DType::kBFloat16, true;
+  return false;
+}
+
+bool dlpack_dtype(const DLTensor& tensor, DType* dtype) {
+  enum : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
+  if (tensor.type_lanes != 1) return false;
+  switch (tensor.type_code) {
+    case kInt: return integer_of(true, tensor.type_bits, dtype);
+    case kUInt: return integer_of(false, tensor.type_bits, dtype);
+    case kFloat: return float_of(tensor.type_bits, dtype);
+    case kBfloat: return *dtype = DType::kBFloat16, tensor.type_bits == 16;
+    case kBool: return *dtype = DType::kBool, tensor.type_bits == 8;
+    default: return false;
+  }
+}
+
+const char* const kTypes = "use float16, bfloat16, float32, float64, an integer type or bool";
+
+ArrayView view_of_numpy(const py::array& array, const char* what, bool target) {
+  ArrayView view;
+  const py::dtype type = array.dtype();
+  if (!numpy_dtype(type, &view.dtype)) {
+    refuse(what, "arrays of type " + std::string(py::str(type)) + " cannot be communicated; " + kTypes);
+  }
+  if ((array.flags() & py::array::c_style) == 0) {
+    refuse(what, target ? "the target is not contiguous, so it cannot be written in place; make it contiguous first"
+                        : "the array is not contiguous; pass numpy.ascontiguousarray(x)");
+  }
+  view.writable = array.writeable();
+  if (target && !view.writable) refuse(what, "the target is read-only");
+  view.data = static_cast<char*>(const_cast<void*>(array.data()));
+  view.count = static_cast<uint64_t>(array.size());
+  view.shape.assign(array.shape(), array.shape() + array.ndim());
+  view.owner = array;
+  return view;
+}
+
+ArrayView view_of_dlpack(const py::object& object, const char* what) {
+  const py::tuple device = object.attr("__dlpack_device__")();
+  if (device[0].cast<int>() != kCpu) refuse(what, "the array is not in CPU memory; copy it to the CPU first");
+  const py::object capsule = object.attr("__dlpack__")();
+  const auto* tensor = static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (tensor == nullptr) throw py::error_already_set();
+  ArrayView view;
+  if (!dlpack_dtype(*tensor, &view.dtype)) refuse(what, std::string("its element type cannot be communicated; ") + kTypes);
+  view.shape.assign(tensor->shape, tensor->shape + tensor->ndim);
+  view.count = 1;
+  for (int64_t extent : view.shape) view.count *= static_cast<uint64_t>(extent);
+  int64_t expected = 1;
+  for (int i = tensor->ndim - 1; i >= 0 && tensor->strides != nullptr && view.count > 0; --i) {
+    if (tensor->shape[i] != 1 && tensor->strides[i] != expected) refuse(what, "the array is not contiguous");
+    expected *= tensor->shape[i];
+  }
+  view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  view.writable = true;  // DLPack before version 1.0 cannot say
+  view.owner = capsule;  // not consumed: its own destructor lets the tensor go
+  return view;
+}
+
+}  // namespace
+
+ArrayView view_of(const py::object& object, const char* what, bool target) {
+  if (py::isinstance<py::array>(object)) return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
+  if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object, what);
+  refuse(what, "a " + std::string(py::str(py::type::of(object).attr("__name__"))) +
+                   " is no array; pass a numpy array or anything with DLPack in CPU memory");
+}
+
+}  // namespace ddl

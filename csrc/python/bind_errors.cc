@@ -1,0 +1,22 @@
+// Turns the core's errors into the classes of ddl.errors that bear their names.
+
+#include <pybind11/pybind11.h>
+
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace ddl {
+
+void bind_errors(py::module_&) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      const py::object type = py::module_::import("ddl.errors").attr(name(error.kind()));
+      PyErr_SetString(type.ptr(), error.what());
+    }
+  });
+}
+
+}  // namespace ddl

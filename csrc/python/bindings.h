@@ -1,0 +1,16 @@
+// The parts of the extension module, one function per concern.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+
+namespace ddl {
+
+void bind_errors(pybind11::module_& m);
+void bind_reduce(pybind11::module_& m);
+void bind_memory(pybind11::module_& m);
+void bind_plan(pybind11::module_& m);
+void bind_communicator(pybind11::module_& m);
+
+}  // namespace ddl

@@ -1,0 +1,53 @@
+// The element types and reduction operators that DDL knows, as the wire and every layer of the core name them.
+//
+// Plain values, free of state, usable from any thread. The numbers travel in frame headers (docs/wire_format.md):
+// never renumber, only append.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ddl {
+
+enum class DType : std::uint8_t {
+  kFloat16 = 0,
+  kBFloat16 = 1,
+  kFloat32 = 2,
+  kFloat64 = 3,
+  kInt8 = 4,
+  kInt16 = 5,
+  kInt32 = 6,
+  kInt64 = 7,
+  kUInt8 = 8,
+  kUInt16 = 9,
+  kUInt32 = 10,
+  kUInt64 = 11,
+  kBool = 12,
+};
+constexpr int kDTypeCount = 13;
+
+enum class ReduceOp : std::uint8_t {
+  kSum = 0,
+  kMin = 1,
+  kMax = 2,
+  kProduct = 3,
+  kAverage = 4,  // arithmetic of kSum; the division by the number of ranks is `divisor` of reduce()
+};
+constexpr int kReduceOpCount = 5;
+
+// Bytes of one element; 0 for a number that is no DType (it may come from a peer).
+std::size_t element_size(DType dtype);
+
+// "float16", "bfloat16", …, "bool"; "sum", "min", …; "invalid" for a number that is none of ours.
+const char* name(DType dtype);
+const char* name(ReduceOp op);
+
+// The inverse of name(); false when there is no such name, and then `*out` is left alone.
+bool parse(const char* text, DType* out);
+bool parse(const char* text, ReduceOp* out);
+
+// A number off the wire becomes a value only through these; false when it is none of ours.
+bool from_wire(std::uint8_t number, DType* out);
+bool from_wire(std::uint8_t number, ReduceOp* out);
+
+}  // namespace ddl

@@ -1,0 +1,10 @@
+// The kernels for every machine: 16-byte vectors, which every compiler can make of what the machine has.
+#include "reduce/half_baseline.h"
+// After the width that it is to have:
+#include "reduce/kernels.h"
+
+namespace ddl {
+
+Kernel baseline_kernel(DType dtype, ReduceOp op) { return kernel_for(dtype, op); }
+
+}  // namespace ddl

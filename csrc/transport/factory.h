@@ -1,0 +1,26 @@
+// Makes endpoints. factory.cc is the only file that names the concrete transports.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "memory/peer_memory.h"
+#include "transport/endpoint.h"
+
+namespace ddl {
+
+// Takes over `fd`, a connected and authenticated TCP socket to `peer`.
+std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, int fd);
+
+// The words in the two ranks' boards over which the rings of one stream find and wake each other.
+struct ShmMeetingPlace {
+  const PeerMemory* peer;
+  std::atomic<uint64_t>* my_offset;
+  std::atomic<uint64_t>* peer_offset;
+  std::atomic<uint32_t>* my_sleeping;
+  std::atomic<uint32_t>* peer_sleeping;
+};
+std::unique_ptr<Endpoint> make_shm_endpoint(const ShmMeetingPlace& place);
+
+}  // namespace ddl

@@ -1,0 +1,53 @@
+#include "transport/tcp/tcp_endpoint.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace ddl {
+
+namespace {
+
+[[noreturn]] void throw_lost(int peer, const char* doing) {
+  std::array<char, 128> text{};
+  throw LostPeer(peer, std::string(strerror_r(errno, text.data(), text.size())) + " while " + doing);
+}
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+}  // namespace
+
+TcpEndpoint::TcpEndpoint(int peer, int fd) : peer_(peer), fd_(fd) {
+  const int flags = ::fcntl(fd, F_GETFL, 0);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("fcntl of a data connection");
+  const int on = 1;
+  if (::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) throw_errno("setsockopt(TCP_NODELAY)");
+}
+
+size_t TcpEndpoint::write(const iovec* parts, int n) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);
+  message.msg_iovlen = static_cast<size_t>(n);
+  const ssize_t moved = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (moved >= 0) return static_cast<size_t>(moved);
+  if (would_block()) return 0;
+  throw_lost(peer_, "sending");
+}
+
+size_t TcpEndpoint::read(const iovec* parts, int n) {
+  const ssize_t moved = ::readv(fd_.get(), parts, n);
+  if (moved > 0) return static_cast<size_t>(moved);
+  if (moved == 0) throw LostPeer(peer_, "connection closed by the peer while receiving");
+  if (would_block()) return 0;
+  throw_lost(peer_, "receiving");
+}
+
+}  // namespace ddl

@@ -1,0 +1,45 @@
+#include "wire/header.h"
+
+namespace ddl {
+
+namespace {
+
+void put(unsigned char* at, uint64_t value, int bytes) {
+  for (int i = 0; i < bytes; ++i) at[i] = static_cast<unsigned char>(value >> (8 * i));
+}
+
+uint64_t get(const unsigned char* at, int bytes) {
+  uint64_t value = 0;
+  for (int i = 0; i < bytes; ++i) value |= static_cast<uint64_t>(at[i]) << (8 * i);
+  return value;
+}
+
+}  // namespace
+
+void encode(const Header& h, HeaderBytes* bytes) {
+  unsigned char* at = bytes->data();
+  put(at, kWireMagic, 4);
+  put(at + 4, kWireVersion, 4);
+  put(at + 8, h.signature, 8);
+  put(at + 16, h.count, 8);
+  put(at + 24, h.sequence, 8);
+  put(at + 32, h.turn, 8);
+  put(at + 40, h.bytes, 8);
+  put(at + 48, h.step, 4);
+  put(at + 52, 0, 8);  // reserved
+  put(at + 60, 0, 4);
+}
+
+bool decode(const HeaderBytes& bytes, Header* h) {
+  const unsigned char* at = bytes.data();
+  if (get(at, 4) != kWireMagic || get(at + 4, 4) != kWireVersion) return false;
+  h->signature = get(at + 8, 8);
+  h->count = get(at + 16, 8);
+  h->sequence = get(at + 24, 8);
+  h->turn = get(at + 32, 8);
+  h->bytes = get(at + 40, 8);
+  h->step = static_cast<uint32_t>(get(at + 48, 4));
+  return true;
+}
+
+}  // namespace ddl

@@ -1,0 +1,32 @@
+// The header in front of every message between ranks. Format and versions: docs/wire_format.md.
+//
+// 64 bytes, little-endian. It says which operation and which step the payload belongs to, so that calls that do not
+// match are found before their bytes are believed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace ddl {
+
+constexpr size_t kHeaderBytes = 64;
+constexpr uint32_t kWireMagic = 0x314c4444;  // "DDL1"
+constexpr uint32_t kWireVersion = 1;
+
+struct Header {
+  uint64_t signature = 0;  // Descriptor::signature
+  uint64_t count = 0;      // elements of the operation
+  uint64_t sequence = 0;   // number of the operation
+  uint64_t turn = 0;       // number of the piece in its stream
+  uint32_t step = 0;       // number of the message on its connection, in this direction
+  uint64_t bytes = 0;      // payload that follows
+};
+
+using HeaderBytes = std::array<unsigned char, kHeaderBytes>;
+
+void encode(const Header& header, HeaderBytes* bytes);
+// False if these bytes are not a header of this version; nothing else is interpreted then.
+bool decode(const HeaderBytes& bytes, Header* header);
+
+}  // namespace ddl

@@ -1,0 +1,207 @@
+"""The world communicator as module functions: ``ddl.init()``, ``ddl.rank()``, ``ddl.allreduce(x)``, …
+
+The verbs here are those of ``Communicator``, on all ranks of the job; their documentation is there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Callable, List, Optional, TypeVar
+
+from ddl.communicator import Communicator
+from ddl.errors import InvalidState
+from ddl.group import Group
+from ddl.job import Job, identity_and_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    _P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+__all__ = [
+    *("init", "shutdown", "is_initialized", "world", "abort", "split"),
+    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
+    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
+    *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
+    *("reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"),
+    *("reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"),
+    *("barrier", "barrier_async", "send", "send_async", "recv", "recv_async"),
+    *("broadcast_object", "allgather_object"),
+]
+
+
+class _State:
+    """The one job of this process; guarded by ``lock``."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.world: Optional[Communicator] = None
+        self.rounds = 0
+        # Groups that were shut down. A slower rank may still look at their boards, so these stay until all ranks
+        # have met again (or the process ends).
+        self.retired: List[Group] = []
+        self.hooked = False
+
+
+_state = _State()
+_levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+
+
+def _log_to_stderr(level: str) -> None:
+    """Show DDL's own messages, unless the program has set up logging for them."""
+    logger = logging.getLogger("ddl")
+    logger.setLevel(_levels[level])
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("ddl %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def init() -> None:
+    """Join the job: meet the other ranks and make the world communicator.
+
+    Collective, blocking. Who this process is comes from the environment that ``ddlrun`` sets; without it, this is a
+    job of size 1. Calling it again does nothing. Raises ``ConfigError`` for a wrong environment, ``RendezvousError``
+    naming the ranks that did not come in time (DDL_START_TIMEOUT).
+
+    >>> import ddl
+    >>> ddl.init()
+    """
+    with _state.lock:
+        if _state.world is not None:
+            return
+        identity, settings = identity_and_settings()
+        _log_to_stderr(settings.log)
+        job = Job(identity, settings, _state.rounds)
+        try:
+            core = Group.make_core(job, identity.rank, identity.size)
+            job.rendezvous(core.board_offset)
+            boards = [peer.board_offset for peer in job.peers] or [core.board_offset]
+            group = Group.world(job, core, boards)
+        except BaseException:
+            job.close()
+            raise
+        _state.rounds += 1
+        _state.retired.clear()
+        _state.world = Communicator(group)
+        if not _state.hooked:
+            _state.hooked = True
+            atexit.register(shutdown)
+            os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def shutdown() -> None:
+    """Leave the job. Idempotent, not collective: ranks may leave at different times. Runs by itself at exit.
+
+    What is under way fails with ``Aborted``; a rank that still waits for this one gets ``PeerLost``.
+    """
+    with _state.lock:
+        if _state.world is None:
+            return
+        group = _state.world._group
+        _state.world = None
+        group.close()
+        group.job.close()
+        _state.retired.append(group)
+
+
+def _forget_in_child() -> None:
+    """A forked child (a data loader's worker, say) is no rank; it must not hold its parent's connections open."""
+    if _state.world is not None:
+        _state.world._group.job.close_in_child()
+    _state.lock = threading.Lock()
+    _state.world = None
+
+
+def is_initialized() -> bool:
+    """Return whether ``init`` was called (and ``shutdown`` was not)."""
+    return _state.world is not None
+
+
+def world() -> Communicator:
+    """Return the communicator of all ranks. Raises ``InvalidState`` before ``init``."""
+    found = _state.world
+    if found is None:
+        raise InvalidState("ddl.init() has not been called in this process (or ddl.shutdown() was)")
+    return found
+
+
+def rank() -> int:
+    """Return this process's number among all ranks, 0 to size - 1."""
+    return world().rank
+
+
+def size() -> int:
+    """Return the number of ranks."""
+    return world().size
+
+
+def local_rank() -> int:
+    """Return this process's number among the ranks that its launcher started on this host."""
+    return world()._group.job.identity.local_rank
+
+
+def local_size() -> int:
+    """Return how many ranks the launcher started on this host."""
+    return world()._group.job.identity.local_size
+
+
+def cross_rank() -> int:
+    """Return the number of this host among the hosts that have a rank with this ``local_rank``."""
+    return world()._group.job.identity.cross_rank
+
+
+def cross_size() -> int:
+    """Return the number of hosts that have a rank with this ``local_rank``."""
+    return world()._group.job.identity.cross_size
+
+
+def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P, _T]:
+    """Return ``verb`` of ``Communicator`` as a function on the world communicator."""
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return verb(_state.world or world(), *args, **kwargs)
+
+    signature = inspect.signature(verb)
+    call.__name__ = call.__qualname__ = verb.__name__
+    call.__doc__ = verb.__doc__
+    call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    return call
+
+
+allreduce = _on_world(Communicator.allreduce)
+allreduce_ = _on_world(Communicator.allreduce_)
+allreduce_async = _on_world(Communicator.allreduce_async)
+allreduce_async_ = _on_world(Communicator.allreduce_async_)
+broadcast = _on_world(Communicator.broadcast)
+broadcast_ = _on_world(Communicator.broadcast_)
+broadcast_async = _on_world(Communicator.broadcast_async)
+broadcast_async_ = _on_world(Communicator.broadcast_async_)
+reducescatter = _on_world(Communicator.reducescatter)
+reducescatter_async = _on_world(Communicator.reducescatter_async)
+allgather = _on_world(Communicator.allgather)
+allgather_async = _on_world(Communicator.allgather_async)
+alltoall = _on_world(Communicator.alltoall)
+alltoall_async = _on_world(Communicator.alltoall_async)
+reduce = _on_world(Communicator.reduce)
+reduce_async = _on_world(Communicator.reduce_async)
+gather = _on_world(Communicator.gather)
+gather_async = _on_world(Communicator.gather_async)
+scatter = _on_world(Communicator.scatter)
+scatter_async = _on_world(Communicator.scatter_async)
+barrier = _on_world(Communicator.barrier)
+barrier_async = _on_world(Communicator.barrier_async)
+send = _on_world(Communicator.send)
+send_async = _on_world(Communicator.send_async)
+recv = _on_world(Communicator.recv)
+recv_async = _on_world(Communicator.recv_async)
+broadcast_object = _on_world(Communicator.broadcast_object)
+allgather_object = _on_world(Communicator.allgather_object)
+split = _on_world(Communicator.split)
+abort = _on_world(Communicator.abort)

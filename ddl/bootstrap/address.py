@@ -1,0 +1,45 @@
+"""``host:port`` text and back, and listening there: one spelling of the store's address wherever it is used."""
+
+from __future__ import annotations
+
+import socket
+from typing import Tuple
+
+from ddl.errors import ResourceError
+
+__all__ = ["format_address", "listen", "parse_address"]
+
+
+def format_address(host: str, port: int) -> str:
+    """Return ``host:port``, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> Tuple[str, int]:
+    """Return (host, port); ValueError if ``text`` is not ``host:port`` with a port of 1 to 65535."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{text!r} is not host:port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r} is not host:port; an IPv6 address stands in brackets")
+    if not host:
+        raise ValueError(f"{text!r} has no host")
+    return host, int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a non-blocking listener on ``host``; port 0 takes any free one. ResourceError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        where = format_address(host, port)
+        raise ResourceError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
+    return listener

@@ -1,0 +1,259 @@
+"""The agent: one thread per process that meets newcomers and carries news of failures.
+
+It accepts connections, so that a rank can be reached while its program computes; it takes the reports of this
+process's communicators to the store, answers the store's questions, and brings back the verdict, which is the same for
+all ranks. It sleeps in a selector and never touches data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Tuple
+
+from ddl import _core
+from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
+from ddl.bootstrap.store import WatchClient
+from ddl.errors import Error
+
+__all__ = ["Agent", "Member"]
+
+log = logging.getLogger("ddl")
+
+_NEWCOMERS = 64  # handshakes at a time; more strangers than that are turned away
+
+
+@dataclass
+class Member:
+    """A communicator as the agent knows it. ``ranks[r]`` is the world rank of its rank ``r``."""
+
+    number: int
+    core: _core.Communicator
+    ranks: Tuple[int, ...]
+
+
+@dataclass
+class _Arrivals:
+    """What has connected and is not called for yet; guarded by the agent's lock."""
+
+    memories: Dict[int, _core.PeerMemory] = field(default_factory=dict)
+    data: Dict[int, List[Tuple[int, int, int]]] = field(default_factory=dict)  # communicator -> (rank, stream, fd)
+
+
+class Agent:
+    """Owns the process's listeners and its watch connection. ``close`` ends the thread; idempotent."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        secret: bytes,
+        watch: WatchClient,
+        data_listener: socket.socket,
+        memory_listener: socket.socket,
+        nonce_of: Callable[[int], Nonce],
+    ) -> None:
+        self._rank = rank
+        self._secret = secret
+        self._watch = watch
+        self._nonce_of = nonce_of
+        self._members: Dict[int, Member] = {}
+        self._arrived = _Arrivals()
+        self._changed = threading.Condition()
+        self._newcomers = threading.Semaphore(_NEWCOMERS)
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._listeners = (data_listener, memory_listener)
+        self._selector = selectors.DefaultSelector()
+        self._closed = False
+        self._register(data_listener.fileno(), lambda: self._accept(data_listener, self._welcome_data))
+        self._register(memory_listener.fileno(), lambda: self._accept(memory_listener, self._welcome_memory))
+        self._register(watch.fileno(), self._hear)
+        self._register(self._stop_reader, lambda: None)
+        self._thread = threading.Thread(target=self._run, name="ddl-agent", daemon=True)
+        self._thread.start()
+
+    # --- for the communicators (any thread) ---
+
+    def add(self, member: Member) -> None:
+        """Look after ``member`` from now on and give it the connections that came early."""
+        with self._changed:
+            self._members[member.number] = member
+            early = self._arrived.data.pop(member.number, [])
+            member.core.set_agent(True)
+            self._register(member.core.report_fd, lambda: self._report(member))
+        for rank, stream, fd in early:
+            member.core.add_connection(rank, stream, fd)
+
+    def remove(self, member: Member) -> None:
+        """Stop looking after ``member``, after a last look at what it has to report."""
+        with self._changed:
+            if self._members.pop(member.number, None) is None:
+                return
+            member.core.set_agent(False)
+            self._selector.unregister(member.core.report_fd)
+        try:
+            self._report(member)  # its process may be leaving because of just that
+        except (OSError, Error) as error:
+            log.debug("rank %d: could not report: %s", self._rank, error)
+
+    def memory_of(self, rank: int, timeout: float) -> _core.PeerMemory:
+        """Return the arena of ``rank``, which has connected or will within ``timeout`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: rank in self._arrived.memories, timeout):
+                raise Error(f"rank {rank} said that it had swapped memory with this rank, but it did not")
+            return self._arrived.memories[rank]
+
+    def close(self, *, goodbye: bool = True) -> None:
+        """Leave: tell the store that this rank goes of its own will, end the thread, close everything."""
+        if self._closed:
+            return
+        self._closed = True
+        os.write(self._stop_writer, b"x")
+        self._thread.join()
+        if goodbye:
+            try:
+                self._watch.send({"type": "bye"})
+            except (OSError, Error) as error:
+                log.debug("rank %d: could not say goodbye: %s", self._rank, error)
+        self._release()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends."""
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
+        self._selector.close()
+        for listener in self._listeners:
+            listener.close()
+        self._watch.close()
+        for fd in (self._stop_reader, self._stop_writer):
+            os.close(fd)
+        for connections in self._arrived.data.values():
+            for _, _, fd in connections:
+                os.close(fd)
+        self._arrived = _Arrivals()
+
+    # --- the thread ---
+
+    def _register(self, fd: int, action: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, action)
+
+    def _run(self) -> None:
+        while not self._closed:
+            for key, _ in self._selector.select():
+                if self._closed:
+                    return
+                try:
+                    key.data()
+                except (OSError, Error) as error:
+                    # A stranger or a broken connection must not end the agent; the ranks it concerns notice themselves.
+                    log.warning("rank %d: %s", self._rank, error)
+
+    def _accept(self, listener: socket.socket, welcome: Callable[[socket.socket], None]) -> None:
+        sock, _ = listener.accept()
+        if not self._newcomers.acquire(blocking=False):
+            sock.close()
+            return
+
+        def meet() -> None:
+            try:
+                welcome(sock)
+            except (OSError, Error) as error:
+                log.warning("rank %d: turned a connection away: %s", self._rank, error)
+            finally:
+                sock.close()
+                self._newcomers.release()
+
+        threading.Thread(target=meet, name="ddl-newcomer", daemon=True).start()
+
+    def _welcome_data(self, sock: socket.socket) -> None:
+        hello = accept_data(sock, self._secret)
+        number, rank, stream = (hello.get(key) for key in ("communicator", "rank", "stream"))
+        if not (isinstance(number, int) and isinstance(rank, int) and isinstance(stream, int)):
+            raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
+        with self._changed:
+            if self._closed:
+                return
+            fd = os.dup(sock.fileno())
+            member = self._members.get(number)
+            if member is None:
+                self._arrived.data.setdefault(number, []).append((rank, stream, fd))
+                return
+        member.core.add_connection(rank, stream, fd)
+
+    def _welcome_memory(self, sock: socket.socket) -> None:
+        rank, memory = accept_memory(sock, self._secret, self._nonce_of)
+        with self._changed:
+            self._arrived.memories[rank] = memory
+            self._changed.notify_all()
+
+    def _report(self, member: Member) -> None:
+        while True:
+            report = member.core.take_report()
+            if report is None:
+                return
+            kind_of_report, sequence, kind, peer, reason, operation, final = report
+            culprit = member.ranks[peer] if 0 <= peer < len(member.ranks) else -1
+            message: Dict[str, Any] = {"comm": member.number, "reason": reason}
+            if kind_of_report == "failed":
+                message.update(type="fail", kind=kind, culprit=culprit)
+            else:
+                message.update(type="suspect", kind=kind_of_report, seq=sequence, peer=culprit, op=operation)
+                message.update(final=final, members=list(member.ranks))
+            self._watch.send(message)
+
+    def _hear(self) -> None:
+        while True:
+            message = self._watch.receive()
+            if message is None:
+                self._selector.unregister(self._watch.fileno())
+                for member in self._copy():
+                    member.core.fail("PeerLost", -1, "the launcher, which has the job's store, is gone", False)
+                return
+            if not message:
+                return
+            self._obey(message)
+
+    def _obey(self, message: Dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "fail":
+            for member in self._copy():
+                if message["comm"] in (-1, member.number):
+                    self._fail(member, message)
+        elif kind == "probe":
+            self._answer(message)
+        elif kind == "stall":
+            log.warning("rank %d: still waiting: %s", self._rank, message["text"])
+
+    def _copy(self) -> List[Member]:
+        with self._changed:
+            return list(self._members.values())
+
+    def _fail(self, member: Member, message: Dict[str, Any]) -> None:
+        culprit = message["culprit"]
+        if culprit >= 0 and culprit not in member.ranks:
+            return  # another group's trouble
+        local = member.ranks.index(culprit) if culprit >= 0 else -1
+        member.core.fail(message["kind"], local, message["reason"], False)
+
+    def _answer(self, probe: Dict[str, Any]) -> None:
+        with self._changed:
+            member = self._members.get(probe["comm"])
+        submitted = member.core.submitted if member is not None else 0
+        text = member.core.operation_text(probe["seq"]) if member is not None else ""
+        last = member.core.operation_text(submitted) if member is not None else ""
+        self._watch.send(
+            {
+                "type": "state",
+                "probe": probe["probe"],
+                "submitted": submitted,
+                "completed": submitted,
+                "op": text,
+                "last": last,
+            }
+        )

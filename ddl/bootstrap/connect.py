@@ -1,0 +1,139 @@
+"""Making and accepting connections: TCP streams for messages, Unix sockets for the proof of shared memory.
+
+Every connection proves the job's secret first (auth.py), then says in one frame what it is for. Two ranks share memory
+if each has mapped the arena of the other: the descriptor goes over a Unix socket, and what the arena holds at a known
+place must be the nonce that its owner published in the store. The rank with the higher number connects.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from ddl import _core
+from ddl.bootstrap.auth import prove_as_client, prove_as_server, recv_frame, send_frame
+from ddl.errors import Error, ProtocolError, RendezvousError
+
+__all__ = ["Nonce", "accept_data", "accept_memory", "connect_data", "connect_memory", "listen_data", "listen_memory"]
+
+_ACCEPT_SECONDS = 5.0  # a stranger that has not proved itself by then is cut off
+_RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Nonce:
+    """Random bytes at a known place of an arena: who can read them has mapped it."""
+
+    offset: int
+    text: str  # hex
+
+    @staticmethod
+    def place() -> Tuple[Nonce, Any]:
+        """Return a new nonce in this process's arena, and the block that holds it (keep it alive)."""
+        block = _core.SharedBlock(32)
+        value = secrets.token_bytes(32)
+        memoryview(block).cast("B")[:32] = value
+        return Nonce(_core.arena_offset(block), value.hex()), block
+
+    def check(self, memory: _core.PeerMemory, rank: int) -> None:
+        if memory.read(self.offset, 32).hex() != self.text:
+            raise ProtocolError(f"rank {rank} passed memory that is not its own arena; shared memory refused")
+
+
+def listen_data(host: str) -> socket.socket:
+    """Return a TCP socket that listens on ``host`` at a free port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(1024)
+    return listener
+
+
+def listen_memory() -> Tuple[socket.socket, str]:
+    """Return a Unix socket that listens, and its name: abstract, so it leaves no file and ends with the process."""
+    name = "ddl-" + secrets.token_hex(16)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen(256)
+    return listener, name
+
+
+def connect_data(address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], deadline: float) -> socket.socket:
+    """Connect to ``address``, prove the secret and send ``hello``; try again until ``deadline`` (monotonic seconds).
+
+    Raises ``RendezvousError`` with the last reason.
+    """
+    while True:
+        try:
+            sock = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+            try:
+                prove_as_client(sock, secret, deadline)
+                send_frame(sock, hello, deadline)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        except (OSError, Error) as error:
+            if time.monotonic() + _RETRY_SECONDS >= deadline:
+                raise RendezvousError(
+                    f"cannot connect to {address[0]}:{address[1]}: {error}; is a firewall between the hosts, or the "
+                    "wrong interface chosen (DDL_INTERFACE)?"
+                ) from error
+            time.sleep(_RETRY_SECONDS)
+
+
+def accept_data(sock: socket.socket, secret: bytes) -> Dict[str, Any]:
+    """Let a new connection prove itself and return its hello."""
+    deadline = time.monotonic() + _ACCEPT_SECONDS
+    prove_as_server(sock, secret, deadline)
+    return recv_frame(sock, deadline, limit=4096)
+
+
+def _swap_memory(
+    sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, deadline: float
+) -> _core.PeerMemory:
+    """Send my arena, map the peer's, and tell each other that it worked. Takes a copy of the socket over."""
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    socket.send_fds(sock, [_core.arena_bytes().to_bytes(8, "little")], [_core.arena_fd()])
+    data, fds, _, _ = socket.recv_fds(sock, 8, 1)
+    if len(data) != 8 or len(fds) != 1:
+        for fd in fds:
+            os.close(fd)
+        raise ProtocolError(f"rank {rank} did not pass its shared memory")
+    memory = _core.PeerMemory(fds[0], int.from_bytes(data, "little"), os.dup(sock.fileno()))
+    nonce_of(rank).check(memory, rank)
+    send_frame(sock, {"mapped": True}, deadline)
+    if recv_frame(sock, deadline, limit=4096) != {"mapped": True}:
+        raise ProtocolError(f"rank {rank} could not map this rank's shared memory")
+    return memory
+
+
+def connect_memory(
+    name: str, secret: bytes, me: int, peer: int, nonce_of: Callable[[int], Nonce], deadline: float
+) -> Optional[_core.PeerMemory]:
+    """Return the arena of ``peer``, or None where its Unix socket cannot be reached: then no memory is shared."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            sock.connect("\0" + name)
+        except OSError:
+            return None  # another host, or another network namespace
+        prove_as_client(sock, secret, deadline)
+        send_frame(sock, {"rank": me}, deadline)
+        return _swap_memory(sock, nonce_of, peer, deadline)
+
+
+def accept_memory(
+    sock: socket.socket, secret: bytes, nonce_of: Callable[[int], Nonce]
+) -> Tuple[int, _core.PeerMemory]:
+    """Let a new connection prove itself and swap arenas; return the peer's rank and its memory."""
+    deadline = time.monotonic() + _ACCEPT_SECONDS
+    prove_as_server(sock, secret, deadline)
+    rank = recv_frame(sock, deadline, limit=4096).get("rank")
+    if not isinstance(rank, int):
+        raise ProtocolError("a peer did not say its rank")
+    return rank, _swap_memory(sock, nonce_of, rank, deadline)

@@ -1,0 +1,215 @@
+"""Every environment variable that DDL reads, as a typed, documented field that is read once.
+
+``Identity`` is who this process is in its job (``ddlrun`` sets it; without it, a job of size 1); ``Settings`` is how
+it shall behave. Each field carries its variable, default and meaning as metadata; ``describe()`` renders them for
+the documentation and for ``ddlrun --help``. An argument in a program beats the environment, which beats the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar
+
+from ddl.bootstrap.address import parse_address
+from ddl.bootstrap.auth import MINIMUM_SECRET
+from ddl.errors import ConfigError
+
+__all__ = ["Identity", "Settings", "describe", "parse_size"]
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+_LEVELS = ("error", "warning", "info", "debug")
+_Self = TypeVar("_Self", bound="Settings")
+
+
+def _variable(name: str, default: Any, parse: Callable[[str], Any], meaning: str) -> Any:
+    """One field of ``Settings``: ``parse`` raises ValueError saying what was expected."""
+    return dataclasses.field(default=default, metadata={"variable": name, "parse": parse, "meaning": meaning})
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:  # also refuses nan
+        raise ValueError("a number of seconds above 0")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes given like ``64M``; ValueError otherwise."""
+    match = re.fullmatch(r"(\d{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ValueError("a number of bytes, with K, M or G (powers of 1024) if you like")
+    return int(match[1]) << _UNITS[match[2].upper()]
+
+
+def _microseconds(text: str) -> int:
+    if not re.fullmatch(r"-1|\d{1,9}", text, re.ASCII):
+        raise ValueError("whole microseconds, or -1 for automatic")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 (off) or 1 (on)")
+    return text == "1"
+
+
+def _level(text: str) -> str:
+    if text.lower() not in _LEVELS:
+        raise ValueError("one of " + ", ".join(_LEVELS))
+    return text.lower()
+
+
+def _dimensions(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6})*", text, re.ASCII):
+        raise ValueError('sizes joined by "x", innermost first, as in 4x2')
+    return text
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this process shall behave. Made by ``from_environ``; immutable."""
+
+    timeout: float = _variable(
+        "DDL_TIMEOUT", 300.0, _seconds, "seconds that an operation may take before the silent rank is named"
+    )
+    start_timeout: float = _variable(
+        "DDL_START_TIMEOUT", 60.0, _seconds, "seconds that init waits for the other ranks"
+    )
+    algorithm: str = _variable("DDL_ALGORITHM", "", str, "force an algorithm instead of choosing the fastest")
+    dimensions: str = _variable(
+        "DDL_DIMENSIONS", "", _dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"
+    )
+    host_id: str = _variable("DDL_HOST_ID", "", str, "which host this is; empty: found out by DDL")
+    shm: bool = _variable("DDL_SHM", True, _switch, "0: do not use shared memory between the ranks of a host")
+    shm_size: int = _variable(
+        "DDL_SHM_SIZE", 0, parse_size, "bytes of shared memory per rank, as 512M or 2G; 0: automatic"
+    )
+    log: str = _variable("DDL_LOG", "warning", _level, "what is logged: " + ", ".join(_LEVELS))
+    interface: str = _variable(
+        "DDL_INTERFACE",
+        "",
+        str,
+        "address on which data connections are accepted; empty: the one that leads to the store",
+    )
+    spin_us: int = _variable(
+        "DDL_SPIN_US", -1, _microseconds, "microseconds of busy waiting before a thread sleeps; -1: automatic"
+    )
+
+    @classmethod
+    def from_environ(cls: Type[_Self], environ: Optional[Mapping[str, str]] = None) -> _Self:
+        """Read all fields from ``environ`` (default: ``os.environ``). ConfigError names what makes no sense.
+
+        An empty variable counts as not set.
+        """
+        source = os.environ if environ is None else environ
+        values = {}
+        for entry in dataclasses.fields(cls):
+            name = entry.metadata["variable"]
+            text = source.get(name, "")
+            if text:
+                try:
+                    values[entry.name] = entry.metadata["parse"](text)
+                except ValueError as error:
+                    raise ConfigError(f"{name}={text!r}: it must be {error}") from error
+        return cls(**values)
+
+
+def describe() -> str:
+    """Return the table of all settings: variable, default and meaning, a line each."""
+    rows = []
+    for entry in dataclasses.fields(Settings):
+        default = str(int(entry.default)) if isinstance(entry.default, bool) else f"{entry.default}"
+        if isinstance(entry.default, float):
+            default = f"{entry.default:g}"
+        rows.append((entry.metadata["variable"], default or '""', entry.metadata["meaning"]))
+    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{name:{wide[0]}}  {default:{wide[1]}}  {meaning}" for name, default, meaning in rows)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is in its job. ``store`` is empty in a job of size 1 that nobody launched."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    store: str = ""
+    secret: bytes = dataclasses.field(default=b"", repr=False)
+
+    def to_environ(self) -> Dict[str, str]:
+        """Return the variables that make ``from_environ`` return this again."""
+        values = {name: str(getattr(self, entry)) for entry, name in _NUMBERS.items()}
+        return {**values, "DDL_STORE": self.store, "DDL_SECRET": self.secret.hex()}
+
+    @classmethod
+    def from_environ(cls, environ: Optional[Mapping[str, str]] = None) -> Identity:
+        """Read who this process is; ConfigError if the variables are incomplete or contradict one another."""
+        source = os.environ if environ is None else environ
+        names = [*_NUMBERS.values(), "DDL_STORE", "DDL_SECRET"]
+        missing = [name for name in names if not source.get(name)]
+        if len(missing) == len(names):
+            return cls()
+        if missing:
+            there = [name for name in names if name not in missing]
+            shown = ", ".join(name if name == "DDL_SECRET" else f"{name}={source[name]!r}" for name in there)
+            raise ConfigError(
+                f"{shown} set, but not {', '.join(missing)}; ddlrun sets all of them, "
+                "and a program without a launcher needs none"
+            )
+        numbers = {entry: _number(name, source[name]) for entry, name in _NUMBERS.items()}
+        for small, large in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+            if numbers[small] >= numbers[large]:
+                raise ConfigError(
+                    f"{_NUMBERS[small]}={numbers[small]} must be below {_NUMBERS[large]}={numbers[large]}"
+                )
+        for part in ("local_size", "cross_size"):
+            if numbers[part] > numbers["size"]:
+                raise ConfigError(f"{_NUMBERS[part]}={numbers[part]} is more than DDL_SIZE={numbers['size']}")
+        return cls(**numbers, store=_store(source["DDL_STORE"]), secret=_secret(source["DDL_SECRET"]))
+
+
+_NUMBERS = {
+    "rank": "DDL_RANK",
+    "size": "DDL_SIZE",
+    "local_rank": "DDL_LOCAL_RANK",
+    "local_size": "DDL_LOCAL_SIZE",
+    "cross_rank": "DDL_CROSS_RANK",
+    "cross_size": "DDL_CROSS_SIZE",
+}
+
+
+def _number(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise ConfigError(f"{name}={text!r}: it must be a whole number from 0 up")
+    return int(text)
+
+
+def _store(text: str) -> str:
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise ConfigError(f"DDL_STORE={text!r}: it must be host:port of the job's store") from error
+    return text
+
+
+def _secret(text: str) -> bytes:
+    # The value itself is never shown: errors end up in logs.
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) < MINIMUM_SECRET:
+        raise ConfigError(
+            f"DDL_SECRET (its value is not shown; {len(text)} characters): it must be "
+            f"at least {2 * MINIMUM_SECRET} hexadecimal digits"
+        )
+    return secret

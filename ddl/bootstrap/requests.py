@@ -1,0 +1,183 @@
+"""What the store answers: set, get that waits, and the check-in of all ranks. No I/O, no clock.
+
+The server (server.py) brings requests and the time, and sends the frames that come back. Every request gets exactly
+one answer (a check-in: its last part), with the number that the request had; so a rank that waits is never forgotten.
+A check-in that failed has failed for every rank, also for those that come later: nobody goes on without the others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddl.bootstrap.auth import encode_frame
+from ddl.bootstrap.verdict import Message, name_ranks
+from ddl.errors import ProtocolError
+
+__all__ = ["KEY_LIMIT", "KEYS_LIMIT", "VALUE_LIMIT", "Requests"]
+
+VALUE_LIMIT = 64 << 10  #: bytes of one value in UTF-8
+KEY_LIMIT = 1 << 10  #: bytes of one key in UTF-8
+KEYS_LIMIT = 100_000  #: keys in one store
+_PART = 256 << 10  #: bytes of values in one part of a check-in's answer
+_ROUNDS_KEPT = 64  #: finished check-ins that are remembered, to tell who comes late
+
+Replies = List[Tuple[int, bytes]]  #: (to which rank, the frame)
+
+
+@dataclass
+class _Waiter:
+    """A request that is answered later."""
+
+    number: int
+    timeout: float
+    deadline: float
+
+
+@dataclass
+class _Round:
+    """One check-in of all ranks."""
+
+    values: Dict[int, str] = field(default_factory=dict)
+    waiters: Dict[int, _Waiter] = field(default_factory=dict)
+    error: str = ""
+
+
+class Requests:
+    """The keys and the check-ins of a job of ``size`` ranks. Used by one thread."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: Dict[str, str] = {}
+        self._gets: Dict[int, Tuple[str, _Waiter]] = {}  # by rank: a rank asks one thing at a time
+        self._rounds: Dict[int, _Round] = {}
+
+    def handle(self, rank: int, message: Message, now: float) -> Replies:
+        """Answer a request of a rank; ProtocolError if it is not one."""
+        asked = message.get("ask")
+        number = message.get("number")
+        if type(number) is not int:
+            raise ProtocolError(f"rank {rank} sent the store a request without a number")
+        if asked == "set":
+            return self._set(rank, number, _text(rank, message, "key"), _text(rank, message, "value"))
+        timeout = _seconds(rank, message)
+        waiter = _Waiter(number, timeout, now + timeout)
+        if asked == "get":
+            return self._get(rank, _text(rank, message, "key"), waiter)
+        if asked == "check_in":
+            round_number = message.get("round")
+            if type(round_number) is not int:
+                raise ProtocolError(f"rank {rank} checked in to round {round_number!r:.100}, which is no number")
+            return self._check_in(rank, round_number, _text(rank, message, "value"), waiter)
+        raise ProtocolError(f"rank {rank} asked the store for {asked!r:.100}, which it does not know")
+
+    def dropped(self, rank: int) -> None:
+        """Forget what a rank waits for: its connection is gone. What it has checked in stays."""
+        self._gets.pop(rank, None)
+        for checking in self._rounds.values():
+            checking.waiters.pop(rank, None)
+
+    def tick(self, now: float) -> Replies:
+        """Answer who has waited long enough."""
+        out: Replies = []
+        for rank, (_, waiter) in list(self._gets.items()):
+            if waiter.deadline <= now:
+                del self._gets[rank]
+                out.append((rank, encode_frame({"number": waiter.number, "timeout": True})))
+        for number, checking in list(self._rounds.items()):
+            late = [w for w in checking.waiters.values() if w.deadline <= now]
+            if late:
+                missing = name_ranks(r for r in range(self._size) if r not in checking.values)
+                checking.error = f"{missing} of {self._size} never came within {min(w.timeout for w in late):g} s"
+                out += self._finish(number)
+        return out
+
+    def next_deadline(self) -> Optional[float]:
+        """When ``tick`` has something to do; None if nobody is waiting."""
+        deadlines = [waiter.deadline for _, waiter in self._gets.values()]
+        deadlines += [w.deadline for checking in self._rounds.values() for w in checking.waiters.values()]
+        return min(deadlines, default=None)
+
+    def _set(self, rank: int, number: int, key: str, value: str) -> Replies:
+        problem = _too_long("key", key, KEY_LIMIT) or _too_long(f"value of {key!r:.100}", value, VALUE_LIMIT)
+        if not problem and key not in self._values and len(self._values) >= KEYS_LIMIT:
+            problem = f"the store is full: it holds {KEYS_LIMIT} keys; {key!r:.100} was not set"
+        if problem:
+            return [(rank, encode_frame({"number": number, "error": problem}))]
+        self._values[key] = value
+        out: Replies = [(rank, encode_frame({"number": number}))]
+        for waiting, (wanted, waiter) in list(self._gets.items()):
+            if wanted == key:
+                del self._gets[waiting]
+                out.append((waiting, encode_frame({"number": waiter.number, "value": value})))
+        return out
+
+    def _get(self, rank: int, key: str, waiter: _Waiter) -> Replies:
+        if key in self._values:
+            return [(rank, encode_frame({"number": waiter.number, "value": self._values[key]}))]
+        self._gets[rank] = (key, waiter)
+        return []
+
+    def _check_in(self, rank: int, number: int, value: str, waiter: _Waiter) -> Replies:
+        checking = self._rounds.setdefault(number, _Round())
+        problem = _too_long(f"check-in value of rank {rank}", value, VALUE_LIMIT)
+        if rank in checking.values:
+            problem = f"rank {rank} has already checked in to round {number}; a later check-in needs a new round"
+        elif checking.error:
+            return [(rank, encode_frame({"number": waiter.number, "missing": f"too late: {checking.error}"}))]
+        if problem:
+            return [(rank, encode_frame({"number": waiter.number, "error": problem}))]
+        checking.values[rank] = value
+        checking.waiters[rank] = waiter
+        return self._finish(number) if len(checking.values) == self._size else []
+
+    def _finish(self, number: int) -> Replies:
+        checking = self._rounds[number]
+        waiters, checking.waiters = checking.waiters, {}
+        out: Replies = []
+        for rank, waiter in waiters.items():
+            if checking.error:
+                out.append((rank, encode_frame({"number": waiter.number, "missing": checking.error})))
+        if not checking.error:
+            parts = _parts([checking.values[rank] for rank in range(self._size)])
+            out = [(rank, part) for rank in waiters for part in parts]
+        checking.values = dict.fromkeys(checking.values, "")  # who came is kept, what they said is not
+        while len(self._rounds) > _ROUNDS_KEPT:
+            oldest = next(iter(self._rounds))
+            if self._rounds[oldest].waiters:
+                break
+            del self._rounds[oldest]
+        return out
+
+
+def _parts(values: List[str]) -> List[bytes]:
+    """Cut the answer of a check-in into frames that stay below the limit; all ranks are sent the same bytes."""
+    parts: List[bytes] = []
+    first, length = 0, 0
+    for index, value in enumerate(values):
+        length += len(json.dumps(value)) + 1
+        if length > _PART or index == len(values) - 1:
+            last = index == len(values) - 1
+            parts.append(encode_frame({"values": values[first : index + 1], "last": last}))
+            first, length = index + 1, 0
+    return parts
+
+
+def _too_long(what: str, text: str, limit: int) -> str:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    return f"the {what} has {size} bytes; at most {limit} are allowed" if size > limit else ""
+
+
+def _text(rank: int, message: Message, key: str) -> str:
+    value = message.get(key)
+    if not isinstance(value, str):
+        raise ProtocolError(f"rank {rank}: the {key} of a request is {value!r:.100}, not text")
+    return value
+
+
+def _seconds(rank: int, message: Dict[str, Any]) -> float:
+    value = message.get("timeout")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise ProtocolError(f"rank {rank}: the timeout of a request is {value!r:.100}, not seconds")
+    return float(value)

@@ -1,0 +1,318 @@
+"""The server of the job's store: keys and values, check-in of all ranks, and the watch connections.
+
+It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection; one selector loop serves them,
+so that no stranger, however slow, keeps a rank waiting. A connection goes through three phases: the handshake of
+auth.py (strangers are cut after a few seconds and bounded in number), one ``hello`` that claims a rank, and then
+requests (``store``) or messages for the verdict (``watch``, see verdict.py). What is asked and answered stands in
+requests.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import selectors
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Deque, Dict, Iterable, Optional, Tuple, Type
+
+from ddl.bootstrap.address import format_address, listen
+from ddl.bootstrap.auth import FRAME_LIMIT, AuthError, FrameReader, ServerProof, check_secret, encode_frame
+from ddl.bootstrap.requests import Requests
+from ddl.bootstrap.verdict import Message, Outgoing, Verdict
+from ddl.errors import InvalidArgument, ProtocolError
+
+__all__ = ["HANDSHAKE_SECONDS", "PENDING_LIMIT", "StoreServer"]
+
+HANDSHAKE_SECONDS = 5.0  #: a connection that has not said who it is by then is cut
+PENDING_LIMIT = 64  #: connections that have not said who they are
+_PENDING_AGE = 0.5  #: seconds after which a pending connection gives way to a newer one
+_OUTBOX_LIMIT = 256 << 20  #: bytes that a rank may leave unread
+
+
+class _Connection:
+    """One connection and what is still to be sent on it. Owned by the server's thread."""
+
+    def __init__(self, sock: socket.socket, peer: str, secret: bytes) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.born = time.monotonic()
+        self.proof = ServerProof(secret, peer)
+        self.reader = FrameReader(peer, FRAME_LIMIT)
+        self.outbox: Deque[memoryview] = collections.deque()
+        self.unsent = 0  # bytes in the outbox
+        self.role = ""  # "store" or "watch" once it has said so
+        self.rank = -1
+        self.closing = False  # to be closed as soon as the outbox is empty
+        self.closed = False
+
+    @property
+    def pending(self) -> bool:
+        return not self.role
+
+
+class StoreServer:
+    """An authenticated key-value store for the ranks of one job. Its methods may be called from any thread.
+
+    ``address`` is what clients connect to. With ``start=False`` they wait in the kernel's queue until ``start()``:
+    for a launcher that forks before it has threads. ``close()`` is idempotent; it ends the thread and all
+    connections.
+    """
+
+    def __init__(
+        self, secret: bytes, size: int, host: str = "127.0.0.1", port: int = 0, *, start: bool = True
+    ) -> None:
+        if size < 1:
+            raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
+        self._secret = check_secret(secret)
+        self._size = size
+        self._verdict = Verdict(size)
+        self._requests = Requests(size)
+        self._claims: Dict[Tuple[str, int], _Connection] = {}
+        self._pending: Dict[_Connection, None] = {}  # in the order of arrival
+        self._accept_again: Optional[float] = None  # not accepting until then
+        self._full = False  # why not: too many are pending
+        self._closing = threading.Lock()
+        self._closed = False
+        self._listener = listen(host, port)
+        self.address = format_address(*self._listener.getsockname()[:2])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wake, self._waker = socket.socketpair()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="ddl-store", daemon=True)
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Begin to serve. Once."""
+        self._thread.start()
+
+    @property
+    def first_failure(self) -> Optional[Message]:
+        """The first verdict of the job (kind, culprit, reason), if there is one."""
+        return self._verdict.first_failure
+
+    def close(self) -> None:
+        """End the thread and every connection. Idempotent."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            if self._thread.ident is None:  # never started
+                self._release()
+            else:
+                self._waker.send(b"x")
+                self._thread.join()
+
+    def __enter__(self) -> StoreServer:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    # Everything below runs in the server's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                for key, events in self._selector.select(self._patience()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.data is not None:
+                        self._serve(key.data, events)
+                self._tick(time.monotonic())
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.sock.close()
+        self._selector.close()
+        for sock in (self._listener, self._wake, self._waker):
+            sock.close()
+
+    def _patience(self) -> Optional[float]:
+        deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._accept_again]
+        if self._pending:
+            deadlines.append(next(iter(self._pending)).born + HANDSHAKE_SECONDS)
+        known = [deadline for deadline in deadlines if deadline is not None]
+        # epoll rounds down to whole milliseconds, so 1 ms more than asked saves a busy loop.
+        return max(0.0, min(known) - time.monotonic()) + 0.001 if known else None
+
+    def _tick(self, now: float) -> None:
+        self._deliver(self._verdict.tick(now))
+        self._reply(self._requests.tick(now))
+        for connection in [c for c in self._pending if now - c.born >= HANDSHAKE_SECONDS]:
+            self._drop(connection)
+        room = self._full and len(self._pending) < PENDING_LIMIT
+        if self._accept_again is not None and (self._accept_again <= now or room):
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._accept_again = None
+
+    def _accept(self) -> None:
+        now = time.monotonic()
+        if not self._make_room(now):
+            # Ranks that are just coming finish in milliseconds; the kernel keeps the others waiting until then.
+            self._pause_accepting(next(iter(self._pending)).born + _PENDING_AGE, full=True)
+            return
+        try:
+            sock, name = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has hung up again
+            return
+        except OSError:  # short of descriptors or memory: they may come back; at once would be a busy loop
+            self._pause_accepting(now + _PENDING_AGE, full=False)
+            return
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(sock, f"the process at {format_address(*name[:2])}", self._secret)
+        self._pending[connection] = None
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _pause_accepting(self, until: float, *, full: bool) -> None:
+        self._selector.unregister(self._listener)
+        self._accept_again = until
+        self._full = full
+
+    def _make_room(self, now: float) -> bool:
+        while len(self._pending) >= PENDING_LIMIT:
+            oldest = next(iter(self._pending))
+            if now - oldest.born < _PENDING_AGE:
+                return False
+            self._drop(oldest)
+        return True
+
+    def _serve(self, connection: _Connection, events: int) -> bool:
+        """Do what a connection is ready for; return whether anything could be read."""
+        try:
+            if events & selectors.EVENT_WRITE and not connection.closed:
+                self._flush(connection)
+            if events & selectors.EVENT_READ and not connection.closed:
+                return self._read(connection)
+        except (OSError, AuthError):
+            self._drop(connection)
+        except ProtocolError as error:
+            self._drop(connection, f"it broke the store's protocol: {error}")
+        return False
+
+    def _read(self, connection: _Connection) -> bool:
+        proof = connection.proof
+        try:
+            data = connection.sock.recv(1 << 16 if proof.done else proof.wanted)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._drop(connection)
+        elif not proof.done:
+            self._send(connection, proof.feed(data))
+        else:
+            for message in connection.reader.feed(data):
+                if not connection.closed and not connection.closing:
+                    self._handle(connection, message)
+        return True
+
+    def _handle(self, connection: _Connection, message: Message) -> None:
+        now = time.monotonic()
+        if connection.pending:
+            self._hello(connection, message)
+        elif connection.role == "watch":
+            self._deliver(self._verdict.received(connection.rank, message, now))
+        else:
+            self._reply(self._requests.handle(connection.rank, message, now))
+
+    def _hello(self, connection: _Connection, message: Message) -> None:
+        role, rank = message.get("role"), message.get("rank")
+        if role not in ("store", "watch") or type(rank) is not int:
+            raise ProtocolError(f"{connection.peer} did not say hello")
+        problem = self._claim_problem(role, rank)
+        if problem:
+            self._send(connection, encode_frame({"error": problem}))
+            connection.closing = True
+            self._flush(connection)
+            return
+        del self._pending[connection]
+        connection.role, connection.rank = role, rank
+        connection.peer = f"rank {rank}"
+        self._claims[role, rank] = connection
+        self._send(connection, encode_frame({"size": self._size}))
+        if role == "watch":
+            self._deliver(self._verdict.joined(rank, time.monotonic()))
+
+    def _claim_problem(self, role: str, rank: int) -> str:
+        if not 0 <= rank < self._size:
+            return f"rank {rank} is not a rank of this job of {self._size}"
+        holder = self._claims.get((role, rank))
+        while holder is not None and self._serve(holder, selectors.EVENT_READ):
+            holder = self._claims.get((role, rank))  # it may have hung up, and nobody had looked yet
+        if self._claims.get((role, rank)) is None:
+            return ""
+        return (
+            f"rank {rank} of {self._size} is already taken by another process; "
+            "every process of a job needs a rank of its own (DDL_RANK)"
+        )
+
+    def _deliver(self, outgoing: Outgoing) -> None:
+        frames: Dict[int, bytes] = {}  # most messages go to everybody: encode them once
+        for rank, message in outgoing:
+            connection = self._claims.get(("watch", rank))
+            if connection is not None:
+                if id(message) not in frames:
+                    frames[id(message)] = encode_frame(message)
+                self._send_or_drop(connection, frames[id(message)])
+
+    def _reply(self, replies: Iterable[Tuple[int, bytes]]) -> None:
+        for rank, frame in replies:
+            connection = self._claims.get(("store", rank))
+            if connection is not None:
+                self._send_or_drop(connection, frame)
+
+    def _send_or_drop(self, connection: _Connection, frame: bytes) -> None:
+        try:
+            self._send(connection, frame)
+        except OSError:
+            self._drop(connection)
+
+    def _send(self, connection: _Connection, data: bytes) -> None:
+        if not data or connection.closed:
+            return
+        connection.outbox.append(memoryview(data))
+        connection.unsent += len(data)
+        if connection.unsent > _OUTBOX_LIMIT:
+            raise ConnectionAbortedError(f"{connection.peer} does not read what it asked for")
+        self._flush(connection)
+
+    def _flush(self, connection: _Connection) -> None:
+        outbox = connection.outbox
+        while outbox:
+            try:
+                sent = connection.sock.send(outbox[0], socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                break
+            connection.unsent -= sent
+            outbox[0] = outbox[0][sent:]
+            if not outbox[0]:
+                outbox.popleft()
+        if connection.closing and not outbox:
+            self._drop(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outbox else 0)
+        self._selector.modify(connection.sock, events, connection)
+
+    def _drop(self, connection: _Connection, reason: str = "") -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        self._pending.pop(connection, None)
+        if self._claims.get((connection.role, connection.rank)) is connection:
+            del self._claims[connection.role, connection.rank]
+            if connection.role == "store":
+                self._requests.dropped(connection.rank)
+            else:
+                self._deliver(self._verdict.dropped(connection.rank, time.monotonic(), reason))

@@ -1,0 +1,301 @@
+"""Who is to blame: one verdict per communicator, the same for all ranks.
+
+When a rank dies, most ranks only see consequences: a connection closed by a rank that itself gave up, an operation
+that does not get on. So nobody decides alone; each rank tells the store what it suspects, and this state machine
+makes the verdict: the first failure of a communicator is its verdict for ever (communicator -1 stands for all; the
+numbers of communicators are never used twice in a job). It does no I/O and has no clock: the store's server
+(ddl/bootstrap/server.py, its only thread) brings events and the time, and delivers the messages that come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
+
+from ddl.errors import ProtocolError
+
+__all__ = ["ALL", "LOST_GRACE", "PROBE_GRACE", "Message", "Outgoing", "Verdict", "name_ranks"]
+
+ALL = -1  #: the communicator number that means every communicator
+LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before it is called unreachable
+PROBE_GRACE = 0.25  #: seconds that ranks have to answer a probe
+_TEXT_LIMIT = 4096  #: characters kept of any text of a rank
+
+Message = Dict[str, Any]
+Outgoing = List[Tuple[int, Message]]  #: (to which rank, what)
+_Key = Tuple[int, int]
+
+
+@dataclass
+class _Suspicion:
+    """A rank is said to be lost; it has until ``deadline`` to leave by itself."""
+
+    reason: str
+    deadline: float
+
+
+@dataclass
+class _Round:
+    """One round of questions about operation ``seq`` of a communicator."""
+
+    probe: int
+    members: FrozenSet[int]
+    deadline: float
+    asker: int
+    waiting: Set[int] = field(default_factory=set)
+    suspects: Dict[int, Message] = field(default_factory=dict)
+    states: Dict[int, Message] = field(default_factory=dict)
+
+    @property
+    def final(self) -> bool:
+        return any(suspect["final"] for suspect in self.suspects.values())
+
+    def operations(self) -> Dict[int, str]:
+        """What each rank says that it called, where it said so."""
+        said = {rank: state["op"] for rank, state in self.states.items() if state["submitted"] >= 0}
+        said.update({rank: suspect["op"] for rank, suspect in self.suspects.items()})
+        return {rank: op for rank, op in sorted(said.items()) if op}
+
+
+class Verdict:
+    """The verdicts of a job of ``size`` ranks. Events go in, messages to ranks come out. Used by one thread.
+
+    Messages of ranks have been authenticated but not checked: a malformed one raises ProtocolError and has no
+    effect.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.first_failure: Optional[Message] = None  #: the job's first verdict; any thread may read it
+        self._size = size
+        self._present: Set[int] = set()
+        self._left: Dict[int, Dict[str, Any]] = {}  # said goodbye -> what it had submitted, by communicator
+        self._failures: Dict[int, Message] = {}
+        self._suspicions: Dict[_Key, _Suspicion] = {}  # by (communicator, suspected rank)
+        self._rounds: Dict[_Key, _Round] = {}  # by (communicator, operation)
+        self._probes = 0
+
+    def joined(self, rank: int, now: float) -> Outgoing:
+        """A rank opened its watch connection; it is told at once what failed before it came."""
+        self._present.add(rank)
+        self._left.pop(rank, None)
+        return [(rank, failure) for failure in self._failures.values()]
+
+    def dropped(self, rank: int, now: float, reason: str = "") -> Outgoing:
+        """A rank's watch connection is gone; without a goodbye before, its process is dead."""
+        if rank not in self._present:
+            return []
+        self._present.discard(rank)
+        return self._fail(ALL, "PeerLost", rank, reason or "its process ended (connection closed without goodbye)")
+
+    def received(self, rank: int, message: Message, now: float) -> Outgoing:
+        """A rank sent a message; ProtocolError if it is not one of the watch protocol."""
+        kind = message.get("type")
+        if kind == "bye":
+            return self._bye(rank, message, now)
+        if kind == "suspect":
+            return self._suspect(rank, message, now)
+        if kind == "fail":
+            return self._told(rank, message)
+        if kind == "state":
+            return self._state(rank, message, now)
+        raise ProtocolError(f"rank {rank} sent the store a message of unknown type {kind!r:.100}")
+
+    def tick(self, now: float) -> Outgoing:
+        """Time has passed: decide what has waited long enough."""
+        out: Outgoing = []
+        for (comm, peer), suspicion in list(self._suspicions.items()):
+            if suspicion.deadline <= now and (comm, peer) in self._suspicions:
+                out += self._fail(comm, "PeerLost", peer, suspicion.reason)
+        for key, probing in list(self._rounds.items()):
+            if probing.deadline <= now and key in self._rounds:
+                out += self._judge(key)
+        return out
+
+    def next_deadline(self) -> Optional[float]:
+        """When ``tick`` has something to do; None if nothing is waiting."""
+        waiting = [s.deadline for s in self._suspicions.values()] + [r.deadline for r in self._rounds.values()]
+        return min(waiting, default=None)
+
+    def _bye(self, rank: int, message: Message, now: float) -> Outgoing:
+        submitted = message.get("submitted", {})
+        if not isinstance(submitted, dict):
+            raise ProtocolError(f"rank {rank}: 'submitted' of a goodbye is {submitted!r:.100}, not an object")
+        self._present.discard(rank)
+        self._left[rank] = submitted
+        out: Outgoing = []
+        for comm, peer in list(self._suspicions):
+            if peer == rank and (comm, peer) in self._suspicions:
+                out += self._fail(comm, "PeerLost", rank, _LEFT)
+        for key, probing in list(self._rounds.items()):
+            probing.waiting.discard(rank)
+            if not probing.waiting and key in self._rounds:
+                out += self._judge(key)
+        return out
+
+    def _suspect(self, rank: int, message: Message, now: float) -> Outgoing:
+        comm = _integer(rank, message, "comm", low=0)
+        kind = message.get("kind")
+        if kind == "lost":
+            peer = _integer(rank, message, "peer", low=0, high=self._size - 1)
+            reason = _text(rank, message, "reason")
+            if self._decided(comm):
+                return []
+            if peer in self._left:
+                return self._fail(comm, "PeerLost", peer, _LEFT)
+            self._suspicions.setdefault((comm, peer), _Suspicion(reason, now + LOST_GRACE))
+            return []
+        if kind != "stalled":
+            raise ProtocolError(f"rank {rank} sent a suspicion of unknown kind {kind!r:.100}")
+        seq = _integer(rank, message, "seq", low=0)
+        suspect = {
+            "op": _text(rank, message, "op"),
+            "final": message.get("final") is True,
+            "peer": _integer(rank, message, "peer", low=-1, high=self._size - 1, default=-1),
+            "reason": _text(rank, message, "reason", default=""),
+        }
+        members = self._members(rank, message)
+        if self._decided(comm):
+            return []
+        return self._stalled(rank, comm, seq, suspect, members, now)
+
+    def _stalled(
+        self, rank: int, comm: int, seq: int, suspect: Message, members: FrozenSet[int], now: float
+    ) -> Outgoing:
+        key = (comm, seq)
+        out: Outgoing = []
+        probing = self._rounds.get(key)
+        if probing is None:
+            self._probes += 1
+            probing = _Round(self._probes, members, now + PROBE_GRACE, rank)
+            probing.waiting = (self._present & members) - {rank}
+            self._rounds[key] = probing
+            question = {"type": "probe", "probe": probing.probe, "comm": comm, "seq": seq}
+            out = [(asked, question) for asked in sorted(probing.waiting)]
+        probing.suspects[rank] = suspect
+        probing.waiting.discard(rank)  # who complains is alive, and has said what it called
+        return out if probing.waiting else out + self._judge(key)
+
+    def _state(self, rank: int, message: Message, now: float) -> Outgoing:
+        probe = _integer(rank, message, "probe", low=0)
+        state = {
+            "submitted": _integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
+            "completed": _integer(rank, message, "completed", low=-1),
+            "op": _text(rank, message, "op"),
+            "last": _text(rank, message, "last", default=""),
+        }
+        for key, probing in self._rounds.items():
+            if probing.probe == probe and rank in probing.waiting:
+                probing.states[rank] = state
+                probing.waiting.discard(rank)
+                return [] if probing.waiting else self._judge(key)
+        return []  # an answer that came too late
+
+    def _told(self, rank: int, message: Message) -> Outgoing:
+        comm = _integer(rank, message, "comm", low=ALL)
+        culprit = _integer(rank, message, "culprit", low=-1, high=self._size - 1)
+        return self._fail(comm, _text(rank, message, "kind"), culprit, _text(rank, message, "reason"))
+
+    def _members(self, rank: int, message: Message) -> FrozenSet[int]:
+        members = message.get("members")
+        if members is None:
+            return frozenset(range(self._size))
+        if not isinstance(members, list) or not all(type(m) is int and 0 <= m < self._size for m in members):
+            raise ProtocolError(f"rank {rank}: 'members' of a suspicion is {members!r:.100}, not a list of ranks")
+        return frozenset(members)
+
+    def _judge(self, key: _Key) -> Outgoing:
+        """Decide a round of questions. Mismatches and dead ranks always count, slow ones only at the deadline."""
+        comm, seq = key
+        probing = self._rounds.pop(key)
+        said = probing.operations()
+        mine = said.get(probing.asker, "")
+        for rank, op in said.items():
+            if mine and op != mine:
+                reason = f"rank {probing.asker} called {mine} but rank {rank} called {op} as operation #{seq}"
+                return self._fail(comm, "CollectiveMismatch", rank, reason)
+        for rank in sorted(probing.members & self._left.keys()):
+            if not _had_submitted(self._left[rank], comm, seq):
+                return self._fail(comm, "PeerLost", rank, _LEFT)
+        culprit, reason = self._explain(probing, seq)
+        if probing.final:
+            return self._fail(comm, "CollectiveTimeout", culprit, reason)
+        stall = {"type": "stall", "comm": comm, "seq": seq, "text": reason}
+        return [(rank, stall) for rank in sorted(probing.suspects) if rank in self._present]
+
+    def _explain(self, probing: _Round, seq: int) -> Tuple[int, str]:
+        answered = probing.states.keys() | probing.suspects.keys()
+        silent = sorted(probing.members - answered - self._left.keys())
+        if silent:
+            verb, whose = ("does", "its host is") if len(silent) == 1 else ("do", "their hosts are")
+            return silent[0], f"{name_ranks(silent)} {verb} not answer (stopped, or {whose} unreachable)"
+        behind = {r: s for r, s in sorted(probing.states.items()) if 0 <= s["submitted"] < seq}
+        behind = {r: s for r, s in behind.items() if r not in probing.suspects}
+        if behind:
+            rank = min(behind)
+            others = [other for other in behind if other != rank]
+            more = f" ({name_ranks(others)} {'has' if len(others) == 1 else 'have'} not called it either)"
+            return rank, f"rank {rank} has not called it; {_last(behind[rank])}{more if others else ''}"
+        asker = probing.suspects[probing.asker]
+        if seq == 0:  # send and recv are not numbered: only the two sides know of them
+            return asker["peer"], asker["reason"] or "the other side has not called its part"
+        late = sorted(set(probing.suspects) | {r for r, s in probing.states.items() if 0 <= s["completed"] < seq})
+        verb = "has" if len(late) == 1 else "have"
+        return -1, f"every rank answers and has called it, but {name_ranks(late)} {verb} not finished it"
+
+    def _decided(self, comm: int) -> bool:
+        return comm in self._failures or ALL in self._failures
+
+    def _fail(self, comm: int, kind: str, culprit: int, reason: str) -> Outgoing:
+        if self._decided(comm):
+            return []
+        failure = {"type": "fail", "comm": comm, "kind": kind, "culprit": culprit, "reason": reason}
+        self._failures[comm] = failure
+        self.first_failure = self.first_failure or failure
+        for pending in (self._suspicions, self._rounds):
+            for key in [key for key in pending if comm in (ALL, key[0])]:
+                del pending[key]
+        return [(rank, failure) for rank in sorted(self._present)]
+
+
+_LEFT = "it has shut down (its program ended)"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 3``, ``ranks 2, 5`` or ``ranks 2, 5-9`` for ascending ranks."""
+    runs: List[List[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    one = len(runs) == 1 and len(runs[0]) == 1
+    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"{'rank' if one else 'ranks'} {', '.join(names)}"
+
+
+def _last(state: Message) -> str:
+    if state["submitted"] == 0:
+        return "it has not called any operation yet"
+    text = f" ({state['last']})" if state["last"] else ""
+    return f"its last operation is #{state['submitted']}{text}"
+
+
+def _had_submitted(submitted: Dict[str, Any], comm: int, seq: int) -> bool:
+    number = submitted.get(str(comm), -1)
+    return isinstance(number, int) and seq != 0 and number >= seq
+
+
+def _integer(
+    rank: int, message: Message, key: str, *, low: int, high: int = 2**63 - 1, default: Optional[int] = None
+) -> int:
+    value = message.get(key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return value
+
+
+def _text(rank: int, message: Message, key: str, default: Optional[str] = None) -> str:
+    value = message.get(key, default)
+    if not isinstance(value, str):
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return value[:_TEXT_LIMIT]

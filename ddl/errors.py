@@ -1,0 +1,94 @@
+"""The errors DDL raises; the native core raises the same classes under the same names.
+
+::
+
+    Error
+    ├─ InvalidArgument (ValueError)     found before anything was sent; communicator unharmed
+    ├─ InvalidState                     before init, after shutdown or abort
+    ├─ ConfigError                      environment, hostfile, mode string: names the variable and the value
+    ├─ RendezvousError (TimeoutError)   lists the ranks that never came
+    ├─ WaitTimeout (TimeoutError)       ``Work.wait(timeout)`` ran out; the work goes on, nothing is broken
+    ├─ CommunicatorError                the communicator is broken; every later call raises the same first error
+    │   ├─ PeerLost (ConnectionError)   a rank died, left or became unreachable
+    │   ├─ CollectiveTimeout (TimeoutError)  a rank stayed silent for the whole deadline
+    │   ├─ CollectiveMismatch           ranks called different operations; the message shows both sides
+    │   ├─ ProtocolError                bytes that are not ours, or not of this version
+    │   └─ Aborted                      somebody called ``abort()``
+    ├─ ResourceError                    errno and call: descriptors, memory, address in use
+    └─ InternalError                    a bug in DDL
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Aborted",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "CommunicatorError",
+    "ConfigError",
+    "Error",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidState",
+    "PeerLost",
+    "ProtocolError",
+    "RendezvousError",
+    "ResourceError",
+    "WaitTimeout",
+]
+
+
+class Error(Exception):
+    """Root of everything DDL raises on purpose."""
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument was refused before anything was sent; the communicator is unharmed."""
+
+
+class InvalidState(Error, RuntimeError):
+    """The call came before ``init`` or after ``shutdown``."""
+
+
+class ConfigError(Error):
+    """The environment or a configuration value is wrong; the message names it."""
+
+
+class RendezvousError(Error, TimeoutError):
+    """Some ranks never came; the message lists them."""
+
+
+class WaitTimeout(Error, TimeoutError):
+    """``Work.wait(timeout)`` ran out. The work goes on; wait again or abort."""
+
+
+class CommunicatorError(Error, RuntimeError):
+    """The communicator is broken; every later call on it raises this same error."""
+
+
+class PeerLost(CommunicatorError, ConnectionError):
+    """A rank died, left, or cannot be reached any more."""
+
+
+class CollectiveTimeout(CommunicatorError, TimeoutError):
+    """An operation did not finish within its deadline; the message names the silent rank."""
+
+
+class CollectiveMismatch(CommunicatorError):
+    """Ranks called operations that do not match; the message shows both sides."""
+
+
+class ProtocolError(CommunicatorError):
+    """A peer sent bytes that are not DDL's, or not of this version."""
+
+
+class Aborted(CommunicatorError):
+    """``abort()`` was called on this or another rank."""
+
+
+class ResourceError(Error, OSError):
+    """The system refused something: the message has the call and its errno."""
+
+
+class InternalError(Error):
+    """A bug in DDL; please report it with its message."""

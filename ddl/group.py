@@ -1,0 +1,191 @@
+"""``Group``: what stands behind a ``Communicator``: its native core, its topology, its plans and its connections.
+
+A group plans a collective when it is first called and tells the core which plan serves which size; connections that
+the plans need are made then, by the rank with the higher number (the other one's agent accepts).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ddl import _core
+from ddl.bootstrap.agent import Member
+from ddl.bootstrap.connect import connect_data
+from ddl.errors import RendezvousError
+from ddl.job import Job
+from ddl.plan import build
+from ddl.plan.ir import Collective
+from ddl.plan.lower import lower, one_message
+from ddl.topology import Dimension, Topology
+from ddl.tuning.select import select
+
+__all__ = ["Group", "discover"]
+
+_WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
+_SLOTS = {
+    _core.LANE_SMALL: (0,),
+    _core.LANE_LARGE: tuple(range(1, 1 + _core.LARGE_SLOTS)),
+    _core.LANE_POINT_TO_POINT: (1 + _core.LARGE_SLOTS,),
+}
+
+
+def discover(hosts: Sequence[Sequence[int]], dimensions: str = "") -> Topology:
+    """Return the topology of ranks that share memory in groups ``hosts``.
+
+    ``dimensions`` (DDL_DIMENSIONS) lays them out instead of "ranks per host x hosts"; ranks are then taken host by
+    host. As many of its innermost dimensions count as shared as really share memory. ``ConfigError`` if its product is
+    not the number of ranks.
+    """
+    order = [rank for host in hosts for rank in host]
+    size = len(order)
+    host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
+    if dimensions:
+        plain = Topology.parse(dimensions, size=size)
+        shared, block = 0, 1
+        for dimension in plain.dimensions:
+            block *= dimension.size
+            if any(len({host_of[rank] for rank in order[i : i + block]}) > 1 for i in range(0, size, block)):
+                break
+            shared += 1
+        return Topology.parse(dimensions, shared=shared, size=size).with_order(order)
+    per_host = {len(host) for host in hosts}
+    if len(per_host) > 1:
+        return Topology.flat(size).with_order(order)  # uneven: one ring over all, host by host
+    local = per_host.pop()
+    if local == size:
+        return Topology.flat(size, shared=True)
+    if local == 1:
+        return Topology.flat(size).with_order(order)
+    inner, outer = Dimension("ranks per host", local, shared=True), Dimension("hosts", size // local)
+    return Topology((inner, outer), tuple(order))
+
+
+class Group:
+    """One group of ranks of the job. ``ranks[r]`` is the world rank of rank ``r``."""
+
+    def __init__(
+        self, job: Job, core: _core.Communicator, ranks: Sequence[int], boards: Sequence[int], number: int
+    ) -> None:
+        self.job = job
+        self.core = core
+        self.ranks = tuple(ranks)
+        self.number = number
+        self.size = len(self.ranks)
+        self.rank = self.ranks.index(job.identity.rank)
+        self._children: List[Group] = []
+        self.next_number = number + 1
+        index = {world: rank for rank, world in enumerate(self.ranks)}
+        for world, rank in index.items():
+            if world in job.memories:
+                core.add_neighbour(rank, job.memories[world], boards[rank])
+        hosts = [[index[world] for world in host if world in index] for host in job.hosts]
+        # Dimensions describe the whole job; a part of it is laid out by its hosts.
+        whole = self.size == job.identity.size
+        self.topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
+        core.introduce(self._who(), [job.rank_label(world) for world in self.ranks])
+        core.set_planner(self._plan)
+        self._member = Member(number, core, self.ranks)
+        if job.agent is not None:
+            job.agent.add(self._member)
+
+    @staticmethod
+    def make_core(job: Job, rank: int, size: int) -> _core.Communicator:
+        """Make the native core of a group, without peers yet."""
+        settings, identity = job.settings, job.identity
+        cores = len(os.sched_getaffinity(0))
+        crowded = identity.local_size > cores
+        spin = settings.spin_us if settings.spin_us >= 0 else (0 if crowded else 100)
+        return _core.Communicator(
+            rank=rank,
+            size=size,
+            timeout=settings.timeout,
+            spin_us=spin,
+            yield_us=200,
+        )
+
+    def _who(self) -> str:
+        """How errors begin: this process in the job, and in this group if that is only a part of it."""
+        identity = self.job.identity
+        host = f" host {self.job.peers[identity.rank].host}" if self.job.peers else ""
+        part = "" if self.size == identity.size else f" as rank {self.rank}/{self.size} of communicator {self.number}"
+        return f"[rank {identity.rank}/{identity.size}{host}{part}]"
+
+    # --- planning ---
+
+    def _plan(self, collective_number: int, root: int) -> None:
+        """Called by the core when an operation needs a plan for the first time."""
+        collective = Collective(collective_number)
+        if collective in (Collective.SEND, Collective.RECV):
+            native = one_message(collective, self.rank, self.size, root)
+            self._connect([root], _core.LANE_POINT_TO_POINT, 1)
+            self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, native)])
+            return
+        choices: List[Tuple[int, int, int, _core.Plan]] = []
+        lowered: Dict[str, _core.Plan] = {}
+        for line in select(collective, self.topology, self.job.settings.algorithm):
+            plan = build(collective, line.algorithm, self.topology, self.rank, root)
+            if line.algorithm not in lowered:
+                lowered[line.algorithm] = lower(plan, self.topology)
+            lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
+            self._connect(plan.peers, lane, len(plan.channels))
+            choices.append((line.max_bytes, lane, line.piece_bytes, lowered[line.algorithm]))
+        self.core.install(collective, root, choices)
+
+    def _connect(self, peers: Sequence[int], lane: int, channels: int) -> None:
+        """Connect to those of ``peers`` that have lower numbers; the others connect to us."""
+        deadline = time.monotonic() + self.job.settings.start_timeout
+        for peer in peers:
+            for slot in _SLOTS[lane]:
+                for channel in range(channels):
+                    stream = _core.stream_of(slot, channel)
+                    if peer > self.rank or self.core.connected(peer, stream):
+                        continue
+                    self._connect_stream(peer, stream, deadline)
+
+    def _connect_stream(self, peer: int, stream: int, deadline: float) -> None:
+        hello = {"communicator": self.number, "rank": self.rank, "stream": stream}
+        other = self.job.peers[self.ranks[peer]]
+        try:
+            sock = connect_data(other.address, self.job.secret, hello, deadline)
+        except RendezvousError as error:
+            raise RendezvousError(f"rank {self.job.identity.rank}: {other.label}: {error}") from error
+        self.core.add_connection(peer, stream, sock.detach())
+
+    # --- life ---
+
+    @classmethod
+    def world(cls, job: Job, core: _core.Communicator, boards: Sequence[int]) -> Group:
+        """Make the group of all ranks, after the rendezvous."""
+        return cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
+
+    def children(self, rows: Sequence[Tuple[Optional[int], int, int]]) -> Tuple[Optional[List[int]], int]:
+        """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
+
+        ``rows[r]``: color, key and ``next_number`` of rank r. Members are None where this rank's color is. Takes the
+        numbers of all children, on every rank alike.
+        """
+        first = max(number for _, _, number in rows)
+        colors = sorted({color for color, _, _ in rows if color is not None})
+        self.next_number = first + len(colors)
+        mine = rows[self.rank][0]
+        if mine is None:
+            return None, -1
+        members = sorted((key, rank) for rank, (color, key, _) in enumerate(rows) if color == mine)
+        return [rank for _, rank in members], first + colors.index(mine)
+
+    def child(self, members: Sequence[int], number: int, core: _core.Communicator, boards: Sequence[int]) -> Group:
+        """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``."""
+        group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number)
+        self._children.append(group)
+        return group
+
+    def close(self) -> None:
+        """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""
+        for child in self._children:
+            child.close()
+        if self.job.agent is not None:
+            self.job.agent.remove(self._member)
+        self.core.shutdown()
+

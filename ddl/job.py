@@ -1,0 +1,204 @@
+"""What this process knows of the job: who it is, who the others are, and which of them share memory with it.
+
+Made by ``init``, ended by ``shutdown``. A job of size 1 has no store, no agent and no connections.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from ddl import _core
+from ddl._version import __version__
+from ddl.bootstrap.agent import Agent
+from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
+from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.store import StoreClient, WatchClient
+from ddl.errors import ConfigError, Error
+
+__all__ = ["Job", "Peer", "identity_and_settings"]
+
+log = logging.getLogger("ddl")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank as it introduces itself in the store."""
+
+    rank: int
+    host: str  # for people
+    host_id: str  # ranks with different ones do not even try to share memory
+    address: Tuple[str, int]  # its data listener
+    unix_name: str
+    nonce: Nonce
+    board_offset: int  # of the world communicator
+    shared: bool  # shared memory is not switched off
+    version: str
+
+    def text(self) -> str:
+        fields = dict(vars(self), nonce=[self.nonce.offset, self.nonce.text], address=list(self.address))
+        return json.dumps(fields)
+
+    @staticmethod
+    def parse(text: str) -> Peer:
+        fields = json.loads(text)
+        fields["nonce"] = Nonce(*fields["nonce"])
+        fields["address"] = tuple(fields["address"])
+        return Peer(**fields)
+
+    @property
+    def label(self) -> str:
+        return f"rank {self.rank} (host {self.host})"
+
+
+def _boot_id() -> str:
+    """Ranks of one running kernel have the same; others cannot share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return platform.node()
+
+
+def _classes(size: int, pairs: Set[Tuple[int, int]]) -> Tuple[Tuple[int, ...], ...]:
+    """Group ranks that all share memory with one another; ``pairs`` are those that proved it."""
+    groups: List[List[int]] = []
+    for rank in range(size):
+        for group in groups:
+            if all((member, rank) in pairs for member in group):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    return tuple(tuple(group) for group in groups)
+
+
+class Job:
+    """The process's part in the job. ``memories[r]``: the mapped arena of rank ``r``; ``hosts``: who shares memory."""
+
+    def __init__(self, identity: Identity, settings: Settings, round: int) -> None:
+        self.identity = identity
+        self.settings = settings
+        self.round = round
+        self.memories: Dict[int, _core.PeerMemory] = {}
+        self.peers: Tuple[Peer, ...] = ()
+        self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
+        self.agent: Optional[Agent] = None
+        self._store: Optional[StoreClient] = None
+        self._nonce_block: Any = None
+        if settings.shm_size:
+            _core.configure_arena(settings.shm_size)
+
+    @property
+    def secret(self) -> bytes:
+        assert self.identity.secret is not None  # a job of more than one rank has one
+        return self.identity.secret
+
+    def rank_label(self, rank: int) -> str:
+        return self.peers[rank].label if self.peers else f"rank {rank}"
+
+    def rendezvous(self, board_offset: int) -> None:
+        """Meet the other ranks: exchange addresses through the store, and arenas with the ranks of this host.
+
+        Collective, blocking. Raises ``RendezvousError`` naming the ranks that never came.
+        """
+        identity, limit = self.identity, self.settings.start_timeout
+        if identity.size == 1:
+            return
+        assert identity.store is not None
+        deadline = time.monotonic() + limit
+        store = self._store = StoreClient(identity.store, self.secret, identity.rank, limit)
+        watch = WatchClient(identity.store, self.secret, identity.rank, limit)
+        data = listen_data(self.settings.interface or store.local_host)
+        memory, unix_name = listen_memory()
+        nonce, self._nonce_block = Nonce.place()
+        self.agent = Agent(
+            rank=identity.rank,
+            secret=self.secret,
+            watch=watch,
+            data_listener=data,
+            memory_listener=memory,
+            nonce_of=lambda rank: self.peers[rank].nonce,
+        )
+        me = Peer(
+            rank=identity.rank,
+            host=socket.gethostname(),
+            host_id=self.settings.host_id or _boot_id(),
+            address=data.getsockname()[:2],
+            unix_name=unix_name,
+            nonce=nonce,
+            board_offset=board_offset,
+            shared=self.settings.shm,
+            version=__version__,
+        )
+        self.peers = tuple(Peer.parse(text) for text in store.check_in(me.text(), limit, round=2 * self.round))
+        self._check_versions()
+        # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
+        met = self._meet_neighbours(me, deadline)
+        left = max(1.0, deadline - time.monotonic())
+        answers = store.check_in(json.dumps(met), left, round=2 * self.round + 1)
+        self._conclude([json.loads(text) for text in answers])
+
+    def _check_versions(self) -> None:
+        versions = sorted({peer.version for peer in self.peers})
+        if len(versions) > 1:
+            raise ConfigError(
+                f"the ranks run different versions of DDL ({', '.join(versions)}): "
+                + ", ".join(f"{peer.label}: {peer.version}" for peer in self.peers)
+                + "; install the same one everywhere"
+            )
+
+    def _meet_neighbours(self, me: Peer, deadline: float) -> List[int]:
+        """Swap arenas with the lower ranks of this host; return those with which it worked."""
+        met = []
+        for peer in self.peers[: me.rank]:
+            if not (me.shared and peer.shared and me.host_id == peer.host_id):
+                continue
+            try:
+                memory = connect_memory(
+                    peer.unix_name, self.secret, me.rank, peer.rank, lambda rank: self.peers[rank].nonce, deadline
+                )
+            except (OSError, Error) as error:
+                log.warning("rank %d: no shared memory with %s: %s", me.rank, peer.label, error)
+                continue
+            if memory is not None:
+                self.memories[peer.rank] = memory
+                met.append(peer.rank)
+        return met
+
+    def _conclude(self, met: Sequence[Sequence[int]]) -> None:
+        """All ranks have the same answers, so all come to the same groups."""
+        assert self.agent is not None
+        rank = self.identity.rank
+        pairs = {(lower, higher) for higher, lowers in enumerate(met) for lower in lowers}
+        self.hosts = _classes(self.identity.size, pairs)
+        mine = next(group for group in self.hosts if rank in group)
+        for peer in mine:
+            if peer > rank:
+                self.memories[peer] = self.agent.memory_of(peer, self.settings.start_timeout)
+        # A pair that met but ended in different groups must not be used by one side only.
+        self.memories = {peer: memory for peer, memory in self.memories.items() if peer in mine}
+
+    def close(self) -> None:
+        """Leave the job. Idempotent."""
+        if self.agent is not None:
+            self.agent.close()
+        if self._store is not None:
+            self._store.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: see ``Agent.close_in_child``."""
+        if self.agent is not None:
+            self.agent.close_in_child()
+
+
+def identity_and_settings() -> Tuple[Identity, Settings]:
+    """Read who this process is and how it is to behave from the environment, once."""
+    return Identity.from_environ(os.environ), Settings.from_environ(os.environ)
+

@@ -1,0 +1,119 @@
+"""Direct: ranks that all share memory read and write one another's buffers; nothing is staged.
+
+The ranks meet twice: phase 1 says "my buffers are there", phase 2 "I have left yours alone". Between the two, work is
+shared out so that every rank moves about the same amount: rank *r* works on chunk *r*, which is read straight out of
+every peer's INPUT and stored straight into every peer's OUTPUT. For large buffers; ``eager`` is for small ones.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
+from ddl.plan.layout import Planner, blocks, copy, finish, nothing, notify, others, pairs, split, wait_for
+from ddl.topology import Topology
+
+__all__ = ["PLANNERS"]
+
+_NAME = "direct"
+_INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
+
+
+def _meet_twice(peers: Tuple[int, ...], work: List[Step]) -> List[Step]:
+    """Put ``work`` between the two meets of all ranks."""
+    return [notify(1), wait_for(peers, 1), *work, notify(2), wait_for(peers, 2)]
+
+
+def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    peers = others(size, rank)
+    work = [
+        Step(Kind.REDUCE_FROM, tuple(sorted(peers)), rank, 1, src=_INPUT, dst=_OUTPUT, final=True),
+        Step(Kind.COPY_TO, peers, rank, 1, src=_OUTPUT, dst=_OUTPUT),
+    ]
+    return finish(_NAME, size, split(Collective.ALLREDUCE, rank, root, size), _meet_twice(peers, work))
+
+
+def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    peers = others(size, rank)
+    work = [Step(Kind.REDUCE_FROM, tuple(sorted(peers)), rank, 1, src=_INPUT, dst=_OUTPUT, final=True)]
+    layout = blocks(Collective.REDUCESCATTER, rank, root, range(size))
+    return finish(_NAME, size, layout, _meet_twice(peers, work))
+
+
+def _allgather(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    peers = others(size, rank)
+    work = [Step(Kind.COPY_TO, peers, rank, 1, src=_INPUT, dst=_OUTPUT), copy(rank, 1)]
+    layout = blocks(Collective.ALLGATHER, rank, root, range(size))
+    return finish(_NAME, size, layout, _meet_twice(peers, work))
+
+
+def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
+    """The root pushes chunk 0, the others pull the rest: everybody moves (p-1)/p of the buffer."""
+    size = topology.size
+    peers = others(size, rank)
+    if rank == root:
+        work = [Step(Kind.COPY_TO, peers, 0, 1, src=_INPUT, dst=_OUTPUT), copy(0, size)]
+        steps = _meet_twice(peers, work)
+    else:
+        work = [Step(Kind.COPY_FROM, (root,), 1, size - 1, src=_INPUT, dst=_OUTPUT)]
+        steps = _meet_twice((root,), work)
+    return finish(_NAME, size, split(Collective.BROADCAST, rank, root, size), steps)
+
+
+def _reduce(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    peers = others(size, rank)
+    target = _OUTPUT if rank == root else _SCRATCH
+    work = [Step(Kind.REDUCE_FROM, tuple(sorted(peers)), rank, 1, src=_INPUT, dst=target, final=True)]
+    if rank != root:
+        work.append(Step(Kind.COPY_TO, (root,), rank, 1, src=_SCRATCH, dst=_OUTPUT))
+    return finish(_NAME, size, split(Collective.REDUCE, rank, root, size), _meet_twice(peers, work))
+
+
+def _gather(topology: Topology, rank: int, root: int) -> Plan:
+    """Each rank pushes its block to the root, whose buffer alone is touched: it alone announces it beforehand."""
+    size = topology.size
+    if rank == root:
+        steps = [notify(1), copy(rank, 1), wait_for(others(size, rank), 1)]
+    else:
+        steps = [wait_for((root,), 1), Step(Kind.COPY_TO, (root,), rank, 1, src=_INPUT, dst=_OUTPUT), notify(1)]
+    return finish(_NAME, size, blocks(Collective.GATHER, rank, root, range(size)), steps)
+
+
+def _scatter(topology: Topology, rank: int, root: int) -> Plan:
+    """Each rank pulls its block from the root."""
+    size = topology.size
+    if rank == root:
+        steps = [notify(1), copy(rank, 1), wait_for(others(size, rank), 1)]
+    else:
+        steps = [wait_for((root,), 1), Step(Kind.COPY_FROM, (root,), rank, 1, src=_INPUT, dst=_OUTPUT), notify(1)]
+    return finish(_NAME, size, blocks(Collective.SCATTER, rank, root, range(size)), steps)
+
+
+def _alltoall(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    peers = others(size, rank)
+    work = [Step(Kind.COPY_FROM, (peer,), peer * size + rank, 1, src=_INPUT, dst=_OUTPUT) for peer in peers]
+    work.append(copy(rank * size + rank, 1))
+    return finish(_NAME, size, pairs(rank, size), _meet_twice(peers, work))
+
+
+def _barrier(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    return finish(_NAME, size, nothing(rank), [notify(1), wait_for(others(size, rank), 1)])
+
+
+PLANNERS: Dict[Collective, Planner] = {
+    Collective.ALLREDUCE: _allreduce,
+    Collective.REDUCESCATTER: _reducescatter,
+    Collective.ALLGATHER: _allgather,
+    Collective.BROADCAST: _broadcast,
+    Collective.ALLTOALL: _alltoall,
+    Collective.REDUCE: _reduce,
+    Collective.GATHER: _gather,
+    Collective.SCATTER: _scatter,
+    Collective.BARRIER: _barrier,
+}

@@ -1,0 +1,166 @@
+"""Recursive doubling and halving: log2(p) rounds between ever more distant partners, for small buffers.
+
+Ranks are counted by position. All-reduce exchanges the whole buffer with ``position ^ 1, ^ 2, ^ 4, ...``;
+reduce-scatter exchanges halves, quarters, ...; all-gather and barrier are *disseminations*, whose distances double
+and which need no power of two. Where a power of two is needed, the ranks beyond it first *fold* their data into a
+partner, which works for both and hands the result back.
+
+Every rank of a block computes the same tree of sums, and adding is commutative, so all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, List, Tuple
+
+from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
+from ddl.plan.layout import Planner, blocks, copy, finish, nothing, split
+from ddl.topology import Topology
+
+__all__ = ["PLANNERS"]
+
+_NAME = "recursive_doubling"
+_INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
+
+
+def _rounds_within(size: int) -> int:
+    """Rounds among the largest power of two of ranks that ``size`` has."""
+    return size.bit_length() - 1
+
+
+def _exchange_whole(partners: List[int], source: Buffer) -> List[Step]:
+    """All-reduce the whole buffer with each partner in turn, from ``source`` into OUTPUT.
+
+    A round may not write what the round before is still sending, so the sums alternate between SCRATCH and OUTPUT.
+    Two rounds later the same buffer comes round again; by then its receiver has said, by an empty message, that it
+    has it. The empty messages cross the next round's data and so cost no time of their own.
+    """
+    steps: List[Step] = []
+    for number, partner in enumerate(partners):
+        left = len(partners) - 1 - number
+        target = _SCRATCH if left % 2 else _OUTPUT
+        steps.append(Step(Kind.SEND, (partner,), 0, 1, src=source))
+        if number > 0:
+            steps.append(Step(Kind.RECV, (partners[number - 1],)))
+        steps.append(Step(Kind.RECV_REDUCE, (partner,), 0, 1, src=source, dst=target, final=left == 0))
+        if left > 0:
+            steps.append(Step(Kind.SEND, (partner,)))
+        source = target
+    return steps
+
+
+def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    size, order, position = topology.size, topology.order, topology.position(rank)
+    rounds = _rounds_within(size)
+    power = 1 << rounds
+    layout = split(Collective.ALLREDUCE, rank, root, 1)
+    if position >= power:
+        partner = order[position - power]
+        steps = [Step(Kind.SEND, (partner,), 0, 1, src=_INPUT), Step(Kind.RECV, (partner,), 0, 1, dst=_OUTPUT)]
+        return finish(_NAME, size, layout, steps)
+    # What the first round sends may not lie where it writes. INPUT may be OUTPUT, where an odd number of rounds ends
+    # up at once, so then the data starts from SCRATCH.
+    source = _SCRATCH if rounds % 2 else _OUTPUT
+    partners = [order[position ^ (1 << k)] for k in range(rounds)]
+    extra = (order[position + power],) if position + power < size else ()
+    steps = []
+    if extra:
+        steps.append(Step(Kind.RECV_REDUCE, extra, 0, 1, src=_INPUT, dst=source))
+    elif source is _SCRATCH:
+        steps.append(Step(Kind.COPY, first=0, count=1, src=_INPUT, dst=_SCRATCH))
+    else:
+        source = _INPUT
+    steps += _exchange_whole(partners, source)
+    if extra:
+        steps.append(Step(Kind.SEND, extra, 0, 1, src=_OUTPUT))
+    return finish(_NAME, size, layout, steps)
+
+
+def _fold_ids(size: int) -> List[int]:
+    """Chunk id of each position's block: the blocks of a rank and of the one folded into it lie side by side."""
+    power = 1 << _rounds_within(size)
+    extra = size - power
+    return [2 * p if p < extra else p + extra if p < power else 2 * (p - power) + 1 for p in range(size)]
+
+
+def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
+    size, order, position = topology.size, topology.order, topology.position(rank)
+    power = 1 << _rounds_within(size)
+    extra = size - power
+    ids = _fold_ids(size)
+    layout = blocks(Collective.REDUCESCATTER, rank, root, [ids[topology.position(r)] for r in range(size)])
+    own = ids[position]
+    if position >= power:
+        partner = order[position - power]
+        steps = [Step(Kind.SEND, (partner,), 0, size, src=_INPUT), Step(Kind.RECV, (partner,), own, 1, dst=_OUTPUT)]
+        return finish(_NAME, size, layout, steps)
+    folded = position < extra
+    steps = []
+    source = _INPUT
+    if folded:
+        steps.append(Step(Kind.RECV_REDUCE, (order[position + power],), 0, size, src=_INPUT, dst=_SCRATCH))
+        source = _SCRATCH
+    half = power // 2
+    while half:
+        # The block of 2 * half positions that I share with my partner; each of us keeps the half it lies in.
+        mine, theirs = position // half * half, (position ^ half) // half * half
+        last = half == 1
+        target = _OUTPUT if last and not folded else _SCRATCH
+        partner = order[position ^ half]
+        steps.append(Step(Kind.SEND, (partner,), *_folded_run(theirs, half, extra), src=source))
+        run = _folded_run(mine, half, extra)
+        steps.append(Step(Kind.RECV_REDUCE, (partner,), *run, src=source, dst=target, final=last))
+        source = _SCRATCH
+        half //= 2
+    if folded:
+        steps.append(Step(Kind.SEND, (order[position + power],), own + 1, 1, src=_SCRATCH))
+        steps.append(Step(Kind.COPY, first=own, count=1, src=_SCRATCH, dst=_OUTPUT))
+    return finish(_NAME, size, layout, steps)
+
+
+def _folded_run(start: int, count: int, extra: int) -> Tuple[int, int]:
+    """First chunk id and number of chunks that belong to positions ``[start, start + count)`` after the fold."""
+    first, end = start + min(start, extra), start + count + min(start + count, extra)
+    return first, end - first
+
+
+def _runs(start: int, count: int, size: int) -> Iterator[Tuple[int, int]]:
+    """Cut ``count`` ids from ``start``, counted around the end, into one or two contiguous runs."""
+    start %= size
+    straight = min(count, size - start)
+    yield start, straight
+    if count > straight:
+        yield 0, count - straight
+
+
+def _allgather(topology: Topology, rank: int, root: int) -> Plan:
+    """After each round a rank has twice as many blocks, of itself and of those that follow it."""
+    size, order, position = topology.size, topology.order, topology.position(rank)
+    steps = [copy(position, 1)]
+    have = 1
+    while have < size:
+        count = min(have, size - have)
+        to, source = order[(position - have) % size], order[(position + have) % size]
+        steps += [Step(Kind.SEND, (to,), *run, src=_OUTPUT) for run in _runs(position, count, size)]
+        steps += [Step(Kind.RECV, (source,), *run, dst=_OUTPUT) for run in _runs(position + have, count, size)]
+        have *= 2
+    layout = blocks(Collective.ALLGATHER, rank, root, [topology.position(r) for r in range(size)])
+    return finish(_NAME, size, layout, steps)
+
+
+def _barrier(topology: Topology, rank: int, root: int) -> Plan:
+    size, order, position = topology.size, topology.order, topology.position(rank)
+    steps = []
+    heard = 1
+    while heard < size:
+        steps.append(Step(Kind.SEND, (order[(position + heard) % size],)))
+        steps.append(Step(Kind.RECV, (order[(position - heard) % size],)))
+        heard *= 2
+    return finish(_NAME, size, nothing(rank), steps)
+
+
+PLANNERS: Dict[Collective, Planner] = {
+    Collective.ALLREDUCE: _allreduce,
+    Collective.REDUCESCATTER: _reducescatter,
+    Collective.ALLGATHER: _allgather,
+    Collective.BARRIER: _barrier,
+}

@@ -1,0 +1,137 @@
+"""Turns a plan into the table that the native core runs: chunk ids become block numbers.
+
+The core does not know chunks. It knows, for every buffer, a *table*: the part that each block of the buffer belongs
+to; and for every part a length, which an operation supplies. A part is a chunk where one buffer is cut evenly or in
+all-to-all, and a rank where every rank has one block.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from ddl import _core
+from ddl.plan import build
+from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
+from ddl.plan.layout import SPLIT
+from ddl.topology import Topology
+
+__all__ = ["lower", "one_message"]
+
+_DIRECT = (Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY_TO)
+_READS_MINE = (Kind.SEND, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_TO, Kind.COPY)
+_WRITES_MINE = (Kind.RECV, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY)
+
+Blocks = List[int]
+_NativeStep = Tuple[int, int, int, bool, int, List[int], Blocks, Blocks, List[Tuple[int, Blocks]]]
+
+
+def _held(plan: Plan, buffer: Buffer) -> Tuple[int, ...]:
+    return (plan.input, plan.output, plan.scratch)[buffer]
+
+
+def _far_buffer(step: Step) -> Buffer:
+    """Which buffer of its peers a direct step touches."""
+    return step.dst if step.kind is Kind.COPY_TO else step.src
+
+
+class _Lowering:
+    """One rank's plan on its way into the core; the plans of its neighbours tell where their blocks lie."""
+
+    def __init__(self, plan: Plan, topology: Topology) -> None:
+        self.plan = plan
+        near = topology.local_group(plan.rank) if plan.size > 1 else ()
+        self.neighbours: Dict[int, Plan] = {
+            rank: build(plan.collective, plan.algorithm, topology, rank, plan.root) for rank in near if rank != plan.rank
+        }
+        self.split = plan.collective in SPLIT
+        self.part_of_chunk = self._parts(topology)
+        self.tables: List[List[int]] = []
+        self.table_numbers: Dict[Tuple[int, ...], int] = {}
+        self.block_numbers: Dict[Tuple[int, ...], Dict[int, int]] = {}
+
+    def _parts(self, topology: Topology) -> Dict[int, int]:
+        """The part whose length a chunk has."""
+        plan = self.plan
+        if self.split or plan.collective in (Collective.ALLTOALL, Collective.BARRIER):
+            return {chunk: chunk for chunk in range(plan.chunks)}
+        root = build(plan.collective, plan.algorithm, topology, plan.root, plan.root)
+        by_rank = max((root.input, root.output), key=len)
+        return {chunk: rank for rank, chunk in enumerate(by_rank)}
+
+    def table(self, held: Tuple[int, ...]) -> int:
+        if held not in self.table_numbers:
+            self.table_numbers[held] = len(self.tables)
+            self.tables.append([self.part_of_chunk[chunk] for chunk in held])
+            self.block_numbers[held] = {chunk: block for block, chunk in enumerate(held)}
+        return self.table_numbers[held]
+
+    def blocks(self, held: Tuple[int, ...], step: Step) -> Blocks:
+        self.table(held)
+        numbers = self.block_numbers[held]
+        return [numbers[chunk] for chunk in range(step.first, step.first + step.count)]
+
+    def step(self, step: Step) -> _NativeStep:
+        peers = sorted(step.peers)
+        theirs = []
+        if step.kind in _DIRECT:
+            for peer in peers:
+                held = _held(self.neighbours[peer], _far_buffer(step))
+                theirs.append((self.table(held), self.blocks(held, step)))
+        return (
+            int(step.kind),
+            int(step.src),
+            int(step.dst),
+            step.final,
+            step.phase,
+            peers,
+            self.blocks(_held(self.plan, step.src), step) if step.kind in _READS_MINE else [],
+            self.blocks(_held(self.plan, step.dst), step) if step.kind in _WRITES_MINE else [],
+            theirs,
+        )
+
+    def exposed(self) -> List[bool]:
+        """Which of my buffers my neighbours touch; only those need to lie in shared memory."""
+        touched = {
+            _far_buffer(step)
+            for plan in self.neighbours.values()
+            for channel in plan.channels
+            for step in channel
+            if step.kind in _DIRECT and self.plan.rank in step.peers
+        }
+        return [buffer in touched for buffer in Buffer]
+
+
+def lower(plan: Plan, topology: Topology) -> _core.Plan:
+    """Return ``plan`` as the native core runs it. ``topology`` is the one it was built for."""
+    lowering = _Lowering(plan, topology)
+    mine = [lowering.table(_held(plan, buffer)) for buffer in Buffer]
+    channels = [[lowering.step(step) for step in channel] for channel in plan.channels]
+    return _core.Plan(
+        rank=plan.rank,
+        size=plan.size,
+        split=lowering.split or plan.collective is Collective.BARRIER,
+        parts=max(1, len(set(lowering.part_of_chunk.values()))),
+        tables=lowering.tables,
+        mine=mine,
+        exposed=lowering.exposed(),
+        channels=channels,
+    )
+
+
+def one_message(collective: Collective, rank: int, size: int, peer: int) -> _core.Plan:
+    """Return the plan of ``send`` or ``recv``: one message, to or from ``peer``, of one block."""
+    sends = collective is Collective.SEND
+    kind, buffer = (Kind.SEND, Buffer.INPUT) if sends else (Kind.RECV, Buffer.OUTPUT)
+    step: _NativeStep = (int(kind), int(buffer), int(buffer), False, 0, [peer], [0] if sends else [], [], [])
+    if not sends:
+        step = (*step[:7], [0], [])
+    return _core.Plan(
+        rank=rank,
+        size=size,
+        split=True,
+        parts=1,
+        tables=[[0], []],
+        mine=[0, 1, 1] if sends else [1, 0, 1],
+        exposed=[False] * 3,
+        channels=[[step]],
+    )

@@ -1,0 +1,193 @@
+"""Memory of all ranks as symbols, and the lanes that touch it: who read and wrote what, and was it in order.
+
+A *lane* is one channel of one rank. A *cell* is one chunk of one buffer of one rank; its value is the bit mask of the
+ranks whose contribution it holds, plus one bit above them once it is finished; 0 is undefined. Order is kept by
+vector clocks: a lane's *epoch* is the number of steps it has done, so epoch *e* is step *e - 1*, and its clock holds,
+for every lane, the epoch that it knows to be over. ``replay`` does the steps.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+from ddl.plan.checks import PlanError, failure
+from ddl.plan.ir import Buffer, Plan, Step
+
+__all__ = ["Cell", "Lane", "Memory"]
+
+
+class Lane:
+    """One channel of one rank: where it is, what it knows of the others, and what it has done so far."""
+
+    def __init__(self, number: int, lanes: int, plan: Plan, channel: int) -> None:
+        self.number, self.plan, self.channel = number, plan, channel
+        self.steps = plan.channels[channel]
+        self.next = 0
+        self.clock = [0] * lanes
+        self.depth = 0  # length of the longest chain of messages and meets that led here
+        self.notices: List[Tuple[int, List[int], int]] = []  # phase, clock, depth
+        self.messages = self.signals = self.chunks_sent = self.chunks_read = self.chunks_written = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank whose channel this is."""
+        return self.plan.rank
+
+    def learn(self, clock: List[int], depth: int) -> None:
+        """Everything that ``clock`` knows to be over is over before my present step."""
+        self.clock = [mine if mine > theirs else theirs for mine, theirs in zip(self.clock, clock)]
+        self.depth = max(self.depth, depth)
+
+    def clock_after(self) -> List[int]:
+        """Return what somebody knows who knows that my present step is over."""
+        clock = self.clock[:]
+        clock[self.number] = self.next + 1
+        return clock
+
+    def failure(self, what: str) -> PlanError:
+        """Make the error about my present step."""
+        return failure(self.plan, self.channel, self.next, what)
+
+
+class Cell:
+    """One chunk of one buffer: its value, who wrote it last, and who has read it since."""
+
+    __slots__ = ("epoch", "leaving", "readers", "value", "writer")
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self.writer = -1  # lane number; -1 is the caller, before the plan starts
+        self.epoch = 0  # of the writer
+        self.readers: List[Tuple[int, int]] = []  # (lane number, epoch); of a message: the lane that receives it
+        self.leaving = 0  # messages that read this cell and are not received yet
+
+
+class Memory:
+    """All cells. With ``in_place``, INPUT and OUTPUT of the plans that allow it are the same cells."""
+
+    def __init__(self, plans: Sequence[Plan], lanes: Sequence[Lane], in_place: bool) -> None:
+        self._lanes = lanes
+        self._full = (1 << len(plans)) - 1
+        self._finished = 1 << len(plans)
+        self._lanes_of: List[List[Lane]] = [[] for _ in plans]
+        for lane in lanes:
+            self._lanes_of[lane.rank].append(lane)
+        self._cells: List[Tuple[Dict[int, Cell], ...]] = []
+        for plan in plans:
+            given = {chunk: Cell(1 << plan.rank) for chunk in plan.input}
+            aliased = in_place and plan.in_place
+            result = given if aliased else {chunk: Cell(0) for chunk in plan.output}
+            self._cells.append((given, result, {chunk: Cell(0) for chunk in plan.scratch}))
+        #: For each rank, the last step of each foreign lane that touched its INPUT or OUTPUT.
+        self._touched: List[Dict[int, int]] = [{} for _ in plans]
+
+    def value(self, rank: int, chunk: int) -> Tuple[int, bool]:
+        """Return whose contributions ``rank``'s OUTPUT holds for ``chunk``, as a bit mask, and whether finished."""
+        value = self._cells[rank][Buffer.OUTPUT][chunk].value
+        return value & self._full, bool(value & self._finished)
+
+    def ranks(self, mask: int) -> List[int]:
+        """Spell out a bit mask of ranks."""
+        return [rank for rank in range(len(self._cells)) if mask >> rank & 1]
+
+    def read(self, lane: Lane, step: Step, owner: int, buffer: Buffer) -> List[int]:
+        """Read the chunks of ``step`` and return their values."""
+        cells = self._reach(lane, step, owner, buffer)
+        number, epoch = lane.number, lane.next + 1
+        for cell in cells:
+            cell.readers.append((number, epoch))
+        return self._values(lane, step, owner, buffer, cells)
+
+    def send(self, lane: Lane, step: Step) -> Tuple[List[Cell], List[int]]:
+        """Start to read the chunks of a SEND; ``arrived`` ends it. Return the cells and their values."""
+        cells = self._reach(lane, step, lane.rank, step.src)
+        for cell in cells:
+            cell.leaving += 1
+        return cells, self._values(lane, step, lane.rank, step.src, cells)
+
+    def arrived(self, lane: Lane, cells: List[Cell]) -> None:
+        """End the read of a message: ``lane``, which receives it, has it all."""
+        number, epoch = lane.number, lane.next + 1
+        for cell in cells:
+            cell.leaving -= 1
+            cell.readers.append((number, epoch))
+
+    def write(self, lane: Lane, step: Step, owner: int, buffer: Buffer, values: List[int]) -> None:
+        """Store ``values`` in the chunks of ``step`` after a check that nobody may still be using them."""
+        clock, number, epoch = lane.clock, lane.number, lane.next + 1
+        for chunk, (cell, value) in enumerate(zip(self._reach(lane, step, owner, buffer), values), step.first):
+            if cell.leaving:
+                raise lane.failure(f"writes chunk {chunk} of {_where(owner, buffer)} while it may still be sent")
+            if cell.writer >= 0 and clock[cell.writer] < cell.epoch:
+                raise self._race(lane, f"writes chunk {chunk} of {_where(owner, buffer)}", cell.writer, cell.epoch)
+            for reader, read in cell.readers:
+                if clock[reader] < read and reader != number:
+                    raise self._race(lane, f"writes chunk {chunk} of {_where(owner, buffer)}", reader, read)
+            cell.readers = []
+            cell.writer, cell.epoch = number, epoch
+            cell.value = self._finish(lane, chunk, value) if step.final else value
+
+    def copy(self, lane: Lane, step: Step) -> None:
+        """Do a COPY within one rank; between buffers that are the same memory nothing moves."""
+        values = self.read(lane, step, lane.rank, step.src)
+        source, target = (self._cells[lane.rank][buffer] for buffer in (step.src, step.dst))
+        if source is not target:
+            self.write(lane, step, lane.rank, step.dst, values)
+        elif step.final:
+            for chunk, value in enumerate(values, step.first):
+                source[chunk].value = self._finish(lane, chunk, value)
+
+    def add(self, lane: Lane, step: Step, left: List[int], right: List[int]) -> List[int]:
+        """Reduce two lists of values; what both contain would count twice."""
+        for chunk, (a, b) in enumerate(zip(left, right), step.first):
+            if a & b:
+                raise lane.failure(f"adds the contributions of ranks {self.ranks(a & b)} to chunk {chunk} twice")
+        return [a | b for a, b in zip(left, right)]
+
+    def check_end(self, plan: Plan, clock: List[int]) -> None:
+        """Check that nobody touches INPUT or OUTPUT of a rank after its plan's end, when it knows ``clock``."""
+        for number, epoch in self._touched[plan.rank].items():
+            if clock[number] < epoch:
+                who = self._lane_text(number, epoch)
+                raise failure(plan, None, None, f"the plan may end before {who} is done with this rank's memory")
+
+    def _reach(self, lane: Lane, step: Step, owner: int, buffer: Buffer) -> List[Cell]:
+        """Return the cells of a step's chunks; another rank's only if it is known that they are there."""
+        if owner != lane.rank:
+            theirs = [other for other in self._lanes_of[owner] if other.notices]
+            if not any(other.notices[0][1][other.number] <= lane.clock[other.number] for other in theirs):
+                raise lane.failure(f"touches {_where(owner, buffer)} without knowing of that rank's first NOTIFY")
+            if buffer is not Buffer.SCRATCH:
+                self._touched[owner][lane.number] = lane.next + 1
+        cells = self._cells[owner][buffer]
+        try:
+            return [cells[chunk] for chunk in range(step.first, step.first + step.count)]
+        except KeyError as missing:
+            raise lane.failure(f"chunk {missing} is not in {_where(owner, buffer)}") from None
+
+    def _values(self, lane: Lane, step: Step, owner: int, buffer: Buffer, cells: List[Cell]) -> List[int]:
+        """Return what ``cells`` hold after a check that it is defined, and was written before this step."""
+        clock = lane.clock
+        for chunk, cell in enumerate(cells, step.first):
+            if cell.writer >= 0 and clock[cell.writer] < cell.epoch:
+                raise self._race(lane, f"reads chunk {chunk} of {_where(owner, buffer)}", cell.writer, cell.epoch)
+            if not cell.value:
+                raise lane.failure(f"reads chunk {chunk} of {_where(owner, buffer)}, which is undefined")
+        return [cell.value for cell in cells]
+
+    def _finish(self, lane: Lane, chunk: int, value: int) -> int:
+        if value != self._full:
+            ranks = self.ranks(value)
+            raise lane.failure(f"is final for chunk {chunk}, which has the contributions of ranks {ranks} only")
+        return value | self._finished
+
+    def _race(self, lane: Lane, what: str, number: int, epoch: int) -> PlanError:
+        return lane.failure(f"{what} in no order with {self._lane_text(number, epoch)}")
+
+    def _lane_text(self, number: int, epoch: int) -> str:
+        lane = self._lanes[number]
+        return f"rank {lane.rank} channel {lane.channel} step {epoch - 1}"
+
+
+def _where(owner: int, buffer: Buffer) -> str:
+    return f"{Buffer(buffer).name} of rank {owner}"

@@ -1,0 +1,203 @@
+"""Multi-ring: reduce-scatter along dimensions 1, 2, .., k, then all-gather k, .., 2, 1, many rings at once.
+
+In dimension *d*, N/p_d rings run side by side, and the buffer shrinks by p_d, so a slow outer link carries 1/(inner
+size) of it, in 2*sum(p_d - 1) messages instead of 2(N - 1). All dimensions that share memory are taken as one, and
+are direct: peers' memory is read and written, in two meets. Chunk ids are *slots*: coordinates with the innermost
+dimension most significant, so that what a rank is left with after each dimension is a run of ids. Broadcast and
+reduce cut the buffer by shared memory only and send each slice through a tree of chains along the other dimensions.
+
+Source: IBM PowerAI DDL (arXiv 1708.02188) and BlueConnect (MLSys 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Dict, List, Tuple
+
+from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
+from ddl.plan.layout import Planner, blocks, copy, finish, notify, split, wait_for
+from ddl.plan.ring import Ring, all_gather, collect, hops, pass_on, pieces, reduce_scatter
+from ddl.topology import Topology
+
+__all__ = ["PLANNERS"]
+
+_NAME = "multiring"
+_INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a rank stands: its peers in shared memory (none is usual), and its ring in every other dimension."""
+
+    index: int  #: among the ranks that share memory
+    peers: Tuple[int, ...]  #: the others of them, ascending
+    rings: Tuple[Ring, ...]  #: innermost first; dimensions of size 1 are left out
+
+
+def _place(topology: Topology, rank: int) -> _Place:
+    local = topology.local_group(rank)
+    rings = tuple(
+        Ring(topology.group(rank, d), coordinate)
+        for d, (dimension, coordinate) in enumerate(zip(topology.dimensions, topology.coordinates(rank)))
+        if not dimension.shared and dimension.size > 1
+    )
+    return _Place(local.index(rank), tuple(sorted(r for r in local if r != rank)), rings)
+
+
+@lru_cache(maxsize=64)
+def _slots(topology: Topology) -> Tuple[int, ...]:
+    """Chunk id of the blocks of ranks 0, 1, ..."""
+    radices = [topology.local_size] + [d.size for d in topology.dimensions if not d.shared]
+    slots = [0] * topology.size
+    for position, rank in enumerate(topology.order):
+        slot, rest = 0, position
+        for radix in radices:
+            rest, coordinate = divmod(rest, radix)
+            slot = slot * radix + coordinate
+        slots[rank] = slot
+    return tuple(slots)
+
+
+def _meets(place: _Place) -> Tuple[List[Step], List[Step]]:
+    """The two meets with the ranks that share memory; nothing where there are none."""
+    if not place.peers:
+        return [], []
+    return [notify(1), wait_for(place.peers, 1)], [notify(2), wait_for(place.peers, 2)]
+
+
+def _reduce_inside(place: _Place, first: int, count: int, target: Buffer, final: bool) -> Step:
+    return Step(Kind.REDUCE_FROM, place.peers, first, count, src=_INPUT, dst=target, final=final)
+
+
+def _scatter_sums(place: _Place, size: int, partial: Buffer) -> Tuple[List[Step], int]:
+    """Reduce-scatter along all dimensions, innermost first; my finished chunk lies in OUTPUT. Returns its id, too.
+
+    The first dimension reads INPUT, later ones what the one before left in ``partial``.
+    """
+    steps: List[Step] = []
+    source, first, width = _INPUT, 0, size
+    if place.peers:
+        width //= len(place.peers) + 1
+        first = place.index * width
+        target = partial if place.rings else _OUTPUT
+        steps.append(_reduce_inside(place, first, width, target, not place.rings))
+        source = target
+    for ring in place.rings:
+        last = ring is place.rings[-1]
+        steps += reduce_scatter(ring, first, width, source, partial, _OUTPUT if last else partial, last)
+        source = partial
+        width //= len(ring.ranks)
+        first += ring.index * width
+    return steps, first
+
+
+def _gather_all(place: _Place, first: int, source: Buffer) -> List[Step]:
+    """All-gather along all dimensions, outermost first, from chunk ``first``, which lies in ``source``."""
+    steps: List[Step] = []
+    width = 1
+    for ring in reversed(place.rings):
+        first -= ring.index * width
+        width *= len(ring.ranks)
+        steps += all_gather(ring, first, width, source)
+        source = _OUTPUT
+    if place.peers:
+        steps.append(Step(Kind.COPY_TO, place.peers, first, width, src=source, dst=_OUTPUT))
+    return steps
+
+
+def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    place, size = _place(topology, rank), topology.size
+    arrive, leave = _meets(place)
+    sums, own = _scatter_sums(place, size, _OUTPUT)
+    steps = [*arrive, *sums, *_gather_all(place, own, _OUTPUT), *leave]
+    return finish(_NAME, size, split(Collective.ALLREDUCE, rank, root, size), steps)
+
+
+def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
+    place, size = _place(topology, rank), topology.size
+    arrive, leave = _meets(place)
+    sums, _ = _scatter_sums(place, size, _SCRATCH)
+    if place.peers:
+        # The peers may go on as soon as I have read their INPUT, which is the first thing I do.
+        steps = [*arrive, sums[0], leave[0], *sums[1:], leave[1]]
+    else:
+        steps = sums
+    return finish(_NAME, size, blocks(Collective.REDUCESCATTER, rank, root, _slots(topology)), steps)
+
+
+def _allgather(topology: Topology, rank: int, root: int) -> Plan:
+    place, size, slots = _place(topology, rank), topology.size, _slots(topology)
+    arrive, leave = _meets(place)
+    # My own chunk must be in OUTPUT before a later dimension passes it on as part of a run.
+    steps = [copy(slots[rank], 1), *arrive, *_gather_all(place, slots[rank], _INPUT), *leave]
+    return finish(_NAME, size, blocks(Collective.ALLGATHER, rank, root, slots), steps)
+
+
+def _tree(topology: Topology, place: _Place, root: int) -> Tuple[List[int], int, range]:
+    """The root's index in each of my rings, the number of chunks, and the ids of my slice."""
+    coordinates = topology.coordinates(root)
+    starts = [c for c, d in zip(coordinates, topology.dimensions) if not d.shared and d.size > 1]
+    width = pieces(place.rings)
+    return starts, width * topology.local_size, range(place.index * width, (place.index + 1) * width)
+
+
+def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
+    """Each rank of the root's host takes its slice along the other dimensions; each host puts its slices together."""
+    place, size = _place(topology, rank), topology.size
+    starts, chunks, own = _tree(topology, place, root)
+    neighbours = hops(place.rings, starts)
+    layout = split(Collective.BROADCAST, rank, root, chunks)
+    if rank != root and root in place.peers:
+        return finish(_NAME, size, layout, _pull(topology, place, root, own, neighbours.children))
+    arrive, leave = _meets(place)
+    source = _OUTPUT if neighbours.parent else _INPUT
+    steps = arrive
+    for chunk in own:
+        steps += pass_on(neighbours, chunk)
+        if place.peers:
+            steps.append(Step(Kind.COPY_TO, place.peers, chunk, 1, src=source, dst=_OUTPUT))
+    if rank == root:
+        steps.append(copy(0, chunks))
+    return finish(_NAME, size, layout, steps + leave)
+
+
+def _pull(topology: Topology, place: _Place, root: int, own: range, children: Tuple[int, ...]) -> List[Step]:
+    """Broadcast, beside the root: pull my slice and pass it on, then pull the rest; the root pushes its own slice."""
+    width = len(own)
+    steps = [notify(1), wait_for((root,), 1)]
+    steps.append(Step(Kind.COPY_FROM, (root,), own.start, width, src=_INPUT, dst=_OUTPUT))
+    steps += [Step(Kind.SEND, (child,), chunk, 1, src=_OUTPUT) for chunk in own for child in children]
+    skip = {place.index, topology.local_group(root).index(root)}
+    for index in range(topology.local_size):
+        if index not in skip:
+            steps.append(Step(Kind.COPY_FROM, (root,), index * width, width, src=_INPUT, dst=_OUTPUT))
+    return [*steps, notify(2), wait_for((root,), 2)]
+
+
+def _reduce(topology: Topology, rank: int, root: int) -> Plan:
+    """Each rank reduces its slice inside its host, then along the other dimensions; the root's host hands it over."""
+    place, size = _place(topology, rank), topology.size
+    starts, chunks, own = _tree(topology, place, root)
+    neighbours = hops(place.rings, starts)
+    target = _OUTPUT if rank == root else _SCRATCH
+    arrive, leave = _meets(place)
+    steps = arrive
+    for chunk in own:
+        source = _INPUT
+        if place.peers:
+            steps.append(_reduce_inside(place, chunk, 1, target, not place.rings))
+            source = target
+        steps += collect(neighbours, chunk, source, target)
+    if root in place.peers:
+        steps.append(Step(Kind.COPY_TO, (root,), own.start, len(own), src=_SCRATCH, dst=_OUTPUT))
+    return finish(_NAME, size, split(Collective.REDUCE, rank, root, chunks), steps + leave)
+
+
+PLANNERS: Dict[Collective, Planner] = {
+    Collective.ALLREDUCE: _allreduce,
+    Collective.REDUCESCATTER: _reducescatter,
+    Collective.ALLGATHER: _allgather,
+    Collective.BROADCAST: _broadcast,
+    Collective.REDUCE: _reduce,
+}

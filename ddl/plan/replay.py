@@ -1,0 +1,190 @@
+"""Replay of all ranks' plans on symbolic memory: the part of ``verify`` that needs an order of events.
+
+Plans have no branches and messages stay in order, so which step waits for which does not depend on speed. Replaying
+one order of events, with a vector clock per lane (see ``memory``), therefore finds what can go wrong in any order.
+What happens at a NOTIFY is known to who awaits it; what happens before a SEND, to its receiver. The executor ends a
+plan only when its own sends have left; nothing here checks that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Callable, DefaultDict, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+from ddl.plan.checks import PlanError, failure
+from ddl.plan.ir import Kind, Plan, Step
+from ddl.plan.memory import Cell, Lane, Memory
+
+__all__ = ["Replay"]
+
+#: What a lane waits for: the number of the lane that must act, and whether by a message or by a notice.
+_Wait = Tuple[int, str]
+
+
+class _Message:
+    """What a SEND put on its way."""
+
+    __slots__ = ("cells", "clock", "depth", "index", "step", "values")
+
+    def __init__(self, lane: Lane, step: Step, cells: List[Cell], values: List[int]) -> None:
+        self.index, self.step, self.cells, self.values = lane.next, step, cells, values
+        self.clock, self.depth = lane.clock_after(), lane.depth + 1
+
+
+class Replay:
+    """All lanes of one collective, and their memory. ``run`` may be called once."""
+
+    def __init__(self, plans: Sequence[Plan], in_place: bool) -> None:
+        self._plans = plans
+        places = [(plan, channel) for plan in plans for channel in range(len(plan.channels))]
+        self.lanes = [Lane(number, len(places), *place) for number, place in enumerate(places)]
+        self._lane_at = {(lane.rank, lane.channel): lane for lane in self.lanes}
+        self.memory = Memory(plans, self.lanes, in_place)
+        self._queues: DefaultDict[Tuple[int, int, int], Deque[_Message]] = defaultdict(deque)
+        self._waiting: DefaultDict[_Wait, List[Lane]] = defaultdict(list)
+        self._ready: Deque[Lane] = deque(self.lanes)
+        self._do: Dict[Kind, Callable[[Lane, Step], Optional[_Wait]]] = {
+            Kind.SEND: self._send,
+            Kind.RECV: self._receive,
+            Kind.RECV_REDUCE: self._receive,
+            Kind.REDUCE_FROM: self._reduce_from,
+            Kind.COPY_FROM: self._copy_from,
+            Kind.COPY_TO: self._copy_to,
+            Kind.COPY: self._copy,
+            Kind.NOTIFY: self._notify,
+            Kind.AWAIT: self._await,
+        }
+
+    def run(self) -> None:
+        """Do all steps of all lanes; raises ``PlanError``."""
+        blocked: Dict[int, _Wait] = {}
+        while self._ready:
+            lane = self._ready.popleft()
+            blocked.pop(lane.number, None)
+            while lane.next < len(lane.steps):
+                step = lane.steps[lane.next]
+                wait = self._do[step.kind](lane, step)
+                if wait is not None:
+                    blocked[lane.number] = wait
+                    self._waiting[wait].append(lane)
+                    break
+                lane.next += 1
+                lane.clock[lane.number] = lane.next
+        if blocked:
+            raise self._deadlock(blocked)
+        for (sender, receiver, channel), queue in self._queues.items():
+            if queue:
+                what = f"rank {receiver} never receives this message"
+                raise failure(self._plans[sender], channel, queue[0].index, what)
+        for plan in self._plans:
+            self.memory.check_end(plan, self.end_clock(plan.rank))
+
+    def end_clock(self, rank: int) -> List[int]:
+        """Return what ``rank`` knows to be over when its plan ends: for each lane, its epoch."""
+        end = [0] * len(self.lanes)
+        for channel in range(len(self._plans[rank].channels)):
+            clock = self._lane_at[rank, channel].clock
+            end = [max(pair) for pair in zip(end, clock)]
+        return end
+
+    # Steps: each returns what it waits for, or None once it is done.
+
+    def _send(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        message = _Message(lane, step, *self.memory.send(lane, step))
+        self._queues[lane.rank, step.peers[0], lane.channel].append(message)
+        self._wake((lane.number, "message"))
+        lane.messages += step.count > 0
+        lane.signals += step.count == 0
+        lane.chunks_sent += step.count
+        return None
+
+    def _receive(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        queue = self._queues[step.peers[0], lane.rank, lane.channel]
+        if not queue:
+            return self._peer(lane, step.peers[0]).number, "message"
+        message = queue.popleft()
+        sent = message.step
+        if sent.count != step.count or (step.count and sent.first != step.first):
+            what = f"expects chunks {_run(step)}, but step {message.index} of rank {step.peers[0]} sends {_run(sent)}"
+            raise lane.failure(what)
+        lane.learn(message.clock, message.depth)
+        self.memory.arrived(lane, message.cells)
+        values = message.values
+        if step.kind is Kind.RECV_REDUCE:
+            values = self.memory.add(lane, step, values, self.memory.read(lane, step, lane.rank, step.src))
+        self.memory.write(lane, step, lane.rank, step.dst, values)
+        return None
+
+    def _reduce_from(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        values = self.memory.read(lane, step, lane.rank, step.src)
+        for peer in step.peers:
+            values = self.memory.add(lane, step, values, self.memory.read(lane, step, peer, step.src))
+        self.memory.write(lane, step, lane.rank, step.dst, values)
+        lane.chunks_read += step.count * len(step.peers)
+        return None
+
+    def _copy_from(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        values = self.memory.read(lane, step, step.peers[0], step.src)
+        self.memory.write(lane, step, lane.rank, step.dst, values)
+        lane.chunks_read += step.count
+        return None
+
+    def _copy_to(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        values = self.memory.read(lane, step, lane.rank, step.src)
+        for peer in step.peers:
+            self.memory.write(lane, step, peer, step.dst, values)
+        lane.chunks_written += step.count * len(step.peers)
+        return None
+
+    def _copy(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        self.memory.copy(lane, step)
+        return None
+
+    def _notify(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        lane.notices.append((step.phase, lane.clock_after(), lane.depth + 1))
+        self._wake((lane.number, "notice"))
+        return None
+
+    def _await(self, lane: Lane, step: Step) -> Optional[_Wait]:
+        heard = []
+        for peer in step.peers:
+            other = self._peer(lane, peer)
+            # The first notice that suffices: a later one may not have been told yet when this wait ends.
+            notice = next((n for n in other.notices if n[0] >= step.phase), None)
+            if notice is None:
+                return other.number, "notice"
+            heard.append(notice)
+        for _, clock, depth in heard:
+            lane.learn(clock, depth)
+        return None
+
+    # Who waits for whom.
+
+    def _peer(self, lane: Lane, rank: int) -> Lane:
+        """Return the lane of ``rank`` that ``lane`` deals with: the one of the same channel."""
+        try:
+            return self._lane_at[rank, lane.channel]
+        except KeyError:
+            raise lane.failure(f"waits for rank {rank}, which has no channel {lane.channel}") from None
+
+    def _wake(self, wait: _Wait) -> None:
+        self._ready.extend(self._waiting.pop(wait, ()))
+
+    def _deadlock(self, blocked: Dict[int, _Wait]) -> PlanError:
+        """Follow who waits for whom from the first blocked lane until somebody comes twice, or has ended."""
+        start = lane = self.lanes[min(blocked)]
+        texts: List[str] = []
+        seen: Set[int] = set()
+        while lane.number in blocked and lane.number not in seen:
+            seen.add(lane.number)
+            number, by = blocked[lane.number]
+            thing = "a message from" if by == "message" else f"phase {lane.steps[lane.next].phase} of"
+            place = f"rank {lane.rank} channel {lane.channel} step {lane.next}"
+            lane = self.lanes[number]
+            texts.append(f"{place} waits for {thing} rank {lane.rank}")
+        ending = "and so on in a circle" if lane.number in seen else f"and rank {lane.rank} has ended without it"
+        return start.failure(f"deadlock: {', '.join(texts)}, {ending}")
+
+
+def _run(step: Step) -> str:
+    return f"[{step.first}, {step.first + step.count})" if step.count else "none"

@@ -1,0 +1,102 @@
+"""Verify: prove that the plans of all ranks, run together, do what their collective says.
+
+Proved, for any speed of ranks and links: every output chunk holds every contribution exactly once and is finished
+once (or is the right rank's chunk, where nothing is reduced); every message is received, as what it was sent; nobody
+waits for ever; nobody reads or writes memory that another may be writing, that is still being sent, or that its
+owner has not announced or has left; channels touch different chunks. ``checks`` looks at the tables, ``replay`` runs
+them on symbols. The counts of the proof are those of the plans; no size or type of data comes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Sequence, Tuple
+
+from ddl.plan.checks import PlanError, check_layouts, check_steps, failure, sources
+from ddl.plan.ir import Collective, Plan
+from ddl.plan.layout import REDUCING
+from ddl.plan.memory import Lane
+from ddl.plan.replay import Replay
+
+__all__ = ["PlanError", "Proof", "verify"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What verified plans cost; tuples are indexed by rank."""
+
+    collective: Collective
+    algorithm: str
+    size: int
+    chunks: int  #: number of chunk ids of the whole data
+    messages: Tuple[int, ...]  #: messages with data that the rank sends
+    signals: Tuple[int, ...]  #: empty messages that it sends
+    chunks_sent: Tuple[int, ...]  #: chunks in its messages
+    chunks_read: Tuple[int, ...]  #: chunks that it reads directly from peers' memory
+    chunks_written: Tuple[int, ...]  #: chunks that it writes directly into peers' memory
+    steps: Tuple[int, ...]  #: lines of its plan
+    rounds: Tuple[int, ...]  #: longest chain of messages and meets that its end depends on
+
+    def bytes_sent(self, rank: int, nbytes: int) -> Fraction:
+        """Return how many bytes ``rank`` sends if all chunks together have ``nbytes``, evenly cut."""
+        return Fraction(nbytes * self.chunks_sent[rank], self.chunks) if self.chunks else Fraction(0)
+
+
+def verify(plans: Sequence[Plan], *, in_place: bool = False) -> Proof:
+    """Prove the plans of all ranks, ``plans[rank]``; raises ``PlanError`` that says where they are wrong.
+
+    With ``in_place``, INPUT and OUTPUT are the same memory wherever a plan allows it.
+    """
+    check_layouts(plans, in_place)
+    for plan in plans:
+        check_steps(plan)
+    replay = Replay(plans, in_place)
+    replay.run()
+    if plans[0].collective is Collective.BARRIER:
+        _check_barrier(plans, replay)
+    _check_outputs(plans, replay)
+    return _count(plans, replay.lanes)
+
+
+def _check_outputs(plans: Sequence[Plan], replay: Replay) -> None:
+    wanted = sources(plans)
+    finished = plans[0].collective in REDUCING
+    for plan in plans:
+        for chunk in plan.output:
+            mask, final = replay.memory.value(plan.rank, chunk)
+            if mask != wanted[chunk]:
+                have, need = replay.memory.ranks(mask), replay.memory.ranks(wanted[chunk])
+                what = f"chunk {chunk} of OUTPUT ends with the contributions of ranks {have} instead of {need}"
+                raise failure(plan, None, None, what)
+            if final != finished:
+                raise failure(plan, None, None, f"chunk {chunk} of OUTPUT comes from no step that is final")
+
+
+def _check_barrier(plans: Sequence[Plan], replay: Replay) -> None:
+    """Check that no plan can end before every rank has done its first step."""
+    for plan in plans:
+        clock = replay.end_clock(plan.rank)
+        entered = {lane.rank for lane in replay.lanes if clock[lane.number]}
+        missing = sorted(set(range(plan.size)) - entered - {plan.rank})
+        if missing:
+            raise failure(plan, None, None, f"it may leave the barrier before ranks {missing} have entered")
+
+
+def _count(plans: Sequence[Plan], lanes: Sequence[Lane]) -> Proof:
+    counted = ("messages", "signals", "chunks_sent", "chunks_read", "chunks_written")
+    sums = {name: [0] * len(plans) for name in counted}
+    rounds = [0] * len(plans)
+    for lane in lanes:
+        for name in counted:
+            sums[name][lane.rank] += getattr(lane, name)
+        rounds[lane.rank] = max(rounds[lane.rank], lane.depth)
+    return Proof(
+        collective=plans[0].collective,
+        algorithm=plans[0].algorithm,
+        size=len(plans),
+        chunks=plans[0].chunks,
+        steps=tuple(sum(len(channel) for channel in plan.channels) for plan in plans),
+        rounds=tuple(rounds),
+        **{name: tuple(counts) for name, counts in sums.items()},
+    )

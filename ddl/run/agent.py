@@ -1,0 +1,279 @@
+"""Starts the ranks of a job on this machine and watches over them until all have ended.
+
+One thread, one loop: it waits for output, for signals (also SIGCHLD) and for the next deadline, and never for anybody
+in particular. The store's server has a thread of its own, started after the last fork. A job ends in one of three
+ways: all ranks exit with 0; a rank fails, and the others get a moment to fail by themselves before they are stopped;
+or ddlrun is told to stop (Ctrl-C, SIGTERM, SIGHUP, nobody reads its output).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ddl.bootstrap.store import StoreServer
+from ddl.errors import ResourceError
+from ddl.run.config import RunConfig
+from ddl.run.environ import rank_environ, threads_per_rank
+from ddl.run.failures import Exit, first_failure, report
+from ddl.run.output import BACKLOG_LIMIT, FileStream, Sink, Stream, prefix_of
+from ddl.run.processes import Guard, adopt_orphans, children, die_with_parent, signal_group
+
+__all__ = ["Job"]
+
+OWN_WORDS = 1.0  #: seconds that ranks have to fail by themselves after the first failure
+GRACE = 0.5  #: seconds between asking a process to end and killing it
+LAST_OUTPUT = 1.0  #: seconds to read on after all ranks have ended: somebody else may hold a pipe open
+
+
+class _Worker:
+    """One rank: its process, its output and, in the end, its exit."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], streams: Tuple[Stream, ...]) -> None:
+        self.rank = rank
+        self.process = process
+        self.streams = streams
+        self.exit: Optional[Exit] = None
+
+    def look(self, seen: int, stopped: bool) -> bool:
+        """Return whether it has ended since the last look.
+
+        It stays a zombie until the job ends, so that its pid keeps its meaning.
+        """
+        if self.exit is not None:
+            return False
+        result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return False
+        code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        self.exit = Exit(self.rank, self.process.pid, code, seen, stopped)
+        return True
+
+
+class Job:
+    """One job, from its start to its end. Used once, by the main thread (signals and parent death hang on it)."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._workers: List[_Worker] = []
+        self._sinks = (Sink(1), Sink(2))
+        self._reading: List[Stream] = []
+        self._looks = 0
+        self._orphans_seen = 0.0  # when they were last looked for
+        self._stop_signal = 0  # why ddlrun itself was told to stop
+        self._plan: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
+        self._stopping = False  # a signal has been sent to the ranks: how they end says nothing any more
+
+    def run(self) -> int:
+        """Run the job; return ddlrun's exit status."""
+        self._guard = Guard()
+        adopt_orphans()
+        self._woken, restore = _catch_signals()
+        secret = secrets.token_bytes(32)
+        server = StoreServer(secret, self._config.num_proc, start=False)
+        try:
+            self._start(server.address, secret)
+            server.start()  # not before: a fork copies only one thread, but the locks of all
+            while any(worker.exit is None for worker in self._workers):
+                self._turn(self._plan[0][0] if self._plan else None)
+            self._end_leftovers()
+            self._last_output()
+        finally:
+            self._send(signal.SIGKILL)
+            for worker in self._workers:
+                worker.process.wait()
+                for stream in worker.streams:
+                    stream.close()
+            server.close()
+            self._guard.dismiss()
+            restore()
+        return self._conclude(server)
+
+    def _start(self, store: str, secret: bytes) -> None:
+        config = self._config
+        if config.output_dir is not None:
+            os.makedirs(config.output_dir, exist_ok=True)
+        self._say(f"the store is at {store}")
+        threads = threads_per_rank(config, os.environ)
+        if threads is not None:
+            self._say(f"OMP_NUM_THREADS={threads} in every rank")
+        in_child = die_with_parent()
+        for rank in range(config.num_proc):
+            try:
+                process = subprocess.Popen(
+                    config.command,
+                    env=rank_environ(config, rank, store=store, secret=secret, base=os.environ),
+                    stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=in_child,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise ResourceError(
+                    error.errno, f"rank {rank} cannot be started as {config.command[0]}: {error}"
+                ) from error
+            self._guard.add(process.pid)
+            self._workers.append(_Worker(rank, process, self._streams(rank, process)))
+            self._say(f"rank {rank} is pid {process.pid}")
+
+    def _streams(self, rank: int, process: subprocess.Popen[bytes]) -> Tuple[Stream, ...]:
+        config = self._config
+        streams: List[Stream] = []
+        for pipe, sink, ending in zip((process.stdout, process.stderr), self._sinks, ("out", "err")):
+            assert pipe is not None  # both were asked for
+            if config.output_dir is not None:
+                streams.append(FileStream(pipe, os.path.join(config.output_dir, f"rank.{rank}.{ending}")))
+            else:
+                streams.append(Stream(pipe, sink, prefix_of(rank, config.num_proc) if config.prefix else b""))
+        self._reading += streams
+        return tuple(streams)
+
+    def _turn(self, until: Optional[float]) -> None:
+        """Wait for something to do, at most ``until``, and do it."""
+        poller = select.poll()
+        poller.register(self._woken, select.POLLIN)
+        readers = {s.fileno(): s for s in self._reading if s.sink is None or s.sink.backlog < BACKLOG_LIMIT}
+        writers = {sink.fd: sink for sink in self._sinks if sink.backlog}
+        for fd in readers:
+            poller.register(fd, select.POLLIN)
+        for fd in writers:
+            poller.register(fd, select.POLLOUT)
+        wait = None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
+        for fd, _ in poller.poll(wait):
+            if fd in readers and not readers[fd].pump():
+                self._reading.remove(readers[fd])
+            elif fd in writers and not writers[fd].write_some():
+                self._told(signal.SIGPIPE)  # nobody reads our output any more
+        try:
+            numbers = self._woken.recv(4096)
+        except BlockingIOError:
+            numbers = b""
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self._told(number)
+        if signal.SIGCHLD in numbers:
+            self._look()
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            self._look()  # who ended before the signal has ended by itself
+            self._send(self._plan.pop(0)[1])
+
+    def _look(self) -> None:
+        """Find out which ranks have ended."""
+        self._looks += 1
+        now = time.monotonic()
+        ended = [worker for worker in self._workers if worker.look(self._looks, self._stopping)]
+        for worker in ended:
+            self._say(f"{worker.exit}")
+            if worker.exit is not None and worker.exit.failed and not self._plan and not self._stopping:
+                self._plan = [(now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
+        if not ended and now > self._orphans_seen + 1.0:  # looking for them is not free
+            self._orphans_seen = now
+            self._orphans()
+
+    def _told(self, number: int) -> None:
+        """Somebody wants ddlrun to stop: pass that on, and insist. Told twice, stop at once."""
+        now = time.monotonic()
+        if self._stop_signal:
+            self._plan = [(now, signal.SIGKILL)]
+        else:
+            self._stop_signal = number
+            first = signal.SIGTERM if number == signal.SIGPIPE else number
+            self._plan = [(now, first), (now + GRACE, signal.SIGTERM), (now + 2 * GRACE, signal.SIGKILL)]
+
+    def _send(self, number: int) -> None:
+        """Send a signal to all ranks and to what they started. A pid stays a rank's until ``run`` waits for it."""
+        self._stopping = True
+        for worker in self._workers:
+            signal_group(worker.process.pid, number)
+            if number != signal.SIGKILL:
+                signal_group(worker.process.pid, signal.SIGCONT)  # a stopped process would not hear it
+
+    def _orphans(self) -> List[int]:
+        """Return the living processes that ranks left behind; the dead ones are waited for."""
+        known = {worker.process.pid for worker in self._workers} | {self._guard.pid}
+        alive = []
+        for pid, state in children().items():
+            if pid not in known:
+                if state == "Z":
+                    os.waitpid(pid, 0)
+                else:
+                    alive.append(pid)
+        return alive
+
+    def _end_leftovers(self) -> None:
+        """All ranks have ended: end what they left behind, politely if the job went well."""
+        begin = time.monotonic()
+        politely = not self._stopping
+        orphans = self._orphans()
+        while orphans:
+            now = time.monotonic()
+            if now > begin + 4 * GRACE:
+                self._say(f"processes {orphans} cannot be killed")
+                return
+            number = signal.SIGTERM if politely and now < begin + GRACE else signal.SIGKILL
+            for pid in orphans:
+                os.kill(pid, number)  # our own child, not waited for: the pid cannot be anybody else's
+            self._send(number)
+            self._turn(now + 0.02)
+            orphans = self._orphans()
+
+    def _last_output(self) -> None:
+        """Forward what is still in the pipes, and wait for who reads it; not for long if told to stop."""
+        end = time.monotonic() + LAST_OUTPUT
+        while self._reading and time.monotonic() < end:
+            self._turn(end)
+            if not self._stop_signal and any(sink.backlog >= BACKLOG_LIMIT for sink in self._sinks):
+                end = time.monotonic() + LAST_OUTPUT
+        for worker in self._workers:
+            for stream in worker.streams:
+                stream.close()
+        self._reading = []
+        while any(sink.backlog for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
+            self._turn(end if self._stop_signal else None)
+
+    def _conclude(self, server: StoreServer) -> int:
+        if self._stop_signal:
+            print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
+            return 128 + self._stop_signal
+        exits = [worker.exit for worker in self._workers if worker.exit is not None]
+        failed = first_failure(exits, server.first_failure)
+        if failed is None:
+            return 0
+        print(report(failed, server.first_failure, self._workers[failed.rank].streams[1].tail), file=sys.stderr)
+        return failed.status
+
+    def _say(self, text: str) -> None:
+        if self._config.verbose:
+            print(f"ddlrun: {text}", file=sys.stderr, flush=True)
+
+
+def _catch_signals() -> Tuple[socket.socket, Callable[[], None]]:
+    """Let signals wake the loop: return a socket that receives their numbers, and what undoes it."""
+    woken, waker = socket.socketpair()
+    woken.setblocking(False)
+    waker.setblocking(False)
+    old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    old: Dict[int, Any] = {}
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Who started us with a signal ignored (nohup) wants us to survive it.
+        if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+            old[number] = signal.signal(number, lambda *_: None)
+
+    def restore() -> None:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(old_fd)
+        woken.close()
+        waker.close()
+
+    return woken, restore

@@ -1,0 +1,169 @@
+"""The command line of ``ddlrun``: arguments in, a checked ``RunConfig`` out; bad usage ends with status 2.
+
+Options come before the program and belong to ddlrun; everything from the program's name on belongs to the program.
+Long options may have one dash or two, as users of mpirun and of IBM's ddlrun expect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+from ddl._version import __version__
+from ddl.bootstrap.environ import Settings, describe
+from ddl.errors import ConfigError, Error
+from ddl.run.agent import Job
+from ddl.run.config import RunConfig
+
+__all__ = ["main", "parse"]
+
+_USAGE = "ddlrun -np N [options] program [argument ...]"
+_NO_VALUE = ("store_true", "help", "version")
+
+_OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
+    (("-h", "--help"), {"action": "help", "help": "show this and exit"}),
+    (("--version",), {"action": "version", "version": f"ddlrun {__version__}", "help": "show the version and exit"}),
+    (("-np", "--num-proc"), {"metavar": "N", "help": "how many ranks to start (required)"}),
+    (("-v", "--verbose"), {"action": "store_true", "help": "say on stderr what ddlrun does"}),
+    (
+        ("--timeout",),
+        {"metavar": "SECONDS", "help": "let an operation take so long before it fails (sets DDL_TIMEOUT)"},
+    ),
+    (
+        ("--start-timeout",),
+        {"metavar": "SECONDS", "help": "let ranks wait so long for the others at start (sets DDL_START_TIMEOUT)"},
+    ),
+    (
+        ("--env",),
+        {
+            "metavar": "NAME[=VALUE]",
+            "action": "append",
+            "default": [],
+            "help": "set a variable in every rank; without =VALUE, pass on ddlrun's own; repeatable",
+        },
+    ),
+    (("--output-dir",), {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err instead of printing"}),
+    (("--no-prefix",), {"action": "store_true", "help": 'do not put "[rank] " before each line'}),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ddlrun",
+        usage=_USAGE,
+        description="Start a program as N ranks of one job on this machine. A program that ends in .py runs with "
+        "this Python. The first rank that fails ends the job; ddlrun exits with its status.",
+        epilog="variables that DDL reads in every rank, with their defaults:\n\n" + describe(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    for names, keywords in _OPTIONS:
+        parser.add_argument(*names, **keywords)
+    return parser
+
+
+def _split(argv: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """Part ddlrun's options, in the spelling that the parser knows, from the program and its arguments."""
+    spelling = {name: name for names, _ in _OPTIONS for name in names}
+    spelling.update({name[1:]: name for name in list(spelling) if name.startswith("--")})
+    spelling["--np"] = "-np"
+    without_value = {name for names, keywords in _OPTIONS for name in names if keywords.get("action") in _NO_VALUE}
+    options: List[str] = []
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in spelling:
+            raise ConfigError(f"unknown option {name}")
+        name = spelling[name]
+        options.append(name)
+        if name in without_value:
+            if equals:
+                raise ConfigError(f"option {name} takes no value, but {value!r} was given")
+        elif equals:
+            options[-1] = f"--num-proc={value}" if name == "-np" else f"{name}={value}"
+        elif rest:
+            options[-1] = f"--num-proc={rest.pop(0)}" if name == "-np" else f"{name}={rest.pop(0)}"
+        else:
+            raise ConfigError(f"option {name} needs a value")
+    return options, rest[1:] if rest[:1] == ["--"] else rest
+
+
+def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
+    """Return what ``argv`` asks for; ConfigError says what is wrong with it."""
+    options, program = _split(argv)
+    given = _parser().parse_args(options)
+    num_proc = _num_proc(given.num_proc)
+    extra = _environ(given.env, environ)
+    for value, name in ((given.timeout, "DDL_TIMEOUT"), (given.start_timeout, "DDL_START_TIMEOUT")):
+        if value is not None:
+            extra[name] = value
+    Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
+    return RunConfig(
+        num_proc=num_proc,
+        command=_command(program, {**environ, **extra}),
+        environ=tuple(extra.items()),
+        output_dir=given.output_dir,
+        prefix=not given.no_prefix,
+        verbose=given.verbose,
+    )
+
+
+def _num_proc(text: Optional[str]) -> int:
+    if text is None:
+        raise ConfigError("the number of ranks is missing: -np N")
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < 1:
+        raise ConfigError(f"-np {text}: it must be a whole number from 1 up")
+    return int(text)
+
+
+def _environ(given: Sequence[str], environ: Dict[str, str]) -> Dict[str, str]:
+    extra: Dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name:
+            raise ConfigError(f"--env {text}: the name is missing; write NAME=VALUE or NAME")
+        if not equals and name not in environ:
+            raise ConfigError(f"--env {name}: it is not set here, so it cannot be passed on; write {name}=VALUE")
+        extra[name] = value if equals else environ[name]
+    return extra
+
+
+def _command(program: Sequence[str], environ: Dict[str, str]) -> Tuple[str, ...]:
+    if not program:
+        raise ConfigError("the program is missing")
+    name, arguments = program[0], program[1:]
+    if name.endswith(".py"):
+        if not os.path.isfile(name):
+            raise ConfigError(f"there is no program {name!r} in {os.getcwd()!r}")
+        # -u: output shows when it is written, not when a block is full.
+        return (sys.executable, "-u", name, *arguments)
+    path = shutil.which(name, path=environ.get("PATH", os.defpath))
+    if path is None:
+        where = "is not an executable file" if os.path.exists(name) else "was not found"
+        hint = "" if os.sep in name else f" on the PATH; is it ./{name}?"
+        raise ConfigError(f"the program {name!r} {where}{hint}")
+    return (path, *arguments)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run ``ddlrun``; return its exit status: 2 for bad usage, else that of the job."""
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
+    except ConfigError as error:
+        print(f"ddlrun: {error}\nusage: {_USAGE}; ddlrun --help says more", file=sys.stderr)
+        return 2
+    try:
+        return Job(config).run()
+    except (Error, OSError) as error:
+        print(f"ddlrun: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,65 @@
+"""Which rank failed first, and how ddlrun says so. Pure functions over what was seen.
+
+When one rank dies, the others fail because of it, often within a millisecond; who is reaped first is then chance. The
+store's verdict names the rank that the failure started from. Without one (the program may not use DDL at all), the
+first in time counts, and of those that were found at the same moment one that was killed by a signal.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any, Iterable, List, Mapping, Optional
+
+__all__ = ["Exit", "first_failure", "report"]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a rank's process ended. ``code`` is its status, or minus the number of the signal that killed it."""
+
+    rank: int
+    pid: int
+    code: int
+    seen: int  #: number of the look at which it was found; equal means: order unknown
+    stopped: bool = False  #: ddlrun had begun to stop it: its end says nothing
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed by itself."""
+        return self.code != 0 and not self.stopped
+
+    @property
+    def status(self) -> int:
+        """The exit status by which a shell would tell of it."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"rank {self.rank} (pid {self.pid}) exited with status {self.code}"
+        return f"rank {self.rank} (pid {self.pid}) was killed by signal {-self.code} ({_signal_name(-self.code)})"
+
+
+def first_failure(exits: Iterable[Exit], verdict: Optional[Mapping[str, Any]]) -> Optional[Exit]:
+    """Return the exit that the job's failure started with, None if no rank failed by itself."""
+    failed = [entry for entry in exits if entry.failed]
+    culprit = verdict["culprit"] if verdict is not None else -1
+    return min(failed, key=lambda e: (e.rank != culprit, e.seen, e.code >= 0, e.rank), default=None)
+
+
+def report(entry: Exit, verdict: Optional[Mapping[str, Any]], last_lines: Iterable[str]) -> str:
+    """Return the last words of ddlrun on a failed job."""
+    lines: List[str] = []
+    if verdict is not None and verdict["culprit"] not in (-1, entry.rank):
+        # For example a rank that was silent, and had to be stopped: it has no exit of its own to show.
+        lines.append(f"ddlrun: the failure began with rank {verdict['culprit']}: {verdict['reason']}")
+    tail = [f"    {line}" for line in last_lines]
+    lines.append(f"ddlrun: {entry}" + ("; its last lines on stderr:" if tail else ""))
+    return "\n".join(lines + tail)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal between SIGRTMIN and SIGRTMAX has no name of its own
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -1,0 +1,80 @@
+"""Which algorithm serves which size: a table, not ifs.
+
+A *selection* is the list of lines for one collective, ascending by size; the first line that is large enough serves.
+All ranks must select alike, so a selection depends on nothing but the topology and the settings that all ranks share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+from ddl.errors import ConfigError
+from ddl.plan import algorithms
+from ddl.plan.ir import Collective
+from ddl.topology import Topology
+
+__all__ = ["Line", "select"]
+
+_ANY = 2**63
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True)
+class Line:
+    """Operations up to ``max_bytes`` run ``algorithm``, in pieces of ``piece_bytes`` (0: in one piece).
+
+    ``small``: on the lane of small operations, which never waits behind a large one.
+    """
+
+    max_bytes: int
+    algorithm: str
+    piece_bytes: int
+    small: bool
+
+
+def _two(small: str, limit: int, large: str, piece: int) -> Tuple[Line, ...]:
+    return (Line(limit, small, 0, True), Line(_ANY, large, piece, False))
+
+
+#: All ranks share memory. The limits are where the second meet of `direct` costs less than the extra copies of
+#: `eager` (measured on two ranks, two cores: see docs/performance.md).
+_SHARED: Dict[Collective, Tuple[Line, ...]] = {
+    collective: _two("eager", 8 * KIB, "direct", 1 * MIB)
+    for collective in Collective
+    if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
+}
+
+#: Ranks on several hosts. Latency decides up to the limit, bytes beyond it.
+_SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
+    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
+    Collective.REDUCESCATTER: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
+    Collective.ALLGATHER: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
+    Collective.BROADCAST: _two("tree", 64 * KIB, "multiring", 1 * MIB),
+    Collective.ALLTOALL: _two("ring", 16 * KIB, "ring", 4 * MIB),
+    Collective.REDUCE: _two("tree", 64 * KIB, "multiring", 1 * MIB),
+    Collective.GATHER: _two("tree", 16 * KIB, "tree", 4 * MIB),
+    Collective.SCATTER: _two("tree", 16 * KIB, "tree", 4 * MIB),
+}
+
+_BARRIER = {True: "eager", False: "recursive_doubling"}
+
+
+def select(collective: Collective, topology: Topology, forced: str = "") -> Tuple[Line, ...]:
+    """Return the lines for ``collective`` on ``topology``.
+
+    ``forced`` (DDL_ALGORITHM) names an algorithm to use at every size wherever it offers the collective; the other
+    collectives keep the table. Raises ``ConfigError`` if no collective knows it.
+    """
+    if forced and not any(forced in algorithms(known) for known in Collective):
+        names = sorted({name for known in Collective for name in algorithms(known)})
+        raise ConfigError(f"DDL_ALGORITHM={forced!r}: there is no such algorithm; use one of {', '.join(names)}")
+    shared = topology.local_size == topology.size
+    if collective is Collective.BARRIER:
+        lines: Tuple[Line, ...] = (Line(_ANY, _BARRIER[shared], 0, True),)
+    else:
+        lines = (_SHARED if shared else _SEPARATE)[collective]
+    if forced and forced in algorithms(collective):
+        return tuple(Line(line.max_bytes, forced, line.piece_bytes, line.small) for line in lines)
+    return lines

@@ -1,0 +1,69 @@
+"""Builds ``ddl._core`` with CMake; everything else about the package stands in pyproject.toml.
+
+One CMake build directory per Python version and option set is kept under build/, so that a second build is
+incremental. ``DDL_CMAKE_ARGS`` adds options, for example ``DDL_CMAKE_ARGS="-DDDL_SANITIZE=thread"``. CMake and ninja
+come from PyPI as build requirements; the ones of the system are used only where those are not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zlib
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def tool(name: str) -> str:
+    """Return the path of the program ``name``: out of the PyPI wheel of that name, else the system's."""
+    try:
+        wheel = importlib.import_module(name)
+    except ImportError:
+        directory = None
+    else:
+        directory = getattr(wheel, "CMAKE_BIN_DIR" if name == "cmake" else "BIN_DIR", None)
+    found = shutil.which(name, path=directory) or shutil.which(name)
+    if found is None:
+        raise SystemExit(f"ddl: building ddl._core needs {name}, which was not found: run `pip install {name}`")
+    return found
+
+
+class CMakeBuild(build_ext):
+    """Hands the one extension to CMake; setuptools only says where the result belongs."""
+
+    def build_extension(self, ext: Extension) -> None:
+        import pybind11
+
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        extra = shlex.split(os.environ.get("DDL_CMAKE_ARGS", ""))
+        variant = f"-{zlib.crc32(' '.join(extra).encode()):08x}" if extra else ""
+        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-{sysconfig.get_platform()}{variant}"
+        cmake = tool("cmake")
+        configure = [
+            cmake,
+            *("-S", str(ROOT)),
+            *("-B", str(build)),
+            *("-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DDDL_OUTPUT_NAME={target.name}",
+            f"-DDDL_VERSION={self.distribution.get_version()}",
+            *extra,
+        ]
+        subprocess.run(configure, check=True)
+        subprocess.run([cmake, "--build", str(build), "--target", "_core"], check=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(build / target.name, target)
+
+
+setup(ext_modules=[Extension("ddl._core", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,27 @@
+"""What every test gets: numpy loud about surprises, reproducible hypothesis, and no job's environment leaking in.
+
+Timeouts stand in pyproject.toml (60 s per test by default, all stacks printed when one fires); a test that may take
+longer says so with ``@pytest.mark.timeout``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Iterator
+
+import hypothesis
+import pytest
+
+# Two cores are shared by several ranks here: a slow example is no failure, pytest-timeout bounds the whole test.
+hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ddl")
+
+
+@pytest.fixture(autouse=True)
+def no_job_in_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hide the variables of an outer launcher, so that a test's processes see only what the test gives them."""
+    launchers = ("DDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    for variable in list(os.environ):
+        if variable.startswith(launchers):
+            monkeypatch.delenv(variable)
+    yield

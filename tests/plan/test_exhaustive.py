@@ -1,0 +1,51 @@
+"""Proves every planner: all ranks of sizes 1..17, all dimensions, shared memory or not, in place or not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from plan.cases import PAIRS, in_place_ways, mode, ordered_factorisations, plans_of, roots, suits
+
+from ddl.plan import Collective, algorithms
+from ddl.plan.verify import verify
+from ddl.topology import Topology
+
+SIZES = range(1, 18)
+
+
+def topologies(size: int):
+    """Every ordered factorisation with every number of shared dimensions, and a flat one with the ranks shuffled."""
+    for sizes in ordered_factorisations(size):
+        for shared in range(len(sizes) + 1):
+            yield Topology.parse(mode(sizes), shared=shared)
+    order = list(range(size))
+    random.Random(size).shuffle(order)
+    yield Topology.flat(size).with_order(order)
+    yield Topology.flat(size, shared=True).with_order(order)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))
+def test_every_plan_is_proved(collective, algorithm, size):
+    proofs = 0
+    for topology in topologies(size):
+        # Only the multi-ring looks at dimensions; the others see positions and shared memory.
+        if algorithm != "multiring" and len(topology.dimensions) > 1:
+            continue
+        if not suits(algorithm, topology):
+            continue
+        for root in roots(collective, size):
+            plans = plans_of(collective, algorithm, topology, root)
+            for in_place in in_place_ways(collective):
+                proof = verify(plans, in_place=in_place)
+                assert (proof.collective, proof.algorithm, proof.size) == (collective, algorithm, size)
+                proofs += 1
+    assert proofs > 0
+
+
+@pytest.mark.parametrize("collective", [c for c in Collective if algorithms(c)])
+def test_every_collective_has_a_plan_with_and_without_shared_memory(collective):
+    names = algorithms(collective)
+    assert {"direct", "eager"} <= set(names)
+    assert set(names) & {"ring", "recursive_doubling", "tree", "multiring"}

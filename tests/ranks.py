@@ -1,0 +1,132 @@
+"""Runs a function on several real ranks of one job, for tests: ``run(4, "module.py", function, …)``.
+
+Every rank is a fresh process, forked from a server that has numpy and DDL loaded (some milliseconds each), with the
+environment that ddlrun would give it and the store in this process. A rank that fails makes the test fail with that
+rank's traceback; a rank that does not end in time is killed and named.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import secrets
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ddl.bootstrap.store import StoreServer
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["numpy", "ddl.api", "ddl.memory"])
+
+#: A rank's answer when it was expected to die: its exit code.
+Died = type("Died", (int,), {})
+
+
+def environment(rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None) -> Dict[str, str]:
+    """Return ddlrun's variables for one rank."""
+    return {
+        "DDL_RANK": str(rank),
+        "DDL_SIZE": str(size),
+        "DDL_LOCAL_RANK": str(rank),
+        "DDL_LOCAL_SIZE": str(size),
+        "DDL_CROSS_RANK": "0",
+        "DDL_CROSS_SIZE": "1",
+        "DDL_STORE": store,
+        "DDL_SECRET": secret,
+    }
+
+
+def _load(path: str, name: str) -> Callable[..., Any]:
+    module_name = "ranks_" + os.path.basename(path)[:-3]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # so that what is defined there can be pickled
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def _main(connection: Connection, path: str, name: str, args: Sequence[Any], env: Dict[str, str]) -> None:
+    os.environ.update(env)
+    sys.path.insert(0, os.path.dirname(__file__))
+    try:
+        import ddl
+
+        ddl.init()
+        answer = ("ok", _load(path, name)(*args))
+        ddl.shutdown()
+    except BaseException:
+        answer = ("error", traceback.format_exc())
+    connection.send(answer)
+    connection.close()
+
+
+def run(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    env: Optional[Dict[str, str]] = None,
+    env_of: Optional[Callable[[int], Dict[str, str]]] = None,
+    timeout: float = 40,
+    may_die: Sequence[int] = (),
+    on_start: Optional[Callable[[List[int]], None]] = None,
+) -> List[Any]:
+    """Run ``function(*args)`` on ``size`` ranks after ``ddl.init()`` and return their answers in rank order.
+
+    ``function`` is a top-level function of a test module. ``env`` and ``env_of(rank)`` add variables. Ranks in
+    ``may_die`` may end without an answer: theirs is ``Died(exit code)``. ``on_start`` gets the process ids.
+    """
+    secret = secrets.token_bytes(32)
+    path = function.__code__.co_filename
+    with StoreServer(secret, size) as store:
+        processes, ends = [], []
+        for rank in range(size):
+            mine, theirs = _context.Pipe(duplex=False)
+            variables = environment(rank, size, store.address, secret.hex())
+            variables.update({"DDL_TIMEOUT": "20", "DDL_START_TIMEOUT": "20"})
+            variables.update(env or {})
+            variables.update(env_of(rank) if env_of else {})
+            process = _context.Process(target=_main, args=(theirs, path, function.__name__, args, variables))
+            process.start()
+            theirs.close()
+            processes.append(process)
+            ends.append(mine)
+        try:
+            if on_start is not None:
+                on_start([process.pid or 0 for process in processes])
+            return _collect(processes, ends, timeout, may_die)
+        finally:
+            for process, end in zip(processes, ends):
+                if process.is_alive():
+                    process.kill()
+                process.join()
+                end.close()
+
+
+def _collect(processes: List[Any], ends: List[Connection], timeout: float, may_die: Sequence[int]) -> List[Any]:
+    deadline = time.monotonic() + timeout
+    answers: List[Any] = [None] * len(ends)
+    open_ends = dict(enumerate(ends))
+    errors = []
+    while open_ends:
+        ready = wait(list(open_ends.values()), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise AssertionError(f"ranks {sorted(open_ends)} did not end within {timeout} s")
+        for rank, end in list(open_ends.items()):
+            if end not in ready:
+                continue
+            del open_ends[rank]
+            try:
+                kind, answers[rank] = end.recv()
+            except EOFError:
+                processes[rank].join()
+                kind, answers[rank] = "died", Died(processes[rank].exitcode)
+            if kind == "error" or (kind == "died" and rank not in may_die):
+                errors.append(f"--- rank {rank} ({kind}) ---\n{answers[rank]}")
+    assert not errors, "\n".join(errors)
+    return answers
