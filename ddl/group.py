@@ -188,4 +188,3 @@ class Group:
         if self.job.agent is not None:
             self.job.agent.remove(self._member)
         self.core.shutdown()
-

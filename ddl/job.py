@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
@@ -20,7 +21,7 @@ from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.store import StoreClient, WatchClient
-from ddl.errors import ConfigError, Error
+from ddl.errors import ConfigError, Error, ProtocolError
 
 __all__ = ["Job", "Peer", "identity_and_settings"]
 
@@ -92,6 +93,7 @@ class Job:
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
+        self._introduced = threading.Event()  # ``peers`` is filled in
         if settings.shm_size:
             _core.configure_arena(settings.shm_size)
 
@@ -124,7 +126,7 @@ class Job:
             watch=watch,
             data_listener=data,
             memory_listener=memory,
-            nonce_of=lambda rank: self.peers[rank].nonce,
+            nonce_of=self._nonce_of,
         )
         me = Peer(
             rank=identity.rank,
@@ -138,12 +140,19 @@ class Job:
             version=__version__,
         )
         self.peers = tuple(Peer.parse(text) for text in store.check_in(me.text(), limit, round=2 * self.round))
+        self._introduced.set()
         self._check_versions()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self._meet_neighbours(me, deadline)
         left = max(1.0, deadline - time.monotonic())
         answers = store.check_in(json.dumps(met), left, round=2 * self.round + 1)
         self._conclude([json.loads(text) for text in answers])
+
+    def _nonce_of(self, rank: int) -> Nonce:
+        """Called when a rank swaps memory with us, which may be before the store's answer has come to us."""
+        if not self._introduced.wait(self.settings.start_timeout) or not 0 <= rank < len(self.peers):
+            raise ProtocolError(f"rank {rank} is not in the store, but wants to share memory")
+        return self.peers[rank].nonce
 
     def _check_versions(self) -> None:
         versions = sorted({peer.version for peer in self.peers})
@@ -161,9 +170,7 @@ class Job:
             if not (me.shared and peer.shared and me.host_id == peer.host_id):
                 continue
             try:
-                memory = connect_memory(
-                    peer.unix_name, self.secret, me.rank, peer.rank, lambda rank: self.peers[rank].nonce, deadline
-                )
+                memory = connect_memory(peer.unix_name, self.secret, me.rank, peer.rank, self._nonce_of, deadline)
             except (OSError, Error) as error:
                 log.warning("rank %d: no shared memory with %s: %s", me.rank, peer.label, error)
                 continue
@@ -201,4 +208,3 @@ class Job:
 def identity_and_settings() -> Tuple[Identity, Settings]:
     """Read who this process is and how it is to behave from the environment, once."""
     return Identity.from_environ(os.environ), Settings.from_environ(os.environ)
-

@@ -37,7 +37,8 @@ def empty(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarr
     for n in extents:
         count *= n
     block = _core.SharedBlock(max(1, count * kind.itemsize))
-    return np.frombuffer(block, dtype=kind, count=count).reshape(extents)
+    flat: np.ndarray = np.frombuffer(memoryview(block), dtype=kind, count=count)
+    return flat.reshape(extents)
 
 
 def is_shared(array: np.ndarray) -> bool:

@@ -34,7 +34,12 @@ def _extend(obj: Any) -> msgpack.ExtType:
     if isinstance(obj, (np.ndarray, np.generic)):
         array = np.asarray(obj)
         if array.dtype.kind in "biufcSUMm":
-            fields = [array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes(), kind is not np.ndarray]
+            fields = [
+                array.dtype.str,
+                list(array.shape),
+                np.ascontiguousarray(array).tobytes(),
+                kind is not np.ndarray,
+            ]
             return msgpack.ExtType(_ARRAY, _pack(fields))
     raise InvalidArgument(
         f"a {kind.__module__}.{kind.__qualname__} is not plain data; pass allow_pickle=True on every rank if you trust "
@@ -89,7 +94,7 @@ def encode(obj: Any, *, allow_pickle: bool) -> np.ndarray:
 
 
 def decode(data: np.ndarray, *, allow_pickle: bool) -> Any:
-    """Return the object. ``ProtocolError`` if the bytes are none, ``InvalidArgument`` for a pickle that is not wanted."""
+    """Return the object. ``ProtocolError`` if the bytes are none, ``InvalidArgument`` for an unwanted pickle."""
     content = data.tobytes()
     kind, body = content[:1], content[1:]
     if kind == _PICKLE:

@@ -26,7 +26,9 @@ _context.set_forkserver_preload(["numpy", "ddl.api", "ddl.memory"])
 Died = type("Died", (int,), {})
 
 
-def environment(rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None) -> Dict[str, str]:
+def environment(
+    rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None
+) -> Dict[str, str]:
     """Return ddlrun's variables for one rank."""
     return {
         "DDL_RANK": str(rank),

@@ -29,7 +29,9 @@ CONCRETE_TRANSPORTS = {"tcp", "shm", "faulty", "ucx", "cuda"}
 CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
 
 # ddl.run must start in milliseconds: these modules of ddl are plain data, without numpy or the extension.
-RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology", "ddl.bootstrap.environ"}
+RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
+    f"ddl.bootstrap.{name}" for name in ("address", "auth", "environ", "requests", "server", "store", "verdict")
+}
 PURE_PLANNING = ["ddl/plan", "ddl/topology.py"]
 HANDS_PLANS_TO_THE_CORE = "ddl/plan/lower.py"
 DOES_IO = {

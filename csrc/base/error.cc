@@ -8,16 +8,26 @@ namespace ddl {
 
 const char* name(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::kInvalidArgument: return "InvalidArgument";
-    case ErrorKind::kInvalidState: return "InvalidState";
-    case ErrorKind::kWaitTimeout: return "WaitTimeout";
-    case ErrorKind::kPeerLost: return "PeerLost";
-    case ErrorKind::kCollectiveTimeout: return "CollectiveTimeout";
-    case ErrorKind::kCollectiveMismatch: return "CollectiveMismatch";
-    case ErrorKind::kProtocolError: return "ProtocolError";
-    case ErrorKind::kAborted: return "Aborted";
-    case ErrorKind::kResourceError: return "ResourceError";
-    case ErrorKind::kInternalError: return "InternalError";
+    case ErrorKind::kInvalidArgument:
+      return "InvalidArgument";
+    case ErrorKind::kInvalidState:
+      return "InvalidState";
+    case ErrorKind::kWaitTimeout:
+      return "WaitTimeout";
+    case ErrorKind::kPeerLost:
+      return "PeerLost";
+    case ErrorKind::kCollectiveTimeout:
+      return "CollectiveTimeout";
+    case ErrorKind::kCollectiveMismatch:
+      return "CollectiveMismatch";
+    case ErrorKind::kProtocolError:
+      return "ProtocolError";
+    case ErrorKind::kAborted:
+      return "Aborted";
+    case ErrorKind::kResourceError:
+      return "ResourceError";
+    case ErrorKind::kInternalError:
+      return "InternalError";
   }
   return "InternalError";
 }

@@ -45,8 +45,8 @@ constexpr uint64_t kNowhere = ~uint64_t{0};
 // Lanes keep small and blocking operations from waiting behind large ones, and send/recv apart from collectives.
 enum class LaneId : uint8_t { kSmall, kLarge, kPointToPoint };
 constexpr int kLanes = 3;
-constexpr int kLargeSlots = 4;                     // pieces of large operations in flight
-constexpr int kSlots = 1 + kLargeSlots + 1;        // slot 0: small; then large; the last: send/recv
+constexpr int kLargeSlots = 4;               // pieces of large operations in flight
+constexpr int kSlots = 1 + kLargeSlots + 1;  // slot 0: small; then large; the last: send/recv
 constexpr int kPointToPointSlot = kSlots - 1;
 constexpr int kStreams = kSlots * kMaxChannels;
 

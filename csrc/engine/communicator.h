@@ -1,7 +1,7 @@
 // The native side of ddl.Communicator: lanes, links, boards and plans of one group of ranks.
 //
-// Python makes it, tells it the neighbours, brings connections, installs plans; then any thread submits. One thread at
-// a time should submit (operations are matched across ranks by their order); the rest is thread-safe.
+// Python makes it, tells it the neighbours, brings connections, installs plans; then any thread submits. One thread
+// at a time should submit (operations are matched across ranks by their order); the rest is thread-safe.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct CommunicatorOptions {
 
 // One line of the selection table: which plan, where, and cut into pieces of what size.
 struct Choice {
-  uint64_t max_bytes = 0;    // this line serves operations up to this size
+  uint64_t max_bytes = 0;  // this line serves operations up to this size
   LaneId lane = LaneId::kSmall;
   uint64_t piece_bytes = 0;  // of all blocks together
   std::shared_ptr<const Plan> plan;
@@ -64,11 +64,14 @@ class Communicator {
   void install(Collective collective, int root, std::vector<Choice> choices);
   bool installed(Collective collective, int root) const;
 
+  std::pair<uint64_t, uint64_t> traffic() const { return links_.traffic(); }
+
   // Throws the sticky first error, or InvalidState after shutdown.
   void check() const;
   Submitted submit(Request request);
   void start(const Submitted& submitted) { submitted.lane->kick(); }
-  // Returns whether it is done; throws nothing of the work's own (see Work::check). timeout < 0: its deadline decides.
+  // Returns whether it is done; throws nothing of the work's own (see Work::check). timeout < 0: its deadline
+  // decides.
   bool wait(const Submitted& submitted, Nanoseconds timeout, const Interrupted& interrupted);
 
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);

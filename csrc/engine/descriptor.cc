@@ -4,17 +4,28 @@ namespace ddl {
 
 const char* name(Collective collective) {
   switch (collective) {
-    case Collective::kAllreduce: return "allreduce";
-    case Collective::kReducescatter: return "reducescatter";
-    case Collective::kAllgather: return "allgather";
-    case Collective::kBroadcast: return "broadcast";
-    case Collective::kAlltoall: return "alltoall";
-    case Collective::kReduce: return "reduce";
-    case Collective::kGather: return "gather";
-    case Collective::kScatter: return "scatter";
-    case Collective::kBarrier: return "barrier";
-    case Collective::kSend: return "send";
-    case Collective::kRecv: return "recv";
+    case Collective::kAllreduce:
+      return "allreduce";
+    case Collective::kReducescatter:
+      return "reducescatter";
+    case Collective::kAllgather:
+      return "allgather";
+    case Collective::kBroadcast:
+      return "broadcast";
+    case Collective::kAlltoall:
+      return "alltoall";
+    case Collective::kReduce:
+      return "reduce";
+    case Collective::kGather:
+      return "gather";
+    case Collective::kScatter:
+      return "scatter";
+    case Collective::kBarrier:
+      return "barrier";
+    case Collective::kSend:
+      return "send";
+    case Collective::kRecv:
+      return "recv";
   }
   return "unknown operation";
 }

@@ -31,8 +31,8 @@ struct Descriptor {
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   uint8_t sizes_for = 0;  // not 0: the exchange of sizes before that collective, whose sizes may differ by rank
-  int32_t root = 0;     // also the other rank of send and recv
-  uint64_t count = 0;   // elements; 0 where ranks may rightly differ
+  int32_t root = 0;       // also the other rank of send and recv
+  uint64_t count = 0;     // elements; 0 where ranks may rightly differ
   uint64_t sequence = 0;  // its number among the collectives of the communicator
 
   // Collective, type, operation and root in one word: with count and sequence, all that ranks must agree on.

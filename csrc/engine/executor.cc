@@ -11,7 +11,6 @@ namespace ddl {
 namespace {
 
 constexpr uint64_t kTile = uint64_t{16} << 10;  // bytes reduced and copied at a time: stays in the first-level cache
-constexpr uint64_t kBlockAlignment = 64;        // blocks of a split buffer begin on cache lines of their own
 
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
@@ -19,12 +18,6 @@ size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
 Executor::Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links)
     : rank_(rank), slot_(slot), neighbourhood_(neighbourhood), links_(links) {}
-
-Executor::~Executor() {
-  for (Block* blocks : {staging_.data(), scratch_.data()}) {
-    for (int i = 0; i < 2; ++i) Arena::process().free(blocks[i].data);
-  }
-}
 
 void Executor::start(const std::shared_ptr<Operation>& operation) {
   operation_ = operation;
@@ -39,8 +32,7 @@ bool Executor::progress() {
   bool moved = false;
   if (!entered_) {
     if (operation_->plan->direct && !previous_turn_read()) return false;
-    lay_out();
-    bind_buffers();
+    buffers_.begin(*operation_, piece_, turn_);
     entered_ = moved = true;
   }
   bool all_ended = true;
@@ -55,7 +47,7 @@ bool Executor::progress() {
     all_ended &= sending.link->sent(sending.message);
   }
   if (all_ended) {
-    finish_buffers();
+    buffers_.end();
     finished_ = true;
   }
   return moved || all_ended;
@@ -101,10 +93,18 @@ bool Executor::progress_channel(int c) {
         run_reduce(c, step, step.fused_with_next ? &steps[state.next + 1] : nullptr);
         done = step.fused_with_next ? 2 : 1;
         break;
-      case StepKind::kCopyFrom: run_copy_from(c, step); break;
-      case StepKind::kCopyTo: run_copy_to(c, step); break;
-      case StepKind::kCopy: run_copy(step); break;
-      case StepKind::kNotify: notify(c, step); break;
+      case StepKind::kCopyFrom:
+        run_copy_from(c, step);
+        break;
+      case StepKind::kCopyTo:
+        run_copy_to(c, step);
+        break;
+      case StepKind::kCopy:
+        run_copy(step);
+        break;
+      case StepKind::kNotify:
+        notify(c, step);
+        break;
       case StepKind::kAwait:
         if (!awaited(c, step)) return moved;
         break;
@@ -137,7 +137,7 @@ bool Executor::run_message(int c, const Step& step) {
     if (step.kind == StepKind::kSend) {
       parts_.clear();
       for (uint32_t block : step.src_blocks) {
-        const Span span = mine(step.src, block);
+        const Span span = buffers_.mine(step.src, block);
         bytes += span.bytes;
         if (span.bytes == 0) continue;
         if (!parts_.empty() && static_cast<char*>(parts_.back().iov_base) + parts_.back().iov_len == span.data) {
@@ -160,10 +160,11 @@ bool Executor::run_message(int c, const Step& step) {
     landings_.clear();
     const bool reduces = step.kind == StepKind::kRecvReduce;
     for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-      const Span span = mine(step.dst, step.dst_blocks[i]);
+      const Span span = buffers_.mine(step.dst, step.dst_blocks[i]);
       bytes += span.bytes;
       if (span.bytes == 0) continue;
-      landings_.push_back({span.data, reduces ? mine(step.src, step.src_blocks[i]).data : nullptr, span.bytes});
+      landings_.push_back(
+          {span.data, reduces ? buffers_.mine(step.src, step.src_blocks[i]).data : nullptr, span.bytes});
     }
     const Descriptor& d = operation_->descriptor;
     state.message = state.link->receive(header(bytes), landings_,
@@ -207,7 +208,7 @@ void Executor::notify(int c, const Step& step) {
   if (step.phase == 1) {
     describe(&post);
     const auto where = [&](BufferId buffer) {
-      char* base = base_[index(buffer)];
+      char* base = buffers_.base(buffer);
       const bool exposed = operation_->plan->exposed[index(buffer)] && base != nullptr;
       return exposed ? Arena::process().offset(base) : kNowhere;
     };
@@ -215,7 +216,9 @@ void Executor::notify(int c, const Step& step) {
     post.output = where(BufferId::kOutput);
     post.scratch = where(BufferId::kScratch);
     post.packed = 0;
-    for (size_t b = 0; b < kBuffers; ++b) post.packed = post.packed | static_cast<uint64_t>(is_packed_[b]) << b;
+    for (BufferId buffer : {BufferId::kInput, BufferId::kOutput, BufferId::kScratch}) {
+      post.packed = post.packed | static_cast<uint64_t>(buffers_.packed(buffer)) << index(buffer);
+    }
   }
   post.flag.store(flag_of(turn_, step.phase), std::memory_order_release);
   neighbourhood_.wake(neighbourhood_.neighbours(), lane_of_slot(slot_));
@@ -240,17 +243,17 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
   const Descriptor& d = operation_->descriptor;
   const uint64_t divisor = step.final ? operation_->divisor : 1;
   const size_t sources = step.peers.size() + 1;
-  const size_t me = static_cast<size_t>(std::lower_bound(step.peers.begin(), step.peers.end(), rank_) -
-                                        step.peers.begin());
+  const size_t me =
+      static_cast<size_t>(std::lower_bound(step.peers.begin(), step.peers.end(), rank_) - step.peers.begin());
   operands_.resize(sources);
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span to = mine(step.dst, step.dst_blocks[i]);
+    const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
     bases_.clear();
     targets_.clear();
     for (size_t s = 0; s < sources; ++s) {
       if (s == me) {
-        bases_.push_back(mine(step.src, step.src_blocks[i]).data);
+        bases_.push_back(buffers_.mine(step.src, step.src_blocks[i]).data);
       } else {
         const size_t p = s < me ? s : s - 1;
         bases_.push_back(theirs(c, step.peers[p], step.src, step.theirs[p], i));
@@ -273,14 +276,14 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
 
 void Executor::run_copy_from(int c, const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span to = mine(step.dst, step.dst_blocks[i]);
+    const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
     if (to.bytes > 0) std::memcpy(to.data, theirs(c, step.peers[0], step.src, step.theirs[0], i), to.bytes);
   }
 }
 
 void Executor::run_copy_to(int c, const Step& step) {
   for (size_t i = 0; i < step.src_blocks.size(); ++i) {
-    const Span from = mine(step.src, step.src_blocks[i]);
+    const Span from = buffers_.mine(step.src, step.src_blocks[i]);
     if (from.bytes == 0) continue;
     for (size_t p = 0; p < step.peers.size(); ++p) {
       std::memcpy(theirs(c, step.peers[p], step.dst, step.theirs[p], i), from.data, from.bytes);
@@ -290,118 +293,19 @@ void Executor::run_copy_to(int c, const Step& step) {
 
 void Executor::run_copy(const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span from = mine(step.src, step.src_blocks[i]), to = mine(step.dst, step.dst_blocks[i]);
+    const Span from = buffers_.mine(step.src, step.src_blocks[i]), to = buffers_.mine(step.dst, step.dst_blocks[i]);
     if (from.data != to.data && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
   }
 }
 
 // --- where things are ---------------------------------------------------------------------------------------------
 
-uint64_t Executor::piece_length(uint64_t whole) const {
-  const uint64_t size = operation_->piece_elements, start = std::min(whole, piece_ * size);
-  return std::min(size, whole - start);
-}
-
-void Executor::lay_out() {
-  const Operation& op = *operation_;
-  const Plan& plan = *op.plan;
-  const uint64_t element = element_size(op.descriptor.dtype);
-  const uint64_t first = piece_ * op.piece_elements;  // of this piece, in a split buffer
-  const uint64_t length = piece_length(op.count);
-  const uint64_t unit = kBlockAlignment / element;
-  const uint64_t units = (length + unit - 1) / unit;
-  const uint64_t each = units / plan.parts, rest = units % plan.parts;
-  const auto split_at = [&](uint64_t part) { return std::min(length, (part * each + std::min(part, rest)) * unit); };
-
-  layouts_.resize(plan.tables.size());
-  for (size_t t = 0; t < plan.tables.size(); ++t) {
-    Layout& layout = layouts_[t];
-    const size_t n = plan.tables[t].size();
-    layout.spread.resize(n);
-    layout.packed.resize(n);
-    layout.bytes.resize(n);
-    uint64_t packed = 0, spread = 0;
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t part = plan.tables[t][i];
-      if (plan.split) {
-        layout.spread[i] = (first + split_at(part)) * element;
-        layout.bytes[i] = (split_at(part + 1) - split_at(part)) * element;
-      } else {
-        const uint64_t whole = op.part_length(part);
-        layout.spread[i] = (spread + std::min(whole, first)) * element;
-        layout.bytes[i] = piece_length(whole) * element;
-        spread += whole;
-      }
-      layout.packed[i] = packed;
-      packed += layout.bytes[i];
-    }
-    layout.packed_total = packed;
-  }
-}
-
-char* Executor::grow(Block* block, uint64_t bytes) {
-  if (block->bytes < bytes) {
-    Arena::process().free(block->data);
-    *block = Block{};
-    block->data = static_cast<char*>(Arena::process().allocate(bytes));
-    block->bytes = bytes;
-  }
-  return block->data;
-}
-
-void Executor::bind_buffers() {
-  const Operation& op = *operation_;
-  const Plan& plan = *op.plan;
-  const auto layout = [&](BufferId buffer) -> const Layout& { return layouts_[plan.mine[index(buffer)]]; };
-  const auto end = [&](const Layout& l) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < l.bytes.size(); ++i) bytes = std::max(bytes, l.spread[i] + l.bytes[i]);
-    return bytes;
-  };
-  base_ = {const_cast<char*>(op.input), op.output, nullptr};
-  is_packed_ = {false, false, true};
-  base_[2] = layout(BufferId::kScratch).packed_total > 0
-                 ? grow(&scratch_[turn_ % 2], layout(BufferId::kScratch).packed_total)
-                 : nullptr;
-
-  const bool in_place = op.input == op.output;
-  const auto must_stage = [&](BufferId buffer) {
-    return plan.exposed[index(buffer)] && !Arena::process().contains(base_[index(buffer)], end(layout(buffer)));
-  };
-  const bool stage_output = must_stage(BufferId::kOutput) || (in_place && must_stage(BufferId::kInput));
-  const bool stage_input = must_stage(BufferId::kInput) || (in_place && stage_output);
-  if (stage_output) {
-    base_[1] = grow(&staging_[1], layout(BufferId::kOutput).packed_total);
-    is_packed_[1] = true;
-  }
-  if (stage_input) {
-    const Layout& in = layout(BufferId::kInput);
-    base_[0] = in_place ? base_[1] : grow(&staging_[0], in.packed_total);
-    is_packed_[0] = true;
-    for (size_t i = 0; i < in.bytes.size(); ++i) {
-      if (in.bytes[i] > 0) std::memcpy(base_[0] + in.packed[i], op.input + in.spread[i], in.bytes[i]);
-    }
-  }
-}
-
-void Executor::finish_buffers() {
-  if (!is_packed_[1]) return;
-  const Layout& out = layouts_[operation_->plan->mine[1]];
-  for (size_t i = 0; i < out.bytes.size(); ++i) {
-    if (out.bytes[i] > 0) std::memcpy(operation_->output + out.spread[i], base_[1] + out.packed[i], out.bytes[i]);
-  }
-}
-
-Executor::Span Executor::mine(BufferId buffer, uint32_t block) const {
-  const Layout& layout = layouts_[operation_->plan->mine[index(buffer)]];
-  const uint64_t offset = is_packed_[index(buffer)] ? layout.packed[block] : layout.spread[block];
-  return {base_[index(buffer)] + offset, layout.bytes[block]};
-}
-
 char* Executor::theirs(int c, int peer, BufferId buffer, const Remote& remote, size_t i) const {
   const Post& post = neighbourhood_.board(peer)->posts[stream_of(slot_, c)][turn_ % 2];
-  const uint64_t base = buffer == BufferId::kInput ? post.input : buffer == BufferId::kOutput ? post.output : post.scratch;
-  const Layout& layout = layouts_[remote.table];
+  const uint64_t base = buffer == BufferId::kInput    ? post.input
+                        : buffer == BufferId::kOutput ? post.output
+                                                      : post.scratch;
+  const BlockLayout& layout = buffers_.layout(remote.table);
   const uint32_t block = remote.blocks[i];
   const bool packed = (post.packed >> index(buffer) & 1) != 0;
   const uint64_t offset = packed ? layout.packed[block] : layout.spread[block];

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/buffers.h"
 #include "engine/links.h"
 #include "engine/neighbourhood.h"
 #include "engine/operation.h"
@@ -18,7 +19,6 @@ namespace ddl {
 class Executor {
  public:
   Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links);
-  ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
@@ -39,13 +39,8 @@ class Executor {
   void poll_fds(std::vector<std::pair<int, bool>>* fds) const;  // descriptor, and whether to wait for room as well
 
  private:
-  // Where the blocks of one table lie, in bytes. `spread`: in a user's buffer; `packed`: for this piece alone.
-  struct Layout {
-    std::vector<uint64_t> spread, packed, bytes;
-    uint64_t packed_total = 0;
-  };
   struct ChannelState {
-    size_t next = 0;  // step
+    size_t next = 0;      // step
     bool posted = false;  // its receive is with the link, as number `message`
     Link* link = nullptr;
     uint64_t message = 0;
@@ -53,14 +48,6 @@ class Executor {
   struct Sending {  // the last message of this piece on a link
     Link* link;
     uint64_t message;
-  };
-  struct Block {
-    char* data = nullptr;
-    uint64_t bytes = 0;
-  };
-  struct Span {  // one block of one of my buffers
-    char* data;
-    uint64_t bytes;
   };
 
   bool progress_channel(int channel);
@@ -75,15 +62,9 @@ class Executor {
   void run_copy_to(int channel, const Step& step);
   void run_copy(const Step& step);
 
-  void lay_out();
-  void bind_buffers();
-  void finish_buffers();
-  char* grow(Block* block, uint64_t bytes);
-  Span mine(BufferId buffer, uint32_t block) const;
   char* theirs(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
   Header header(uint64_t bytes) const;
   bool ordered() const { return slot_ != kPointToPointSlot; }
-  uint64_t piece_length(uint64_t whole) const;
 
   const int rank_, slot_;
   const Neighbourhood& neighbourhood_;
@@ -95,19 +76,13 @@ class Executor {
   bool entered_ = false, finished_ = false;
   std::array<Descriptor, 2> history_;  // what even and odd turns were last
   std::array<ChannelState, kMaxChannels> channels_;
-  std::vector<Layout> layouts_;                  // one per table of the plan
-  std::array<char*, kBuffers> base_{};           // of my buffers, for this piece
-  std::array<bool, kBuffers> is_packed_{};       // in staging or scratch, laid out for this piece alone
-  std::vector<Sending> sendings_;                // links that this piece has sent on
-  std::vector<const void*> operands_;            // reused by every tile
-  std::vector<const char*> bases_;               // reused by every reduction
+  PieceBuffers buffers_;
+  std::vector<Sending> sendings_;      // links that this piece has sent on
+  std::vector<const void*> operands_;  // reused by every tile
+  std::vector<const char*> bases_;     // reused by every reduction
   std::vector<char*> targets_;
-  std::vector<iovec> parts_;                     // reused by every message
+  std::vector<iovec> parts_;  // reused by every message
   std::vector<Landing> landings_;
-  // Shared memory of the slot's own, grown as needed: staging for private input and output, scratch for even and odd
-  // turns.
-  std::array<Block, 2> staging_;
-  std::array<Block, 2> scratch_;
 };
 
 }  // namespace ddl

@@ -1,9 +1,9 @@
 // The one place where a communicator's first failure is decided and kept.
 //
-// A failure that this rank sees (a connection closed, a call that does not match) is at first a *suspicion*: the agent
-// (ddl/bootstrap/agent.py) is told, asks the store, and brings back the verdict, so that all ranks name the same rank
-// even if most of them only see the consequences. Without an agent, or if it does not answer within kGrace, this
-// rank's own view becomes the failure. Thread-safe; the fast path reads one atomic.
+// A failure that this rank sees (a connection closed, a call that does not match) is at first a *suspicion*: the
+// agent (ddl/bootstrap/agent.py) is told, asks the store, and brings back the verdict, so that all ranks name the
+// same rank even if most of them only see the consequences. Without an agent, or if it does not answer within kGrace,
+// this rank's own view becomes the failure. Thread-safe; the fast path reads one atomic.
 #pragma once
 
 #include <atomic>
@@ -47,8 +47,8 @@ class Failure {
   void suspect(const Report& report, const std::string& operation);
   // Asks the agent about an operation that does not get on; changes nothing here.
   void question(const Report& report);
-  // The verdict, from the agent or (then the agent is told) from this rank; only the first counts. `operation` is what
-  // was under way.
+  // The verdict, from the agent or (then the agent is told) from this rank; only the first counts. `operation` is
+  // what was under way.
   void fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell);
   // Turns a suspicion that nobody answered into the failure.
   void settle(Nanoseconds now);

@@ -14,18 +14,16 @@ namespace ddl {
 
 namespace {
 
-constexpr Nanoseconds kSleep = 20 * kMillisecond;         // longest sleep: peers are looked after this often
-constexpr Nanoseconds kMixedSleep = kMillisecond;         // when both sockets and shared memory are waited for
+constexpr Nanoseconds kSleep = 20 * kMillisecond;  // longest sleep: peers are looked after this often
+constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shared memory are waited for
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
-constexpr Nanoseconds kFirstQuestion = kSecond;           // an operation that takes longer is asked about
+constexpr Nanoseconds kFirstQuestion = kSecond;  // an operation that takes longer is asked about
 constexpr Nanoseconds kNextQuestion = 10 * kSecond;
-constexpr Nanoseconds kVerdict = 400 * kMillisecond;      // how long before its deadline somebody must be blamed
+constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline somebody must be blamed
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
-int first_slot(LaneId id) {
-  return id == LaneId::kSmall ? 0 : id == LaneId::kLarge ? 1 : kPointToPointSlot;
-}
+int first_slot(LaneId id) { return id == LaneId::kSmall ? 0 : id == LaneId::kLarge ? 1 : kPointToPointSlot; }
 
 }  // namespace
 
@@ -310,7 +308,8 @@ void Lane::sleep() {
     futex_wait(sleep_word_, 1, failure_->ok() ? kSleep : kMillisecond);
   } else {
     std::vector<pollfd> entries = {{wake_fd_.get(), POLLIN, 0}};
-    for (const auto& [fd, room] : sockets) entries.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
+    for (const auto& [fd, room] : sockets)
+      entries.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
     const Nanoseconds limit = neighbourhood_.neighbours().empty() ? kSleep : kMixedSleep;
     ::poll(entries.data(), entries.size(), static_cast<int>(limit / kMillisecond));
     eventfd_t ignored = 0;

@@ -53,8 +53,8 @@ class Lane {
  private:
   struct Waiting {
     Nanoseconds since = 0;
-    Nanoseconds looked = 0;       // when the slow checks ran last
-    Nanoseconds interrupts = 0;   // when the user was asked last
+    Nanoseconds looked = 0;      // when the slow checks ran last
+    Nanoseconds interrupts = 0;  // when the user was asked last
   };
 
   void thread_main();

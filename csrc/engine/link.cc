@@ -11,8 +11,8 @@ namespace ddl {
 
 namespace {
 
-constexpr int kMaxParts = 64;                         // iovecs given to the transport at once
-constexpr size_t kStagingBytes = size_t{128} << 10;   // small enough to be reduced from cache
+constexpr int kMaxParts = 64;                        // iovecs given to the transport at once
+constexpr size_t kStagingBytes = size_t{128} << 10;  // small enough to be reduced from cache
 
 }  // namespace
 
@@ -22,6 +22,10 @@ uint64_t Link::send(const Header& header, const std::vector<iovec>& parts) {
   numbered.step = static_cast<uint32_t>(posted_sends_);
   encode(numbered, &out.header);
   out.parts = parts;
+  if (header.bytes > 0) {
+    messages_.fetch_add(1, std::memory_order_relaxed);
+    payload_.fetch_add(header.bytes, std::memory_order_relaxed);
+  }
   return posted_sends_++;
 }
 

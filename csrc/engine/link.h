@@ -7,6 +7,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -62,6 +63,9 @@ class Link {
   bool progress();
   bool sending() const { return !outgoing_.empty(); }
   bool receiving() const { return !incoming_.empty(); }
+  // What this rank has sent here: messages that carry data, and their bytes. Any thread may ask.
+  uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
+  uint64_t payload() const { return payload_.load(std::memory_order_relaxed); }
   int peer() const { return peer_; }
   int poll_fd() const { return endpoint_->poll_fd(); }
   // Forgets what is under way (after a failure), so that no memory of the operations is touched again.
@@ -89,8 +93,8 @@ class Link {
   bool progress_outgoing();
   bool progress_incoming();
   void check_header(Incoming* in);
-  void land(Incoming* in, size_t bytes);                       // bytes that were read in place
-  size_t reduce_staged(Incoming* in, size_t bytes);            // returns what is left over: part of an element
+  void land(Incoming* in, size_t bytes);             // bytes that were read in place
+  size_t reduce_staged(Incoming* in, size_t bytes);  // returns what is left over: part of an element
 
   const int peer_;
   const std::unique_ptr<Endpoint> endpoint_;
@@ -100,6 +104,7 @@ class Link {
   size_t staged_ = 0;          // bytes of an incomplete element at its start
   uint64_t posted_sends_ = 0, sent_ = 0;
   uint64_t posted_receives_ = 0, received_ = 0;
+  std::atomic<uint64_t> messages_{0}, payload_{0};
 };
 
 }  // namespace ddl

@@ -27,14 +27,24 @@ Link* Links::find(int peer, int stream) {
   if (!link && neighbourhood_.board(peer) != nullptr) {
     const auto lane = static_cast<size_t>(lane_of_slot(stream / kMaxChannels));
     Board *mine = neighbourhood_.mine(), *theirs = neighbourhood_.board(peer);
-    link = std::make_unique<Link>(
-        peer, make_shm_endpoint({neighbourhood_.memory(peer), mine->ring_offset(peer, stream),
-                                 theirs->ring_offset(rank_, stream), &mine->lanes[lane].sleeping,
-                                 &theirs->lanes[lane].sleeping}));
+    link =
+        std::make_unique<Link>(peer, make_shm_endpoint({neighbourhood_.memory(peer), mine->ring_offset(peer, stream),
+                                                        theirs->ring_offset(rank_, stream),
+                                                        &mine->lanes[lane].sleeping, &theirs->lanes[lane].sleeping}));
   }
   Link* found = link.get();
   if (found == nullptr) links_.erase({peer, stream});
   return found;
+}
+
+std::pair<uint64_t, uint64_t> Links::traffic() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::pair<uint64_t, uint64_t> total{0, 0};
+  for (const auto& entry : links_) {
+    total.first += entry.second->messages();
+    total.second += entry.second->payload();
+  }
+  return total;
 }
 
 void Links::close() {

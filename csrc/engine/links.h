@@ -21,6 +21,8 @@ class Links {
   bool connected(int peer, int stream) const;
   // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
   Link* find(int peer, int stream);
+  // Messages with data, and bytes, that this rank has sent through links.
+  std::pair<uint64_t, uint64_t> traffic() const;
   // Closes connections. Shared-memory rings stay until destruction: a slower peer may still be reading them.
   void close();
 

@@ -1,7 +1,8 @@
 // One submitted collective: what is to be done to which memory, and how far it has got.
 //
 // Made by the submitting thread, then owned by its lane. Large operations run as several *pieces*: each piece runs
-// the whole plan on a part of the buffer, and some are in flight at once, so that all dimensions work at the same time.
+// the whole plan on a part of the buffer, and some are in flight at once, so that all dimensions work at the same
+// time.
 #pragma once
 
 #include <cstddef>

@@ -40,7 +40,8 @@ void Plan::finish(int rank, int size) {
       if (is_message(step.kind) && step.peers.size() != 1) bad("a message needs one peer");
       check_blocks(step.src_blocks, held(step.src), "source");
       check_blocks(step.dst_blocks, held(step.dst), "target");
-      if (is_direct(step.kind) && step.theirs.size() != step.peers.size()) bad("a direct step without its peers' side");
+      if (is_direct(step.kind) && step.theirs.size() != step.peers.size())
+        bad("a direct step without its peers' side");
       for (const Remote& remote : step.theirs) {
         if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");

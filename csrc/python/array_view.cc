@@ -49,11 +49,16 @@ bool numpy_dtype(const py::dtype& type, DType* dtype) {
   if (order != '=' && order != '|' && order != '<') return false;
   const int bits = static_cast<int>(type.itemsize()) * 8;
   switch (type.kind()) {
-    case 'f': return float_of(bits, dtype);
-    case 'i': return integer_of(true, bits, dtype);
-    case 'u': return integer_of(false, bits, dtype);
-    case 'b': return *dtype = DType::kBool, true;
-    default: break;
+    case 'f':
+      return float_of(bits, dtype);
+    case 'i':
+      return integer_of(true, bits, dtype);
+    case 'u':
+      return integer_of(false, bits, dtype);
+    case 'b':
+      return *dtype = DType::kBool, true;
+    default:
+      break;
   }
   // ml_dtypes registers bfloat16 with numpy as a type of its own.
   if (bits == 16 && std::string(py::str(type)) == "bfloat16") return *dtype = DType::kBFloat16, true;
@@ -64,12 +69,18 @@ bool dlpack_dtype(const DLTensor& tensor, DType* dtype) {
   enum : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
   if (tensor.type_lanes != 1) return false;
   switch (tensor.type_code) {
-    case kInt: return integer_of(true, tensor.type_bits, dtype);
-    case kUInt: return integer_of(false, tensor.type_bits, dtype);
-    case kFloat: return float_of(tensor.type_bits, dtype);
-    case kBfloat: return *dtype = DType::kBFloat16, tensor.type_bits == 16;
-    case kBool: return *dtype = DType::kBool, tensor.type_bits == 8;
-    default: return false;
+    case kInt:
+      return integer_of(true, tensor.type_bits, dtype);
+    case kUInt:
+      return integer_of(false, tensor.type_bits, dtype);
+    case kFloat:
+      return float_of(tensor.type_bits, dtype);
+    case kBfloat:
+      return *dtype = DType::kBFloat16, tensor.type_bits == 16;
+    case kBool:
+      return *dtype = DType::kBool, tensor.type_bits == 8;
+    default:
+      return false;
   }
 }
 
@@ -101,7 +112,8 @@ ArrayView view_of_dlpack(const py::object& object, const char* what) {
   const auto* tensor = static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (tensor == nullptr) throw py::error_already_set();
   ArrayView view;
-  if (!dlpack_dtype(*tensor, &view.dtype)) refuse(what, std::string("its element type cannot be communicated; ") + kTypes);
+  if (!dlpack_dtype(*tensor, &view.dtype))
+    refuse(what, std::string("its element type cannot be communicated; ") + kTypes);
   view.shape.assign(tensor->shape, tensor->shape + tensor->ndim);
   view.count = 1;
   for (int64_t extent : view.shape) view.count *= static_cast<uint64_t>(extent);
@@ -119,7 +131,8 @@ ArrayView view_of_dlpack(const py::object& object, const char* what) {
 }  // namespace
 
 ArrayView view_of(const py::object& object, const char* what, bool target) {
-  if (py::isinstance<py::array>(object)) return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
+  if (py::isinstance<py::array>(object))
+    return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
   if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object, what);
   refuse(what, "a " + std::string(py::str(py::type::of(object).attr("__name__"))) +
                    " is no array; pass a numpy array or anything with DLPack in CPU memory");

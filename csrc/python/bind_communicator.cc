@@ -55,8 +55,8 @@ struct Call {
   int root = 0;
   std::optional<std::vector<uint64_t>> part_lengths;  // elements of each block; absent: one buffer
   uint64_t bytes = 0;                                 // for the choice of a plan; 0: those of the buffer
-  int sizes_for = 0;  // see Descriptor
-  bool count_differs = false;  // ranks may rightly pass different numbers of elements
+  int sizes_for = 0;                                  // see Descriptor
+  bool count_differs = false;                         // ranks may rightly pass different numbers of elements
   std::string label;
 };
 
@@ -72,7 +72,8 @@ Request request_of(const Call& call) {
   if (!call.input.is_none()) in = view_of(call.input, name(call.collective), false);
   if (call.output.is(call.input)) {
     out = in;
-    if (out && !out->writable) throw Error(ErrorKind::kInvalidArgument, std::string(name(call.collective)) + ": the target is read-only");
+    if (out && !out->writable)
+      throw Error(ErrorKind::kInvalidArgument, std::string(name(call.collective)) + ": the target is read-only");
   } else if (!call.output.is_none()) {
     out = view_of(call.output, name(call.collective), true);
   }
@@ -144,8 +145,16 @@ Call make_call(int collective, py::object input, py::object output, int op, int 
   if (op < 0 || op >= kReduceOpCount || !from_wire(static_cast<uint8_t>(op), &reduce_op)) {
     throw Error(ErrorKind::kInvalidArgument, "op must be one of ddl.Average, Sum, Min, Max, Product");
   }
-  return {static_cast<Collective>(collective), std::move(input), std::move(output), reduce_op, root,
-          std::move(part_lengths), bytes, sizes_for, count_differs, std::move(label)};
+  return {static_cast<Collective>(collective),
+          std::move(input),
+          std::move(output),
+          reduce_op,
+          root,
+          std::move(part_lengths),
+          bytes,
+          sizes_for,
+          count_differs,
+          std::move(label)};
 }
 
 CommunicatorOptions options_of(int rank, int size, double timeout, double spin_us, double yield_us) {
@@ -159,7 +168,9 @@ CommunicatorOptions options_of(int rank, int size, double timeout, double spin_u
 }
 
 py::object report_of(const Report& report) {
-  const char* type = report.type == Report::Type::kLost ? "lost" : report.type == Report::Type::kStalled ? "stalled" : "failed";
+  const char* type = report.type == Report::Type::kLost      ? "lost"
+                     : report.type == Report::Type::kStalled ? "stalled"
+                                                             : "failed";
   return py::make_tuple(type, report.sequence, name(report.kind), report.peer, report.reason, report.operation,
                         report.final);
 }
@@ -169,35 +180,49 @@ void bind_setup(py::class_<Handle>& c) {
           return std::make_unique<Handle>(options_of(rank, size, timeout, spin_us, yield_us));
         }),
         py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("spin_us"), py::arg("yield_us"));
-  c.def("introduce", [](Handle& h, std::string who, std::vector<std::string> rank_names) {
-    h.native->failure().introduce(std::move(who), std::move(rank_names));
-  }, py::arg("who"), py::arg("rank_names"));
+  c.def(
+      "introduce",
+      [](Handle& h, std::string who, std::vector<std::string> rank_names) {
+        h.native->failure().introduce(std::move(who), std::move(rank_names));
+      },
+      py::arg("who"), py::arg("rank_names"));
   c.def_property_readonly("board_offset", [](Handle& h) { return h.native->neighbourhood().my_offset(); });
-  c.def("add_neighbour", [](Handle& h, int rank, std::shared_ptr<PeerMemory> memory, uint64_t offset) {
-    h.native->neighbourhood().add(rank, std::move(memory), offset);
-  }, py::arg("rank"), py::arg("memory"), py::arg("board_offset"));
-  c.def("add_connection", [](Handle& h, int peer, int stream, int fd) { h.native->add_connection(peer, stream, fd); },
-        py::arg("peer"), py::arg("stream"), py::arg("fd"));
-  c.def("connected", [](Handle& h, int peer, int stream) { return h.native->connected(peer, stream); },
-        py::arg("peer"), py::arg("stream"));
+  c.def(
+      "add_neighbour",
+      [](Handle& h, int rank, std::shared_ptr<PeerMemory> memory, uint64_t offset) {
+        h.native->neighbourhood().add(rank, std::move(memory), offset);
+      },
+      py::arg("rank"), py::arg("memory"), py::arg("board_offset"));
+  c.def(
+      "add_connection", [](Handle& h, int peer, int stream, int fd) { h.native->add_connection(peer, stream, fd); },
+      py::arg("peer"), py::arg("stream"), py::arg("fd"));
+  c.def(
+      "connected", [](Handle& h, int peer, int stream) { return h.native->connected(peer, stream); }, py::arg("peer"),
+      py::arg("stream"));
   c.def("set_planner", [](Handle& h, py::object planner) { h.planner = std::move(planner); }, py::arg("planner"));
   using ChoiceTuple = std::tuple<uint64_t, int, uint64_t, std::shared_ptr<Plan>>;
-  c.def("install", [](Handle& h, int collective, int root, const std::vector<ChoiceTuple>& lines) {
-    std::vector<Choice> choices;
-    for (const auto& [max_bytes, lane, piece_bytes, plan] : lines) {
-      choices.push_back({max_bytes, static_cast<LaneId>(lane), piece_bytes, plan});
-    }
-    h.native->install(static_cast<Collective>(collective), root, std::move(choices));
-  }, py::arg("collective"), py::arg("root"), py::arg("choices"));
+  c.def(
+      "install",
+      [](Handle& h, int collective, int root, const std::vector<ChoiceTuple>& lines) {
+        std::vector<Choice> choices;
+        for (const auto& [max_bytes, lane, piece_bytes, plan] : lines) {
+          choices.push_back({max_bytes, static_cast<LaneId>(lane), piece_bytes, plan});
+        }
+        h.native->install(static_cast<Collective>(collective), root, std::move(choices));
+      },
+      py::arg("collective"), py::arg("root"), py::arg("choices"));
 }
 
 void bind_calls(py::class_<Handle>& c) {
   // The fast way, for the call that matters most.
-  c.def("allreduce", [](Handle& h, py::object input, py::object output, int op) {
-    run(h, make_call(static_cast<int>(Collective::kAllreduce), std::move(input), output, op, 0, std::nullopt, 0, 0,
-                     false, std::string()));
-    return output;
-  }, py::arg("input"), py::arg("output"), py::arg("op"));
+  c.def(
+      "allreduce",
+      [](Handle& h, py::object input, py::object output, int op) {
+        run(h, make_call(static_cast<int>(Collective::kAllreduce), std::move(input), output, op, 0, std::nullopt, 0,
+                         0, false, std::string()));
+        return output;
+      },
+      py::arg("input"), py::arg("output"), py::arg("op"));
   const auto arguments = [](auto&& def, const char* name, auto function) {
     def(name, function, py::arg("collective"), py::arg("input"), py::arg("output"), py::kw_only(), py::arg("op") = 0,
         py::arg("root") = 0, py::arg("part_lengths") = py::none(), py::arg("bytes") = 0, py::arg("sizes_for") = 0,
@@ -205,37 +230,44 @@ void bind_calls(py::class_<Handle>& c) {
   };
   const auto def = [&c](auto&&... args) { c.def(std::forward<decltype(args)>(args)...); };
   using Lengths = std::optional<std::vector<uint64_t>>;
-  arguments(def, "run", [](Handle& h, int collective, py::object input, py::object output, int op, int root,
-                           Lengths lengths, uint64_t bytes, int sizes_for, bool differs, std::string label,
-                           py::object result) {
-    run(h, make_call(collective, std::move(input), std::move(output), op, root, std::move(lengths), bytes, sizes_for,
-                     differs, std::move(label)));
-    return result;
-  });
-  arguments(def, "start", [](Handle& h, int collective, py::object input, py::object output, int op, int root,
-                             Lengths lengths, uint64_t bytes, int sizes_for, bool differs, std::string label,
-                             py::object result) {
-    return start(h, make_call(collective, std::move(input), std::move(output), op, root, std::move(lengths), bytes,
-                              sizes_for, differs, std::move(label)),
-                 std::move(result));
-  });
+  arguments(def, "run",
+            [](Handle& h, int collective, py::object input, py::object output, int op, int root, Lengths lengths,
+               uint64_t bytes, int sizes_for, bool differs, std::string label, py::object result) {
+              run(h, make_call(collective, std::move(input), std::move(output), op, root, std::move(lengths), bytes,
+                               sizes_for, differs, std::move(label)));
+              return result;
+            });
+  arguments(def, "start",
+            [](Handle& h, int collective, py::object input, py::object output, int op, int root, Lengths lengths,
+               uint64_t bytes, int sizes_for, bool differs, std::string label, py::object result) {
+              return start(h,
+                           make_call(collective, std::move(input), std::move(output), op, root, std::move(lengths),
+                                     bytes, sizes_for, differs, std::move(label)),
+                           std::move(result));
+            });
 }
 
 void bind_agent(py::class_<Handle>& c) {
   c.def("check", [](Handle& h) { h.native->check(); });
   c.def_property_readonly("failed", [](Handle& h) { return h.native->failure().failed(); });
   c.def_property_readonly("report_fd", [](Handle& h) { return h.native->failure().report_fd(); });
-  c.def("set_agent", [](Handle& h, bool listening) { h.native->failure().set_agent(listening); }, py::arg("listening"));
+  c.def(
+      "set_agent", [](Handle& h, bool listening) { h.native->failure().set_agent(listening); }, py::arg("listening"));
   c.def("take_report", [](Handle& h) -> py::object {
     const std::optional<Report> report = h.native->failure().take_report();
     return report ? report_of(*report) : py::none();
   });
-  c.def("fail", [](Handle& h, const std::string& kind, int culprit, const std::string& reason, bool tell) {
-    h.native->fail(error_kind(kind), culprit, reason, tell);
-  }, py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
+  c.def(
+      "fail",
+      [](Handle& h, const std::string& kind, int culprit, const std::string& reason, bool tell) {
+        h.native->fail(error_kind(kind), culprit, reason, tell);
+      },
+      py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
+  c.def("traffic", [](Handle& h) { return h.native->traffic(); });
   c.def_property_readonly("submitted", [](Handle& h) { return h.native->submitted(); });
-  c.def("operation_text", [](Handle& h, uint64_t sequence) { return h.native->operation_text(sequence); },
-        py::arg("sequence"));
+  c.def(
+      "operation_text", [](Handle& h, uint64_t sequence) { return h.native->operation_text(sequence); },
+      py::arg("sequence"));
   c.def("shutdown", [](Handle& h) {
     if (!h.native->owned()) return;
     {

@@ -36,27 +36,35 @@ void bind_memory(py::module_& m) {
       .def(py::init<size_t>(), py::arg("bytes"))
       .def_buffer([](SharedBlock& block) { return block.buffer(); });
 
-  py::class_<PeerMemory, std::shared_ptr<PeerMemory>>(m, "PeerMemory", "The mapped arena of another rank of this host.")
+  py::class_<PeerMemory, std::shared_ptr<PeerMemory>>(m, "PeerMemory",
+                                                      "The mapped arena of another rank of this host.")
       .def(py::init<int, size_t, int>(), py::arg("memory_fd"), py::arg("bytes"), py::arg("socket_fd"))
       .def_property_readonly("alive", &PeerMemory::alive)
-      .def("read", [](const PeerMemory& memory, uint64_t offset, size_t bytes) {
-        if (offset > memory.size() || bytes > memory.size() - offset) {
-          throw Error(ErrorKind::kInvalidArgument, "outside the peer's memory");
-        }
-        return py::bytes(memory.at(offset), bytes);
-      }, py::arg("offset"), py::arg("bytes"));
+      .def(
+          "read",
+          [](const PeerMemory& memory, uint64_t offset, size_t bytes) {
+            if (offset > memory.size() || bytes > memory.size() - offset) {
+              throw Error(ErrorKind::kInvalidArgument, "outside the peer's memory");
+            }
+            return py::bytes(memory.at(offset), bytes);
+          },
+          py::arg("offset"), py::arg("bytes"));
 
   m.def("configure_arena", &Arena::configure, py::arg("bytes"),
         "Set the size of the shared arena (0: as large as physical memory); False if it exists already.");
   m.def("arena_fd", [] { return Arena::process().fd(); });
   m.def("arena_bytes", [] { return Arena::process().size(); });
   m.def("arena_used", [] { return Arena::process().used(); });
-  m.def("arena_offset", [](const py::buffer& buffer) {
-    const py::buffer_info info = buffer.request();
-    const auto bytes = static_cast<size_t>(info.size * info.itemsize);
-    if (!Arena::process().contains(info.ptr, bytes)) throw Error(ErrorKind::kInvalidArgument, "not in shared memory");
-    return Arena::process().offset(info.ptr);
-  }, py::arg("buffer"), "Where a buffer lies in the arena; InvalidArgument if it does not.");
+  m.def(
+      "arena_offset",
+      [](const py::buffer& buffer) {
+        const py::buffer_info info = buffer.request();
+        const auto bytes = static_cast<size_t>(info.size * info.itemsize);
+        if (!Arena::process().contains(info.ptr, bytes))
+          throw Error(ErrorKind::kInvalidArgument, "not in shared memory");
+        return Arena::process().offset(info.ptr);
+      },
+      py::arg("buffer"), "Where a buffer lies in the arena; InvalidArgument if it does not.");
 }
 
 }  // namespace ddl

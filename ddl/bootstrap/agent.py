@@ -68,7 +68,7 @@ class Agent:
         self._stop_reader, self._stop_writer = os.pipe()
         self._listeners = (data_listener, memory_listener)
         self._selector = selectors.DefaultSelector()
-        self._closed = False
+        self._closed = threading.Event()
         self._register(data_listener.fileno(), lambda: self._accept(data_listener, self._welcome_data))
         self._register(memory_listener.fileno(), lambda: self._accept(memory_listener, self._welcome_memory))
         self._register(watch.fileno(), self._hear)
@@ -109,9 +109,9 @@ class Agent:
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave: tell the store that this rank goes of its own will, end the thread, close everything."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
         os.write(self._stop_writer, b"x")
         self._thread.join()
         if goodbye:
@@ -123,7 +123,7 @@ class Agent:
 
     def close_in_child(self) -> None:
         """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends."""
-        self._closed = True
+        self._closed.set()
         self._release()
 
     def _release(self) -> None:
@@ -144,9 +144,9 @@ class Agent:
         self._selector.register(fd, selectors.EVENT_READ, action)
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             for key, _ in self._selector.select():
-                if self._closed:
+                if self._closed.is_set():
                     return
                 try:
                     key.data()
@@ -177,7 +177,7 @@ class Agent:
         if not (isinstance(number, int) and isinstance(rank, int) and isinstance(stream, int)):
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         with self._changed:
-            if self._closed:
+            if self._closed.is_set():
                 return
             fd = os.dup(sock.fileno())
             member = self._members.get(number)

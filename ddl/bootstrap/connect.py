@@ -93,9 +93,7 @@ def accept_data(sock: socket.socket, secret: bytes) -> Dict[str, Any]:
     return recv_frame(sock, deadline, limit=4096)
 
 
-def _swap_memory(
-    sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, deadline: float
-) -> _core.PeerMemory:
+def _swap_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, deadline: float) -> _core.PeerMemory:
     """Send my arena, map the peer's, and tell each other that it worked. Takes a copy of the socket over."""
     sock.settimeout(max(0.1, deadline - time.monotonic()))
     socket.send_fds(sock, [_core.arena_bytes().to_bytes(8, "little")], [_core.arena_fd()])
@@ -127,9 +125,7 @@ def connect_memory(
         return _swap_memory(sock, nonce_of, peer, deadline)
 
 
-def accept_memory(
-    sock: socket.socket, secret: bytes, nonce_of: Callable[[int], Nonce]
-) -> Tuple[int, _core.PeerMemory]:
+def accept_memory(sock: socket.socket, secret: bytes, nonce_of: Callable[[int], Nonce]) -> Tuple[int, _core.PeerMemory]:
     """Let a new connection prove itself and swap arenas; return the peer's rank and its memory."""
     deadline = time.monotonic() + _ACCEPT_SECONDS
     prove_as_server(sock, secret, deadline)

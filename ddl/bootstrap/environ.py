@@ -78,9 +78,7 @@ class Settings:
     timeout: float = _variable(
         "DDL_TIMEOUT", 300.0, _seconds, "seconds that an operation may take before the silent rank is named"
     )
-    start_timeout: float = _variable(
-        "DDL_START_TIMEOUT", 60.0, _seconds, "seconds that init waits for the other ranks"
-    )
+    start_timeout: float = _variable("DDL_START_TIMEOUT", 60.0, _seconds, "seconds that init waits for the other ranks")
     algorithm: str = _variable("DDL_ALGORITHM", "", str, "force an algorithm instead of choosing the fastest")
     dimensions: str = _variable(
         "DDL_DIMENSIONS", "", _dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"

@@ -60,9 +60,7 @@ class StoreServer:
     connections.
     """
 
-    def __init__(
-        self, secret: bytes, size: int, host: str = "127.0.0.1", port: int = 0, *, start: bool = True
-    ) -> None:
+    def __init__(self, secret: bytes, size: int, host: str = "127.0.0.1", port: int = 0, *, start: bool = True) -> None:
         if size < 1:
             raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
         self._secret = check_secret(secret)

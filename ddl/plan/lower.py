@@ -41,7 +41,9 @@ class _Lowering:
         self.plan = plan
         near = topology.local_group(plan.rank) if plan.size > 1 else ()
         self.neighbours: Dict[int, Plan] = {
-            rank: build(plan.collective, plan.algorithm, topology, rank, plan.root) for rank in near if rank != plan.rank
+            rank: build(plan.collective, plan.algorithm, topology, rank, plan.root)
+            for rank in near
+            if rank != plan.rank
         }
         self.split = plan.collective in SPLIT
         self.part_of_chunk = self._parts(topology)

@@ -35,9 +35,7 @@ def threads_per_rank(config: RunConfig, base: Mapping[str, str]) -> Optional[int
     return max(1, len(os.sched_getaffinity(0)) // config.num_proc)
 
 
-def rank_environ(
-    config: RunConfig, rank: int, *, store: str, secret: bytes, base: Mapping[str, str]
-) -> Dict[str, str]:
+def rank_environ(config: RunConfig, rank: int, *, store: str, secret: bytes, base: Mapping[str, str]) -> Dict[str, str]:
     """Return the whole environment of one rank; ``base`` is that of ddlrun."""
     size = config.num_proc
     numbers = Identity(rank, size, rank, size, 0, 1, store, secret).to_environ()

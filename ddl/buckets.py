@@ -1,0 +1,118 @@
+"""Fuses gradients into buckets: which gradient lies where, in which bucket, and in which order buckets are sent.
+
+Shared by every adapter, so it knows sizes only: no framework, no memory, no communication. A bucket is one flat buffer
+of one element type that is all-reduced as a whole. Gradients are laid out in *reverse* order, because a backward pass
+produces them so; buckets are numbered in the order in which their last gradient is expected.
+
+Behind its gradients a bucket has one *flag* element per gradient, 1 where this rank has used the parameter and 0 where
+it has not. Flags are reduced (sum or average) with the gradients, so afterwards every rank knows, without another
+message, whether anybody used a parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Hashable, List, Sequence, Tuple
+
+from ddl.errors import InvalidArgument
+
+__all__ = ["ALIGNMENT", "BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Bucket", "Gradient", "Slot", "assign"]
+
+ALIGNMENT = 64  # bytes; a cache line, so that no two gradients share one
+BUCKET_BYTES = 8 << 20
+# The first bucket is small: it is sent early in the backward pass, when there is most left to overlap with.
+FIRST_BUCKET_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What ``assign`` must know of one gradient: elements, element type (any hashable), bytes per element."""
+
+    length: int
+    dtype: Hashable
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where gradient number ``item`` lies: ``length`` elements from ``offset`` (in elements) of its bucket."""
+
+    item: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One flat buffer of ``length`` elements; flag ``i``, at ``flags_offset + i``, belongs to ``slots[i]``."""
+
+    dtype: Hashable
+    itemsize: int
+    slots: Tuple[Slot, ...]
+    flags_offset: int
+
+    @property
+    def length(self) -> int:
+        """Elements of the buffer: gradients, padding and flags."""
+        return self.flags_offset + len(self.slots)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the buffer."""
+        return self.length * self.itemsize
+
+
+class _Open:
+    """A bucket that still takes gradients."""
+
+    def __init__(self, first: Gradient, limit_bytes: int) -> None:
+        self.dtype, self.itemsize, self.limit_bytes = first.dtype, first.itemsize, limit_bytes
+        self.slots: List[Slot] = []
+        self.end = 0  # elements, aligned
+
+    def takes(self, gradient: Gradient) -> bool:
+        """Whether ``gradient`` fits; the first one always does, so that a huge gradient has a bucket of its own."""
+        return not self.slots or (self.end + gradient.length) * self.itemsize <= self.limit_bytes
+
+    def add(self, item: int, gradient: Gradient) -> None:
+        self.slots.append(Slot(item, self.end, gradient.length))
+        step = max(1, ALIGNMENT // self.itemsize)
+        self.end += -(-gradient.length // step) * step
+
+    def close(self) -> Bucket:
+        return Bucket(self.dtype, self.itemsize, tuple(self.slots), self.end)
+
+
+def assign(
+    gradients: Sequence[Gradient],
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> List[Bucket]:
+    """Return the buckets of ``gradients``, which are given in order of use; every gradient is in exactly one slot.
+
+    Pure: ranks that pass the same get the same. ``bucket_bytes`` bounds the gradients in one bucket; a gradient that
+    is larger has a bucket for itself. The first bucket holds ``first_bucket_bytes`` at most, if that is less. Raises
+    ``InvalidArgument`` for a bound below 1 or a negative length.
+    """
+    for name, value in (("bucket_bytes", bucket_bytes), ("first_bucket_bytes", first_bucket_bytes)):
+        if value < 1:
+            raise InvalidArgument(f"buckets: {name}={value} must be 1 or more")
+    open_buckets: Dict[Hashable, _Open] = {}
+    done: List[Bucket] = []
+    limit = min(first_bucket_bytes, bucket_bytes)
+    for item in range(len(gradients) - 1, -1, -1):
+        gradient = gradients[item]
+        if gradient.length < 0 or gradient.itemsize < 1:
+            raise InvalidArgument(f"buckets: gradient {item} has the impossible size {gradient}")
+        bucket = open_buckets.get(gradient.dtype)
+        if bucket is not None and not bucket.takes(gradient):
+            done.append(bucket.close())
+            bucket = None
+        if bucket is None:
+            bucket = open_buckets[gradient.dtype] = _Open(gradient, limit)
+            limit = bucket_bytes
+        bucket.add(item, gradient)
+    done.extend(bucket.close() for bucket in open_buckets.values())
+    # Element types interleave: what is complete first is sent first.
+    return sorted(done, key=lambda bucket: -bucket.slots[-1].item)

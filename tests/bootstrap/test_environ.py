@@ -1,0 +1,126 @@
+"""Who am I and how shall I behave: what is accepted, and that an error names the variable and its value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict
+
+import pytest
+
+from ddl.bootstrap.address import format_address, listen, parse_address
+from ddl.bootstrap.environ import Identity, Settings, describe, parse_size
+from ddl.errors import ConfigError, ResourceError
+
+RANK_3 = Identity(3, 8, 1, 2, 1, 4, "127.0.0.1:4711", bytes(range(32)))
+
+
+def test_without_a_launcher_there_is_one_rank_and_no_store() -> None:
+    assert Identity.from_environ({}) == Identity(0, 1, 0, 1, 0, 1, "", b"")
+
+
+def test_identity_round_trip_and_hidden_secret() -> None:
+    assert Identity.from_environ(RANK_3.to_environ()) == RANK_3
+    assert RANK_3.secret.hex() not in repr(RANK_3)
+    assert repr(RANK_3.secret) not in repr(RANK_3)
+
+
+@pytest.mark.parametrize("name", list(RANK_3.to_environ()))
+def test_a_missing_variable_is_named(name: str) -> None:
+    environ = RANK_3.to_environ()
+    del environ[name]
+    with pytest.raises(ConfigError, match=f"not {name};") as caught:
+        Identity.from_environ(environ)
+    assert RANK_3.secret.hex() not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DDL_RANK", "x"),
+        ("DDL_RANK", "-1"),
+        ("DDL_RANK", "8"),
+        ("DDL_RANK", "٣"),
+        ("DDL_SIZE", "0"),
+        ("DDL_SIZE", "1e3"),
+        ("DDL_LOCAL_RANK", "2"),
+        ("DDL_LOCAL_SIZE", "9"),
+        ("DDL_CROSS_RANK", "4"),
+        ("DDL_CROSS_SIZE", "100"),
+        ("DDL_STORE", "nowhere"),
+        ("DDL_STORE", "host:0"),
+        ("DDL_STORE", "host:99999"),
+        ("DDL_STORE", ":80"),
+        ("DDL_STORE", "::1:80"),
+    ],
+)
+def test_nonsense_is_named_with_its_value(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        Identity.from_environ({**RANK_3.to_environ(), name: value})
+    assert value in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["not hex at all, but long enough to be", "00" * 15])
+def test_a_bad_secret_is_named_but_not_shown(value: str) -> None:
+    with pytest.raises(ConfigError, match="DDL_SECRET") as caught:
+        Identity.from_environ({**RANK_3.to_environ(), "DDL_SECRET": value})
+    assert value not in str(caught.value)
+
+
+def test_settings_have_their_defaults() -> None:
+    assert Settings.from_environ({}) == Settings() == Settings.from_environ({"DDL_TIMEOUT": ""})
+    assert Settings().timeout == 300 and Settings().start_timeout == 60 and Settings().shm
+
+
+def test_every_setting_is_read() -> None:
+    environ = {
+        "DDL_TIMEOUT": "1.5",
+        "DDL_START_TIMEOUT": "7",
+        "DDL_ALGORITHM": "ring",
+        "DDL_DIMENSIONS": "4x2",
+        "DDL_HOST_ID": "b",
+        "DDL_SHM": "0",
+        "DDL_SHM_SIZE": "2G",
+        "DDL_LOG": "DEBUG",
+        "DDL_INTERFACE": "10.0.0.1",
+        "DDL_SPIN_US": "50",
+    }
+    assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
+    expected = Settings(1.5, 7.0, "ring", "4x2", "b", False, 2 << 30, "debug", "10.0.0.1", 50)
+    assert Settings.from_environ(environ) == expected
+    for name in environ:
+        assert name in describe()
+
+
+BAD: Dict[str, str] = {
+    "DDL_TIMEOUT": "0 -1 nan inf x",
+    "DDL_START_TIMEOUT": "0 soon",
+    "DDL_DIMENSIONS": "x 4x 0x2 4X2 4x-2",
+    "DDL_SHM": "yes 2",
+    "DDL_SHM_SIZE": "-1 1T 1.5G G",
+    "DDL_LOG": "loud",
+    "DDL_SPIN_US": "-2 1.5 many",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, all in BAD.items() for value in all.split()])
+def test_a_setting_that_makes_no_sense_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        Settings.from_environ({name: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_sizes() -> None:
+    sizes = {"0": 0, "17": 17, "1K": 1024, "3m": 3 << 20, "2GiB": 2 << 30, "5 MB": 5 << 20}
+    assert {text: parse_size(text) for text in sizes} == sizes
+
+
+def test_addresses() -> None:
+    for host, port in (("127.0.0.1", 1), ("::1", 65535), ("host.example", 80)):
+        assert parse_address(format_address(host, port)) == (host, port)
+
+
+def test_an_address_in_use_is_named() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ResourceError, match=f"127.0.0.1:{port}"):
+            listen("127.0.0.1", port)

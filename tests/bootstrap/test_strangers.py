@@ -1,0 +1,142 @@
+"""Strangers at the store's port: whatever they send, nothing is interpreted, and real ranks are served meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import time
+from typing import Callable, List
+
+import pytest
+
+from ddl.bootstrap import server as server_module
+from ddl.bootstrap.address import parse_address
+from ddl.bootstrap.auth import AuthError, encode_frame, prove_as_client
+from ddl.bootstrap.store import StoreClient, StoreServer, WatchClient
+
+
+def hang_up_within(sock: socket.socket, seconds: float) -> bool:
+    """Return whether the other side closes the connection in time, whatever it sends before."""
+    sock.settimeout(seconds)
+    try:
+        while sock.recv(65536):
+            pass
+    except socket.timeout:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def works(server: StoreServer, secret: bytes, rank: int) -> None:
+    with StoreClient(server.address, secret, rank, 20) as client:
+        client.set("a", "b")
+        assert client.get("a", 20) == "b"
+
+
+JUNK = {
+    "zeros": bytes(1000),
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10,
+    "million-byte header": struct.pack("!I", 1_000_000) + b"x" * 100_000,
+    "json without proof": encode_frame({"role": "watch", "rank": 0}) * 10,
+    "random": random.Random(1).randbytes(100_000),
+}
+
+
+@pytest.mark.parametrize("name", JUNK)
+def test_junk_is_cut_off(server: StoreServer, secret: bytes, name: str) -> None:
+    with socket.create_connection(parse_address(server.address)) as stranger:
+        try:
+            stranger.sendall(JUNK[name])
+        except ConnectionError:
+            pass  # cut off already
+        assert hang_up_within(stranger, 20)
+    works(server, secret, 0)
+    assert server.first_failure is None
+
+
+def test_a_wrong_secret_is_told_at_once(server: StoreServer, secret: bytes) -> None:
+    begin = time.monotonic()
+    with pytest.raises(AuthError, match="rank 1 cannot join the store at .*secret"):
+        StoreClient(server.address, os.urandom(32), 1, 30)
+    assert time.monotonic() - begin < 15
+    works(server, secret, 1)
+
+
+def test_many_silent_strangers_do_not_keep_ranks_out(server: StoreServer, secret: bytes) -> None:
+    strangers: List[socket.socket] = []
+    try:
+        for _ in range(3 * server_module.PENDING_LIMIT):
+            strangers.append(socket.create_connection(parse_address(server.address)))
+        for rank in range(4):
+            works(server, secret, rank)
+        assert len(server._pending) <= server_module.PENDING_LIMIT
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_slow_stranger_is_cut_off_though_it_keeps_sending(
+    monkeypatch: pytest.MonkeyPatch, server: StoreServer, secret: bytes
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.5)
+    begin = time.monotonic()
+    with socket.create_connection(parse_address(server.address)) as stranger:
+        try:
+            while time.monotonic() < begin + 20:
+                stranger.sendall(b"D")
+                time.sleep(0.05)
+                if time.monotonic() > begin + 1.5:
+                    break
+        except ConnectionError:
+            pass
+        assert hang_up_within(stranger, 20)
+    works(server, secret, 0)
+
+
+def test_a_proven_connection_that_says_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, server: StoreServer, secret: bytes
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.3)
+    with socket.create_connection(parse_address(server.address)) as silent:
+        prove_as_client(silent, secret, time.monotonic() + 5)
+        assert hang_up_within(silent, 20)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        encode_frame({}),
+        encode_frame({"role": "watch"}),
+        encode_frame({"role": "root", "rank": 0}),
+        encode_frame({"role": "watch", "rank": "0"}),
+        encode_frame({"role": "watch", "rank": True}),
+        struct.pack("!I", 2**31),
+        struct.pack("!I", 3) + b"[1]",
+    ],
+)
+def test_a_rank_that_speaks_nonsense_is_cut_off(server: StoreServer, secret: bytes, hello: bytes) -> None:
+    with socket.create_connection(parse_address(server.address)) as sock:
+        prove_as_client(sock, secret, time.monotonic() + 5)
+        sock.sendall(hello)
+        assert hang_up_within(sock, 20)
+    assert server.first_failure is None
+    works(server, secret, 0)
+
+
+def test_a_rank_that_breaks_the_watch_protocol_is_the_culprit(
+    server: StoreServer, secret: bytes, watch: Callable[[int], WatchClient]
+) -> None:
+    broken, witness = watch(2), watch(0)
+    broken.send({"type": "suspect", "comm": "0"})
+    witness._sock.setblocking(True)
+    deadline = time.monotonic() + 10
+    message = {}
+    while not message and time.monotonic() < deadline:
+        message = witness.receive() or {}
+    assert (message["kind"], message["culprit"], message["comm"]) == ("PeerLost", 2, -1)
+    assert "protocol" in message["reason"]
+    assert server.first_failure == message
+    works(server, secret, 2)

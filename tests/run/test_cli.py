@@ -1,0 +1,125 @@
+"""The command line: which options mean what, what belongs to the program, and that bad usage is said clearly."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+import ddl._version
+from ddl.errors import ConfigError
+from ddl.run.cli import main, parse
+from ddl.run.config import RunConfig
+from ddl.run.environ import rank_environ
+
+ENVIRON = {"PATH": "/usr/bin:/bin", "HERE": "value"}
+
+
+def parsed(*argv: str) -> RunConfig:
+    return parse(argv, dict(ENVIRON))
+
+
+def test_the_least() -> None:
+    config = parsed("-np", "3", "true")
+    assert config.num_proc == 3 and Path(config.command[0]).name == "true"
+    assert config.environ == () and config.output_dir is None and config.prefix and not config.verbose
+
+
+@pytest.mark.parametrize("number", [["-np", "4"], ["-np=4"], ["--np", "4"], ["--num-proc=4"], ["-num-proc", "4"]])
+def test_the_number_of_ranks_has_many_spellings(number: List[str]) -> None:
+    assert parsed(*number, "true").num_proc == 4
+
+
+@pytest.mark.parametrize("dashes", ["-", "--"])
+def test_all_options(dashes: str) -> None:
+    options = "verbose,timeout=2.5,start-timeout=7,env=A=b=c,env=HERE,output-dir=out,no-prefix".split(",")
+    config = parsed(*(dashes + option for option in options), "-np", "1", "true")
+    variables = {"A": "b=c", "HERE": "value", "DDL_TIMEOUT": "2.5", "DDL_START_TIMEOUT": "7"}
+    assert dict(config.environ) == variables
+    assert (config.verbose, config.prefix, config.output_dir) == (True, False, "out")
+
+
+def test_what_follows_the_program_is_the_programs(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.touch()
+    config = parsed("-np", "2", str(program), "-np", "7", "--verbose", "--", "-x")
+    assert config.command == (sys.executable, "-u", str(program), "-np", "7", "--verbose", "--", "-x")
+    assert config.num_proc == 2 and not config.verbose
+    assert parsed("-np", "2", "--", "true", "--", "x").command[1:] == ("--", "x")
+
+
+WRONG: Dict[str, List[str]] = {
+    "the number of ranks is missing": ["true"],
+    "-np two: it must be a whole number": ["-np", "two", "true"],
+    "-np 0: it must be": ["-np", "0", "true"],
+    "-np -1: it must be": ["-np", "-1", "true"],
+    "option -np needs a value": ["-np"],
+    "the program is missing": ["-np", "2"],
+    "unknown option --nonsense": ["--nonsense", "-np", "2", "true"],
+    "unknown option --time": ["--time=3", "-np", "2", "true"],
+    "option --verbose takes no value": ["--verbose=yes", "-np", "2", "true"],
+    "was not found on the PATH; is it ./": ["-np", "2", "no-such-program"],
+    "'/no/such' was not found": ["-np", "2", "/no/such"],
+    "is not an executable file": ["-np", "2", "/etc/passwd"],
+    "there is no program 'no-such.py'": ["-np", "2", "no-such.py"],
+    "DDL_TIMEOUT='0'": ["-np", "2", "--timeout=0", "true"],
+    "DDL_START_TIMEOUT='soon'": ["-np", "2", "--start-timeout", "soon", "true"],
+    "DDL_LOG='loud'": ["-np", "2", "--env", "DDL_LOG=loud", "true"],
+    "--env NOT_SET: it is not set here": ["-np", "2", "--env", "NOT_SET", "true"],
+    "--env =x: the name is missing": ["-np", "2", "--env", "=x", "true"],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_bad_usage_is_said_clearly(message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(*WRONG[message])
+    assert message in str(caught.value)
+
+
+def test_bad_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-np", "x", "true"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("ddlrun: -np x: ") and "usage: ddlrun" in err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--version", "-version", "--help", "-h"):
+        with pytest.raises(SystemExit) as caught:
+            main([option])
+        assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert f"ddlrun {ddl._version.__version__}" in out
+    for name in ("--output-dir", "DDL_TIMEOUT", "DDL_SPIN_US"):
+        assert name in out
+
+
+def environ_of(rank: int, size: int, base: Dict[str, str], *options: str) -> Dict[str, str]:
+    config = parsed("-np", str(size), *options, "true")
+    return rank_environ(config, rank, store="127.0.0.1:1", secret=bytes(32), base=base)
+
+
+def test_what_a_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(9)))
+    environ = environ_of(1, 4, {"KEPT": "yes", "DDL_RANK": "from an outer job"}, "--env", "A=b")
+    assert environ == {
+        "KEPT": "yes",
+        "A": "b",
+        **{f"{who}_{name}": "1" for who in ("DDL", "HOROVOD") for name in ("RANK", "LOCAL_RANK", "CROSS_SIZE")},
+        **{f"{who}_{name}": "4" for who in ("DDL", "HOROVOD") for name in ("SIZE", "LOCAL_SIZE")},
+        **{f"{who}_CROSS_RANK": "0" for who in ("DDL", "HOROVOD")},
+        "DDL_STORE": "127.0.0.1:1",
+        "DDL_SECRET": "00" * 32,
+        "OMP_NUM_THREADS": "2",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_threads_are_divided_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert environ_of(0, 8, {})["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in environ_of(0, 1, {})
+    assert environ_of(0, 2, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert environ_of(0, 2, {}, "--env", "OMP_NUM_THREADS=5")["OMP_NUM_THREADS"] == "5"
