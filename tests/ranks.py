@@ -53,13 +53,16 @@ def _load(path: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _main(connection: Connection, path: str, name: str, args: Sequence[Any], env: Dict[str, str]) -> None:
+def _main(
+    connection: Connection, path: str, name: str, args: Sequence[Any], env: Dict[str, str], initialise: bool
+) -> None:
     os.environ.update(env)
     sys.path.insert(0, os.path.dirname(__file__))
     try:
         import ddl
 
-        ddl.init()
+        if initialise:
+            ddl.init()
         answer = ("ok", _load(path, name)(*args))
         ddl.shutdown()
     except BaseException:
@@ -76,12 +79,16 @@ def run(
     env_of: Optional[Callable[[int], Dict[str, str]]] = None,
     timeout: float = 40,
     may_die: Sequence[int] = (),
+    stopped: Sequence[int] = (),
     on_start: Optional[Callable[[List[int]], None]] = None,
+    initialise: bool = True,
 ) -> List[Any]:
     """Run ``function(*args)`` on ``size`` ranks after ``ddl.init()`` and return their answers in rank order.
 
     ``function`` is a top-level function of a test module. ``env`` and ``env_of(rank)`` add variables. Ranks in
-    ``may_die`` may end without an answer: theirs is ``Died(exit code)``. ``on_start`` gets the process ids.
+    ``may_die`` may end without an answer: theirs is ``Died(exit code)``. Ranks in ``stopped`` do not end by
+    themselves: they are killed when all others have answered. ``on_start`` gets the process ids. Without
+    ``initialise`` the function calls ``ddl.init()`` itself.
     """
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
@@ -93,7 +100,7 @@ def run(
             variables.update({"DDL_TIMEOUT": "20", "DDL_START_TIMEOUT": "20"})
             variables.update(env or {})
             variables.update(env_of(rank) if env_of else {})
-            process = _context.Process(target=_main, args=(theirs, path, function.__name__, args, variables))
+            process = _context.Process(target=_main, args=(theirs, path, function.__name__, args, variables, initialise))
             process.start()
             theirs.close()
             processes.append(process)
@@ -101,7 +108,7 @@ def run(
         try:
             if on_start is not None:
                 on_start([process.pid or 0 for process in processes])
-            return _collect(processes, ends, timeout, may_die)
+            return _collect(processes, ends, timeout, (*may_die, *stopped), stopped)
         finally:
             for process, end in zip(processes, ends):
                 if process.is_alive():
@@ -110,12 +117,17 @@ def run(
                 end.close()
 
 
-def _collect(processes: List[Any], ends: List[Connection], timeout: float, may_die: Sequence[int]) -> List[Any]:
+def _collect(
+    processes: List[Any], ends: List[Connection], timeout: float, may_die: Sequence[int], stopped: Sequence[int]
+) -> List[Any]:
     deadline = time.monotonic() + timeout
     answers: List[Any] = [None] * len(ends)
     open_ends = dict(enumerate(ends))
     errors = []
     while open_ends:
+        if set(open_ends) <= set(stopped):
+            for rank in open_ends:
+                processes[rank].kill()
         ready = wait(list(open_ends.values()), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             raise AssertionError(f"ranks {sorted(open_ends)} did not end within {timeout} s")

@@ -62,6 +62,7 @@ class Agent:
         self._watch = watch
         self._nonce_of = nonce_of
         self._members: Dict[int, Member] = {}
+        self._submitted: Dict[str, int] = {}  # what was called on the communicators that are removed
         self._arrived = _Arrivals()
         self._changed = threading.Condition()
         self._newcomers = threading.Semaphore(_NEWCOMERS)
@@ -95,6 +96,7 @@ class Agent:
                 return
             member.core.set_agent(False)
             self._selector.unregister(member.core.report_fd)
+            self._submitted[str(member.number)] = member.core.submitted
         try:
             self._report(member)  # its process may be leaving because of just that
         except (OSError, Error) as error:
@@ -116,7 +118,7 @@ class Agent:
         self._thread.join()
         if goodbye:
             try:
-                self._watch.send({"type": "bye"})
+                self._watch.send({"type": "bye", "submitted": self._submitted})
             except (OSError, Error) as error:
                 log.debug("rank %d: could not say goodbye: %s", self._rank, error)
         self._release()

@@ -5,6 +5,11 @@ that does not get on. So nobody decides alone; each rank tells the store what it
 makes the verdict: the first failure of a communicator is its verdict for ever (communicator -1 stands for all; the
 numbers of communicators are never used twice in a job). It does no I/O and has no clock: the store's server
 (ddl/bootstrap/server.py, its only thread) brings events and the time, and delivers the messages that come back.
+
+Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
+peer, reason, op, final [members: ranks]; ``fail`` comm, kind (an error class), culprit, reason; ``state`` probe,
+submitted (-1: no member), completed, op [last]. It is sent ``fail``, ``probe`` (probe, comm, seq) and ``stall`` (comm,
+seq, text). Operations count from 1; ``op`` says in words what the rank called as number seq, "" if it is not known.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from ddl.run.processes import Guard, adopt_orphans, children, die_with_parent, s
 
 __all__ = ["Job"]
 
-OWN_WORDS = 1.0  #: seconds that ranks have to fail by themselves after the first failure
+OWN_WORDS = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
 GRACE = 0.5  #: seconds between asking a process to end and killing it
 LAST_OUTPUT = 1.0  #: seconds to read on after all ranks have ended: somebody else may hold a pipe open
 
@@ -188,7 +188,7 @@ class Job:
         else:
             self._stop_signal = number
             first = signal.SIGTERM if number == signal.SIGPIPE else number
-            self._plan = [(now, first), (now + GRACE, signal.SIGTERM), (now + 2 * GRACE, signal.SIGKILL)]
+            self._plan = [(now, first), (now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
 
     def _send(self, number: int) -> None:
         """Send a signal to all ranks and to what they started. A pid stays a rank's until ``run`` waits for it."""

@@ -69,10 +69,21 @@ def around_the_limits(dtypes: Sequence[str]) -> int:
     return done
 
 
-def several_pieces(megabytes: float) -> None:
-    for number, layout in enumerate(BUFFERS):
-        one("float32", ddl.Sum, int(megabytes * (1 << 20)) // 4 + 7919, layout, salt=number)
-        one("int8", ddl.Max, int(megabytes * (1 << 20)) // 2 + 13, layout, salt=number)
+def several_pieces(megabytes: float) -> int:
+    """More pieces than run at once, cheap to check: rank r brings r + 1 times a ramp, and a ramp raised by r."""
+    rank, size = ddl.rank(), ddl.size()
+    count = int(megabytes * (1 << 20)) // 4 + 7919
+    ramp = (np.arange(count) % 8191).astype(np.float32)
+    bytes_ = (np.arange(2 * count) % 113).astype(np.int8)
+    for number, (in_place, *shared) in enumerate(BUFFERS):
+        wide = number in (0, 3, 5, 6)  # each kind of buffers meets both
+        mine = ramp * np.float32(rank + 1) if wide else bytes_ + np.int8(rank)
+        want = ramp * np.float32(size * (size + 1) // 2) if wide else bytes_ + np.int8(size - 1)
+        x = placed(mine, shared[rank % 2])
+        op = ddl.Sum if wide else ddl.Max
+        got = ddl.allreduce_(x, op=op) if in_place else ddl.allreduce(x, op=op)
+        check_equal(got, want, f"{op.name} of {x.size} {x.dtype}, {BUFFERS[number]}")
+    return len(BUFFERS)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -91,13 +102,13 @@ def test_around_the_limits_of_the_selection(size: int, transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_several_pieces(size: int, transport: str) -> None:
-    ranks.run(size, several_pieces, 9.5, **connected(transport))
+    assert ranks.run(size, several_pieces, 9.5, **connected(transport)) == [8] * size
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 @pytest.mark.parametrize("size", [5, 8])
 def test_more_ranks_than_cores(size: int, transport: str) -> None:
-    ranks.run(size, around_the_limits, ["float32"], **connected(transport))
+    assert ranks.run(size, around_the_limits, ["float64"], **connected(transport)) == [12] * size
 
 
 def random_floats(dtype: str) -> List[bytes]:

@@ -122,8 +122,8 @@ def test_the_secret_is_on_no_command_line(launcher: Launcher, script: Script) ->
 
 def test_the_launcher_imports_no_framework_and_not_the_core() -> None:
     check = (
-        "import sys, ddl.run.cli; "
-        "bad = {'numpy', 'torch', 'ddl._core', 'ddl.api', 'msgpack'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+        "import sys, ddl.run.cli; bad = {'numpy', 'torch', 'ddl._core', 'ddl.api', 'msgpack'} & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": ROOT}, timeout=30)
     assert done.returncode == 0

@@ -22,16 +22,21 @@ here = os.path.dirname(__file__)
 subprocess.Popen(["sh", "-c", "sleep 600 & exec sleep 600"])
 subprocess.run(["sh", "-c", "setsid sleep 600 & exit 0"])
 print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
 """
 
 
-def start_family(launcher: Launcher, script: Script, then: str, size: int = 2) -> subprocess.Popen[str]:
-    process = launcher.start("-np", str(size), script(FAMILY + then))
+def start_family(launcher: Launcher, script: Script, then: str, first: str = "") -> subprocess.Popen[str]:
+    """Start a job of two ranks with their families; when all are there, let the ranks do what ``then`` says."""
+    program = script(first + FAMILY + then)
+    process = launcher.start("-np", "2", program, program + ".go")
     assert process.stdout is not None
-    for _ in range(size):
+    for _ in range(2):
         assert "ready" in process.stdout.readline()
     # ddlrun, its guard, and of each rank: itself, its child, its grandchild, and the one that left.
-    assert eventually(lambda: len(launcher.alive()) == 2 + 4 * size)
+    assert eventually(lambda: len(launcher.alive()) == 2 + 2 * 4)
+    Path(program + ".go").touch()
     return process
 
 
@@ -46,11 +51,8 @@ def test_a_signal_to_ddlrun_ends_the_whole_tree(launcher: Launcher, script: Scri
 
 
 def test_even_if_nobody_listens(launcher: Launcher, script: Script) -> None:
-    deaf = "for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)\n"
-    process = start_family(launcher, script, deaf + "print('deaf'); time.sleep(600)")
-    assert process.stdout is not None
-    for _ in range(2):
-        assert "deaf" in process.stdout.readline()
+    deaf = "for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)"
+    process = start_family(launcher, script, "time.sleep(600)", first=deaf)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
@@ -85,8 +87,7 @@ def test_a_stopped_rank_does_not_keep_ddlrun(launcher: Launcher, script: Script)
 
 def test_kill_9_of_ddlrun_leaves_nothing(launcher: Launcher, script: Script) -> None:
     # Also not the grandchildren; who left the session and the family is beyond reach then.
-    text = FAMILY.replace("setsid sleep 600", "sleep 600") + "time.sleep(600)"
-    process = launcher.start("-np", "2", script(text))
+    process = launcher.start("-np", "2", script(FAMILY.replace("setsid ", "")), "never")
     assert process.stdout is not None
     for _ in range(2):
         assert "ready" in process.stdout.readline()

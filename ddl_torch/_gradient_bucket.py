@@ -1,0 +1,144 @@
+"""``GradientBucket``: one flat buffer in shared memory that gradients of one type live in, and its state in a round.
+
+A round is what happens between two calls of ``step``: gradients arrive, the bucket is sent, the result is waited for.
+Owned by a ``GradientReducer``; used by the thread that runs backward and step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Optional
+
+import torch
+
+import ddl
+from ddl.buckets import Bucket
+
+__all__ = ["Entry", "GradientBucket", "WIRE_DTYPES"]
+
+# Type of a gradient -> type that the core adds up.
+WIRE_DTYPES = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+
+
+class Entry:
+    """One parameter: its place in a bucket (once it has one) and what happened to it in this round."""
+
+    def __init__(self, parameter: torch.Tensor, name: str) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.bucket: Optional[GradientBucket] = None
+        self.view: Optional[torch.Tensor] = None  # of the bucket; shaped and strided as the parameter
+        self.passes = 0  # backward passes that brought a gradient
+        self.expected = False  # the bucket waits for this one
+
+
+class GradientBucket:
+    """The memory of one bucket, the views that serve as ``p.grad``, and the operation under way."""
+
+    def __init__(self, number: int, layout: Bucket, entries: List[Entry]) -> None:
+        dtype: torch.dtype = layout.dtype  # type: ignore[assignment]
+        self.number = number
+        self.entries = [entries[slot.item] for slot in layout.slots]
+        self.flat = torch.from_numpy(ddl.empty(layout.bytes, "uint8")).view(dtype)
+        self.flat.zero_()  # padding is sent too
+        self.flags = self.flat[layout.flags_offset :]
+        # What the core gets: the same memory, as a type that it adds up. numpy has no bfloat16, DLPack has.
+        wire = torch.view_as_real(self.flat) if dtype.is_complex else self.flat
+        self._wire: Any = wire if wire.dtype == torch.bfloat16 else wire.numpy()
+        for entry, slot in zip(self.entries, layout.slots):
+            entry.bucket = self
+            entry.view = _view_like(entry.parameter, self.flat, slot.offset)
+        self.unused: List[int] = []
+        self.work: Optional[ddl.Work] = None
+        self.begin()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are reduced."""
+        return self.flat.numel() * self.flat.element_size()
+
+    def begin(self) -> None:
+        """Start a round: wait for the gradients of those parameters that require one now."""
+        self.sent = False
+        self.work = None
+        self.unused = []
+        for entry in self.entries:
+            entry.passes = 0
+            entry.expected = entry.parameter.requires_grad
+        self.pending = sum(entry.expected for entry in self.entries)
+        self.skipped = self.pending == 0  # all frozen: the same on every rank, so nobody sends it
+
+    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> None:
+        """Fill what is missing with zeros and start the all-reduce."""
+        self.flags.fill_(1)
+        for i, entry in enumerate(self.entries):
+            if not adopt(entry):
+                self.unused.append(i)
+                assert entry.view is not None
+                entry.view.zero_()
+                self.flags[i] = 0
+        self._version = self.flat._version
+        self.sent = True
+        self.work = communicator.allreduce_async_(self._wire, op=op, name=f"bucket.{self.number}")
+
+    def written_since_sent(self) -> bool:
+        """Return whether PyTorch has written to the memory (clipping, say) after it was handed to the core."""
+        return self.flat._version != self._version
+
+    def hand_out(self) -> List[Entry]:
+        """After the all-reduce: give ``p.grad`` to parameters that only other ranks used.
+
+        Returns the entries whose ``p.grad`` was replaced by another tensor while the bucket was under way.
+        """
+        for i in self.unused:
+            entry = self.entries[i]
+            if entry.parameter.grad is None and entry.parameter.requires_grad and self.flags[i] != 0:
+                entry.parameter.grad = entry.view
+        return [
+            entry
+            for entry in self.entries
+            if entry.parameter.grad is not None and entry.parameter.grad is not entry.view
+        ]
+
+
+def adopt(entry: Entry) -> bool:
+    """Make ``p.grad`` the view of the bucket, with its present contents; False if there is no gradient."""
+    grad, view = entry.parameter.grad, entry.view
+    if grad is view:
+        return True
+    if grad is None:
+        return False
+    assert view is not None
+    if grad.layout != torch.strided:
+        raise ddl.InvalidArgument(
+            f"parameter {entry.name!r} has a sparse gradient, which cannot be all-reduced in a bucket; make it dense "
+            "(sparse=False for an Embedding)"
+        )
+    if grad.dtype != view.dtype or grad.shape != view.shape:
+        raise ddl.InvalidState(
+            f"the gradient of parameter {entry.name!r} is {grad.dtype} of shape {tuple(grad.shape)}, but it was "
+            f"{view.dtype} of shape {tuple(view.shape)} when the optimizer was wrapped; convert the model before that"
+        )
+    view.copy_(grad.detach())
+    entry.parameter.grad = view
+    return True
+
+
+def _view_like(parameter: torch.Tensor, flat: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return the part of ``flat`` from ``offset`` on with the parameter's shape and, where it is dense, its strides.
+
+    Autograd adds into a gradient fastest when its strides are those of the parameter (channels_last, say).
+    """
+    shape = parameter.shape
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    dense_format = formats.get(parameter.dim())
+    if dense_format is not None and parameter.is_contiguous(memory_format=dense_format):
+        return flat.as_strided(shape, parameter.stride(), offset)
+    return flat[offset : offset + math.prod(shape)].view(shape)

@@ -1,0 +1,103 @@
+"""From torch tensors to what ``ddl`` takes, and back; and ``Work``, the handle of an asynchronous verb on tensors.
+
+Where elements are added up, the core gets the tensor itself, under its own type. Where they are only moved, a type that
+numpy lacks travels as an integer type of the same size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Generic, Optional, TypeVar
+
+import numpy as np
+import torch
+
+import ddl
+from ddl_torch._compat import mark_written
+
+__all__ = ["Work", "alias", "carrier", "from_array", "to_array", "written"]
+
+T = TypeVar("T")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_NUMPY_HAS = {
+    *(torch.float16, torch.float32, torch.float64, torch.bool),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
+
+
+class Work(Generic[T]):
+    """An operation on tensors under way. Any thread may wait for it."""
+
+    def __init__(self, work: ddl.Work, finish: Callable[[Any], T]) -> None:
+        self._work = work
+        self._finish: Optional[Callable[[Any], T]] = finish
+        self._result: Optional[T] = None
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not. Does not block."""
+        return self._work.done()
+
+    def wait(self, timeout: Optional[float] = None) -> T:
+        """Wait until it has ended and return its result; ``timeout`` in seconds, None: the operation's own deadline.
+
+        Raises ``WaitTimeout`` if that ran out (the operation goes on), or the error that the operation ended with.
+        """
+        raw = self._work.wait(timeout)
+        if self._finish is not None:
+            self._result, self._finish = self._finish(raw), None
+        return self._result  # type: ignore[return-value]
+
+
+def _on_cpu(tensor: Any, verb: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
+    if tensor.device.type != "cpu":
+        raise ddl.InvalidArgument(f"{verb}: the tensor is on {tensor.device}; copy it to the CPU first")
+    if tensor.layout != torch.strided:
+        raise ddl.InvalidArgument(f"{verb}: the tensor is sparse ({tensor.layout}); pass tensor.to_dense()")
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def alias(tensor: torch.Tensor, verb: str) -> torch.Tensor:
+    """Return the memory of ``tensor`` as a tensor that the core can add up, and write."""
+    plain = _on_cpu(tensor, verb)
+    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
+        raise ddl.InvalidArgument(
+            f"{verb}: the tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so it "
+            "cannot be written in place; pass tensor.contiguous() or use the verb that returns a new tensor"
+        )
+    return torch.view_as_real(plain) if plain.is_complex() else plain
+
+
+def written(tensor: torch.Tensor) -> Callable[[Any], torch.Tensor]:
+    """Return what finishes an in-place verb on ``tensor``."""
+
+    def finish(_: Any) -> torch.Tensor:
+        mark_written(tensor)
+        return tensor
+
+    return finish
+
+
+def carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
+    """Return a type of the same size that numpy has."""
+    if dtype in _NUMPY_HAS:
+        return dtype
+    if dtype.is_complex:
+        return torch.float32 if dtype.itemsize == 8 else torch.float64
+    if dtype.itemsize not in _INTEGERS:
+        raise ddl.InvalidArgument(f"{verb}: tensors of type {dtype} cannot be communicated")
+    return _INTEGERS[dtype.itemsize]
+
+
+def to_array(tensor: torch.Tensor, verb: str) -> np.ndarray[Any, Any]:
+    """Return the contents of ``tensor`` for a verb that moves them; shares memory if ``tensor`` is contiguous."""
+    plain = _on_cpu(tensor, verb).contiguous()
+    kind = carrier(plain.dtype, verb)
+    array: np.ndarray[Any, Any] = (torch.view_as_real(plain) if plain.is_complex() else plain.view(kind)).numpy()
+    return array
+
+
+def from_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """Undo ``to_array``."""
+    plain = torch.from_numpy(array)
+    return torch.view_as_complex(plain).to(dtype) if dtype.is_complex else plain.view(dtype)
