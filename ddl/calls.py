@@ -17,7 +17,7 @@ from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import ReduceOp
 
-__all__ = ["Call", "Calls", "as_array"]
+__all__ = ["Call", "Calls", "as_array", "given"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,13 @@ def as_array(x: Any) -> np.ndarray:
                 f"a {type(x).__name__} cannot become a numpy array ({error}); use an in-place verb, or convert it"
             ) from error
     raise InvalidArgument(f"a {type(x).__name__} is no array; pass a numpy array or anything with DLPack on the CPU")
+
+
+def given(verb: str, x: T) -> T:
+    """Return ``x``. To the core, None means that this rank has no such buffer; a caller may not pass it."""
+    if x is None:
+        raise InvalidArgument(f"{verb}: a NoneType is no array; pass a numpy array or anything with DLPack on the CPU")
+    return x
 
 
 @dataclass
@@ -83,7 +90,7 @@ class Calls:
         return Call(Collective.ALLREDUCE, array, output, output, op=op)
 
     def allreduce_(self, x: T, op: ReduceOp) -> Call[T]:
-        return Call(Collective.ALLREDUCE, x, x, x, op=op)
+        return Call(Collective.ALLREDUCE, given("allreduce_", x), x, x, op=op)
 
     def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("broadcast", "root", root)
@@ -92,7 +99,8 @@ class Calls:
         return Call(Collective.BROADCAST, array if self._rank == root else None, output, output, root=root)
 
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
-        self.check_rank("broadcast", "root", root)
+        self.check_rank("broadcast_", "root", root)
+        given("broadcast_", x)
         mine = x if self._rank == root else None
         return Call(Collective.BROADCAST, mine, x, x, root=root, sizes_for=sizes_for)
 

@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 import numpy as np
 
 from ddl import _core, objects
-from ddl.calls import Call, Calls, as_array
+from ddl.calls import Call, Calls, as_array, given
 from ddl.errors import InvalidArgument
 from ddl.group import Group
 from ddl.plan.ir import Collective
@@ -58,7 +58,7 @@ class Communicator:
 
     def allreduce_(self, x: T, *, op: ReduceOp = Average) -> T:
         """As ``allreduce``, in place: ``x`` must be contiguous and writable. Returns ``x``."""
-        self._core.allreduce(x, x, op)
+        self._core.allreduce(given("allreduce_", x), x, op)
         return x
 
     def allreduce_async(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> Work:
@@ -178,12 +178,12 @@ class Communicator:
         Messages between two ranks arrive in the order of the calls.
         """
         self._calls.check_peer("send", dst)
-        self._calls.run(Call(Collective.SEND, x, None, None, root=dst))
+        self._calls.run(Call(Collective.SEND, given("send", x), None, None, root=dst))
 
     def send_async(self, x: Any, dst: int) -> Work:
         """As ``send``, without blocking."""
         self._calls.check_peer("send", dst)
-        return self._calls.start(Call(Collective.SEND, x, None, None, root=dst))
+        return self._calls.start(Call(Collective.SEND, given("send", x), None, None, root=dst))
 
     def recv(self, x: T, src: int) -> T:
         """Receive into ``x`` what rank ``src`` sends: the same number of elements of the same type. Returns ``x``.
@@ -191,12 +191,12 @@ class Communicator:
         Not collective, blocking.
         """
         self._calls.check_peer("recv", src)
-        return self._calls.run(Call(Collective.RECV, None, x, x, root=src))
+        return self._calls.run(Call(Collective.RECV, None, given("recv", x), x, root=src))
 
     def recv_async(self, x: Any, src: int) -> Work:
         """As ``recv``, without blocking."""
         self._calls.check_peer("recv", src)
-        return self._calls.start(Call(Collective.RECV, None, x, x, root=src))
+        return self._calls.start(Call(Collective.RECV, None, given("recv", x), x, root=src))
 
     # --- objects ---
 

@@ -24,6 +24,7 @@ from ddl.tuning.select import select
 __all__ = ["Group", "discover"]
 
 _WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
+_REFUSED_SECONDS = 0.5  # how long a rank must have refused connections before it counts as lost
 _SLOTS = {
     _core.LANE_SMALL: (0,),
     _core.LANE_LARGE: tuple(range(1, 1 + _core.LARGE_SLOTS)),
@@ -147,8 +148,19 @@ class Group:
     def _connect_stream(self, peer: int, stream: int, deadline: float) -> None:
         hello = {"communicator": self.number, "rank": self.rank, "stream": stream}
         other = self.job.peers[self.ranks[peer]]
+
+        start = time.monotonic()
+
+        def failed(error: Exception) -> None:
+            self.core.check()  # somebody has died meanwhile, perhaps just this one
+            # Every rank listened before anybody had its address.
+            if isinstance(error, ConnectionRefusedError) and time.monotonic() - start > _REFUSED_SECONDS:
+                reason = "it accepts no connections any more: it has left the job, or a firewall rejects them"
+                self.core.fail("PeerLost", peer, reason, True)
+                self.core.check()
+
         try:
-            sock = connect_data(other.address, self.job.secret, hello, deadline)
+            sock = connect_data(other.address, self.job.secret, hello, deadline, failed)
         except RendezvousError as error:
             raise RendezvousError(f"rank {self.job.identity.rank}: {other.label}: {error}") from error
         self.core.add_connection(peer, stream, sock.detach())

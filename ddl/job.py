@@ -193,7 +193,9 @@ class Job:
         self.memories = {peer: memory for peer, memory in self.memories.items() if peer in mine}
 
     def close(self) -> None:
-        """Leave the job. Idempotent."""
+        """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""
+        for memory in self.memories.values():
+            memory.close_socket()
         if self.agent is not None:
             self.agent.close()
         if self._store is not None:

@@ -69,7 +69,8 @@ class GradientReducer:
         reducer = weakref.ref(self)
         for number, entry in enumerate(self._entries):
             if entry in fresh:
-                self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(_hook(reducer, number)))
+                hook = entry.parameter.register_post_accumulate_grad_hook(_hook(reducer, number))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
     def _check_same_on_all_ranks(self, fresh: Sequence[Entry]) -> None:
         """Raise ``InvalidArgument``, on all ranks, unless all have the same parameters in the same order."""

@@ -14,7 +14,7 @@ import torch
 import ddl
 from ddl_torch._compat import mark_written
 
-__all__ = ["Work", "alias", "carrier", "from_array", "to_array", "written"]
+__all__ = ["Work", "alias", "from_array", "plain", "to_array", "written"]
 
 T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -47,7 +47,8 @@ class Work(Generic[T]):
         return self._result  # type: ignore[return-value]
 
 
-def _on_cpu(tensor: Any, verb: str) -> torch.Tensor:
+def plain(tensor: Any, verb: str) -> torch.Tensor:
+    """Return ``tensor`` without history, if it is a dense one on the CPU; raise ``InvalidArgument`` if it is not."""
     if not isinstance(tensor, torch.Tensor):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
     if tensor.device.type != "cpu":
@@ -59,13 +60,13 @@ def _on_cpu(tensor: Any, verb: str) -> torch.Tensor:
 
 def alias(tensor: torch.Tensor, verb: str) -> torch.Tensor:
     """Return the memory of ``tensor`` as a tensor that the core can add up, and write."""
-    plain = _on_cpu(tensor, verb)
+    own = plain(tensor, verb)
     if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
         raise ddl.InvalidArgument(
             f"{verb}: the tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so it "
             "cannot be written in place; pass tensor.contiguous() or use the verb that returns a new tensor"
         )
-    return torch.view_as_real(plain) if plain.is_complex() else plain
+    return torch.view_as_real(own) if own.is_complex() else own
 
 
 def written(tensor: torch.Tensor) -> Callable[[Any], torch.Tensor]:
@@ -78,12 +79,10 @@ def written(tensor: torch.Tensor) -> Callable[[Any], torch.Tensor]:
     return finish
 
 
-def carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
+def _carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
     """Return a type of the same size that numpy has."""
     if dtype in _NUMPY_HAS:
         return dtype
-    if dtype.is_complex:
-        return torch.float32 if dtype.itemsize == 8 else torch.float64
     if dtype.itemsize not in _INTEGERS:
         raise ddl.InvalidArgument(f"{verb}: tensors of type {dtype} cannot be communicated")
     return _INTEGERS[dtype.itemsize]
@@ -91,13 +90,15 @@ def carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
 
 def to_array(tensor: torch.Tensor, verb: str) -> np.ndarray[Any, Any]:
     """Return the contents of ``tensor`` for a verb that moves them; shares memory if ``tensor`` is contiguous."""
-    plain = _on_cpu(tensor, verb).contiguous()
-    kind = carrier(plain.dtype, verb)
-    array: np.ndarray[Any, Any] = (torch.view_as_real(plain) if plain.is_complex() else plain.view(kind)).numpy()
+    own = plain(tensor, verb).contiguous()
+    moved = torch.view_as_real(own) if own.is_complex() else own.view(_carrier(own.dtype, verb))
+    array: np.ndarray[Any, Any] = moved.numpy()
     return array
 
 
 def from_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     """Undo ``to_array``."""
-    plain = torch.from_numpy(array)
-    return torch.view_as_complex(plain).to(dtype) if dtype.is_complex else plain.view(dtype)
+    moved = torch.from_numpy(array)
+    if not dtype.is_complex:
+        return moved.view(dtype)
+    return torch.view_as_complex(moved) if moved.numel() else torch.empty(moved.shape[:-1], dtype=dtype)

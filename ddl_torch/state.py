@@ -69,7 +69,17 @@ def broadcast_optimizer_state(
         for tensor in tensors:
             _broadcast(tensor, root, group)
     else:
-        optimizer.load_state_dict(_put_together(message["state"], root, group))
+        _load(optimizer, _put_together(message["state"], root, group))
+
+
+def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Load a state dictionary exactly: ``load_state_dict`` alone casts state to the type of its parameter."""
+    optimizer.load_state_dict(state)
+    own = [parameter for one in optimizer.param_groups for parameter in one["params"]]
+    numbers = [number for one in state["param_groups"] for number in one["params"]]
+    for parameter, number in zip(own, numbers):
+        if number in state["state"]:
+            optimizer.state[parameter] = state["state"][number]
 
 
 def _take_apart(value: Any, tensors: List[torch.Tensor]) -> Any:

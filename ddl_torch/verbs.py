@@ -13,7 +13,7 @@ import torch
 
 import ddl
 from ddl import Average, Communicator, ReduceOp
-from ddl_torch._tensors import Work, alias, from_array, to_array, written
+from ddl_torch._tensors import Work, alias, from_array, plain, to_array, written
 
 __all__ = [
     *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
@@ -33,8 +33,7 @@ def _of(communicator: Group) -> Communicator:
 
 def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
     """Return a new, contiguous tensor with the contents of ``tensor``."""
-    alias(tensor[:0] if isinstance(tensor, torch.Tensor) and tensor.dim() else tensor, verb)  # checks its kind
-    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return plain(tensor, verb).clone(memory_format=torch.contiguous_format)
 
 
 # --- all-reduce ---
@@ -71,9 +70,13 @@ def allreduce_async_(
 
 def _sum_target(tensor: torch.Tensor, verb: str, op: ReduceOp) -> torch.Tensor:
     target = alias(tensor, verb)
+    _check_op(tensor, verb, op)
+    return target
+
+
+def _check_op(tensor: torch.Tensor, verb: str, op: ReduceOp) -> None:
     if tensor.is_complex() and op not in (ddl.Average, ddl.Sum):
         raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
-    return target
 
 
 # --- broadcast ---
@@ -111,11 +114,9 @@ def _summable(tensor: torch.Tensor, verb: str, op: ReduceOp) -> Any:
 
     numpy has no bfloat16: such tensors are added up as float32 and rounded once, at the end.
     """
-    if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.bfloat16:
-        return to_array(tensor.float(), verb)
-    array = to_array(tensor, verb)
-    _sum_target(_copy(tensor[:0] if tensor.dim() else tensor, verb), verb, op)
-    return array
+    own = plain(tensor, verb)
+    _check_op(own, verb, op)
+    return to_array(own.float() if own.dtype == torch.bfloat16 else own, verb)
 
 
 def _unsum(dtype: torch.dtype) -> Callable[[Any], Any]:
@@ -129,9 +130,8 @@ def reducescatter(tensor: torch.Tensor, *, op: ReduceOp = Average, communicator:
 
     Where the rows do not divide by the number of ranks, the first ranks get one more.
     """
-    result: torch.Tensor = _unsum(tensor.dtype)(
-        _of(communicator).reducescatter(_summable(tensor, "reducescatter", op), op=op)
-    )
+    array = _summable(tensor, "reducescatter", op)
+    result: torch.Tensor = _unsum(tensor.dtype)(_of(communicator).reducescatter(array, op=op))
     return result
 
 
@@ -147,9 +147,8 @@ def reduce(
     tensor: torch.Tensor, *, root: int = 0, op: ReduceOp = Average, communicator: Group = None
 ) -> Optional[torch.Tensor]:
     """Combine ``tensor`` over all ranks; return the result on ``root``, None elsewhere. Blocking."""
-    result: Optional[torch.Tensor] = _unsum(tensor.dtype)(
-        _of(communicator).reduce(_summable(tensor, "reduce", op), root=root, op=op)
-    )
+    array = _summable(tensor, "reduce", op)
+    result: Optional[torch.Tensor] = _unsum(tensor.dtype)(_of(communicator).reduce(array, root=root, op=op))
     return result
 
 
@@ -166,13 +165,14 @@ def reduce_async(
 
 def allgather(tensor: torch.Tensor, *, communicator: Group = None) -> torch.Tensor:
     """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking."""
-    return from_array(_of(communicator).allgather(to_array(tensor, "allgather")), tensor.dtype)
+    array = to_array(tensor, "allgather")
+    return from_array(_of(communicator).allgather(array), tensor.dtype)
 
 
 def allgather_async(tensor: torch.Tensor, *, communicator: Group = None) -> Work[torch.Tensor]:
     """As ``allgather``; sizes are exchanged before it returns."""
-    dtype = tensor.dtype
     work = _of(communicator).allgather_async(to_array(tensor, "allgather_async"))
+    dtype = tensor.dtype
     return Work(work, lambda array: from_array(array, dtype))
 
 
@@ -181,7 +181,8 @@ def alltoall(tensor: torch.Tensor, splits: Optional[Sequence[int]] = None, *, co
 
     With ``splits`` (numbers, or a tensor of them), the result is the pair (rows, received splits).
     """
-    return _received(tensor.dtype)(_of(communicator).alltoall(to_array(tensor, "alltoall"), splits))
+    array = to_array(tensor, "alltoall")
+    return _received(tensor.dtype)(_of(communicator).alltoall(array, splits))
 
 
 def alltoall_async(
@@ -209,8 +210,8 @@ def gather(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -
 
 def gather_async(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> Work[Optional[torch.Tensor]]:
     """As ``gather``; sizes are exchanged before it returns."""
-    dtype = tensor.dtype
     work = _of(communicator).gather_async(to_array(tensor, "gather_async"), root=root)
+    dtype = tensor.dtype
     return Work(work, lambda array: None if array is None else from_array(array, dtype))
 
 

@@ -90,6 +90,7 @@ def run(
     themselves: they are killed when all others have answered. ``on_start`` gets the process ids. Without
     ``initialise`` the function calls ``ddl.init()`` itself.
     """
+    __tracebackhide__ = True
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
     with StoreServer(secret, size) as store:
@@ -120,6 +121,7 @@ def run(
 def _collect(
     processes: List[Any], ends: List[Connection], timeout: float, may_die: Sequence[int], stopped: Sequence[int]
 ) -> List[Any]:
+    __tracebackhide__ = True
     deadline = time.monotonic() + timeout
     answers: List[Any] = [None] * len(ends)
     open_ends = dict(enumerate(ends))

@@ -169,6 +169,7 @@ void Communicator::shutdown() {
     lane->stop();
   }
   links_.close();
+  failure_.close();
 }
 
 }  // namespace ddl

@@ -38,6 +38,13 @@ Error Failure::error() const {
   return *error_;
 }
 
+void Failure::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  agent_.store(false);
+  reports_.clear();
+  report_fd_.reset();
+}
+
 void Failure::post(const Report& report) {
   reports_.push_back(report);
   ::eventfd_write(report_fd_.get(), 1);

@@ -57,6 +57,8 @@ class Failure {
   int report_fd() const { return report_fd_.get(); }
   std::optional<Report> take_report();
   void set_agent(bool listening) { agent_.store(listening); }
+  // No more reports.
+  void close();
 
  private:
   enum class State { kOk, kSuspected, kFailed };

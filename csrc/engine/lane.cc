@@ -98,6 +98,7 @@ void Lane::stop() {
   }
   wake();
   if (thread_.joinable()) thread_.join();
+  wake_fd_.reset();
 }
 
 bool Lane::run(const Work& work, const Interrupted& interrupted) {

@@ -47,7 +47,7 @@ class Lane {
   void wake();
   // After a failure: returns when every operation has been completed with it.
   void drain();
-  // Ends the thread.
+  // Ends the thread. The executors' shared memory stays until destruction: a slower peer may still read it.
   void stop();
 
  private:

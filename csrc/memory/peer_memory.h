@@ -1,7 +1,7 @@
 // The arena of another rank of this host, mapped here. Having mapped it is the proof that we share memory.
 //
 // The Unix socket over which the descriptor came stays open: when the peer's process ends, however it ends, the
-// kernel hangs it up. Immutable after construction; shared by all communicators of the process.
+// kernel hangs it up. Shared by all communicators of the process.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,8 @@ class PeerMemory {
   char* at(uint64_t offset) const { return base_ + offset; }
   size_t size() const { return size_; }
   bool alive() const;
+  // Lets the socket go, when nobody will ask `alive` any more; the memory stays mapped.
+  void close_socket() { socket_.reset(); }
 
  private:
   UniqueFd socket_;

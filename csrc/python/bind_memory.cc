@@ -40,6 +40,7 @@ void bind_memory(py::module_& m) {
                                                       "The mapped arena of another rank of this host.")
       .def(py::init<int, size_t, int>(), py::arg("memory_fd"), py::arg("bytes"), py::arg("socket_fd"))
       .def_property_readonly("alive", &PeerMemory::alive)
+      .def("close_socket", &PeerMemory::close_socket)
       .def(
           "read",
           [](const PeerMemory& memory, uint64_t offset, size_t bytes) {

@@ -62,10 +62,17 @@ def listen_memory() -> Tuple[socket.socket, str]:
     return listener, name
 
 
-def connect_data(address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], deadline: float) -> socket.socket:
+def connect_data(
+    address: Tuple[str, int],
+    secret: bytes,
+    hello: Dict[str, Any],
+    deadline: float,
+    failed: Callable[[Exception], None] = lambda error: None,
+) -> socket.socket:
     """Connect to ``address``, prove the secret and send ``hello``; try again until ``deadline`` (monotonic seconds).
 
-    Raises ``RendezvousError`` with the last reason.
+    ``failed`` is called after every attempt that did not work, and raises to give up. Raises ``RendezvousError`` with
+    the last reason.
     """
     while True:
         try:
@@ -84,6 +91,7 @@ def connect_data(address: Tuple[str, int], secret: bytes, hello: Dict[str, Any],
                     "wrong interface chosen (DDL_INTERFACE)?"
                 ) from error
             time.sleep(_RETRY_SECONDS)
+            failed(error)
 
 
 def accept_data(sock: socket.socket, secret: bytes) -> Dict[str, Any]:

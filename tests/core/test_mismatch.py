@@ -1,0 +1,154 @@
+"""Ranks that make different calls: every rank learns it, with both sides in the text, and for good."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import TRANSPORTS, connected
+
+import ddl
+
+pytestmark = pytest.mark.processes
+
+SMALL, LARGE = 10, 40_000
+
+
+def f32(count: int) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+def ddl_barrier() -> None:
+    ddl.barrier()
+
+
+#: name: (what most ranks call, what one rank calls, words of both sides)
+CASES: Dict[str, Tuple[Callable[[], Any], Callable[[], Any], List[str]]] = {
+    "type": (
+        lambda: ddl.allreduce(f32(SMALL)), lambda: ddl.allreduce(np.ones(SMALL, np.int32)), ["float32", "int32"]
+    ),
+    "count": (lambda: ddl.allreduce(f32(10)), lambda: ddl.allreduce(f32(11)), ["10 x", "11 x"]),
+    "operator": (
+        lambda: ddl.allreduce(f32(SMALL), op=ddl.Sum), lambda: ddl.allreduce(f32(SMALL), op=ddl.Max), ["sum", "max"]
+    ),
+    "root": (
+        lambda: ddl.broadcast(f32(SMALL), root=0), lambda: ddl.broadcast(f32(SMALL), root=1), ["root 0", "root 1"]
+    ),
+    "collective": (lambda: ddl.allreduce(f32(SMALL)), lambda: ddl.broadcast(f32(SMALL)), ["allreduce", "broadcast"]),
+    "barrier": (ddl_barrier, lambda: ddl.allreduce(f32(1)), ["barrier", "allreduce"]),
+    "large type": (
+        lambda: ddl.allreduce(f32(LARGE)), lambda: ddl.allreduce(np.ones(LARGE, np.int32)), ["float32", "int32"]
+    ),
+    "large count": (lambda: ddl.allreduce(f32(LARGE)), lambda: ddl.allreduce(f32(LARGE + 1)), ["40000", "40001"]),
+    "large root": (
+        lambda: ddl.reduce(f32(LARGE), root=1), lambda: ddl.reduce(f32(LARGE), root=2), ["root 1", "root 2"]
+    ),
+    "large collective": (
+        lambda: ddl.reducescatter(f32(LARGE)), lambda: ddl.allreduce(f32(LARGE)), ["reducescatter", "allreduce"]
+    ),
+    "lane": (lambda: ddl.allreduce(f32(SMALL)), lambda: ddl.allreduce(f32(LARGE)), ["10 x", "40000 x"]),
+    "barrier and large": (ddl_barrier, lambda: ddl.allreduce(f32(LARGE)), ["barrier", "40000 x"]),
+    "sizes": (lambda: ddl.allgather(f32(SMALL)), lambda: ddl.alltoall(f32(12)), ["allgather", "alltoall"]),
+    "sizes and data": (lambda: ddl.allgather(f32(SMALL)), lambda: ddl.allreduce(f32(1)), ["allgather", "allreduce"]),
+}
+
+
+def call_and_call_again(case: str, odd_one: int, loops: int) -> Tuple[List[Tuple[str, str]], float]:
+    """Some calls that match, then one that does not on rank ``odd_one``, then others until two have failed.
+
+    A rank may finish its part before the others look: one that only sends has nothing to wait for.
+    """
+    usual, other, _ = CASES[case]
+    follow_ups: List[Callable[[], Any]] = [lambda: ddl.allreduce(f32(1)), lambda: ddl.allreduce(f32(LARGE))]
+    calls = [*follow_ups * loops, other if ddl.rank() == odd_one else usual, *[*follow_ups, usual] * 5]
+    said: List[Tuple[str, str]] = []
+    start = time.monotonic()
+    took = 0.0
+    for call in calls:
+        try:
+            call()
+        except ddl.CommunicatorError as error:
+            said.append((type(error).__name__, str(error)))
+            took = took or time.monotonic() - start
+            if len(said) == 2:
+                break
+    return said, took
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("case", list(CASES))
+def test_every_rank_learns_of_it(case: str, transport: str) -> None:
+    size, odd_one = 4, 3 if len(case) % 2 else 1
+    everybody = ranks.run(size, call_and_call_again, case, odd_one, 3, **connected(transport, DDL_TIMEOUT="8"))
+    usual, odd = CASES[case][2]
+    for rank, (said, took) in enumerate(everybody):
+        assert [kind for kind, _ in said] == ["CollectiveMismatch"] * 2, f"rank {rank}: {said}"
+        text = said[0][1]
+        assert said[1][1] == text, f"rank {rank} does not repeat itself: {said}"
+        assert f"[rank {rank}/{size}" in text and f"rank {odd_one} called" in text, text
+        # Who had nothing to wait for was compared by its next call.
+        assert (usual in text and odd in text) or " called allreduce(" in text and "root" in case, text
+        assert took < 6, f"rank {rank} took {took} s"
+
+
+def swapped_order() -> List[str]:
+    """Two asynchronous operations, submitted in another order on one rank."""
+    sizes = [LARGE, LARGE + 64] if ddl.rank() != 2 else [LARGE + 64, LARGE]
+    works: List[ddl.Work] = []
+    kinds = []
+    try:
+        works = [ddl.allreduce_async(f32(count), name=f"tensor of {count}") for count in sizes]
+    except ddl.CommunicatorError as error:  # the news came before the second one was submitted
+        kinds.append(type(error).__name__)
+        assert "40000" in str(error) and "40064" in str(error), str(error)
+    for work in works:
+        try:
+            work.wait()
+            kinds.append("returned")
+        except ddl.CommunicatorError as error:
+            kinds.append(type(error).__name__)
+            assert "40000" in str(error) and "40064" in str(error), str(error)
+    return sorted(set(kinds))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_another_order(transport: str) -> None:
+    assert ranks.run(4, swapped_order, **connected(transport)) == [["CollectiveMismatch"]] * 4
+
+
+def one_call_less() -> Tuple[str, str]:
+    """Rank 1 forgets a call and goes on with the next one, which looks the same: only the numbers differ in time."""
+    try:
+        for number in range(40):
+            if not (number == 20 and ddl.rank() == 1):
+                ddl.allreduce(f32(SMALL + number % 2))
+    except ddl.CollectiveMismatch as error:
+        return "CollectiveMismatch", str(error)
+    return "returned", ""
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_a_forgotten_call(transport: str) -> None:
+    for kind, text in ranks.run(2, one_call_less, **connected(transport)):
+        assert kind == "CollectiveMismatch" and "#21" in text, (kind, text)
+
+
+def send_and_recv_differ() -> Tuple[str, str]:
+    try:
+        if ddl.rank() == 0:
+            ddl.send(np.ones(5, np.float32), 1)
+        else:
+            ddl.recv(np.ones(6, np.float32), 0)
+        ddl.barrier()
+    except ddl.CommunicatorError as error:
+        return type(error).__name__, str(error)
+    return "returned", ""
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_send_and_recv_differ(transport: str) -> None:
+    for kind, text in ranks.run(2, send_and_recv_differ, **connected(transport)):
+        assert kind == "CollectiveMismatch" and "5 x float32" in text and "6 x float32" in text, (kind, text)

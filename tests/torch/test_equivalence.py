@@ -1,0 +1,85 @@
+"""N ranks at batch B train as one process does at batch N·B, and all ranks hold the same bits at every step."""
+
+from __future__ import annotations
+
+import pytest
+import ranks
+
+torch = pytest.importorskip("torch")
+
+STEPS, BATCH = 6, 4
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-3),
+}
+
+
+def build(dtype):
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1),
+        torch.nn.Tanh(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4 * 6 * 6, 33),
+        torch.nn.Tanh(),
+        torch.nn.Linear(33, 5),
+    )
+    return model.to(dtype)
+
+
+def batches(dtype, size):
+    make = torch.Generator().manual_seed(11)
+    for _ in range(STEPS):
+        x = torch.randn(size * BATCH, 1, 6, 6, generator=make, dtype=torch.float64).to(dtype)
+        yield x, torch.randint(0, 5, (size * BATCH,), generator=make)
+
+
+def train(model, optimizer, dtype, size, mine):
+    losses = []
+    for x, y in batches(dtype, size):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[mine]), y[mine])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def on_rank(dtype_name):
+    import ddl_torch as ddl
+
+    dtype, size, rank = getattr(torch, dtype_name), ddl.size(), ddl.rank()
+    tolerance = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 2e-6}
+    mine, everything = slice(rank * BATCH, (rank + 1) * BATCH), slice(None)
+    sent = []
+    for make in OPTIMIZERS.values():
+        alone = build(dtype)
+        expected = train(alone, make(alone.parameters()), dtype, size, everything)
+        for bucket_bytes in (256, 8 << 20):  # many buckets, and one
+            model = build(dtype)
+            optimizer = ddl.DistributedOptimizer(
+                make(model.parameters()), model.named_parameters(), bucket_bytes=bucket_bytes
+            )
+            losses = train(model, optimizer, dtype, size, mine)
+            torch.testing.assert_close(weights(model), weights(alone), **tolerance)
+            torch.testing.assert_close(ddl.allreduce(losses), expected, **tolerance)
+            rows = ddl.allgather(weights(model).unsqueeze(0))
+            assert all(torch.equal(row, rows[0]) for row in rows)
+            assert expected[-1] != expected[0]
+            sent.append(optimizer.statistics())
+    return sent
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_n_ranks_train_as_one_process(size, dtype):
+    for statistics in ranks.run(size, on_rank, dtype, env={"OMP_NUM_THREADS": "1"}):
+        for one in statistics:
+            assert one["steps"] == STEPS
+            assert one["bytes"] > STEPS * 4 * (4 * 36 * 33)
+            assert one["seconds_waiting"] > 0

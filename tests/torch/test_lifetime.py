@@ -1,0 +1,98 @@
+"""Nothing outlives an optimizer: no hook, no shared memory, no object; nor does training pile anything up."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import ranks
+
+torch = pytest.importorskip("torch")
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+
+
+def nothing_leaks():
+    import ddl_torch as ddl
+    from ddl import _core
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 512))
+    after = []
+    for _ in range(4):
+        optimizer = ddl.DistributedOptimizer(torch.optim.Adam(model.parameters()), bucket_bytes=1 << 20)
+        train(model, optimizer, 3)
+        during = _core.arena_used()
+        assert during >= 4 * (512 * 512 + 64 * 512)
+        train(model, optimizer, 20)
+        gc.collect()
+        assert _core.arena_used() == during
+        assert all(p._post_accumulate_grad_hooks for p in model.parameters())
+
+        watched = [weakref.ref(optimizer), weakref.ref(optimizer._ddl), weakref.ref(optimizer._ddl._buckets[0])]
+        model(torch.ones(2, 64)).sum().backward()  # deleted with buckets under way
+        ddl.barrier()
+        del optimizer
+        gc.collect()
+        assert [one() for one in watched] == [None, None, None]
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+        model.zero_grad()  # gradients are views of the buckets until then
+        ddl.barrier()
+        after.append(_core.arena_used())
+        model(torch.ones(2, 64)).sum().backward()
+    assert after[0] < 100_000 and len(set(after)) == 1, after  # what the communicator itself has taken by then
+    return True
+
+
+def memory_is_kept_by_gradients_alone():
+    import ddl_torch as ddl
+
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5))
+    (parameter * (1 + ddl.rank())).sum().backward()
+    optimizer.step()
+    del optimizer
+    gc.collect()
+    assert torch.equal(parameter.grad, torch.full((4,), 1.5))
+    return True
+
+
+def run_lifetime():
+    return nothing_leaks() and memory_is_kept_by_gradients_alone()
+
+
+@pytest.mark.processes
+def test_lifetime():
+    assert ranks.run(2, run_lifetime, env={"OMP_NUM_THREADS": "1"}) == [True, True]
+
+
+def test_the_allocator_is_tuned_once_and_can_be_left_alone(monkeypatch, caplog):
+    from ddl import ConfigError
+    from ddl_torch import _allocator
+
+    monkeypatch.setattr(_allocator, "_tuned", None)
+    monkeypatch.setenv("DDL_TORCH_TUNE_ALLOCATOR", "0")
+    assert _allocator.tune_allocator() is False
+    monkeypatch.setenv("DDL_TORCH_TUNE_ALLOCATOR", "perhaps")
+    with pytest.raises(ConfigError, match="DDL_TORCH_TUNE_ALLOCATOR='perhaps'"):
+        _allocator.tune_allocator()
+    settings = []
+
+    class Library:
+        gnu_get_libc_version = None
+
+        def mallopt(self, name, value):
+            settings.append(name)
+            return 1
+
+    monkeypatch.setattr(_allocator.ctypes, "CDLL", lambda name: Library())
+    with caplog.at_level("INFO", logger="ddl.torch"):
+        assert _allocator.tune_allocator(True) is True
+        assert _allocator.tune_allocator(True) is True
+    assert sorted(settings) == [-3, -2, -1]
+    assert len(caplog.records) == 1

@@ -1,0 +1,157 @@
+"""Mistakes in a training script are refused with an error that says what to do, on every rank, and nothing is broken."""
+
+from __future__ import annotations
+
+import pytest
+import ranks
+
+torch = pytest.importorskip("torch")
+
+
+def model_and_optimizer(**options):
+    import ddl_torch as ddl
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, ddl.DistributedOptimizer(optimizer, model.named_parameters(), bucket_bytes=64, **options)
+
+
+def backward(model, scale=1.0):
+    (scale * model(torch.ones(3, 4)).pow(2).sum()).backward()
+
+
+def steps_still_work(model, optimizer):
+    """The communicator is unharmed, and gradients are averages again."""
+    import ddl_torch as ddl
+
+    optimizer.zero_grad()
+    backward(model, 1.0 + ddl.rank())
+    mean = ddl.allreduce(torch.tensor([1.0 + ddl.rank()])).item()
+    optimizer.synchronize()
+    averaged = [p.grad.clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    backward(model, mean)
+    optimizer.synchronize()
+    for p, expected in zip(model.parameters(), averaged):
+        torch.testing.assert_close(p.grad, expected)
+    optimizer.step()
+
+
+def second_backward():
+    import ddl_torch as ddl
+
+    model, optimizer = model_and_optimizer()
+    backward(model)
+    with pytest.raises(ddl.InvalidState, match=r"'1.bias' got a gradient.*\n?.*backward_passes_per_step"):
+        backward(model)
+    steps_still_work(model, optimizer)
+    # A bucket that waits for a parameter takes any number of backward passes.
+    layer = torch.nn.Linear(8, 2)
+    layer.extra = torch.nn.Parameter(torch.ones(2))
+    waiting = ddl.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
+    for _ in range(2):
+        layer(torch.full((1, 8), 1.0 + ddl.rank())).sum().backward()
+    waiting.step()
+    assert torch.equal(layer.weight.grad, torch.full((2, 8), 3.0))
+    assert layer.extra.grad is None
+
+
+def changed_under_way():
+    import ddl_torch as ddl
+
+    model, optimizer = model_and_optimizer()
+    for change in (
+        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+        lambda: setattr(model[1].bias, "grad", torch.zeros(2)),
+    ):
+        backward(model)
+        change()
+        with pytest.raises(ddl.InvalidState, match="synchronize\\(\\) before clipping"):
+            optimizer.step()
+        steps_still_work(model, optimizer)
+
+
+def sparse():
+    import ddl_torch as ddl
+
+    table = torch.nn.Embedding(5, 3, sparse=True)
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
+    with pytest.raises(ddl.InvalidArgument, match="sparse=False"):
+        table(torch.tensor([1, 2])).sum().backward()
+    assert optimizer.statistics()["bytes"] == 0
+
+
+def converted_later():
+    import ddl_torch as ddl
+
+    model, optimizer = model_and_optimizer()
+    model.double()
+    with pytest.raises(ddl.InvalidState, match="convert the model before"):
+        model(torch.ones(3, 4, dtype=torch.float64)).sum().backward()
+
+
+def different_models():
+    import ddl_torch as ddl
+
+    model = torch.nn.Linear(3, 4 + ddl.rank())
+    with pytest.raises(ddl.InvalidArgument, match=r"rank 0 is parameter 'weight'.*\(4, 3\).*rank 1 it is.*\(5, 3\)"):
+        ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    with pytest.raises(ddl.InvalidArgument, match="op=Average.*op=Sum"):
+        model_and_optimizer(op=ddl.Average if ddl.rank() == 0 else ddl.Sum)
+    steps_still_work(*model_and_optimizer())
+
+
+def run_mistakes():
+    for mistake in (second_backward, changed_under_way, sparse, converted_later, different_models):
+        mistake()
+    return True
+
+
+@pytest.mark.processes
+def test_mistakes_in_a_script():
+    assert ranks.run(2, run_mistakes, env={"OMP_NUM_THREADS": "1"}) == [True, True]
+
+
+def wrong_arguments():
+    weight, bias = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(2))
+    meta = torch.nn.Parameter(torch.ones(2, device="meta"))
+    sgd = torch.optim.SGD([weight, bias], lr=0.1)
+    return [
+        (sgd, {"named_parameters": [("a", weight), ("a", bias)]}, "'a' twice"),
+        (sgd, {"named_parameters": [("a", bias)]}, r"lacks 1 .*group 0 parameter 0 of shape \(2, 3\)"),
+        (sgd, {"named_parameters": [weight, bias]}, "pass model.named_parameters"),
+        (sgd, {"op": 3}, "Average or ddl.Sum"),
+        (sgd, {"backward_passes_per_step": 0}, "must be 1 or more"),
+        (sgd, {"bucket_bytes": 0}, "bucket_bytes=0"),
+        ("adam", {}, "not a str"),
+        (torch.optim.SGD([meta], lr=0.1), {}, "is on meta"),
+        (torch.optim.SGD([torch.nn.UninitializedParameter()], lr=0.1), {}, "no shape yet"),
+        (torch.optim.SGD([torch.nn.Parameter(torch.ones(2).to(torch.float8_e5m2))], lr=0.1), {}, "float8_e5m2"),
+    ]
+
+
+def alone_in_the_job():
+    import ddl_torch as ddl
+
+    for optimizer, options, message in wrong_arguments():
+        with pytest.raises(ddl.InvalidArgument, match=message):
+            ddl.DistributedOptimizer(optimizer, **options)
+        assert not isinstance(optimizer, ddl.DistributedOptimizer)  # untouched
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(ddl.InvalidArgument, match="not distributed yet"):
+        ddl.DistributedOptimizer(optimizer)
+    with pytest.raises(ddl.InvalidArgument, match="is on meta"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, device="meta"))]})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(ddl.InvalidState, match="save optimizer.state_dict"):
+        torch.save(optimizer, "never-written")
+    backward(model)
+    optimizer.step()
+    return True
+
+
+@pytest.mark.processes
+def test_wrong_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ranks.run(1, alone_in_the_job) == [True]

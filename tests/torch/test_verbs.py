@@ -1,0 +1,168 @@
+"""The verbs on torch tensors, for every element type and layout; exact values."""
+
+from __future__ import annotations
+
+import pytest
+import ranks
+
+torch = pytest.importorskip("torch")
+
+KINDS = ["float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool", "complex64"]
+SUMMED = [kind for kind in KINDS if kind != "bool"]
+MOVED = [*KINDS, "complex128", "float8_e5m2", "uint16"]
+
+
+def tensor(kind, *shape, add=0):
+    count = torch.Size(shape).numel()
+    return (torch.arange(count).reshape(shape) + add).to(getattr(torch, kind))
+
+
+def same(result, expected):
+    assert result.dtype == expected.dtype and result.shape == expected.shape
+    if result.dtype.itemsize == 1:  # some of these cannot be compared
+        result, expected = result.view(torch.uint8), expected.view(torch.uint8)
+    assert torch.equal(result, expected), (result, expected)
+
+
+def summing():
+    import ddl_torch as ddl
+
+    rank, size = ddl.rank(), ddl.size()
+    for kind in SUMMED:
+        x, total = tensor(kind, 3, 5, add=rank), tensor(kind, 3, 5) * size + sum(range(size))
+        total = total.to(x.dtype)
+        kept = x.clone()
+        same(ddl.allreduce(x, op=ddl.Sum), total)
+        same(ddl.allreduce_async(x.t(), op=ddl.Sum, name="x").wait(), total.t().contiguous())
+        same(x, kept)
+        if not x.is_complex():
+            same(ddl.allreduce(x, op=ddl.Max), tensor(kind, 3, 5, add=size - 1))
+        reduced = ddl.reduce(x, op=ddl.Sum, root=size - 1)
+        assert (reduced is None) == (rank != size - 1)
+        same(total if reduced is None else reduced, total)
+        rows = [3 // size + (r < 3 % size) for r in range(size)]
+        start = sum(rows[:rank])
+        same(ddl.reducescatter(x, op=ddl.Sum), total[start : start + rows[rank]])
+        same(ddl.reducescatter_async(x, op=ddl.Sum).wait(), total[start : start + rows[rank]])
+        work = ddl.reduce_async(x, op=ddl.Sum)
+        same(work.wait() if rank == 0 else total, total)
+        parameter = torch.nn.Parameter(x.clone(), requires_grad=x.is_floating_point())
+        assert ddl.allreduce_(parameter, op=ddl.Sum) is parameter
+        same(parameter.detach(), total)
+        work = ddl.allreduce_async_(x, op=ddl.Sum)
+        assert work.wait() is x and work.wait() is x and work.done()
+        same(x, total)
+    same(ddl.allreduce(torch.tensor(float(rank))), torch.tensor((size - 1) / 2))
+    same(ddl.allreduce(torch.tensor([rank > 0, True, False]), op=ddl.Max), torch.tensor([True, True, False]))
+
+
+def moving():
+    import ddl_torch as ddl
+
+    rank, size = ddl.rank(), ddl.size()
+    for kind in MOVED:
+        x = tensor(kind, 2, 4, add=rank)
+        first = tensor(kind, 2, 4)
+        same(ddl.broadcast(x), first)
+        same(ddl.broadcast_async(x.t()).wait(), first.t().contiguous())
+        other = x.clone()
+        assert ddl.broadcast_(other, root=size - 1) is other
+        same(other, tensor(kind, 2, 4, add=size - 1))
+        other = x.clone()
+        assert ddl.broadcast_async_(other).wait() is other
+        same(other, first)
+
+        part = tensor(kind, rank, 4)
+        everything = torch.cat([tensor("int64", r, 4) for r in range(size)]).to(x.dtype)
+        same(ddl.allgather(part), everything)
+        same(ddl.allgather_async(part).wait(), everything)
+        gathered = ddl.gather(part, root=1)
+        assert (gathered is None) == (rank != 1)
+        same(everything if gathered is None else gathered, everything)
+        assert (ddl.gather_async(part).wait() is None) == (rank != 0)
+
+        deal = tensor(kind, size, 3, add=10 * rank)
+        dealt = torch.stack([tensor("int64", size, 3, add=10 * r)[rank] for r in range(size)]).to(x.dtype)
+        same(ddl.alltoall(deal), dealt)
+        same(ddl.alltoall_async(deal).wait(), dealt)
+        rows, counts = ddl.alltoall(deal, splits=torch.tensor([size] + [0] * (size - 1)))
+        assert counts.tolist() == [size if rank == 0 else 0] * size and len(rows) == size * size * (rank == 0)
+        same(ddl.scatter(first.view(1, -1).t() if rank == 0 else None), share(first, rank, size))
+
+        if rank == 0:
+            ddl.send(x, 1)
+            ddl.send_async(x.t(), 1).wait()
+        if rank == 1:
+            y, z = torch.empty_like(x), torch.empty(4, 2, dtype=x.dtype)
+            assert ddl.recv(y, 0) is y
+            ddl.recv_async(z, 0).wait()
+            same(y, first)
+            same(z, first.t().contiguous())
+    ddl.barrier()
+    assert ddl.barrier_async().wait() is None
+
+
+def share(first, rank, size):
+    """What ``rank`` gets of the eight elements of ``first`` when they are scattered one to a row."""
+    rows = [8 // size + (r < 8 % size) for r in range(size)]
+    start = sum(rows[:rank])
+    return first.reshape(-1, 1)[start : start + rows[rank]]
+
+
+def refusing():
+    import ddl_torch as ddl
+
+    wide = torch.zeros(4, 4)
+    calls = [
+        (lambda: ddl.allreduce_(wide.t()[:2]), "not contiguous"),
+        (lambda: ddl.broadcast_(wide[:, :2]), r"strides \(4, 1\)"),
+        (lambda: ddl.allreduce([1.0]), "a list is no torch tensor"),
+        (lambda: ddl.allgather(torch.zeros(2, device="meta")), "is on meta"),
+        (lambda: ddl.allreduce(torch.zeros(2, 2).to_sparse()), "to_dense"),
+        (lambda: ddl.allreduce(torch.zeros(2, dtype=torch.complex64), op=ddl.Max), "complex"),
+        (lambda: ddl.allreduce(torch.zeros(2).to(torch.float8_e5m2)), "element type|float8"),
+        (lambda: ddl.allreduce(torch.tensor([True])), "no average"),
+        (lambda: ddl.broadcast(torch.zeros(2), root=9), "root=9"),
+    ]
+    for call, message in calls:
+        with pytest.raises(ddl.InvalidArgument, match=message):
+            call()
+    if ddl.rank() == 0:
+        with pytest.raises(ddl.InvalidArgument, match="must pass a tensor"):
+            ddl.scatter()
+    # Autograd notices that a value it had kept was overwritten.
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    ddl.allreduce_(y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def run_verbs():
+    import ddl_torch as ddl
+
+    summing()
+    moving()
+    refusing()
+    half = ddl.split(ddl.rank() % 2)
+    assert ddl.allreduce(torch.tensor(1), op=ddl.Sum, communicator=half).item() == half.size
+    assert ddl.allgather_object({"rank": ddl.rank()}) == [{"rank": r} for r in range(ddl.size())]
+    assert ddl.broadcast_object(ddl.rank(), root=1) == 1
+    return (ddl.rank(), ddl.local_rank(), ddl.local_size(), ddl.cross_rank(), ddl.cross_size())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [2, 3])
+def test_verbs(size):
+    answers = ranks.run(size, run_verbs, env={"OMP_NUM_THREADS": "1"})
+    assert answers == [(rank, rank, size, 0, 1) for rank in range(size)]
+
+
+def test_every_verb_of_ddl_is_here():
+    import ddl
+    import ddl_torch
+
+    missing = set(ddl.__all__) - set(ddl_torch.__all__)
+    assert missing <= {"empty", "is_shared", *(name for name in ddl.__all__ if hasattr(ddl.errors, name))}
+    assert len(ddl_torch.__all__) == len(set(ddl_torch.__all__))
+    assert all(hasattr(ddl_torch, name) for name in ddl_torch.__all__)
