@@ -175,12 +175,11 @@ _LAZY = {
     "is_shared": "ddl.memory",
 }
 
-__all__ = [
-    *("Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"),
-    *("InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RendezvousError"),
-    *("ResourceError", "WaitTimeout", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"),
-    *_LAZY,
-]
+# Literal lists: that is what a type checker understands as exported.
+__all__ = ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]
+__all__ += ["InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RendezvousError"]
+__all__ += ["ResourceError", "WaitTimeout", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
+__all__ += [*_LAZY]
 
 
 def __getattr__(name: str) -> Any:

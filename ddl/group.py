@@ -96,14 +96,15 @@ class Group:
         """Make the native core of a group, without peers yet."""
         settings, identity = job.settings, job.identity
         cores = len(os.sched_getaffinity(0))
+        # Long spinning is only worth it where nobody else wants the core; a yield costs little where nobody does.
         crowded = identity.local_size > cores
-        spin = settings.spin_us if settings.spin_us >= 0 else (0 if crowded else 100)
+        spin = settings.spin_us if settings.spin_us >= 0 else (0 if crowded else 20)
         return _core.Communicator(
             rank=rank,
             size=size,
             timeout=settings.timeout,
             spin_us=spin,
-            yield_us=200,
+            yield_us=400,
         )
 
     def _who(self) -> str:

@@ -1,4 +1,4 @@
-"""How gradients are fused into buckets: every gradient exactly once, aligned, in the order a backward pass fills them."""
+"""How gradients are fused into buckets: each exactly once, aligned, in the order a backward pass fills them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ struct alignas(64) Post {
   std::atomic<uint64_t> flag;
   RelaxedWord signature, count, sequence;  // which operation: see Descriptor
   RelaxedWord input, output, scratch;      // where my buffers are: offsets in my arena, or kNowhere
-  RelaxedWord packed;                      // bit b: buffer b is staged, its blocks lie packed for this piece
+  RelaxedWord packed;  // bit b: buffer b is staged, its blocks lie packed for this piece; above bit 3: the history
 };
 static_assert(sizeof(Post) == 64);
 

@@ -99,7 +99,10 @@ Submitted Communicator::submit(Request request) {
   std::shared_ptr<Operation> operation = make_operation(&request, choice);
   const bool pairwise = point_to_point(descriptor.collective);
   // Numbered only now, when nothing can refuse it any more: the numbers match across ranks.
-  if (!pairwise) descriptor.sequence = ++sequence_;
+  if (!pairwise) {
+    descriptor.sequence = ++sequence_;
+    descriptor.history = history_ = extend_history(history_, descriptor);
+  }
   operation->descriptor = operation->wire = descriptor;
   if (pairwise) {
     operation->wire.collective = Collective::kSend;

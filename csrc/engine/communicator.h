@@ -100,6 +100,7 @@ class Communicator {
   std::map<std::pair<Collective, int>, std::vector<Choice>> choices_;
   std::array<Descriptor, kRemembered> remembered_;
   uint64_t sequence_ = 0;
+  uint64_t history_ = 0;
   bool shut_down_ = false;
 };
 

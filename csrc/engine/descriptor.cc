@@ -48,8 +48,19 @@ uint64_t Descriptor::signature() const {
          static_cast<uint64_t>(sizes_for) << 24 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
 }
 
-Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence) {
+uint64_t extend_history(uint64_t history, const Descriptor& descriptor) {
+  // FNV-1a over the three words; nobody chooses them to collide.
+  for (uint64_t word : {history, descriptor.signature(), descriptor.count}) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      history = (history ^ (word >> shift & 0xff)) * 0x100000001b3;
+    }
+  }
+  return history >> 3;
+}
+
+Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence, uint64_t history) {
   Descriptor d;
+  d.history = history;
   d.collective = static_cast<Collective>(signature & 0xff);
   d.dtype = static_cast<DType>(signature >> 8 & 0xff);
   d.op = static_cast<ReduceOp>(signature >> 16 & 0xff);

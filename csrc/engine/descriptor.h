@@ -34,16 +34,22 @@ struct Descriptor {
   int32_t root = 0;       // also the other rank of send and recv
   uint64_t count = 0;     // elements; 0 where ranks may rightly differ
   uint64_t sequence = 0;  // its number among the collectives of the communicator
+  uint64_t history = 0;   // hash of all collectives so far, this one included: a rank that only sends compares
+                         // nothing, so that its call did not match may come out in a later one; 61 bits
 
   // Collective, type, operation and root in one word: with count and sequence, all that ranks must agree on.
   uint64_t signature() const;
   // "allreduce(1024 x float32, average)": the same text on every rank that means the same.
   std::string text() const;
-  bool operator==(const Descriptor& other) const {
+  bool operator==(const Descriptor& other) const { return same_call(other) && history == other.history; }
+  bool same_call(const Descriptor& other) const {
     return signature() == other.signature() && count == other.count && sequence == other.sequence;
   }
 };
 
-Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence);
+Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence, uint64_t history);
+
+// The history after `descriptor`, given the one before.
+uint64_t extend_history(uint64_t history, const Descriptor& descriptor);
 
 }  // namespace ddl

@@ -121,6 +121,7 @@ Header Executor::header(uint64_t bytes) const {
   header.signature = wire.signature();
   header.count = wire.count;
   header.sequence = wire.sequence;
+  header.history = wire.history;
   header.turn = turn_;
   header.bytes = bytes;
   return header;
@@ -187,7 +188,7 @@ bool Executor::previous_turn_read() const {
     const uint64_t flag = post.flag.load(std::memory_order_acquire);
     if (flag < needed) return false;
     // A root may end a turn without having looked at anybody; that its call did not match comes out here.
-    const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence);
+    const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence, post.packed >> kBuffers);
     std::atomic_thread_fence(std::memory_order_acquire);
     const bool intact = flag == needed && post.flag.load(std::memory_order_relaxed) == needed;
     if (intact && !(theirs == history_[turn_ % 2])) throw Mismatch(peer, history_[turn_ % 2], theirs);
@@ -201,6 +202,7 @@ void Executor::describe(Post* post) const {
   post->signature = operation_->wire.signature();
   post->count = operation_->wire.count;
   post->sequence = operation_->wire.sequence;
+  post->packed = operation_->wire.history << kBuffers;
 }
 
 void Executor::notify(int c, const Step& step) {
@@ -215,7 +217,6 @@ void Executor::notify(int c, const Step& step) {
     post.input = where(BufferId::kInput);
     post.output = where(BufferId::kOutput);
     post.scratch = where(BufferId::kScratch);
-    post.packed = 0;
     for (BufferId buffer : {BufferId::kInput, BufferId::kOutput, BufferId::kScratch}) {
       post.packed = post.packed | static_cast<uint64_t>(buffers_.packed(buffer)) << index(buffer);
     }
@@ -235,7 +236,7 @@ bool Executor::awaited(int c, const Step& step) const {
 }
 
 void Executor::check_post(int peer, const Post& post) const {
-  const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence);
+  const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence, post.packed >> kBuffers);
   if (!(theirs == operation_->wire)) throw Mismatch(peer, operation_->wire, theirs);
 }
 

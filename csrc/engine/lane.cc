@@ -212,14 +212,8 @@ bool Lane::progress() {
     failure_->suspect(report, at_work->operation()->text());
     return true;
   } catch (const Mismatch& mismatch) {
-    const auto numbered = [](const Descriptor& d) {
-      return d.text() + (d.sequence != 0 ? " as operation #" + std::to_string(d.sequence) : "");
-    };
-    failure_->fail(ErrorKind::kCollectiveMismatch, mismatch.peer(),
-                   "the calls do not match: rank " + std::to_string(rank_) + " called " + numbered(mismatch.mine()) +
-                       " but rank " + std::to_string(mismatch.peer()) + " called " + numbered(mismatch.theirs()) +
-                       "; all ranks must make the same calls in the same order",
-                   at_work->operation()->text(), true);
+    failure_->fail(ErrorKind::kCollectiveMismatch, mismatch.peer(), explain(mismatch), at_work->operation()->text(),
+                   true);
     return true;
   } catch (const Error& error) {
     failure_->fail(error.kind(), -1, error.what(), at_work->operation()->text(), true);
@@ -317,6 +311,20 @@ void Lane::sleep() {
     if (entries[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);
   }
   sleep_word_->store(0, std::memory_order_seq_cst);
+}
+
+std::string Lane::explain(const Mismatch& mismatch) const {
+  const auto numbered = [](const Descriptor& d) {
+    return d.text() + (d.sequence != 0 ? " as operation #" + std::to_string(d.sequence) : "");
+  };
+  const std::string peer = "rank " + std::to_string(mismatch.peer());
+  const std::string rule = "; all ranks must make the same calls in the same order";
+  if (mismatch.mine().same_call(mismatch.theirs())) {
+    return "rank " + std::to_string(rank_) + " and " + peer + " both called " + numbered(mismatch.mine()) +
+           ", but one of their calls before it did not match (its root, say)" + rule;
+  }
+  return "the calls do not match: rank " + std::to_string(rank_) + " called " + numbered(mismatch.mine()) + " but " +
+         peer + " called " + numbered(mismatch.theirs()) + rule;
 }
 
 Report Lane::report_on(const Operation& operation) const {

@@ -71,6 +71,7 @@ class Lane {
   void check_on_peers(Nanoseconds now);
   void check_deadlines(Nanoseconds now);
   std::string current_text() const;
+  std::string explain(const Mismatch& mismatch) const;
   Report report_on(const Operation& operation) const;
 
   const int rank_;

@@ -92,10 +92,10 @@ void Link::check_header(Incoming* in) {
                                                "do all ranks run the same version?");
   }
   const Header& want = in->expected;
-  if (got.signature != want.signature || got.count != want.count || got.sequence != want.sequence) {
-    throw Mismatch(peer_, descriptor_from(want.signature, want.count, want.sequence),
-                   descriptor_from(got.signature, got.count, got.sequence));
-  }
+  const auto descriptor = [](const Header& h) {
+    return descriptor_from(h.signature, h.count, h.sequence, h.history);
+  };
+  if (!(descriptor(got) == descriptor(want))) throw Mismatch(peer_, descriptor(want), descriptor(got));
   if (got.turn != want.turn || got.step != want.step || got.bytes != want.bytes) {
     throw Error(ErrorKind::kProtocolError,
                 "rank " + std::to_string(peer_) + " sent message " + std::to_string(got.step) + " of piece " +

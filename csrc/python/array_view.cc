@@ -105,10 +105,19 @@ ArrayView view_of_numpy(const py::array& array, const char* what, bool target) {
   return view;
 }
 
+py::object dlpack_capsule(const py::object& object, const char* what) {
+  try {
+    return object.attr("__dlpack__")();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse(what, "its owner does not give the array out: " + std::string(py::str(error.value())));
+  }
+}
+
 ArrayView view_of_dlpack(const py::object& object, const char* what) {
   const py::tuple device = object.attr("__dlpack_device__")();
   if (device[0].cast<int>() != kCpu) refuse(what, "the array is not in CPU memory; copy it to the CPU first");
-  const py::object capsule = object.attr("__dlpack__")();
+  const py::object capsule = dlpack_capsule(object, what);
   const auto* tensor = static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (tensor == nullptr) throw py::error_already_set();
   ArrayView view;

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "engine/communicator.h"
@@ -36,7 +37,9 @@ struct PyWork {
   bool done() const { return submitted.work->done(); }
   py::object wait(const std::optional<double>& timeout) const {
     if (timeout && !(*timeout >= 0)) throw Error(ErrorKind::kInvalidArgument, "wait: a timeout is 0 seconds or more");
-    const Nanoseconds limit = timeout ? static_cast<Nanoseconds>(*timeout * static_cast<double>(kSecond)) : -1;
+    constexpr double kLongest = 1e9;  // seconds; more would not fit into nanoseconds
+    const Nanoseconds limit =
+        timeout ? static_cast<Nanoseconds>(std::min(*timeout, kLongest) * static_cast<double>(kSecond)) : -1;
     if (!wait_without_gil(*communicator, submitted, limit)) {
       throw Error(ErrorKind::kWaitTimeout, "not done after " + std::to_string(*timeout) +
                                                " s; the operation goes on, and nothing is broken: wait again");

@@ -26,8 +26,8 @@ void encode(const Header& h, HeaderBytes* bytes) {
   put(at + 32, h.turn, 8);
   put(at + 40, h.bytes, 8);
   put(at + 48, h.step, 4);
-  put(at + 52, 0, 8);  // reserved
-  put(at + 60, 0, 4);
+  put(at + 52, h.history, 8);
+  put(at + 60, 0, 4);  // reserved
 }
 
 bool decode(const HeaderBytes& bytes, Header* h) {
@@ -39,6 +39,7 @@ bool decode(const HeaderBytes& bytes, Header* h) {
   h->turn = get(at + 32, 8);
   h->bytes = get(at + 40, 8);
   h->step = static_cast<uint32_t>(get(at + 48, 4));
+  h->history = get(at + 52, 8);
   return true;
 }
 

@@ -18,6 +18,7 @@ struct Header {
   uint64_t signature = 0;  // Descriptor::signature
   uint64_t count = 0;      // elements of the operation
   uint64_t sequence = 0;   // number of the operation
+  uint64_t history = 0;    // hash of the operations so far
   uint64_t turn = 0;       // number of the piece in its stream
   uint32_t step = 0;       // number of the message on its connection, in this direction
   uint64_t bytes = 0;      // payload that follows

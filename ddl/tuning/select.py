@@ -38,8 +38,9 @@ def _two(small: str, limit: int, large: str, piece: int) -> Tuple[Line, ...]:
     return (Line(limit, small, 0, True), Line(_ANY, large, piece, False))
 
 
-#: All ranks share memory. The limits are where the second meet of `direct` costs less than the extra copies of
-#: `eager` (measured on two ranks, two cores: see docs/performance.md).
+#: All ranks share memory. The limit is where the second meet of `direct` costs less than the extra copies of `eager`:
+#: 8 KiB for two and for four ranks on two cores (DDL_ALGORITHM=eager, then direct, with
+#: `benchmarks/allreduce.py --contestants ddl,ddl-private --sizes 4096,8192,16384,32768`).
 _SHARED: Dict[Collective, Tuple[Line, ...]] = {
     collective: _two("eager", 8 * KIB, "direct", 1 * MIB)
     for collective in Collective

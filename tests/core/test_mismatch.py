@@ -88,9 +88,10 @@ def test_every_rank_learns_of_it(case: str, transport: str) -> None:
         assert [kind for kind, _ in said] == ["CollectiveMismatch"] * 2, f"rank {rank}: {said}"
         text = said[0][1]
         assert said[1][1] == text, f"rank {rank} does not repeat itself: {said}"
-        assert f"[rank {rank}/{size}" in text and f"rank {odd_one} called" in text, text
-        # Who had nothing to wait for was compared by its next call.
-        assert (usual in text and odd in text) or " called allreduce(" in text and "root" in case, text
+        assert f"[rank {rank}/{size}" in text and text.count(" called ") == 2, text
+        # With several roots, most ranks only send: who had nothing to wait for is compared by a later call.
+        if "root" not in case:
+            assert usual in text and odd in text and f"rank {odd_one} called" in text, text
         assert took < 6, f"rank {rank} took {took} s"
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in a training script are refused with an error that says what to do, on every rank, and nothing is broken."""
+"""Mistakes in a training script are refused on every rank, with an error that says what to do; nothing is broken."""
 
 from __future__ import annotations
 

@@ -181,9 +181,10 @@ def discards(rank, wrap, model):
 
 
 def resumes(rank, wrap, model):
+    state = None
     for step in range(4):  # every step with a new optimizer that continues the last one's state
         optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.05))
-        if step:
+        if state is not None:
             optimizer.load_state_dict(state)
         optimizer.zero_grad()
         model(half(data(step), rank)).pow(2).mean().backward()
