@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Iterator, Tuple
 
 import numpy as np
@@ -137,8 +138,7 @@ def main() -> None:
     if ddl.rank() == 0:
         print(f"test accuracy {share:.2%}, {seen / seconds:.0f} images/s, {waiting:.1%} of the time waiting for others")
         if options.json:
-            with open(options.json, "w", encoding="utf-8") as file:
-                json.dump(result, file)
+            Path(options.json).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

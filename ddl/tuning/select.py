@@ -38,11 +38,11 @@ def _two(small: str, limit: int, large: str, piece: int) -> Tuple[Line, ...]:
     return (Line(limit, small, 0, True), Line(_ANY, large, piece, False))
 
 
-#: All ranks share memory. The limit is where the second meet of `direct` costs less than the extra copies of `eager`:
-#: 8 KiB for two and for four ranks on two cores (DDL_ALGORITHM=eager, then direct, with
-#: `benchmarks/allreduce.py --contestants ddl,ddl-private --sizes 4096,8192,16384,32768`).
+#: All ranks share memory. The limit is about where the second meet of `direct` costs less than the copies of `eager`:
+#: 2 KiB for two ranks on two cores, 16 KiB for four (DDL_ALGORITHM=eager, then direct, with
+#: `benchmarks/allreduce.py --contestants ddl,ddl-private --sizes 1024,2048,4096,8192,16384`).
 _SHARED: Dict[Collective, Tuple[Line, ...]] = {
-    collective: _two("eager", 8 * KIB, "direct", 1 * MIB)
+    collective: _two("eager", 4 * KIB, "direct", 1 * MIB)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }

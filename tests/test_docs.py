@@ -1,0 +1,69 @@
+"""What the documents show works: code blocks run, links lead somewhere, commands exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+PRELUDES = {
+    # What the reader of a fragment has already: a model and data.
+    "import ddl_torch": """
+import torch
+torch.manual_seed(0)
+Net = lambda: torch.nn.Linear(3, 2)
+""",
+    "import ddl\n": "",
+}
+AFTERWARDS = {
+    "import ddl_torch": """
+model(torch.ones(4, 3)).sum().backward()
+optimizer.step()
+weights = ddl.allgather(model.weight.detach().reshape(1, -1))
+assert torch.equal(weights[0], weights[-1])
+""",
+    "import ddl\n": "assert (gradient == (ddl.size() - 1) / 2).all()",
+}
+
+
+def python_blocks() -> List[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_readme_has_the_blocks_that_are_run_here():
+    assert len(python_blocks()) == len(PRELUDES)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", sorted(PRELUDES), ids=["arrays", "torch"])
+def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
+    block = next(block for block in python_blocks() if kind in block)
+    program = tmp_path / "readme.py"
+    program.write_text(PRELUDES[kind] + block + AFTERWARDS[kind])
+    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_paths_lead_somewhere(document: Path):
+    text = document.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    paths = re.findall(r"`((?:csrc|ddl|ddl_torch|examples|tests|docs|benchmarks)/[\w./-]+)`", text)
+    missing = [link for link in links if not (document.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_make_targets_of_the_readme_exist():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"\bmake (\w+)\b", document.read_text())) & {"demo", "test", "lint", "bench", "format", "clean"}
+        assert named <= targets
