@@ -1,19 +1,17 @@
 """``Group``: what stands behind a ``Communicator``: its native core, its topology, its plans and its connections.
 
 A group plans a collective when it is first called and tells the core which plan serves which size; connections that
-the plans need are made then, by the rank with the higher number (the other one's agent accepts).
+the plans need are made then, in the background (dialer.py).
 """
 
 from __future__ import annotations
 
 import os
-import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl import _core
 from ddl.bootstrap.agent import Member
-from ddl.bootstrap.connect import connect_data
-from ddl.errors import RendezvousError
+from ddl.dialer import Dialer
 from ddl.job import Job
 from ddl.plan import build
 from ddl.plan.ir import Collective
@@ -24,7 +22,6 @@ from ddl.tuning.select import select
 __all__ = ["Group", "discover"]
 
 _WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
-_REFUSED_SECONDS = 0.5  # how long a rank must have refused connections before it counts as lost
 _SLOTS = {
     _core.LANE_SMALL: (0,),
     _core.LANE_LARGE: tuple(range(1, 1 + _core.LARGE_SLOTS)),
@@ -87,6 +84,7 @@ class Group:
         self.topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
         core.introduce(self._who(), [job.rank_label(world) for world in self.ranks])
         core.set_planner(self._plan)
+        self._dialer = Dialer(job, core, number, self.rank, self.ranks)
         self._member = Member(number, core, self.ranks)
         if job.agent is not None:
             job.agent.add(self._member)
@@ -136,35 +134,8 @@ class Group:
         self.core.install(collective, root, choices)
 
     def _connect(self, peers: Sequence[int], lane: int, channels: int) -> None:
-        """Connect to those of ``peers`` that have lower numbers; the others connect to us."""
-        deadline = time.monotonic() + self.job.settings.start_timeout
-        for peer in peers:
-            for slot in _SLOTS[lane]:
-                for channel in range(channels):
-                    stream = _core.stream_of(slot, channel)
-                    if peer > self.rank or self.core.connected(peer, stream):
-                        continue
-                    self._connect_stream(peer, stream, deadline)
-
-    def _connect_stream(self, peer: int, stream: int, deadline: float) -> None:
-        hello = {"communicator": self.number, "rank": self.rank, "stream": stream}
-        other = self.job.peers[self.ranks[peer]]
-
-        start = time.monotonic()
-
-        def failed(error: Exception) -> None:
-            self.core.check()  # somebody has died meanwhile, perhaps just this one
-            # Every rank listened before anybody had its address.
-            if isinstance(error, ConnectionRefusedError) and time.monotonic() - start > _REFUSED_SECONDS:
-                reason = "it accepts no connections any more: it has left the job, or a firewall rejects them"
-                self.core.fail("PeerLost", peer, reason, True)
-                self.core.check()
-
-        try:
-            sock = connect_data(other.address, self.job.secret, hello, deadline, failed)
-        except RendezvousError as error:
-            raise RendezvousError(f"rank {self.job.identity.rank}: {other.label}: {error}") from error
-        self.core.add_connection(peer, stream, sock.detach())
+        streams = [_core.stream_of(slot, channel) for slot in _SLOTS[lane] for channel in range(channels)]
+        self._dialer.need(peers, streams)
 
     # --- life ---
 
@@ -198,6 +169,7 @@ class Group:
         """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""
         for child in self._children:
             child.close()
+        self._dialer.close()
         if self.job.agent is not None:
             self.job.agent.remove(self._member)
         self.core.shutdown()

@@ -7,6 +7,7 @@ arrays directly. The memory is a sparse, nameless file of this process (``memfd`
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Sequence, Union
 
 import numpy as np
@@ -15,6 +16,8 @@ from ddl import _core
 from ddl.errors import InvalidArgument
 
 __all__ = ["empty", "is_shared"]
+
+_MOST_BYTES = 2**62
 
 
 def empty(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarray:
@@ -28,7 +31,7 @@ def empty(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarr
     """
     try:
         kind = np.dtype(dtype)
-        extents = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        extents = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(operator.index(n) for n in shape)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"empty(shape={shape!r}, dtype={dtype!r}): {error}") from error
     if kind.hasobject or any(n < 0 for n in extents):
@@ -36,6 +39,8 @@ def empty(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarr
     count = 1
     for n in extents:
         count *= n
+    if count * kind.itemsize > _MOST_BYTES:
+        raise InvalidArgument(f"empty(shape={shape!r}, dtype={dtype!r}): no machine has {count * kind.itemsize} bytes")
     block = _core.SharedBlock(max(1, count * kind.itemsize))
     flat: np.ndarray = np.frombuffer(memoryview(block), dtype=kind, count=count)
     return flat.reshape(extents)

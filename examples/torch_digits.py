@@ -29,10 +29,17 @@ import ddl_torch as ddl
 TEST_SHARE = 5  # every fifth digit is kept for the test
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits with DDL.")
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the training digits (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="digits per rank and step (%(default)s)")
+    parser.add_argument("--epochs", type=positive, default=20, help="passes over the training digits (%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=32, help="digits per rank and step (%(default)s)")
     parser.add_argument("--lr", type=float, default=0.08, help="learning rate for one rank (%(default)s)")
     parser.add_argument("--warm-up", type=float, default=2.0, help="epochs until the full learning rate (%(default)s)")
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer (%(default)s)")

@@ -27,12 +27,19 @@ import ddl_torch as ddl
 MAX_BYTES = 3_000_000
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a character-level transformer on Python's library with DDL.")
-    parser.add_argument("--epochs", type=int, default=6, help="rounds of training and evaluation (%(default)s)")
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps per epoch (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=12, help="pieces of text per rank and step (%(default)s)")
-    parser.add_argument("--context", type=int, default=96, help="characters per piece (%(default)s)")
+    parser.add_argument("--epochs", type=positive, default=6, help="rounds of training and evaluation (%(default)s)")
+    parser.add_argument("--steps", type=positive, default=100, help="optimizer steps per epoch (%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=12, help="texts per rank and step (%(default)s)")
+    parser.add_argument("--context", type=positive, default=96, help="characters per piece (%(default)s)")
     parser.add_argument("--width", type=int, default=128, help="features per character (%(default)s)")
     parser.add_argument("--layers", type=int, default=2, help="transformer layers (%(default)s)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate for one rank (%(default)s)")

@@ -26,6 +26,10 @@ _context.set_forkserver_preload(["numpy", "ddl.api", "ddl.memory"])
 Died = type("Died", (int,), {})
 
 
+#: Where this rank's answer goes; a rank that forks a child that outlives it must close it there.
+answers: Connection
+
+
 def environment(
     rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None
 ) -> Dict[str, str]:
@@ -56,6 +60,8 @@ def _load(path: str, name: str) -> Callable[..., Any]:
 def _main(
     connection: Connection, path: str, name: str, args: Sequence[Any], env: Dict[str, str], initialise: bool
 ) -> None:
+    global answers
+    answers = connection
     os.environ.update(env)
     sys.path.insert(0, os.path.dirname(__file__))
     try:

@@ -27,7 +27,12 @@ Communicator::Communicator(const CommunicatorOptions& options)
 Communicator::~Communicator() { shutdown(); }
 
 void Communicator::add_connection(int peer, int stream, int fd) {
-  links_.add_connection(peer, stream, fd);
+  UniqueFd connection(fd);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (shut_down_) return;  // it came too late to be of use
+    links_.add_connection(peer, stream, std::move(connection));
+  }
   for (auto& lane : lanes_) lane->wake();
 }
 

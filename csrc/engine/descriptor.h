@@ -35,7 +35,7 @@ struct Descriptor {
   uint64_t count = 0;     // elements; 0 where ranks may rightly differ
   uint64_t sequence = 0;  // its number among the collectives of the communicator
   uint64_t history = 0;   // hash of all collectives so far, this one included: a rank that only sends compares
-                         // nothing, so that its call did not match may come out in a later one; 61 bits
+                          // nothing, so that its call did not match may come out in a later one; 61 bits
 
   // Collective, type, operation and root in one word: with count and sequence, all that ranks must agree on.
   uint64_t signature() const;

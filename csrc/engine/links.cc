@@ -7,8 +7,8 @@
 
 namespace ddl {
 
-void Links::add_connection(int peer, int stream, int fd) {
-  auto link = std::make_unique<Link>(peer, make_tcp_endpoint(peer, fd));
+void Links::add_connection(int peer, int stream, UniqueFd fd) {
+  auto link = std::make_unique<Link>(peer, make_tcp_endpoint(peer, std::move(fd)));
   std::lock_guard<std::mutex> lock(mutex_);
   if (!links_.emplace(std::make_pair(peer, stream), std::move(link)).second) {
     throw Error(ErrorKind::kProtocolError,

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/unique_fd.h"
 #include "engine/link.h"
 #include "engine/neighbourhood.h"
 
@@ -17,7 +18,7 @@ class Links {
   Links(int rank, const Neighbourhood& neighbourhood) : rank_(rank), neighbourhood_(neighbourhood) {}
 
   // Takes `fd` over. Throws kInternalError if there is one already.
-  void add_connection(int peer, int stream, int fd);
+  void add_connection(int peer, int stream, UniqueFd fd);
   bool connected(int peer, int stream) const;
   // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
   Link* find(int peer, int stream);

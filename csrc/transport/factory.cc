@@ -5,7 +5,9 @@
 
 namespace ddl {
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, int fd) { return std::make_unique<TcpEndpoint>(peer, fd); }
+std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd) {
+  return std::make_unique<TcpEndpoint>(peer, std::move(fd));
+}
 
 std::unique_ptr<Endpoint> make_shm_endpoint(const ShmMeetingPlace& place) {
   return std::make_unique<ShmEndpoint>(place);

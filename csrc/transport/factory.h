@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/unique_fd.h"
 #include "memory/peer_memory.h"
 #include "transport/endpoint.h"
 
 namespace ddl {
 
 // Takes over `fd`, a connected and authenticated TCP socket to `peer`.
-std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, int fd);
+std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd);
 
 // The words in the two ranks' boards over which the rings of one stream find and wake each other.
 struct ShmMeetingPlace {

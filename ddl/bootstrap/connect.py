@@ -16,12 +16,11 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from ddl import _core
 from ddl.bootstrap.auth import prove_as_client, prove_as_server, recv_frame, send_frame
-from ddl.errors import Error, ProtocolError, RendezvousError
+from ddl.errors import ProtocolError
 
 __all__ = ["Nonce", "accept_data", "accept_memory", "connect_data", "connect_memory", "listen_data", "listen_memory"]
 
 _ACCEPT_SECONDS = 5.0  # a stranger that has not proved itself by then is cut off
-_RETRY_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,36 +61,16 @@ def listen_memory() -> Tuple[socket.socket, str]:
     return listener, name
 
 
-def connect_data(
-    address: Tuple[str, int],
-    secret: bytes,
-    hello: Dict[str, Any],
-    deadline: float,
-    failed: Callable[[Exception], None] = lambda error: None,
-) -> socket.socket:
-    """Connect to ``address``, prove the secret and send ``hello``; try again until ``deadline`` (monotonic seconds).
-
-    ``failed`` is called after every attempt that did not work, and raises to give up. Raises ``RendezvousError`` with
-    the last reason.
-    """
-    while True:
-        try:
-            sock = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
-            try:
-                prove_as_client(sock, secret, deadline)
-                send_frame(sock, hello, deadline)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        except (OSError, Error) as error:
-            if time.monotonic() + _RETRY_SECONDS >= deadline:
-                raise RendezvousError(
-                    f"cannot connect to {address[0]}:{address[1]}: {error}; is a firewall between the hosts, or the "
-                    "wrong interface chosen (DDL_INTERFACE)?"
-                ) from error
-            time.sleep(_RETRY_SECONDS)
-            failed(error)
+def connect_data(address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], deadline: float) -> socket.socket:
+    """Connect to ``address``, prove the secret and send ``hello``, all by ``deadline`` (monotonic seconds)."""
+    sock = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+    try:
+        prove_as_client(sock, secret, deadline)
+        send_frame(sock, hello, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def accept_data(sock: socket.socket, secret: bytes) -> Dict[str, Any]:

@@ -25,11 +25,11 @@ bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == 
 
 }  // namespace
 
-TcpEndpoint::TcpEndpoint(int peer, int fd) : peer_(peer), fd_(fd) {
-  const int flags = ::fcntl(fd, F_GETFL, 0);
-  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("fcntl of a data connection");
+TcpEndpoint::TcpEndpoint(int peer, UniqueFd fd) : peer_(peer), fd_(std::move(fd)) {
+  const int flags = ::fcntl(fd_.get(), F_GETFL, 0);
+  if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("fcntl of a data connection");
   const int on = 1;
-  if (::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) throw_errno("setsockopt(TCP_NODELAY)");
+  if (::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) throw_errno("setsockopt(TCP_NODELAY)");
 }
 
 size_t TcpEndpoint::write(const iovec* parts, int n) {

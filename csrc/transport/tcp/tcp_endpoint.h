@@ -9,7 +9,7 @@ namespace ddl {
 class TcpEndpoint final : public Endpoint {
  public:
   // Takes `fd` over and makes it non-blocking, without Nagle's delay.
-  TcpEndpoint(int peer, int fd);
+  TcpEndpoint(int peer, UniqueFd fd);
 
   size_t write(const iovec* parts, int n) override;
   size_t read(const iovec* parts, int n) override;

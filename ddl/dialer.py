@@ -1,0 +1,80 @@
+"""Makes the connections that a group's plans need, in the background.
+
+Who submits does not wait for them: the core does, with the operation's own deadline, and so a rank that is dead or
+stopped is named by the verdict like in any other wait. One short-lived thread per peer makes that peer's connections.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Iterable, List, Set, Tuple
+
+from ddl import _core
+from ddl.bootstrap.connect import connect_data
+from ddl.errors import Error
+from ddl.job import Job
+
+__all__ = ["Dialer"]
+
+_ATTEMPT_SECONDS = 5.0  # one attempt: a stopped peer's kernel accepts, but nobody proves
+_PAUSE_SECONDS = 0.05
+_REFUSED_SECONDS = 0.5  # a rank that refuses connections for so long has left: every rank listened from the start
+
+
+class Dialer:
+    """Connects rank ``rank`` of a communicator to others; ``ranks`` are their world ranks. Used by one thread."""
+
+    def __init__(self, job: Job, core: _core.Communicator, number: int, rank: int, ranks: Tuple[int, ...]) -> None:
+        self._job = job
+        self._core = core
+        self._number = number
+        self._rank = rank
+        self._ranks = ranks
+        self._called: Set[Tuple[int, int]] = set()
+        self._closed = threading.Event()
+
+    def need(self, peers: Iterable[int], streams: Iterable[int]) -> None:
+        """See to it that there are connections to ``peers`` on ``streams``. Does not block.
+
+        The rank with the higher number connects; the other's agent accepts.
+        """
+        wanted = list(streams)
+        for peer in peers:
+            missing = [s for s in wanted if (peer, s) not in self._called and not self._core.connected(peer, s)]
+            if peer > self._rank or not missing:
+                continue
+            self._called.update((peer, stream) for stream in missing)
+            threading.Thread(target=self._call, args=(peer, missing), name=f"ddl-dial-{peer}", daemon=True).start()
+
+    def close(self) -> None:
+        """Make no more attempts."""
+        self._closed.set()
+
+    def _call(self, peer: int, streams: List[int]) -> None:
+        start = time.monotonic()
+        while streams and not self._closed.is_set() and not self._core.failed:
+            try:
+                self._connect(peer, streams[0])
+                streams.pop(0)
+            except (OSError, Error) as error:
+                waited = time.monotonic() - start
+                refused = isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS
+                if refused or waited > self._job.settings.start_timeout:
+                    self._give_up(peer, error)
+                    return
+                self._closed.wait(_PAUSE_SECONDS)
+
+    def _connect(self, peer: int, stream: int) -> None:
+        hello = {"communicator": self._number, "rank": self._rank, "stream": stream}
+        address = self._job.peers[self._ranks[peer]].address
+        sock = connect_data(address, self._job.secret, hello, time.monotonic() + _ATTEMPT_SECONDS)
+        self._core.add_connection(peer, stream, sock.detach())
+
+    def _give_up(self, peer: int, error: Exception) -> None:
+        host, port = self._job.peers[self._ranks[peer]].address
+        reason = (
+            f"cannot connect to {host}:{port}: {error}; it has left the job, a firewall is between the hosts, or the "
+            "wrong interface was chosen (DDL_INTERFACE)"
+        )
+        self._core.fail("PeerLost", peer, reason, True)

@@ -1,0 +1,77 @@
+"""The examples run: alone and under ddlrun, to the accuracy they promise, and a wrong option ends with its status."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("tqdm")
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ["examples/torch_digits.py", "--epochs", "1", "--width", "8"]
+pytestmark = pytest.mark.processes
+
+
+def run(*command, status=0):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=55)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def on_two_ranks(*command, status=0):
+    return run("-m", "ddl.run", "-np", "2", *command, status=status)
+
+
+def test_digits_alone(tmp_path):
+    done = run(*DIGITS, "--json", str(tmp_path / "out"))
+    result = json.loads((tmp_path / "out").read_text())
+    assert result["ranks"] == 1
+    assert f"test accuracy {result['accuracy']:.2%}" in done.stdout
+
+
+@pytest.mark.slow
+def test_digits_on_two_ranks_are_recognised(tmp_path):
+    done = on_two_ranks("examples/torch_digits.py", "--json", str(tmp_path / "out"))
+    result = json.loads((tmp_path / "out").read_text())
+    assert result["ranks"] == 2
+    assert result["accuracy"] >= 0.98
+    assert 0 < result["waiting_share"] < 1
+    assert done.stdout.count("test accuracy") == 1  # rank 0 speaks for all
+
+
+@pytest.mark.slow
+def test_text_on_two_ranks_is_learned(tmp_path):
+    on_two_ranks("examples/torch_text.py", "--epochs", "1", "--steps", "80", "--json", str(tmp_path / "out"))
+    result = json.loads((tmp_path / "out").read_text())
+    assert 2 < result["unigram_entropy"] < math.log(96)
+    assert result["loss"] < 0.85 * result["unigram_entropy"]
+
+
+def test_text_alone():
+    done = run("examples/torch_text.py", "--epochs", "2", "--steps", "3", "--width", "16", "--layers", "1")
+    assert "epoch  2/2: loss" in done.stdout
+
+
+def test_a_wrong_option_ends_the_job_with_its_status():
+    done = on_two_ranks("examples/torch_digits.py", "--epoks", "3", status=2)
+    assert "unrecognized arguments: --epoks 3" in done.stderr
+    assert "argument --epochs: 0 is not 1 or more" in run("examples/torch_text.py", "--epochs", "0", status=2).stderr
+
+
+@pytest.mark.slow
+def test_demo_prints_its_table():
+    lines = run("examples/demo.py", "--epochs", "1").stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("ranks"))
+    rows = [line.split() for line in lines[head + 1 :] if line.endswith("x")]
+    assert [row[0] for row in rows][0::2] in (["1", "2"], ["1"])
+    assert rows[0][-1] == "1.00x" and rows[-1][0] == "2" and rows[-1][1] == "1"
