@@ -111,9 +111,10 @@ class Agent:
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave: tell the store that this rank goes of its own will, end the thread, close everything."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
+        with self._changed:  # so that nobody who is just arriving is overlooked
+            if self._closed.is_set():
+                return
+            self._closed.set()
         os.write(self._stop_writer, b"x")
         self._thread.join()
         if goodbye:
@@ -124,7 +125,10 @@ class Agent:
         self._release()
 
     def close_in_child(self) -> None:
-        """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends."""
+        """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends.
+
+        Takes no lock: a thread that is not here may hold it.
+        """
         self._closed.set()
         self._release()
 
