@@ -12,8 +12,7 @@ def mark_written(tensor: torch.Tensor) -> None:
 
     Autograd then refuses to use an old value that it had kept for a backward pass, instead of computing nonsense.
     """
-    increment = getattr(torch.autograd.graph, "increment_version", None)  # public from 2.1 on
-    if increment is None:
-        torch._C._increment_version(tensor)
-    elif not tensor.is_inference():  # those have no version
-        increment(tensor)
+    if tensor.is_inference():  # has no version
+        return
+    increment = getattr(torch.autograd.graph, "increment_version", torch._C._increment_version)  # the older name
+    increment(tensor)

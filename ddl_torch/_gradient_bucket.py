@@ -72,8 +72,13 @@ class GradientBucket:
         for entry in self.entries:
             entry.passes = 0
             entry.expected = entry.parameter.requires_grad
-        self.pending = sum(entry.expected for entry in self.entries)
+        self.frozen = [entry for entry in self.entries if not entry.expected]
+        self.pending = len(self.entries) - len(self.frozen)
         self.skipped = self.pending == 0  # all frozen: the same on every rank, so nobody sends it
+
+    def thawed(self) -> bool:
+        """Return whether a parameter requires a gradient that did not when the round began."""
+        return any(entry.parameter.requires_grad for entry in self.frozen)
 
     def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> None:
         """Fill what is missing with zeros and start the all-reduce."""
@@ -99,7 +104,7 @@ class GradientBucket:
         """
         for i in self.unused:
             entry = self.entries[i]
-            if entry.parameter.grad is None and entry.parameter.requires_grad and self.flags[i] != 0:
+            if entry.parameter.grad is None and self.flags[i] != 0:
                 entry.parameter.grad = entry.view
         return [
             entry

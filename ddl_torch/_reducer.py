@@ -128,7 +128,7 @@ class GradientReducer:
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
             if not bucket.skipped:
-                if bucket.pending:
+                if bucket.pending or bucket.thawed():
                     return
                 self._start(bucket)
             self._next += 1
@@ -139,7 +139,7 @@ class GradientReducer:
             if not bucket.skipped:
                 self._start(bucket)
         for bucket in self._buckets:
-            if bucket.skipped and any(entry.parameter.requires_grad for entry in bucket.entries):
+            if bucket.skipped and bucket.thawed():
                 bucket.skipped = False
                 self._start(bucket)
         self._next = len(self._buckets)

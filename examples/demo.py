@@ -52,7 +52,7 @@ def table(runs: List[Dict[str, Any]]) -> str:
     lines = ["ranks  threads each  test accuracy  images/s  waiting for others  speed-up"]
     for one in runs:
         gain = one["images_per_s"] / runs[0]["images_per_s"]
-        accuracy = "not trained" if one["short"] else f"{one['accuracy']:.1%}"
+        accuracy = "(short run)" if one["short"] else f"{one['accuracy']:.1%}"
         lines.append(
             f"{one['ranks']:5d}  {one['threads']:12d}  {accuracy:>13}  {one['images_per_s']:8.0f}  "
             f"{one['waiting_share']:18.1%}  {gain:7.2f}x"

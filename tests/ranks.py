@@ -30,9 +30,7 @@ Died = type("Died", (int,), {})
 answers: Connection
 
 
-def environment(
-    rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None
-) -> Dict[str, str]:
+def environment(rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None) -> Dict[str, str]:
     """Return ddlrun's variables for one rank."""
     return {
         "DDL_RANK": str(rank),
@@ -107,7 +105,9 @@ def run(
             variables.update({"DDL_TIMEOUT": "20", "DDL_START_TIMEOUT": "20"})
             variables.update(env or {})
             variables.update(env_of(rank) if env_of else {})
-            process = _context.Process(target=_main, args=(theirs, path, function.__name__, args, variables, initialise))
+            process = _context.Process(
+                target=_main, args=(theirs, path, function.__name__, args, variables, initialise)
+            )
             process.start()
             theirs.close()
             processes.append(process)

@@ -70,7 +70,10 @@ def gathers(comm: ddl.Communicator, count: int, root: int, shared: bool) -> None
 def exchanges(comm: ddl.Communicator, count: int, shared: bool) -> None:
     rank, size = comm.rank, comm.size
     # splits[a][b]: how many rows rank a sends to rank b; some are 0
-    splits = [[0 if (a + b) % 3 == 2 else count // size + (a * b) % 4 * min(1, count) for b in range(size)] for a in range(size)]
+    splits = [
+        [0 if (a + b) % 3 == 2 else count // size + (a * b) % 4 * min(1, count) for b in range(size)]
+        for a in range(size)
+    ]
     sent = [numbers(a, sum(splits[a])) for a in range(size)]
     parts = []
     for a in range(size):

@@ -69,7 +69,7 @@ def interrupted(load: int, blocking: bool) -> Dict[str, Any]:
     answer: Dict[str, Any] = {"kind": "returned"}
     try:
         if ddl.rank() == 3:
-            time.sleep(1.2)
+            time.sleep(0.9)
         x = np.ones(load)
         ddl.allreduce_(x) if blocking else ddl.allreduce_async_(x).wait()
     except KeyboardInterrupt:
@@ -85,8 +85,13 @@ def interrupted(load: int, blocking: bool) -> Dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(("load", "blocking"), [(3, True), (60_000, True), (60_000, False)])
+@pytest.mark.parametrize(
+    ("load", "blocking", "transport"),
+    [
+        *[(3, True, transport) for transport in TRANSPORTS],
+        *[(60_000, True, "shared"), (60_000, True, "tcp"), (60_000, False, "hybrid"), (60_000, False, "shared")],
+    ],
+)
 def test_interrupt(load: int, blocking: bool, transport: str) -> None:
     answers = ranks.run(4, interrupted, load, blocking, **connected(transport))
     assert answers[2]["kind"] == "KeyboardInterrupt" and answers[2]["after"] < 1, answers[2]

@@ -64,9 +64,7 @@ def every_verb_async() -> int:
         "broadcast_": (ddl.broadcast_async_(z, root=1), ones + 1),
         "reducescatter": (ddl.reducescatter_async(x), mean[rank * 2 : rank * 2 + 2]),
         "allgather": (ddl.allgather_async(x), np.concatenate([ones + r for r in range(size)])),
-        "alltoall": (
-            ddl.alltoall_async(x), np.concatenate([ones[rank * 2 : rank * 2 + 2] + r for r in range(size)])
-        ),
+        "alltoall": (ddl.alltoall_async(x), np.concatenate([ones[rank * 2 : rank * 2 + 2] + r for r in range(size)])),
         "reduce": (ddl.reduce_async(x, root=1), mean if rank == 1 else None),
         "gather": (ddl.gather_async(x), np.concatenate([ones + r for r in range(size)]) if rank == 0 else None),
         "scatter": (ddl.scatter_async(x if rank == 0 else None), ones[rank * 2 : rank * 2 + 2]),

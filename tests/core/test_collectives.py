@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import List
 
@@ -20,13 +21,12 @@ pytestmark = pytest.mark.processes
 def counts(size: int) -> List[int]:
     """Elements of 4 bytes: none, fewer than ranks, primes, both sides of 8, 16 and 64 KiB, and several pieces."""
     few = [0, 1, size - 1, size, size + 1, 3 * size + 1, 101]
-    return [*few, 2047, 2049, 4096, 4099, 16_383, 16_411, 300_007, 1_100_009]
+    return [*few, 2047, 2049, 4096, 4099, 16_383, 16_411, 600_011]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("size", "transport"), [(1, "shared"), *itertools.product([2, 3, 4], TRANSPORTS)])
 def test_every_collective(size: int, transport: str) -> None:
-    assert ranks.run(size, on_world, counts(size), **connected(transport)) == [15] * size
+    assert ranks.run(size, on_world, counts(size), **connected(transport)) == [14] * size
 
 
 @pytest.mark.parametrize("transport", ["hybrid", "uneven", "interleaved", "shared"])
@@ -84,7 +84,11 @@ def views() -> int:
         check_equal(ddl.allreduce(x, op=ddl.Sum), total, f"view {number}")
         check_equal(ddl.broadcast(x, root=1), np.ascontiguousarray(same[1]), f"view {number}")
         check_equal(ddl.allgather(x), np.concatenate(same), f"view {number}")
-        check_equal(ddl.alltoall(x, [len(x), *[0] * (size - 1)])[0], np.concatenate(same) if rank == 0 else x[:0].copy(), f"view {number}")
+        check_equal(
+            ddl.alltoall(x, [len(x), *[0] * (size - 1)])[0],
+            np.concatenate(same) if rank == 0 else x[:0].copy(),
+            f"view {number}",
+        )
         scattered = ddl.scatter(x if rank == 0 else None)
         assert scattered.base is None or scattered.flags.c_contiguous
         share = np.array_split(same[0], size)[rank]

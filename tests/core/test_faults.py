@@ -74,24 +74,21 @@ def check(answers: List[Dict[str, Any]], kind: str, moment: float, limit: float)
 def test_a_rank_dies(how: str, load: str, transport: str, tmp_path: Path) -> None:
     answers = survivors(load, how, transport, tmp_path)
     check(answers, "PeerLost", struck_at(tmp_path), limit=1.0)
-    assert all("allreduce #" in answer["text"] for answer in answers)
+    for answer in answers:
+        assert "allreduce #" in answer["text"], answer["text"]
+        assert ' "bucket.' in answer["text"] or load == "small", answer["text"]
+        assert answer["after"] == answer["before"], f"descriptors, threads: {answer['before']} -> {answer['after']}"
+        assert answer["mapped"] == 0
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("load", ["small", "large"])
+@pytest.mark.parametrize(
+    ("load", "transport"), [("small", "shared"), ("small", "tcp"), ("small", "hybrid"), ("large", "hybrid")]
+)
 def test_a_rank_stops(load: str, transport: str, tmp_path: Path) -> None:
     answers = survivors(load, "stopped", transport, tmp_path, DDL_TIMEOUT="2")
     # An operation that had just begun has its whole deadline from there.
     check(answers, "CollectiveTimeout", struck_at(tmp_path), limit=2.5)
     assert all(answer["failed"] - struck_at(tmp_path) > 1 for answer in answers), "called too early"
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_nothing_is_left(transport: str, tmp_path: Path) -> None:
-    for answer in survivors("large", "killed", transport, tmp_path):
-        assert answer["after"][1] == answer["before"][1], f"threads: {answer['before']} -> {answer['after']}"
-        assert answer["after"][0] == answer["before"][0], f"descriptors: {answer['before']} -> {answer['after']}"
-        assert answer["mapped"] == 0
 
 
 def go_away(how: str) -> Dict[str, Any]:
@@ -101,7 +98,7 @@ def go_away(how: str) -> Dict[str, Any]:
     moment = time.monotonic()
     if ddl.rank() == VICTIM:
         if how == "late":
-            time.sleep(3.5)
+            time.sleep(2)
         return {"moment": moment}
     try:
         ddl.allreduce(np.ones(50_000))
@@ -124,12 +121,12 @@ def test_a_rank_leaves(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_never_calls(transport: str) -> None:
-    answers = ranks.run(SIZE, go_away, "late", **connected(transport, DDL_TIMEOUT="2"))
+    answers = ranks.run(SIZE, go_away, "late", **connected(transport, DDL_TIMEOUT="1"))
     answers.pop(VICTIM)
     for answer in answers:
         assert answer["kind"] == "CollectiveTimeout" and f"rank {VICTIM} (host" in answer["text"], answer
         assert "allreduce #" in answer["text"] and "50000 x float64" in answer["text"]
-        assert 1 < answer["took"] < 2.5, answer
+        assert 0.5 < answer["took"] < 1.5, answer
         assert set(answer["later"]) == {answer["text"]}
 
 
@@ -148,9 +145,9 @@ def first_call_after_a_death(folder: str) -> Dict[str, Any]:
     """The rank dies before anybody connected to it; ranks above it connect first, ranks below wait."""
     ddl.barrier()
     if ddl.rank() == VICTIM:
-        strike_after(0, "killed", folder)
+        strike_after(0.1, "killed", folder)
         time.sleep(30)
-    time.sleep(0.2)
+    time.sleep(0.3)
     start = time.monotonic()
     try:
         ddl.world().alltoall(np.ones(SIZE * 10))

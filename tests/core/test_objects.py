@@ -105,10 +105,12 @@ _hashable = st.recursive(
 )
 _plain = st.recursive(
     _leaves,
-    lambda inner: st.lists(inner, max_size=4)
-    | st.tuples(inner, inner)
-    | st.dictionaries(_hashable, inner, max_size=4)
-    | st.sets(_hashable, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(_hashable, inner, max_size=4)
+        | st.sets(_hashable, max_size=4)
+    ),
     max_leaves=20,
 )
 

@@ -81,9 +81,11 @@ def interleaved() -> bool:
             count = [5, 3000, 90_000][number % 3]
             x = np.full(count, float(world.rank + number))
             if members is None:
-                members = [2 * (world.rank // 2), 2 * (world.rank // 2) + 1] if comm is half else [
-                    world.rank % 2, world.rank % 2 + 2
-                ]
+                members = (
+                    [2 * (world.rank // 2), 2 * (world.rank // 2) + 1]
+                    if comm is half
+                    else [world.rank % 2, world.rank % 2 + 2]
+                )
             want = np.full(count, sum(members) / len(members) + number)
             posted.append((comm.allreduce_async(x, name=f"{number}"), want))
     for number, (work, want) in reversed(list(enumerate(posted))):

@@ -82,9 +82,7 @@ def _whole_numbers(dtype: str, op: ddl.ReduceOp, rank: int, size: int, count: in
     return np.where(pattern % 2 == 0, pattern, np.array(top - 31, dtype=dtype) + pattern.astype(dtype))
 
 
-def contribution(
-    dtype: str, op: ddl.ReduceOp, rank: int, size: int, count: int, salt: int = 0
-) -> np.ndarray:
+def contribution(dtype: str, op: ddl.ReduceOp, rank: int, size: int, count: int, salt: int = 0) -> np.ndarray:
     """What ``rank`` of ``size`` brings."""
     return _to_storage(dtype, _whole_numbers(dtype, op, rank, size, count, salt))
 
