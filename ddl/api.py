@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-__all__ = [
-    *("init", "shutdown", "is_initialized", "world", "abort", "split"),
-    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
-    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
-    *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
-    *("reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"),
-    *("reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"),
-    *("barrier", "barrier_async", "send", "send_async", "recv", "recv_async"),
-    *("broadcast_object", "allgather_object"),
-]
+__all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split"]
+__all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
+__all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+__all__ += ["reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"]
+__all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"]
+__all__ += ["barrier", "barrier_async", "send", "send_async", "recv", "recv_async"]
+__all__ += ["broadcast_object", "allgather_object"]
 
 
 class _State:

@@ -212,13 +212,15 @@ class Verdict:
         """Decide a round of questions. Mismatches and dead ranks always count, slow ones only at the deadline."""
         comm, seq = key
         probing = self._rounds.pop(key)
-        said = probing.operations()
+        # Send and recv are not numbered (0): what others are in says nothing about them.
+        said = probing.operations() if seq != 0 else {}
         mine = said.get(probing.asker, "")
         for rank, op in said.items():
             if mine and op != mine:
                 reason = f"rank {probing.asker} called {mine} but rank {rank} called {op} as operation #{seq}"
                 return self._fail(comm, "CollectiveMismatch", rank, reason)
-        for rank in sorted(probing.members & self._left.keys()):
+        needed = probing.members if seq != 0 else {suspect["peer"] for suspect in probing.suspects.values()}
+        for rank in sorted(needed & self._left.keys()):
             if not _had_submitted(self._left[rank], comm, seq):
                 return self._fail(comm, "PeerLost", rank, _LEFT)
         culprit, reason = self._explain(probing, seq)

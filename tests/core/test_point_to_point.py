@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List
+import time
+from typing import List, Tuple
 
 import numpy as np
 import pytest
@@ -118,6 +119,43 @@ def receive_before_send() -> bool:
     if rank == 1:
         comm.send(np.full(9, 1.0), 0)
     return True
+
+
+def slow_chain() -> float:
+    """2 -> 1 -> 0, late: both receivers wait so long that they ask the store about it; 3 has left by then."""
+    rank = ddl.rank()
+    ddl.barrier()
+    x = np.full(3, 5.0)
+    if rank == 2:
+        time.sleep(2)
+    if rank in (0, 1):
+        ddl.recv(x, rank + 1)
+    if rank in (1, 2):
+        ddl.send(x + rank, rank - 1)
+    return float(x[0])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_slow_sender_is_waited_for(transport: str) -> None:
+    assert ranks.run(4, slow_chain, **connected(transport)) == [8.0, 7.0, 5.0, 5.0]
+
+
+def never_sent() -> Tuple[str, str]:
+    """Rank 1 does not send; it computes on."""
+    if ddl.rank() == 1:
+        time.sleep(1.6)
+        return "", ""
+    try:
+        ddl.recv(np.ones(3), 1)
+    except ddl.CommunicatorError as error:
+        return type(error).__name__, str(error)
+    return "returned", ""
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_what_is_never_sent_names_the_sender(transport: str) -> None:
+    (kind, text), _ = ranks.run(2, never_sent, **connected(transport, DDL_TIMEOUT="1"))
+    assert kind == "CollectiveTimeout" and "recv" in text and "rank 1 (host" in text, (kind, text)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
