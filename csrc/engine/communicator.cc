@@ -113,7 +113,7 @@ Submitted Communicator::submit(Request request) {
     operation->wire.collective = Collective::kSend;
     operation->wire.root = descriptor.collective == Collective::kRecv ? options_.rank : descriptor.root;
   } else {
-    remembered_[sequence_ % kRemembered] = descriptor;
+    remembered_[sequence_ % kRemembered] = {descriptor, operation->label};
   }
   Lane* lane = lanes_[static_cast<size_t>(pairwise ? LaneId::kPointToPoint : choice.lane)].get();
   lane->submit(operation);
@@ -144,7 +144,8 @@ void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, 
     std::lock_guard<std::mutex> lock(mutex_);
     if (sequence_ > 0) {
       Operation last;
-      last.descriptor = remembered_[sequence_ % kRemembered];
+      last.descriptor = remembered_[sequence_ % kRemembered].descriptor;
+      last.label = remembered_[sequence_ % kRemembered].label;
       operation = last.text();
     }
   }
@@ -154,7 +155,7 @@ void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, 
 
 std::string Communicator::operation_text(uint64_t sequence) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const Descriptor& descriptor = remembered_[sequence % kRemembered];
+  const Descriptor& descriptor = remembered_[sequence % kRemembered].descriptor;
   return sequence != 0 && descriptor.sequence == sequence ? descriptor.text() : "";
 }
 

@@ -98,7 +98,11 @@ class Communicator {
 
   mutable std::mutex mutex_;  // guards what follows
   std::map<std::pair<Collective, int>, std::vector<Choice>> choices_;
-  std::array<Descriptor, kRemembered> remembered_;
+  struct Remembered {
+    Descriptor descriptor;
+    std::string label;
+  };
+  std::array<Remembered, kRemembered> remembered_;
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;
   bool shut_down_ = false;
