@@ -50,8 +50,9 @@ void Failure::post(const Report& report) {
   ::eventfd_write(report_fd_.get(), 1);
 }
 
-void Failure::question(const Report& report) {
+void Failure::question(const Report& report, const std::string& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
+  questioned_operation_ = operation;
   if (agent_.load()) post(report);
 }
 
@@ -92,9 +93,13 @@ void Failure::fail(ErrorKind kind, int culprit, const std::string& reason, const
   std::lock_guard<std::mutex> lock(mutex_);
   const State before = state_.load();
   if (before == State::kFailed) return;
-  const bool suspected = before == State::kSuspected;
   if (tell && agent_.load()) post(failed_report(kind, culprit, reason));
-  fail_locked(kind, culprit, reason, operation.empty() && suspected ? suspected_operation_ : operation);
+  const bool questioned = kind == ErrorKind::kCollectiveTimeout && !questioned_operation_.empty();
+  const bool suspected = before == State::kSuspected;
+  fail_locked(kind, culprit, reason,
+              suspected    ? suspected_operation_
+              : questioned ? questioned_operation_
+                           : operation);
 }
 
 void Failure::fail_locked(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation) {

@@ -46,9 +46,9 @@ class Failure {
 
   void suspect(const Report& report, const std::string& operation);
   // Asks the agent about an operation that does not get on; changes nothing here.
-  void question(const Report& report);
+  void question(const Report& report, const std::string& operation);
   // The verdict, from the agent or (then the agent is told) from this rank; only the first counts. `operation` is
-  // what was under way.
+  // what was under way, unless this rank had asked about or suspected another.
   void fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell);
   // Turns a suspicion that nobody answered into the failure.
   void settle(Nanoseconds now);
@@ -76,7 +76,7 @@ class Failure {
   std::vector<std::string> rank_names_;
   std::optional<Error> error_;
   Report suspicion_;
-  std::string suspected_operation_;
+  std::string suspected_operation_, questioned_operation_;
   Nanoseconds suspected_at_ = 0;
   std::deque<Report> reports_;
 };

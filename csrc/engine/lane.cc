@@ -198,6 +198,7 @@ void Lane::admit() {
 bool Lane::progress() {
   bool moved = false;
   Executor* at_work = nullptr;
+  links_->adopt(id_);
   try {
     for (Executor* executor : active_) {
       at_work = executor;
@@ -366,14 +367,16 @@ void Lane::check_deadlines(Nanoseconds now) {
     Report report = report_on(operation);
     report.type = Report::Type::kStalled;
     report.kind = ErrorKind::kCollectiveTimeout;
+    const std::vector<int> missing = executor->waiting_for();
+    // Of a send or receive only its other end can be asked; of a collective, all.
+    if (id_ == LaneId::kPointToPoint && !missing.empty()) report.peer = missing.front();
     if (!operation.asked_finally && now >= deadline - std::min(kVerdict, operation.timeout / 3)) {
       operation.asked_finally = report.final = true;
-      failure_->question(report);
+      failure_->question(report, operation.text());
     } else if (!operation.asked_finally && now >= operation.next_question) {
       operation.next_question = now + kNextQuestion;
-      failure_->question(report);
+      failure_->question(report, operation.text());
     } else if (now >= deadline) {
-      const std::vector<int> missing = executor->waiting_for();
       std::string ranks;
       for (int peer : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
       failure_->fail(ErrorKind::kCollectiveTimeout, missing.empty() ? -1 : missing.front(),

@@ -51,6 +51,14 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def held_after(before: Tuple[int, int]) -> Tuple[int, int]:
+    """Descriptors and threads now; the kernel may show a thread that was joined for a moment longer."""
+    deadline = time.monotonic() + 0.5
+    while (descriptors(), threads()) != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return descriptors(), threads()
+
+
 def small_loop(ready: Callable[[], None]) -> None:
     """Small all-reduces without a pause; ``ready`` is called when the first has ended."""
     x = np.ones(8, np.float32)

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 import ranks
-from core.faults import descriptors, first_error, later_errors, strike_after, struck_at, threads
+from core.faults import descriptors, first_error, held_after, later_errors, strike_after, struck_at, threads
 from core.jobs import TRANSPORTS, connected
 
 import ddl
@@ -40,7 +40,7 @@ def suffer(load: str, how: str, folder: str) -> Dict[str, Any]:
         **answer,
         "shutdown": time.monotonic() - start,
         "before": before,
-        "after": (descriptors(), threads()),
+        "after": held_after(before),
         "mapped": Path("/proc/self/maps").read_text().count("/dev/shm"),
     }
 
@@ -97,8 +97,7 @@ def go_away(how: str) -> Dict[str, Any]:
     ddl.barrier()
     moment = time.monotonic()
     if ddl.rank() == VICTIM:
-        if how == "late":
-            time.sleep(2)
+        time.sleep(2 if how == "late" else 0.2)  # the others are out of the barrier when it goes
         return {"moment": moment}
     try:
         ddl.allreduce(np.ones(50_000))
