@@ -14,6 +14,7 @@ seq, text). Operations count from 1; ``op`` says in words what the rank called a
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
@@ -214,11 +215,13 @@ class Verdict:
         probing = self._rounds.pop(key)
         # Send and recv are not numbered (0): what others are in says nothing about them.
         said = probing.operations() if seq != 0 else {}
-        mine = said.get(probing.asker, "")
-        for rank, op in said.items():
-            if mine and op != mine:
-                reason = f"rank {probing.asker} called {mine} but rank {rank} called {op} as operation #{seq}"
-                return self._fail(comm, "CollectiveMismatch", rank, reason)
+        if len(set(said.values())) > 1:
+            # Show the call that most ranks made, and blame the first rank that made another.
+            usual = collections.Counter(said.values()).most_common(1)[0][0]
+            one = next(rank for rank, op in said.items() if op == usual)
+            odd = next(rank for rank, op in said.items() if op != usual)
+            reason = f"rank {one} called {usual} but rank {odd} called {said[odd]} as operation #{seq}"
+            return self._fail(comm, "CollectiveMismatch", odd, reason)
         needed = probing.members if seq != 0 else {suspect["peer"] for suspect in probing.suspects.values()}
         for rank in sorted(needed & self._left.keys()):
             if not _had_submitted(self._left[rank], comm, seq):

@@ -212,7 +212,7 @@ def test_a_mismatch_is_always_a_failure_and_shows_both_sides(final: bool) -> Non
     verdict = job(3)
     verdict.received(1, stalled("allreduce 4 B", final=final), 1.0)
     verdict.received(0, state(op="allreduce 4 B"), 1.0)
-    text = "rank 1 called allreduce 4 B but rank 2 called broadcast 4 B as operation #7"
+    text = "rank 0 called allreduce 4 B but rank 2 called broadcast 4 B as operation #7"
     mismatch = fail(0, "CollectiveMismatch", 2, text)
     assert verdict.received(2, state(op="broadcast 4 B"), 1.0) == told([0, 1, 2], mismatch)
 
@@ -220,8 +220,18 @@ def test_a_mismatch_is_always_a_failure_and_shows_both_sides(final: bool) -> Non
 def test_a_mismatch_between_two_that_both_complain() -> None:
     verdict = job(2)
     verdict.received(1, stalled("x"), 1.0)
-    text = "rank 1 called x but rank 0 called y as operation #7"
-    assert verdict.received(0, stalled("y"), 1.0) == told([0, 1], fail(0, "CollectiveMismatch", 0, text))
+    text = "rank 0 called y but rank 1 called x as operation #7"
+    assert verdict.received(0, stalled("y"), 1.0) == told([0, 1], fail(0, "CollectiveMismatch", 1, text))
+
+
+def test_of_calls_that_differ_the_rare_one_is_blamed() -> None:
+    verdict = job(4)
+    verdict.received(1, stalled("rare"), 1.0)
+    assert verdict.received(0, state(op="usual"), 1.0) == []
+    assert verdict.received(2, state(op="usual"), 1.0) == []
+    text = "rank 0 called usual but rank 1 called rare as operation #7"
+    told_all = told([0, 1, 2, 3], fail(0, "CollectiveMismatch", 1, text))
+    assert verdict.received(3, state(op="usual"), 1.0) == told_all
 
 
 def test_a_mismatch_counts_more_than_silence() -> None:
