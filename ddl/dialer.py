@@ -6,6 +6,7 @@ stopped is named by the verdict like in any other wait. One short-lived thread p
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Iterable, List, Set, Tuple
@@ -16,6 +17,8 @@ from ddl.errors import Error
 from ddl.job import Job
 
 __all__ = ["Dialer"]
+
+log = logging.getLogger("ddl")
 
 _ATTEMPT_SECONDS = 5.0  # one attempt: a stopped peer's kernel accepts, but nobody proves
 _PAUSE_SECONDS = 0.05
@@ -59,8 +62,12 @@ class Dialer:
                 streams.pop(0)
             except (OSError, Error) as error:
                 waited = time.monotonic() - start
-                refused = isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS
-                if refused or waited > self._job.settings.start_timeout:
+                if isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS:
+                    # Not a failure in itself: perhaps nothing needs this connection any more. An operation that does
+                    # is asked about, and the verdict knows who has left.
+                    log.info("rank %d: rank %d accepts no connections any more: %s", self._rank, peer, error)
+                    return
+                if waited > self._job.settings.start_timeout:
                     self._give_up(peer, error)
                     return
                 self._closed.wait(_PAUSE_SECONDS)
@@ -74,7 +81,7 @@ class Dialer:
     def _give_up(self, peer: int, error: Exception) -> None:
         host, port = self._job.peers[self._ranks[peer]].address
         reason = (
-            f"cannot connect to {host}:{port}: {error}; it has left the job, a firewall is between the hosts, or the "
-            "wrong interface was chosen (DDL_INTERFACE)"
+            f"cannot connect to {host}:{port}: {error}; is a firewall between the hosts, or was the wrong interface "
+            "chosen (DDL_INTERFACE)?"
         )
         self._core.fail("PeerLost", peer, reason, True)

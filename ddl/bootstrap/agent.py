@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Tuple
 
 from ddl import _core
+from ddl.bootstrap.auth import AuthError
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
 from ddl.bootstrap.store import WatchClient
 from ddl.errors import Error
@@ -170,7 +171,9 @@ class Agent:
             try:
                 welcome(sock)
             except (OSError, Error) as error:
-                log.warning("rank %d: turned a connection away: %s", self._rank, error)
+                # One that hung up before it proved itself may be a rank of ours that has just ended.
+                level = logging.INFO if isinstance(error, AuthError) and error.closed else logging.WARNING
+                log.log(level, "rank %d: turned a connection away: %s", self._rank, error)
             finally:
                 sock.close()
                 self._newcomers.release()
