@@ -17,6 +17,7 @@ from ddl.communicator import Communicator
 from ddl.errors import InvalidState
 from ddl.group import Group
 from ddl.job import Job, identity_and_settings
+from ddl.reduce_op import Average, ReduceOp
 
 if TYPE_CHECKING:
     from typing_extensions import Concatenate, ParamSpec
@@ -174,7 +175,6 @@ def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P,
 
 
 allreduce = _on_world(Communicator.allreduce)
-allreduce_ = _on_world(Communicator.allreduce_)
 allreduce_async = _on_world(Communicator.allreduce_async)
 allreduce_async_ = _on_world(Communicator.allreduce_async_)
 broadcast = _on_world(Communicator.broadcast)
@@ -203,3 +203,11 @@ broadcast_object = _on_world(Communicator.broadcast_object)
 allgather_object = _on_world(Communicator.allgather_object)
 split = _on_world(Communicator.split)
 abort = _on_world(Communicator.abort)
+
+
+def allreduce_(x: _T, *, op: ReduceOp = Average) -> _T:
+    # Written out: the call that matters most saves what a wrapper with arbitrary arguments costs.
+    return (_state.world or world()).allreduce_(x, op=op)
+
+
+allreduce_.__doc__ = Communicator.allreduce_.__doc__

@@ -122,12 +122,13 @@ Submitted Communicator::submit(Request request) {
 
 bool Communicator::wait(const Submitted& submitted, Nanoseconds timeout, const Interrupted& interrupted) {
   const Nanoseconds limit = timeout < 0 ? std::numeric_limits<Nanoseconds>::max() : now_ns() + timeout;
-  Nanoseconds asked = now_ns();
+  Nanoseconds asked = 0;
   while (!submitted.work->done()) {
     // A caller with a limit of its own must be able to leave, so it does not drive.
     if (timeout < 0 && submitted.lane->run(*submitted.work, interrupted)) continue;
     const Nanoseconds now = now_ns();
     if (now >= limit) return false;
+    if (asked == 0) asked = now;
     submitted.work->sleep(std::min<Nanoseconds>(limit - now, 50 * kMillisecond));
     if (now - asked >= 100 * kMillisecond) {
       asked = now;

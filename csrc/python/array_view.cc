@@ -100,7 +100,6 @@ ArrayView view_of_numpy(const py::array& array, const char* what, bool target) {
   if (target && !view.writable) refuse(what, "the target is read-only");
   view.data = static_cast<char*>(const_cast<void*>(array.data()));
   view.count = static_cast<uint64_t>(array.size());
-  view.shape.assign(array.shape(), array.shape() + array.ndim());
   view.owner = array;
   return view;
 }
@@ -123,9 +122,8 @@ ArrayView view_of_dlpack(const py::object& object, const char* what) {
   ArrayView view;
   if (!dlpack_dtype(*tensor, &view.dtype))
     refuse(what, std::string("its element type cannot be communicated; ") + kTypes);
-  view.shape.assign(tensor->shape, tensor->shape + tensor->ndim);
   view.count = 1;
-  for (int64_t extent : view.shape) view.count *= static_cast<uint64_t>(extent);
+  for (int i = 0; i < tensor->ndim; ++i) view.count *= static_cast<uint64_t>(tensor->shape[i]);
   int64_t expected = 1;
   for (int i = tensor->ndim - 1; i >= 0 && tensor->strides != nullptr && view.count > 0; --i) {
     if (tensor->shape[i] != 1 && tensor->strides[i] != expected) refuse(what, "the array is not contiguous");

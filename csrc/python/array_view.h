@@ -4,7 +4,6 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "reduce/dtype.h"
 
@@ -15,7 +14,6 @@ struct ArrayView {
   uint64_t count = 0;
   DType dtype = DType::kUInt8;
   bool writable = false;
-  std::vector<int64_t> shape;
   pybind11::object owner;  // keeps the memory alive
 
   uint64_t bytes() const { return count * element_size(dtype); }
