@@ -43,6 +43,7 @@ class GradientBucket:
     """The memory of one bucket, the views that serve as ``p.grad``, and the operation under way."""
 
     def __init__(self, number: int, layout: Bucket, entries: List[Entry]) -> None:
+        # ddl.buckets knows no framework: to it a type is any hashable object, here always a torch.dtype.
         dtype: torch.dtype = layout.dtype  # type: ignore[assignment]
         self.number = number
         self.entries = [entries[slot.item] for slot in layout.slots]

@@ -69,6 +69,7 @@ class GradientReducer:
         reducer = weakref.ref(self)
         for number, entry in enumerate(self._entries):
             if entry in fresh:
+                # torch has no annotations there.
                 hook = entry.parameter.register_post_accumulate_grad_hook(_hook(reducer, number))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 

@@ -72,11 +72,10 @@ void check_arithmetic(const Call& call, DType dtype) {
 Request request_of(const Call& call) {
   Request request;
   std::optional<ArrayView> in, out;
-  if (!call.input.is_none()) in = view_of(call.input, name(call.collective), false);
-  if (call.output.is(call.input)) {
+  const bool in_place = call.output.is(call.input);
+  if (!call.input.is_none()) in = view_of(call.input, name(call.collective), in_place);
+  if (in_place) {
     out = in;
-    if (out && !out->writable)
-      throw Error(ErrorKind::kInvalidArgument, std::string(name(call.collective)) + ": the target is read-only");
   } else if (!call.output.is_none()) {
     out = view_of(call.output, name(call.collective), true);
   }
