@@ -7,10 +7,15 @@ longer says so with ``@pytest.mark.timeout``.
 from __future__ import annotations
 
 import os
+import signal
 from typing import Iterator
 
 import hypothesis
 import pytest
+
+# A shell without job control starts what it puts in the background with Ctrl-C ignored, and every rank would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two cores are shared by several ranks here: a slow example is no failure, pytest-timeout bounds the whole test.
 hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
