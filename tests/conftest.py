@@ -13,7 +13,7 @@ from typing import Iterator
 import hypothesis
 import pytest
 
-# A shell without job control starts what it puts in the background with Ctrl-C ignored, and every rank would inherit that.
+# A shell without job control starts background jobs with Ctrl-C ignored, and every rank would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
