@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 __all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
-__all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
 __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 __all__ += ["reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"]
 __all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"]
@@ -177,6 +177,7 @@ def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P,
 allreduce = _on_world(Communicator.allreduce)
 allreduce_async = _on_world(Communicator.allreduce_async)
 allreduce_async_ = _on_world(Communicator.allreduce_async_)
+prepare_allreduce = _on_world(Communicator.prepare_allreduce)
 broadcast = _on_world(Communicator.broadcast)
 broadcast_ = _on_world(Communicator.broadcast_)
 broadcast_async = _on_world(Communicator.broadcast_async)

@@ -19,9 +19,10 @@ from ddl.group import Group
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, ReduceOp
 
-__all__ = ["Communicator", "Work"]
+__all__ = ["Communicator", "PreparedOperation", "Work"]
 
 Work = _core.Work
+PreparedOperation = _core.PreparedOperation
 T = TypeVar("T")
 
 
@@ -61,6 +62,17 @@ class Communicator:
         self._core.allreduce(given("allreduce_", x), x, op)
         return x
 
+    def prepare_allreduce(self, x: Any, *, op: ReduceOp = Average) -> PreparedOperation:
+        """Return ``allreduce_`` of ``x`` as an object to be called again and again: ``step = prepare_allreduce(x)``.
+
+        Not collective, does not block; ``step()`` is a collective, blocking call like any other, without the cost of
+        looking at its arguments. It reads and writes the memory that ``x`` has now, keeps it alive, and returns ``x``.
+
+        >>> step = ddl.world().prepare_allreduce(gradient)
+        >>> step()
+        """
+        return self._core.prepare(Collective.ALLREDUCE, given("prepare_allreduce", x), op)
+
     def allreduce_async(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> Work:
         """As ``allreduce``, without blocking: returns a ``Work`` whose ``wait()`` returns the result.
 
@@ -81,7 +93,10 @@ class Communicator:
 
     def broadcast_(self, x: T, *, root: int = 0) -> T:
         """As ``broadcast``, in place: overwrites ``x`` on all ranks but the root. Returns ``x``."""
-        return self._calls.run(self._calls.broadcast_(x, root))
+        self._calls.check_rank("broadcast_", "root", root)
+        mine = given("broadcast_", x) if root == self.rank else None
+        self._core.run_alike(Collective.BROADCAST, mine, given("broadcast_", x), 0, root)
+        return x
 
     def broadcast_async(self, x: Any, *, root: int = 0) -> Work:
         """As ``broadcast``, without blocking."""
@@ -93,37 +108,50 @@ class Communicator:
 
     # --- reduce-scatter, all-gather, all-to-all ---
 
-    def reducescatter(self, x: Any, *, op: ReduceOp = Average) -> np.ndarray:
+    def reducescatter(self, x: Any, *, op: ReduceOp = Average, out: Any = None) -> Any:
         """Combine ``x`` over all ranks and return this rank's share of the rows (first dimension).
 
         Collective, blocking. ``x`` has the same shape and type on every rank. Where the rows do not divide by the
-        number of ranks, the first ranks get one more.
+        number of ranks, the first ranks get one more. ``out``: a contiguous array for the result, of 1/size of the
+        elements of ``x``; it is returned.
         """
+        if out is not None:
+            return self._calls.into(Collective.REDUCESCATTER, x, out, op)
         return self._calls.run(self._calls.reducescatter(x, op))
 
     def reducescatter_async(self, x: Any, *, op: ReduceOp = Average) -> Work:
         """As ``reducescatter``, without blocking."""
         return self._calls.start(self._calls.reducescatter(x, op))
 
-    def allgather(self, x: Any) -> np.ndarray:
+    def allgather(self, x: Any, *, out: Any = None) -> Any:
         """Return the arrays of all ranks, one after the other along the first dimension, in rank order.
 
         Collective, blocking. The first dimension may differ by rank (also be 0); type and other dimensions not.
-        Raises ``InvalidArgument`` on all ranks, with the communicator unharmed, if they do.
+        Raises ``InvalidArgument`` on all ranks, with the communicator unharmed, if they do. ``out``, given on all
+        ranks or on none: a contiguous array for the result, which is returned; all ranks then pass as many elements
+        and no sizes are exchanged.
         """
+        if out is not None:
+            return self._calls.into(Collective.ALLGATHER, x, out)
         return self._calls.run(self._calls.allgather(x))
 
     def allgather_async(self, x: Any) -> Work:
         """As ``allgather``; sizes are exchanged before it returns, the arrays afterwards."""
         return self._calls.start(self._calls.allgather(x))
 
-    def alltoall(self, x: Any, splits: Optional[Sequence[int]] = None) -> Any:
+    def alltoall(self, x: Any, splits: Optional[Sequence[int]] = None, *, out: Any = None) -> Any:
         """Send a run of rows of ``x`` to each rank; return the rows received, in rank order.
 
         Collective, blocking. ``splits[r]`` rows go to rank ``r`` and must sum to the first dimension; without
         ``splits`` the rows are dealt evenly and must divide by the number of ranks. With ``splits`` the result is the
-        pair (rows, received splits).
+        pair (rows, received splits). ``out``, given on all ranks or on none, and without ``splits``: a contiguous
+        array like ``x`` for the result, which is returned; all ranks then pass as many elements and no sizes are
+        exchanged.
         """
+        if out is not None:
+            if splits is not None:
+                raise InvalidArgument("alltoall: out= is for even shares; leave splits away, or out")
+            return self._calls.into(Collective.ALLTOALL, x, out)
         return self._calls.run(self._calls.alltoall(x, splits))
 
     def alltoall_async(self, x: Any, splits: Optional[Sequence[int]] = None) -> Work:
@@ -166,7 +194,7 @@ class Communicator:
 
     def barrier(self) -> None:
         """Return when every rank has called it. Collective, blocking."""
-        self._calls.run(Call(Collective.BARRIER, None, None, None))
+        self._core.run_alike(Collective.BARRIER, None, None, 0, 0)
 
     def barrier_async(self) -> Work:
         """As ``barrier``, without blocking."""

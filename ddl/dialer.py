@@ -12,7 +12,7 @@ import time
 from typing import Iterable, List, Set, Tuple
 
 from ddl import _core
-from ddl.bootstrap.connect import connect_data
+from ddl.bootstrap.connect import choose_congestion_control, connect_data
 from ddl.errors import Error
 from ddl.job import Job
 
@@ -38,7 +38,7 @@ class Dialer:
         self._closed = threading.Event()
 
     def need(self, peers: Iterable[int], streams: Iterable[int]) -> None:
-        """See to it that there are connections to ``peers`` on ``streams``. Does not block.
+        """See to it that there are the connections ``streams`` (docs/wire_format.md) to ``peers``. Does not block.
 
         The rank with the higher number connects; the other's agent accepts.
         """
@@ -72,11 +72,12 @@ class Dialer:
                     return
                 self._closed.wait(_PAUSE_SECONDS)
 
-    def _connect(self, peer: int, stream: int) -> None:
-        hello = {"communicator": self._number, "rank": self._rank, "stream": stream}
+    def _connect(self, peer: int, number: int) -> None:
+        hello = {"communicator": self._number, "rank": self._rank, "stream": number}
         address = self._job.peers[self._ranks[peer]].address
         sock = connect_data(address, self._job.secret, hello, time.monotonic() + _ATTEMPT_SECONDS)
-        self._core.add_connection(peer, stream, sock.detach())
+        choose_congestion_control(sock, self._job.settings.congestion)
+        self._core.add_connection(peer, number, sock.detach())
 
     def _give_up(self, peer: int, error: Exception) -> None:
         host, port = self._job.peers[self._ranks[peer]].address

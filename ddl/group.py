@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl import _core
 from ddl.bootstrap.agent import Member
+from ddl.bootstrap.environ import WIRE_CODECS
 from ddl.dialer import Dialer
 from ddl.job import Job
 from ddl.plan import build
@@ -103,6 +104,7 @@ class Group:
             timeout=settings.timeout,
             spin_us=spin,
             yield_us=400,
+            connections=settings.connections,
         )
 
     def _who(self) -> str:
@@ -123,19 +125,23 @@ class Group:
             self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, native)])
             return
         choices: List[Tuple[int, int, int, _core.Plan]] = []
-        lowered: Dict[str, _core.Plan] = {}
-        for line in select(collective, self.topology, self.job.settings.algorithm):
+        lowered: Dict[Tuple[str, bool], _core.Plan] = {}
+        settings = self.job.settings
+        for line in select(collective, self.topology, settings.algorithm):
             plan = build(collective, line.algorithm, self.topology, self.rank, root)
-            if line.algorithm not in lowered:
-                lowered[line.algorithm] = lower(plan, self.topology)
+            key = (line.algorithm, line.coded)
+            if key not in lowered:
+                codec = WIRE_CODECS.get(settings.wire, 0) if line.coded else 0
+                lowered[key] = lower(plan, self.topology, codec)
             lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
             self._connect(plan.peers, lane, len(plan.channels))
-            choices.append((line.max_bytes, lane, line.piece_bytes, lowered[line.algorithm]))
+            choices.append((line.max_bytes, lane, line.piece_bytes, lowered[key]))
         self.core.install(collective, root, choices)
 
     def _connect(self, peers: Sequence[int], lane: int, channels: int) -> None:
         streams = [_core.stream_of(slot, channel) for slot in _SLOTS[lane] for channel in range(channels)]
-        self._dialer.need(peers, streams)
+        each = self.job.settings.connections if lane == _core.LANE_LARGE else 1
+        self._dialer.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
 
     # --- life ---
 

@@ -127,6 +127,7 @@ class Job:
             data_listener=data,
             memory_listener=memory,
             nonce_of=self._nonce_of,
+            congestion=self.settings.congestion,
         )
         me = Peer(
             rank=identity.rank,

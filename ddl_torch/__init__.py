@@ -58,6 +58,7 @@ from ddl_torch.verbs import (
     broadcast_async_,
     gather,
     gather_async,
+    prepare_allreduce,
     recv,
     recv_async,
     reduce,
@@ -76,7 +77,7 @@ __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
 __all__ += ["broadcast_object", "allgather_object"]
-__all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
 __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 __all__ += ["reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"]
 __all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"]

@@ -16,7 +16,7 @@ from ddl import Average, Communicator, ReduceOp
 from ddl_torch._tensors import Work, alias, from_array, plain, to_array, written
 
 __all__ = [
-    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
+    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"),
     *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
     *("reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"),
     *("reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"),
@@ -66,6 +66,20 @@ def allreduce_async_(
     """As ``allreduce_``, without blocking."""
     target = _sum_target(tensor, "allreduce_async_", op)
     return Work(_of(communicator).allreduce_async_(target, op=op, name=name), written(tensor))
+
+
+def prepare_allreduce(
+    tensor: torch.Tensor, *, op: ReduceOp = Average, communicator: Group = None
+) -> Callable[[], torch.Tensor]:
+    """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call."""
+    run = _of(communicator).prepare_allreduce(_sum_target(tensor, "prepare_allreduce", op), op=op)
+    finish = written(tensor)
+
+    def call() -> torch.Tensor:
+        run()
+        return finish(None)
+
+    return call
 
 
 def _sum_target(tensor: torch.Tensor, verb: str, op: ReduceOp) -> torch.Tensor:

@@ -1,16 +1,17 @@
 // Where the ranks of one host meet: each rank's board lies in its arena, and the others have it mapped.
 //
 // A stream has two posts, used in turn (turn n uses post n % 2), so that a rank may be one turn ahead of a slow
-// reader. A post is one cache line: its owner writes the other fields, then releases `flag`; readers acquire `flag`.
-// A flag holds turn and phase and only grows; phase kDonePhase says that the owner has ended that turn, after which
-// (two turns later) the post and the scratch that went with it may be used again. Before its owner writes the fields
-// anew it sets phase 0 of the new turn, so that who looks back at the turn before can tell (as with a seqlock); the
-// fields are atomics, relaxed, for that one reader.
+// reader. All that a small operation needs lies in the first cache line of a post: its owner writes the other words,
+// then releases `flag`; readers acquire `flag`, and have the data in the line that the flag came in. A flag holds
+// turn and phase and only grows. The second line is read only where calls do not match. Before its owner writes the
+// words anew it sets phase 0 of the new turn, so that who looks back at the turn before can tell (as with a seqlock).
+// The argument for all of it: docs/memory_ordering.md.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
+#include "engine/descriptor.h"
 #include "engine/plan.h"
 
 namespace ddl {
@@ -19,12 +20,12 @@ constexpr uint64_t kDonePhase = 255;
 
 inline uint64_t flag_of(uint64_t turn, uint64_t phase) { return turn << 8 | phase; }
 
-// An atomic word whose order is kept by the flag beside it.
-class RelaxedWord {
+// A word of a seqlock: no store moves before the flag's that precedes it, no load after the flag's that follows it.
+class OrderedWord {
  public:
-  operator uint64_t() const { return word_.load(std::memory_order_relaxed); }
-  RelaxedWord& operator=(uint64_t value) {
-    word_.store(value, std::memory_order_relaxed);
+  operator uint64_t() const { return word_.load(std::memory_order_acquire); }
+  OrderedWord& operator=(uint64_t value) {
+    word_.store(value, std::memory_order_release);
     return *this;
   }
 
@@ -32,15 +33,25 @@ class RelaxedWord {
   std::atomic<uint64_t> word_;
 };
 
-struct alignas(64) Post {
-  std::atomic<uint64_t> flag;
-  RelaxedWord signature, count, sequence;  // which operation: see Descriptor
-  RelaxedWord input, output, scratch;      // where my buffers are: offsets in my arena, or kNowhere
-  RelaxedWord packed;  // bit b: buffer b is staged, its blocks lie packed for this piece; above bit 3: the history
-};
-static_assert(sizeof(Post) == 64);
-
 constexpr uint64_t kNowhere = ~uint64_t{0};
+constexpr uint64_t kInlined = uint64_t{1} << kBuffers;  // in Post::packed
+constexpr int kHistoryShift = kBuffers + 1;
+static_assert(kHistoryShift == kHistoryUnused);
+
+struct alignas(128) Post {
+  static constexpr size_t kInlineBytes = 48;
+
+  std::atomic<uint64_t> flag;
+  // Bit b: buffer b is staged, its blocks lie packed for this piece; kInlined: the scratch is in this post; above
+  // them the history (see Descriptor), in which every call so far takes part.
+  OrderedWord packed;
+  // Where my buffers are, as offsets in my arena, or kNowhere; or the scratch itself.
+  OrderedWord words[kInlineBytes / sizeof(uint64_t)];
+  OrderedWord signature, count, sequence;  // which operation: see Descriptor
+
+  char* inlined() { return reinterpret_cast<char*>(words); }
+};
+static_assert(sizeof(Post) == 128);
 
 // Lanes keep small and blocking operations from waiting behind large ones, and send/recv apart from collectives.
 enum class LaneId : uint8_t { kSmall, kLarge, kPointToPoint };

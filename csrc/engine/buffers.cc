@@ -14,20 +14,25 @@ constexpr uint64_t kBlockAlignment = 64;  // blocks of a split buffer begin on c
 }  // namespace
 
 PieceBuffers::~PieceBuffers() {
-  for (Block* block : {&staged_input_, &staged_output_, &scratch_[0], &scratch_[1]}) {
+  for (Block* block : {&staging_input_, &staging_output_, &scratch_[0], &scratch_[1]}) {
     Arena::process().free(block->data);
   }
 }
 
-void PieceBuffers::begin(const Operation& operation, uint64_t piece, uint64_t turn) {
-  plan_ = operation.plan.get();
-  user_output_ = operation.output;
+void PieceBuffers::begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post) {
   lay_out(operation, piece);
-  bind(operation, turn);
+  bind(operation, turn, post);
 }
 
 void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
   const uint64_t element = element_size(operation.descriptor.dtype);
+  if (key_.plan == operation.plan && key_.element == element && key_.piece == piece &&
+      key_.count == operation.count && key_.piece_elements == operation.piece_elements &&
+      key_.part_lengths == operation.part_lengths) {
+    return;
+  }
+  plan_ = operation.plan;
+  key_.plan = nullptr;  // should this fail half-way
   const uint64_t first = piece * operation.piece_elements;
   const auto in_piece = [&](uint64_t whole) {
     return std::min(operation.piece_elements, whole - std::min(whole, first));
@@ -45,6 +50,7 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
     layout.spread.resize(n);
     layout.packed.resize(n);
     layout.bytes.resize(n);
+    layout.spread_end = 0;
     uint64_t packed = 0, spread = 0;
     for (size_t i = 0; i < n; ++i) {
       const uint32_t part = plan_->tables[t][i];
@@ -57,11 +63,18 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
         layout.bytes[i] = in_piece(whole) * element;
         spread += whole;
       }
+      layout.spread_end = std::max(layout.spread_end, layout.spread[i] + layout.bytes[i]);
       layout.packed[i] = packed;
       packed += layout.bytes[i];
     }
     layout.packed_total = packed;
   }
+  key_.element = element;
+  key_.piece = piece;
+  key_.piece_elements = operation.piece_elements;
+  key_.count = operation.count;
+  key_.part_lengths = operation.part_lengths;
+  key_.plan = plan_;
 }
 
 char* PieceBuffers::grow(Block* block, uint64_t bytes) {
@@ -75,40 +88,38 @@ char* PieceBuffers::grow(Block* block, uint64_t bytes) {
 }
 
 bool PieceBuffers::must_stage(BufferId buffer) const {
-  if (!plan_->exposed[static_cast<size_t>(buffer)]) return false;
-  const BlockLayout& blocks = layout(buffer);
-  uint64_t end = 0;
-  for (size_t i = 0; i < blocks.bytes.size(); ++i) end = std::max(end, blocks.spread[i] + blocks.bytes[i]);
-  return !Arena::process().contains(base(buffer), end);
+  const auto b = static_cast<size_t>(buffer);
+  return plan_->any_exposed[b] && !Arena::process().contains(base_[b], layout(buffer).spread_end);
 }
 
-void PieceBuffers::bind(const Operation& operation, uint64_t turn) {
+void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
   const uint64_t scratch = layout(BufferId::kScratch).packed_total;
-  base_ = {const_cast<char*>(operation.input), operation.output, grow(&scratch_[turn % 2], scratch)};
-  packed_ = {false, false, true};
-
-  const bool in_place = operation.input == operation.output;
-  const bool stage_output = must_stage(BufferId::kOutput) || (in_place && must_stage(BufferId::kInput));
-  const bool stage_input = must_stage(BufferId::kInput) || (in_place && stage_output);
-  if (stage_output) {
-    base_[1] = grow(&staged_output_, layout(BufferId::kOutput).packed_total);
-    packed_[1] = true;
+  const auto& exposed = plan_->any_exposed;
+  scratch_inlined_ = post != nullptr && scratch > 0 && scratch <= Post::kInlineBytes && plan_->notifies &&
+                     !exposed[0] && !exposed[1] && exposed[2];
+  base_ = {const_cast<char*>(operation.input), operation.output,
+           scratch_inlined_ ? post->inlined() : grow(&scratch_[turn % 2], scratch)};
+  staged_ = {};
+  if (must_stage(BufferId::kOutput)) {
+    staged_[1] = grow(&staging_output_, layout(BufferId::kOutput).packed_total);
   }
-  if (stage_input) {
+  if (must_stage(BufferId::kInput)) {
     const BlockLayout& in = layout(BufferId::kInput);
-    base_[0] = in_place ? base_[1] : grow(&staged_input_, in.packed_total);
-    packed_[0] = true;
+    const bool in_place = operation.input == operation.output && plan_->mine[0] == plan_->mine[1];
+    staged_[0] = in_place && staged_[1] != nullptr ? staged_[1] : grow(&staging_input_, in.packed_total);
     for (size_t i = 0; i < in.bytes.size(); ++i) {
-      if (in.bytes[i] > 0) std::memcpy(base_[0] + in.packed[i], operation.input + in.spread[i], in.bytes[i]);
+      if (!plan_->exposed[0][i] || in.bytes[i] == 0) continue;
+      std::memcpy(staged_[0] + in.packed[i], operation.input + in.spread[i], in.bytes[i]);
     }
   }
 }
 
 void PieceBuffers::end() {
-  if (!packed_[1]) return;
+  if (staged_[1] == nullptr) return;
   const BlockLayout& out = layout(BufferId::kOutput);
   for (size_t i = 0; i < out.bytes.size(); ++i) {
-    if (out.bytes[i] > 0) std::memcpy(user_output_ + out.spread[i], base_[1] + out.packed[i], out.bytes[i]);
+    if (!plan_->exposed[1][i] || out.bytes[i] == 0) continue;
+    std::memcpy(base_[1] + out.spread[i], staged_[1] + out.packed[i], out.bytes[i]);
   }
 }
 

@@ -2,8 +2,8 @@
 // used.
 //
 // Blocks lie *spread* in a user's buffer (every block at its place in the whole buffer) or *packed* in the slot's own
-// memory (this piece's parts one after the other): scratch, and *staging*, which stands in for a buffer that peers
-// must reach but that is not in shared memory. Belongs to one executor.
+// memory (this piece's parts one after the other): scratch, and *staging*, which stands in for those blocks of a
+// private buffer that peers must reach. Belongs to one executor.
 #pragma once
 
 #include <array>
@@ -18,6 +18,7 @@ namespace ddl {
 struct BlockLayout {
   std::vector<uint64_t> spread, packed, bytes;
   uint64_t packed_total = 0;
+  uint64_t spread_end = 0;  // of the last block
 };
 
 struct Span {
@@ -32,19 +33,30 @@ class PieceBuffers {
   PieceBuffers(const PieceBuffers&) = delete;
   PieceBuffers& operator=(const PieceBuffers&) = delete;
 
-  // Lays out piece number `piece` of `operation` and copies private input to staging. `turn` chooses the scratch: it
-  // is not touched again before the turn after the next.
-  void begin(const Operation& operation, uint64_t piece, uint64_t turn);
-  // Copies staged output to where the user wants it.
+  // Lays out piece number `piece` of `operation` and copies what peers read of a private input to staging. `turn`
+  // chooses the scratch: it is not touched again before the turn after the next. Scratch that fits lies in `post`.
+  void begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post);
+  // Copies what peers wrote of a private output to where the user wants it.
   void end();
 
   Span mine(BufferId buffer, uint32_t block) const {
-    const BlockLayout& layout = layouts_[plan_->mine[static_cast<size_t>(buffer)]];
-    const uint64_t offset = packed(buffer) ? layout.packed[block] : layout.spread[block];
-    return {base(buffer) + offset, layout.bytes[block]};
+    const auto b = static_cast<size_t>(buffer);
+    const BlockLayout& layout = layouts_[plan_->mine[b]];
+    if (staged_[b] != nullptr && plan_->exposed[b][block]) {
+      return {staged_[b] + layout.packed[block], layout.bytes[block]};
+    }
+    return {base_[b] + (buffer == BufferId::kScratch ? layout.packed[block] : layout.spread[block]),
+            layout.bytes[block]};
   }
-  char* base(BufferId buffer) const { return base_[static_cast<size_t>(buffer)]; }
-  bool packed(BufferId buffer) const { return packed_[static_cast<size_t>(buffer)]; }
+  // Where peers find the blocks that they touch: spread, or packed if `packed` says so.
+  char* exposed_base(BufferId buffer) const {
+    const auto b = static_cast<size_t>(buffer);
+    return staged_[b] != nullptr ? staged_[b] : base_[b];
+  }
+  bool packed(BufferId buffer) const {
+    return buffer == BufferId::kScratch || staged_[static_cast<size_t>(buffer)] != nullptr;
+  }
+  bool scratch_inlined() const { return scratch_inlined_; }
   const BlockLayout& layout(uint32_t table) const { return layouts_[table]; }
 
  private:
@@ -53,19 +65,26 @@ class PieceBuffers {
     char* data = nullptr;
     uint64_t bytes = 0;
   };
+  // What the layouts were made for.
+  struct Key {
+    const Plan* plan = nullptr;
+    uint64_t element = 0, piece = 0, piece_elements = 0, count = 0;
+    std::vector<uint64_t> part_lengths;
+  };
 
   void lay_out(const Operation& operation, uint64_t piece);
-  void bind(const Operation& operation, uint64_t turn);
+  void bind(const Operation& operation, uint64_t turn, Post* post);
   const BlockLayout& layout(BufferId buffer) const { return layouts_[plan_->mine[static_cast<size_t>(buffer)]]; }
   bool must_stage(BufferId buffer) const;
   static char* grow(Block* block, uint64_t bytes);
 
   const Plan* plan_ = nullptr;
-  char* user_output_ = nullptr;
-  std::vector<BlockLayout> layouts_;  // one per table of the plan
-  std::array<char*, kBuffers> base_{};
-  std::array<bool, kBuffers> packed_{};
-  Block staged_input_, staged_output_;
+  Key key_;
+  std::vector<BlockLayout> layouts_;      // one per table of the plan
+  std::array<char*, kBuffers> base_{};    // the user's, and the scratch
+  std::array<char*, kBuffers> staged_{};  // null: peers reach the user's own
+  bool scratch_inlined_ = false;
+  Block staging_input_, staging_output_;
   std::array<Block, 2> scratch_;  // for even and odd turns
 };
 

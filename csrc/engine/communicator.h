@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@ struct CommunicatorOptions {
   int size = 1;
   Nanoseconds timeout = 300 * kSecond;  // of each operation
   Patience patience;
+  int connections = 1;  // to each peer, of each stream of the large lane
 };
 
 // One line of the selection table: which plan, where, and cut into pieces of what size.
@@ -30,21 +32,14 @@ struct Choice {
   std::shared_ptr<const Plan> plan;
 };
 
-struct Request {
-  Descriptor descriptor;  // sequence is given by submit
-  std::string label;
-  const char* input = nullptr;
-  char* output = nullptr;
-  uint64_t count = 0;
-  std::vector<uint64_t> part_lengths;
-  uint64_t bytes = 0;  // by which the plan is chosen: the same on all ranks
-  std::shared_ptr<void> keep_alive;
-};
+// A lock for a few instructions, without a system call: submissions are not expected to meet.
+class SpinLock {
+ public:
+  void lock();
+  void unlock() { held_.store(false, std::memory_order_release); }
 
-// A submitted operation, for whoever waits.
-struct Submitted {
-  std::shared_ptr<Work> work;
-  Lane* lane = nullptr;
+ private:
+  std::atomic<bool> held_{false};
 };
 
 class Communicator {
@@ -68,11 +63,16 @@ class Communicator {
 
   // Throws the sticky first error, or InvalidState after shutdown.
   void check() const;
-  Submitted submit(Request request);
-  void start(const Submitted& submitted) { submitted.lane->kick(); }
-  // Returns whether it is done; throws nothing of the work's own (see Work::check). timeout < 0: its deadline
-  // decides.
-  bool wait(const Submitted& submitted, Nanoseconds timeout, const Interrupted& interrupted);
+  // Completes what the submitter has filled in (see Operation): chooses the plan and cuts the operation into pieces.
+  // One that has been prepared may be submitted any number of times, one after the other.
+  void prepare(Operation* operation) const;
+  // Numbers the operation and hands it over; the progress thread runs it unless somebody drives already.
+  void submit(const std::shared_ptr<Operation>& operation);
+  // Submits and waits for the end, driving the lane on this thread if nobody else does.
+  void run(const std::shared_ptr<Operation>& operation, Caller* caller);
+  // Waits for what was submitted. Returns whether it is done; throws nothing of the work's own (see Work::check).
+  // timeout < 0: its deadline decides.
+  bool wait(Operation& operation, Nanoseconds timeout, Caller* caller);
 
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);
   // What this rank did as its operation number `sequence`, "" if that is not known (any more, or yet).
@@ -86,8 +86,9 @@ class Communicator {
  private:
   static constexpr size_t kRemembered = 256;  // operations, for diagnosis
 
-  std::shared_ptr<Operation> make_operation(Request* request, const Choice& choice) const;
-  Choice choose(const Request& request) const;
+  const Choice& choose(const Operation& operation) const;
+  void number(Operation* operation);
+  Lane& lane_of(const Operation& operation) { return *lanes_[static_cast<size_t>(operation.lane)]; }
 
   const CommunicatorOptions options_;
   const int owner_pid_;
@@ -96,7 +97,9 @@ class Communicator {
   Links links_;
   std::array<std::unique_ptr<Lane>, kLanes> lanes_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  std::atomic<bool> shut_down_{false};
+  mutable SpinLock lock_;  // guards what follows
+  // By collective and root. What was installed stays: operations point to the plans.
   std::map<std::pair<Collective, int>, std::vector<Choice>> choices_;
   struct Remembered {
     Descriptor descriptor;
@@ -105,7 +108,6 @@ class Communicator {
   std::array<Remembered, kRemembered> remembered_;
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;
-  bool shut_down_ = false;
 };
 
 }  // namespace ddl

@@ -49,13 +49,12 @@ uint64_t Descriptor::signature() const {
 }
 
 uint64_t extend_history(uint64_t history, const Descriptor& descriptor) {
-  // FNV-1a over the three words; nobody chooses them to collide.
-  for (uint64_t word : {history, descriptor.signature(), descriptor.count}) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      history = (history ^ (word >> shift & 0xff)) * 0x100000001b3;
-    }
+  // Multiply and fold, word by word; nobody chooses them to collide.
+  for (uint64_t word : {descriptor.signature(), descriptor.count, descriptor.sequence}) {
+    history = (history ^ word) * 0x9e3779b97f4a7c15;
+    history ^= history >> 32;
   }
-  return history >> 3;
+  return history >> kHistoryUnused;
 }
 
 Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence, uint64_t history) {

@@ -34,8 +34,9 @@ struct Descriptor {
   int32_t root = 0;       // also the other rank of send and recv
   uint64_t count = 0;     // elements; 0 where ranks may rightly differ
   uint64_t sequence = 0;  // its number among the collectives of the communicator
-  uint64_t history = 0;   // hash of all collectives so far, this one included: a rank that only sends compares
-                          // nothing, so that its call did not match may come out in a later one; 61 bits
+  uint64_t history = 0;  // hash of all collectives so far, this one included: ranks that agree in it agree in all the
+                         // rest; a rank that only sends compares nothing, so that its call did not match may come
+                         // out in a later one
 
   // Collective, type, operation and root in one word: with count and sequence, all that ranks must agree on.
   uint64_t signature() const;
@@ -48,6 +49,9 @@ struct Descriptor {
 };
 
 Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence, uint64_t history);
+
+// So many upper bits of a history are 0: a post has other use for them (engine/board.h).
+constexpr int kHistoryUnused = 4;
 
 // The history after `descriptor`, given the one before.
 uint64_t extend_history(uint64_t history, const Descriptor& descriptor);

@@ -14,29 +14,42 @@ constexpr uint64_t kTile = uint64_t{16} << 10;  // bytes reduced and copied at a
 
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
+Error outside(int peer, const char* what) {
+  return Error(ErrorKind::kProtocolError,
+               "rank " + std::to_string(peer) + " posted a buffer that does not lie in " + what);
+}
+
 }  // namespace
 
 Executor::Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links)
     : rank_(rank), slot_(slot), neighbourhood_(neighbourhood), links_(links) {}
 
-void Executor::start(const std::shared_ptr<Operation>& operation) {
+Post& Executor::my_post(int channel, uint64_t turn) const {
+  return neighbourhood_.mine()->posts[stream_of(slot_, channel)][turn % 2];
+}
+
+Post& Executor::post_of(int peer, int channel, uint64_t turn) const {
+  return neighbourhood_.board(peer)->posts[stream_of(slot_, channel)][turn % 2];
+}
+
+void Executor::start(Operation* operation) {
   operation_ = operation;
   piece_ = operation->issued++;
   if (ordered()) ++turn_;
   entered_ = finished_ = false;
-  channels_.fill(ChannelState{});
+  for (size_t c = 0; c < operation->plan->channels.size(); ++c) channels_[c] = ChannelState{};
   sendings_.clear();
 }
 
 bool Executor::progress() {
   bool moved = false;
+  const auto& steps = operation_->plan->channels;
   if (!entered_) {
     if (operation_->plan->direct && !previous_turn_read()) return false;
-    buffers_.begin(*operation_, piece_, turn_);
+    buffers_.begin(*operation_, piece_, turn_, steps.size() == 1 ? &my_post(0, turn_) : nullptr);
     entered_ = moved = true;
   }
   bool all_ended = true;
-  const auto& steps = operation_->plan->channels;
   for (size_t c = 0; c < steps.size(); ++c) {
     moved |= progress_channel(static_cast<int>(c));
     all_ended &= channels_[c].next == steps[c].size();
@@ -50,26 +63,37 @@ bool Executor::progress() {
     buffers_.end();
     finished_ = true;
   }
+  wake_neighbours();
   return moved || all_ended;
+}
+
+// The look at the others' sleep words needs a fence behind the flag's store, which waits until the line of the flag
+// is here. So it comes late: after the first look at the others' flags, whose lines travel at the same time.
+void Executor::wake_neighbours() {
+  if (!wake_due_) return;
+  wake_due_ = false;
+  neighbourhood_.wake(neighbourhood_.neighbours(), lane_of_slot(slot_));
 }
 
 void Executor::retire() {
   history_[turn_ % 2] = operation_->wire;
-  if (ordered() && !neighbourhood_.neighbours().empty()) {
-    Post& post = neighbourhood_.mine()->posts[stream_of(slot_, 0)][turn_ % 2];
-    if (post.flag.load(std::memory_order_relaxed) < flag_of(turn_, 1)) describe(&post);  // the plan had no notify
+  if (ordered() && !operation_->plan->notifies && !neighbourhood_.neighbours().empty()) {
+    // Nothing has told the others yet that this turn was begun, nor that it has ended.
+    Post& post = my_post(0, turn_);
+    describe(&post);
     post.flag.store(flag_of(turn_, kDonePhase), std::memory_order_release);
-    neighbourhood_.wake(neighbourhood_.neighbours(), lane_of_slot(slot_));
+    wake_due_ = true;
+    wake_neighbours();
   }
-  operation_.reset();
+  operation_ = nullptr;
 }
 
 void Executor::abandon() {
   for (const Sending& sending : sendings_) sending.link->abandon();
-  for (const ChannelState& channel : channels_) {
-    if (channel.link != nullptr) channel.link->abandon();
+  for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
+    if (channels_[c].link != nullptr) channels_[c].link->abandon();
   }
-  operation_.reset();
+  operation_ = nullptr;
 }
 
 // --- channels and steps -------------------------------------------------------------------------------------------
@@ -124,14 +148,27 @@ Header Executor::header(uint64_t bytes) const {
   header.history = wire.history;
   header.turn = turn_;
   header.bytes = bytes;
+  const WireCodec codec = operation_->plan->wire;
+  if (codec != WireCodec::kNone && operation_->descriptor.dtype == DType::kFloat32) {
+    header.codec = static_cast<uint8_t>(codec);
+    header.bytes = bytes / sizeof(float) * kCodedBytes;
+  }
   return header;
+}
+
+Link* Executor::link_to(int c, int peer) {
+  std::vector<Link*>& known = known_links_[static_cast<size_t>(c)];
+  const auto at = static_cast<size_t>(peer);
+  if (known.size() <= at) known.resize(at + 1);
+  if (known[at] == nullptr) known[at] = links_->find(peer, stream_of(slot_, c));
+  return known[at];
 }
 
 bool Executor::run_message(int c, const Step& step) {
   ChannelState& state = channels_[static_cast<size_t>(c)];
   if (!state.posted) {
     if (state.link == nullptr || state.link->peer() != step.peers[0]) {
-      state.link = links_->find(step.peers[0], stream_of(slot_, c));
+      state.link = link_to(c, step.peers[0]);
       if (state.link == nullptr) return false;  // the peer has not connected yet
     }
     uint64_t bytes = 0;
@@ -168,8 +205,9 @@ bool Executor::run_message(int c, const Step& step) {
           {span.data, reduces ? buffers_.mine(step.src, step.src_blocks[i]).data : nullptr, span.bytes});
     }
     const Descriptor& d = operation_->descriptor;
-    state.message = state.link->receive(header(bytes), landings_,
-                                        {d.dtype, d.op, step.final ? operation_->divisor : 1, step.peers[0] < rank_});
+    state.message =
+        state.link->receive(header(bytes), landings_,
+                            {d.dtype, d.op, step.final ? operation_->divisor : 1, step.peers[0] < rank_, step.final});
     state.posted = true;
   }
   if (!state.link->received(state.message)) state.link->progress();
@@ -180,64 +218,67 @@ bool Executor::run_message(int c, const Step& step) {
 
 // --- meeting in shared memory -------------------------------------------------------------------------------------
 
+// Posts and scratch of this turn are those of the turn before the last: every neighbour must have ended that. Who has
+// begun the last turn has; and mostly this rank has seen that already, when it met the others there.
 bool Executor::previous_turn_read() const {
-  if (turn_ <= 2 || !ordered()) return true;
-  const uint64_t needed = flag_of(turn_ - 2, kDonePhase);
+  if (turn_ <= 2 || !ordered() || met_turn_ + 1 == turn_) return true;
+  const uint64_t ended = flag_of(turn_ - 2, kDonePhase), begun = flag_of(turn_ - 1, 0);
   for (int peer : neighbourhood_.neighbours()) {
-    const Post& post = neighbourhood_.board(peer)->posts[stream_of(slot_, 0)][turn_ % 2];
+    const Post& post = post_of(peer, 0, turn_);
     const uint64_t flag = post.flag.load(std::memory_order_acquire);
-    if (flag < needed) return false;
+    if (flag < ended && post_of(peer, 0, turn_ - 1).flag.load(std::memory_order_acquire) < begun) return false;
     // A root may end a turn without having looked at anybody; that its call did not match comes out here.
-    const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence, post.packed >> kBuffers);
-    std::atomic_thread_fence(std::memory_order_acquire);
-    const bool intact = flag == needed && post.flag.load(std::memory_order_relaxed) == needed;
+    const Descriptor theirs =
+        descriptor_from(post.signature, post.count, post.sequence, post.packed >> kHistoryShift);
+    const bool described = flag >= flag_of(turn_ - 2, 1) && flag <= ended;
+    const bool intact = described && post.flag.load(std::memory_order_relaxed) == flag;
     if (intact && !(theirs == history_[turn_ % 2])) throw Mismatch(peer, history_[turn_ % 2], theirs);
   }
   return true;
 }
 
 void Executor::describe(Post* post) const {
+  const Descriptor& wire = operation_->wire;
   post->flag.store(flag_of(turn_, 0), std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  post->signature = operation_->wire.signature();
-  post->count = operation_->wire.count;
-  post->sequence = operation_->wire.sequence;
-  post->packed = operation_->wire.history << kBuffers;
+  post->signature = wire.signature();
+  post->count = wire.count;
+  post->sequence = wire.sequence;
+  post->packed = wire.history << kHistoryShift;
 }
 
 void Executor::notify(int c, const Step& step) {
-  Post& post = neighbourhood_.mine()->posts[stream_of(slot_, c)][turn_ % 2];
+  Post& post = my_post(c, turn_);
   if (step.phase == 1) {
     describe(&post);
-    const auto where = [&](BufferId buffer) {
-      char* base = buffers_.base(buffer);
-      const bool exposed = operation_->plan->exposed[index(buffer)] && base != nullptr;
-      return exposed ? Arena::process().offset(base) : kNowhere;
-    };
-    post.input = where(BufferId::kInput);
-    post.output = where(BufferId::kOutput);
-    post.scratch = where(BufferId::kScratch);
+    uint64_t packed = buffers_.scratch_inlined() ? kInlined : 0;
     for (BufferId buffer : {BufferId::kInput, BufferId::kOutput, BufferId::kScratch}) {
-      post.packed = post.packed | static_cast<uint64_t>(buffers_.packed(buffer)) << index(buffer);
+      packed |= static_cast<uint64_t>(buffers_.packed(buffer)) << index(buffer);
+      if (buffers_.scratch_inlined()) continue;
+      char* base = buffers_.exposed_base(buffer);
+      const bool exposed = operation_->plan->any_exposed[index(buffer)] && base != nullptr;
+      post.words[index(buffer)] = exposed ? Arena::process().offset(base) : kNowhere;
     }
+    post.packed = operation_->wire.history << kHistoryShift | packed;
   }
   post.flag.store(flag_of(turn_, step.phase), std::memory_order_release);
-  neighbourhood_.wake(neighbourhood_.neighbours(), lane_of_slot(slot_));
+  wake_due_ = true;
 }
 
-bool Executor::awaited(int c, const Step& step) const {
+bool Executor::awaited(int c, const Step& step) {
   const uint64_t needed = flag_of(turn_, step.phase);
   for (int peer : step.peers) {
-    const Post& post = neighbourhood_.board(peer)->posts[stream_of(slot_, c)][turn_ % 2];
+    const Post& post = post_of(peer, c, turn_);
     if (post.flag.load(std::memory_order_acquire) < needed) return false;
     check_post(peer, post);
   }
+  if (step.peers.size() == neighbourhood_.neighbours().size()) met_turn_ = turn_;
   return true;
 }
 
 void Executor::check_post(int peer, const Post& post) const {
-  const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence, post.packed >> kBuffers);
-  if (!(theirs == operation_->wire)) throw Mismatch(peer, operation_->wire, theirs);
+  if (post.packed >> kHistoryShift == operation_->wire.history) return;
+  const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence, post.packed >> kHistoryShift);
+  throw Mismatch(peer, operation_->wire, theirs);
 }
 
 void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
@@ -302,19 +343,17 @@ void Executor::run_copy(const Step& step) {
 // --- where things are ---------------------------------------------------------------------------------------------
 
 char* Executor::theirs(int c, int peer, BufferId buffer, const Remote& remote, size_t i) const {
-  const Post& post = neighbourhood_.board(peer)->posts[stream_of(slot_, c)][turn_ % 2];
-  const uint64_t base = buffer == BufferId::kInput    ? post.input
-                        : buffer == BufferId::kOutput ? post.output
-                                                      : post.scratch;
+  Post& post = post_of(peer, c, turn_);
   const BlockLayout& layout = buffers_.layout(remote.table);
   const uint32_t block = remote.blocks[i];
-  const bool packed = (post.packed >> index(buffer) & 1) != 0;
-  const uint64_t offset = packed ? layout.packed[block] : layout.spread[block];
-  const uint64_t size = neighbourhood_.memory(peer)->size();
-  if (base > size || offset > size - base || layout.bytes[block] > size - base - offset) {
-    throw Error(ErrorKind::kProtocolError,
-                "rank " + std::to_string(peer) + " posted a buffer that does not lie in its shared memory");
+  const uint64_t bytes = layout.bytes[block], packed = post.packed;
+  const uint64_t offset = (packed >> index(buffer) & 1) != 0 ? layout.packed[block] : layout.spread[block];
+  if ((packed & kInlined) != 0 && buffer == BufferId::kScratch) {
+    if (offset > Post::kInlineBytes || bytes > Post::kInlineBytes - offset) throw outside(peer, "its post");
+    return post.inlined() + offset;
   }
+  const uint64_t base = post.words[index(buffer)], size = neighbourhood_.memory(peer)->size();
+  if (base > size || offset > size - base || bytes > size - base - offset) throw outside(peer, "its shared memory");
   return neighbourhood_.memory(peer)->at(base + offset);
 }
 
@@ -330,7 +369,7 @@ std::vector<int> Executor::waiting_for() const {
     const Step& step = plan_channels[c][channels_[c].next];
     for (int peer : step.peers) {
       if (step.kind == StepKind::kAwait) {
-        const Post& post = neighbourhood_.board(peer)->posts[stream_of(slot_, static_cast<int>(c))][turn_ % 2];
+        const Post& post = post_of(peer, static_cast<int>(c), turn_);
         if (post.flag.load(std::memory_order_acquire) >= flag_of(turn_, step.phase)) continue;
       }
       peers.push_back(peer);
@@ -346,13 +385,11 @@ std::vector<int> Executor::waiting_for() const {
 
 void Executor::poll_fds(std::vector<std::pair<int, bool>>* fds) const {
   if (idle()) return;
-  for (const ChannelState& channel : channels_) {
-    if (channel.posted && channel.link->poll_fd() >= 0) fds->emplace_back(channel.link->poll_fd(), false);
+  for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
+    if (channels_[c].posted) channels_[c].link->poll_fds(fds);
   }
   for (const Sending& sending : sendings_) {
-    if (sending.link->poll_fd() >= 0 && !sending.link->sent(sending.message)) {
-      fds->emplace_back(sending.link->poll_fd(), true);
-    }
+    if (!sending.link->sent(sending.message)) sending.link->poll_fds(fds);
   }
 }
 

@@ -23,10 +23,10 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   bool idle() const { return operation_ == nullptr; }
-  const std::shared_ptr<Operation>& operation() const { return operation_; }
+  Operation* operation() const { return operation_; }
 
   // Begins the operation's next piece.
-  void start(const std::shared_ptr<Operation>& operation);
+  void start(Operation* operation);
   // True if anything moved. When the piece has ended, `finished` is true and `retire` is due.
   bool progress();
   bool finished() const { return finished_; }
@@ -53,16 +53,22 @@ class Executor {
   bool progress_channel(int channel);
   bool run_message(int channel, const Step& step);
   bool previous_turn_read() const;
-  bool awaited(int channel, const Step& step) const;
+  bool awaited(int channel, const Step& step);
   void check_post(int peer, const Post& post) const;
   void describe(Post* post) const;
   void notify(int channel, const Step& step);
+  Post& my_post(int channel, uint64_t turn) const;
+  Post& post_of(int peer, int channel, uint64_t turn) const;
+  // Wakes who may be asleep over what this rank has changed since the last time.
+  void wake_neighbours();
   void run_reduce(int channel, const Step& step, const Step* copy_to);
   void run_copy_from(int channel, const Step& step);
   void run_copy_to(int channel, const Step& step);
   void run_copy(const Step& step);
 
   char* theirs(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
+  Link* link_to(int channel, int peer);
+  // Of a message of so many bytes in memory.
   Header header(uint64_t bytes) const;
   bool ordered() const { return slot_ != kPointToPointSlot; }
 
@@ -70,12 +76,15 @@ class Executor {
   const Neighbourhood& neighbourhood_;
   Links* const links_;
 
-  std::shared_ptr<Operation> operation_;
+  Operation* operation_ = nullptr;
   uint64_t piece_ = 0;
-  uint64_t turn_ = 0;  // pieces this slot has begun
+  uint64_t turn_ = 0;      // pieces this slot has begun
+  uint64_t met_turn_ = 0;  // the last turn in which this rank saw that all neighbours had begun it
   bool entered_ = false, finished_ = false;
+  bool wake_due_ = false;
   std::array<Descriptor, 2> history_;  // what even and odd turns were last
   std::array<ChannelState, kMaxChannels> channels_;
+  std::array<std::vector<Link*>, kMaxChannels> known_links_;  // by peer
   PieceBuffers buffers_;
   std::vector<Sending> sendings_;      // links that this piece has sent on
   std::vector<const void*> operands_;  // reused by every tile

@@ -20,9 +20,17 @@ constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kFirstQuestion = kSecond;  // an operation that takes longer is asked about
 constexpr Nanoseconds kNextQuestion = 10 * kSecond;
+constexpr int kQuickLooks = 40;                       // about 2 us
 constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline somebody must be blamed
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
+// An operation has its time from when somebody first had to wait for it.
+void begin_clock(Operation* operation, Nanoseconds now) {
+  if (operation->started != 0) return;
+  operation->started = now;
+  operation->next_question = now + std::min(kFirstQuestion, operation->timeout / 2);
+}
+
 int first_slot(LaneId id) { return id == LaneId::kSmall ? 0 : id == LaneId::kLarge ? 1 : kPointToPointSlot; }
 
 }  // namespace
@@ -46,23 +54,27 @@ Lane::Lane(int rank, LaneId id, const Neighbourhood& neighbourhood, Links* links
 
 Lane::~Lane() { stop(); }
 
-void Lane::submit(const std::shared_ptr<Operation>& operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (stop_) throw Error(ErrorKind::kInvalidState, "the communicator was shut down");
-  queue_.push_back(operation);
-  queued_.store(queue_.size(), std::memory_order_release);
-  pending_.fetch_add(1, std::memory_order_acq_rel);
+void Lane::submit(Operation* operation) {
+  pending_.fetch_add(1, std::memory_order_seq_cst);
+  operation->next = submitted_.load(std::memory_order_relaxed);
+  while (!submitted_.compare_exchange_weak(operation->next, operation, std::memory_order_acq_rel)) {
+  }
 }
 
 void Lane::kick() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (driven_) {
-    lock.unlock();
+  if (driven_.load(std::memory_order_seq_cst)) {
     wake();
     return;
   }
-  if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { thread_main(); });
-  changed_.notify_one();
+  if (!has_thread_.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> lock(starting_);
+    if (!thread_.joinable() && !stop_.load()) {
+      thread_ = std::thread([this] { thread_main(); });
+      has_thread_.store(true, std::memory_order_release);
+    }
+  }
+  kicks_.fetch_add(1, std::memory_order_seq_cst);
+  if (thread_asleep_.load(std::memory_order_seq_cst) != 0) futex_wake(&kicks_);
 }
 
 void Lane::wake() {
@@ -74,66 +86,54 @@ void Lane::wake() {
 
 void Lane::drain() {
   while (has_work()) {
-    bool mine = false;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!driven_) mine = driven_ = true;
-    }
-    if (!mine) {
+    if (!enter()) {
       wake();
       ::usleep(1000);
       continue;
     }
     fail_all();
-    std::lock_guard<std::mutex> lock(mutex_);
-    driven_ = false;
+    driven_.store(false, std::memory_order_seq_cst);
   }
 }
 
 void Lane::stop() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-    changed_.notify_all();
-  }
+  stop_.store(true, std::memory_order_seq_cst);
   wake();
+  std::lock_guard<std::mutex> lock(starting_);
+  kicks_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(&kicks_);
   if (thread_.joinable()) thread_.join();
   wake_fd_.reset();
 }
 
-bool Lane::run(const Work& work, const Interrupted& interrupted) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (driven_) return false;
-    driven_ = true;
-  }
-  drive(&work, &interrupted);
-  bool more = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    driven_ = false;
-    more = has_work();
-  }
-  if (more) kick();
-  return true;
+void Lane::run(const Work& work, Caller* caller) {
+  drive(&work, caller);
+  leave();
+}
+
+// Whoever submits adds to pending_ first and then looks whether somebody drives; this is the other way round.
+void Lane::leave() {
+  driven_.exchange(false, std::memory_order_seq_cst);
+  if (has_work()) kick();
 }
 
 void Lane::thread_main() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stop_ || (!driven_ && has_work()); });
-    if (stop_) return;
-    driven_ = true;
-    lock.unlock();
-    drive(nullptr, nullptr);
-    lock.lock();
-    driven_ = false;
+  while (!stop_.load(std::memory_order_seq_cst)) {
+    const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
+    if (has_work() && enter()) {
+      drive(nullptr, nullptr);
+      driven_.exchange(false, std::memory_order_seq_cst);
+      continue;
+    }
+    thread_asleep_.store(1, std::memory_order_seq_cst);
+    if (!stop_.load(std::memory_order_seq_cst)) futex_wait(&kicks_, kicks, kSecond);
+    thread_asleep_.store(0, std::memory_order_seq_cst);
   }
 }
 
 // --- driving ------------------------------------------------------------------------------------------------------
 
-void Lane::drive(const Work* until, const Interrupted* interrupted) {
+void Lane::drive(const Work* until, Caller* caller) {
   Waiting waiting;
   while (until != nullptr ? !until->done() : has_work()) {
     if (failure_->failed()) {
@@ -143,37 +143,34 @@ void Lane::drive(const Work* until, const Interrupted* interrupted) {
     if (failure_->ok()) {
       admit();
       if (progress()) {
-        waiting.since = 0;
+        waiting = Waiting{};
         continue;
       }
     }
-    wait(&waiting, interrupted);
+    wait(&waiting, caller);
   }
 }
 
-std::shared_ptr<Operation> Lane::take_queued() {
-  if (queued_.load(std::memory_order_acquire) == 0) return nullptr;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (queue_.empty()) return nullptr;
-  std::shared_ptr<Operation> operation = std::move(queue_.front());
-  queue_.pop_front();
-  queued_.store(queue_.size(), std::memory_order_release);
-  return operation;
-}
-
-void Lane::begin(Executor* executor, const std::shared_ptr<Operation>& operation) {
-  if (operation->issued == 0) {
-    operation->started = now_ns();
-    operation->next_question = operation->started + std::min(kFirstQuestion, operation->timeout / 2);
+Operation* Lane::take_queued() {
+  if (queue_ == nullptr) {
+    if (submitted_.load(std::memory_order_relaxed) == nullptr) return nullptr;
+    Operation* newest = submitted_.exchange(nullptr, std::memory_order_acq_rel);
+    while (newest != nullptr) {  // turn the list round
+      Operation* const older = newest->next;
+      newest->next = queue_;
+      queue_ = newest;
+      newest = older;
+    }
   }
-  executor->start(operation);
-  active_.push_back(executor);
+  Operation* const oldest = queue_;
+  queue_ = oldest->next;
+  return oldest;
 }
 
 void Lane::admit() {
   while (true) {
-    if (!current_) current_ = take_queued();
-    if (!current_) return;
+    if (current_ == nullptr) current_ = take_queued();
+    if (current_ == nullptr) return;
     Executor* executor = nullptr;
     if (id_ == LaneId::kPointToPoint) {
       // Every send and receive is under way at once: one may be what another rank needs before it serves ours.
@@ -190,8 +187,9 @@ void Lane::admit() {
       if (!executor->idle()) return;
       next_slot_ = (next_slot_ + 1) % executors_.size();
     }
-    begin(executor, current_);
-    if (current_->issued == current_->pieces) current_.reset();
+    executor->start(current_);
+    active_.push_back(executor);
+    if (current_->issued == current_->pieces) current_ = nullptr;
   }
 }
 
@@ -226,7 +224,7 @@ bool Lane::progress() {
       ++i;
       continue;
     }
-    const std::shared_ptr<Operation> operation = executor->operation();
+    Operation* const operation = executor->operation();
     active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
     executor->retire();
     if (++operation->finished == operation->pieces) complete(operation, nullptr);
@@ -234,38 +232,50 @@ bool Lane::progress() {
   return moved;
 }
 
-void Lane::complete(const std::shared_ptr<Operation>& operation, const Error* error) {
-  if (operation->work->done()) return;  // failed already, as part of several executors
-  operation->keep_alive.reset();
-  pending_.fetch_sub(1, std::memory_order_acq_rel);
+void Lane::complete(Operation* operation, const Error* error) {
+  // Its owner may use it for something else as soon as its work is done, so what holds it goes last.
+  const std::shared_ptr<Operation> self = std::move(operation->self);
+  pending_.fetch_sub(1, std::memory_order_seq_cst);
   if (error != nullptr) {
-    operation->work->complete(*error);
+    operation->work.complete(*error);
   } else {
-    operation->work->complete();
+    operation->work.complete();
   }
 }
 
 void Lane::fail_all() {
   const Error error = failure_->error();
+  // One operation may be with several executors, and the current one also with its driver: once each.
+  std::vector<Operation*> ended;
   for (Executor* executor : active_) {
-    const std::shared_ptr<Operation> operation = executor->operation();
+    ended.push_back(executor->operation());
     executor->abandon();
-    complete(operation, &error);
   }
   active_.clear();
-  if (current_) complete(current_, &error);
-  current_.reset();
-  while (const std::shared_ptr<Operation> operation = take_queued()) complete(operation, &error);
+  if (current_ != nullptr) ended.push_back(current_);
+  current_ = nullptr;
+  while (Operation* const operation = take_queued()) ended.push_back(operation);
+  std::sort(ended.begin(), ended.end());
+  ended.erase(std::unique(ended.begin(), ended.end()), ended.end());
+  for (Operation* const operation : ended) complete(operation, &error);
 }
 
 // --- waiting ------------------------------------------------------------------------------------------------------
 
-void Lane::wait(Waiting* waiting, const Interrupted* interrupted) {
-  const Nanoseconds now = now_ns();
-  if (waiting->since == 0) waiting->since = waiting->looked = waiting->interrupts = now;
-  const Nanoseconds waited = now - waiting->since;
+void Lane::wait(Waiting* waiting, Caller* caller) {
   // The progress thread shares its core with the user's computation, so it never spins.
-  const Nanoseconds spin = interrupted != nullptr ? patience_.spin : 0;
+  const Nanoseconds spin = caller != nullptr ? patience_.spin : 0;
+  if (waiting->looks++ < kQuickLooks && spin > 0 && failure_->ok()) {
+    cpu_pause();  // the others are about to come: not even the clock is asked
+    return;
+  }
+  if (caller != nullptr) caller->let_go();
+  const Nanoseconds now = now_ns();
+  if (waiting->since == 0) {
+    waiting->since = waiting->looked = waiting->interrupts = now;
+    for (Executor* executor : active_) begin_clock(executor->operation(), now);
+  }
+  const Nanoseconds waited = now - waiting->since;
   if (failure_->ok() && waited < spin) {
     for (int i = 0; i < 8; ++i) cpu_pause();
     return;
@@ -282,9 +292,9 @@ void Lane::wait(Waiting* waiting, const Interrupted* interrupted) {
     check_deadlines(after);
     failure_->settle(after);
   }
-  if (interrupted != nullptr && after - waiting->interrupts >= kInterruptChecks) {
+  if (caller != nullptr && after - waiting->interrupts >= kInterruptChecks) {
     waiting->interrupts = after;
-    if ((*interrupted)()) {
+    if (caller->interrupted()) {
       failure_->fail(ErrorKind::kAborted, rank_, "interrupted by a signal while waiting", current_text(), true);
     }
   }
@@ -294,7 +304,7 @@ void Lane::sleep() {
   sleep_word_->store(1, std::memory_order_seq_cst);
   full_fence(sleep_word_);
   // Look once more: what changed before the word was raised woke nobody.
-  if (failure_->failed() || queued_.load(std::memory_order_acquire) > 0 || (failure_->ok() && progress())) {
+  if (failure_->failed() || submitted_.load(std::memory_order_acquire) != nullptr || (failure_->ok() && progress())) {
     sleep_word_->store(0, std::memory_order_seq_cst);
     return;
   }
@@ -363,6 +373,7 @@ void Lane::check_deadlines(Nanoseconds now) {
   if (!failure_->ok()) return;
   for (const Executor* executor : active_) {
     Operation& operation = *executor->operation();
+    begin_clock(&operation, now);
     const Nanoseconds deadline = operation.started + operation.timeout;
     Report report = report_on(operation);
     report.type = Report::Type::kStalled;

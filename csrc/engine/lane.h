@@ -3,12 +3,11 @@
 //
 // A lane is driven by one thread at a time: the caller of a blocking operation if nobody else does, else the lane's
 // own progress thread, which starts with the first operation that nobody waits for. Whoever drives owns the executors
-// and the links of the lane's streams. Waiting is spin (if there is a core to spin on), yield, sleep.
+// and the links of the lane's streams. Waiting is spin (if there is a core to spin on), yield, sleep. No lock, no
+// allocation and no system call stands between a submission and its end, if the others are as quick.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,8 +26,15 @@ struct Patience {
   Nanoseconds yield = 200 * kMicrosecond;  // then give the core to others, but stay runnable
 };
 
-// True if the user has asked to stop (Ctrl-C). Called now and then while a user's thread waits.
-using Interrupted = std::function<bool()>;
+// A user's thread that waits, as the engine sees it.
+class Caller {
+ public:
+  virtual ~Caller() = default;
+  // The wait will take more than a moment: let others use what this thread holds.
+  virtual void let_go() = 0;
+  // True if the user has asked to stop (Ctrl-C). Called now and then.
+  virtual bool interrupted() = 0;
+};
 
 class Lane {
  public:
@@ -38,11 +44,14 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  // Queues. Then either `run`, or `kick` for the progress thread to take it.
-  void submit(const std::shared_ptr<Operation>& operation);
+  // Makes the calling thread the lane's driver, if there is none.
+  bool enter() { return !driven_.exchange(true, std::memory_order_seq_cst); }
+  // Queues; one thread at a time. The operation must outlive its end.
+  void submit(Operation* operation);
+  // After `submit`: drives until `work` is done, and leaves. Only for who has entered.
+  void run(const Work& work, Caller* caller);
+  // After `submit`: has the progress thread take it, if nobody drives.
   void kick();
-  // Drives the lane on this thread until `work` is done; false if another thread is driving already.
-  bool run(const Work& work, const Interrupted& interrupted);
   // Something outside changed (a verdict, a new connection): look again.
   void wake();
   // After a failure: returns when every operation has been completed with it.
@@ -55,18 +64,19 @@ class Lane {
     Nanoseconds since = 0;
     Nanoseconds looked = 0;      // when the slow checks ran last
     Nanoseconds interrupts = 0;  // when the user was asked last
+    int looks = 0;               // how often nothing had moved
   };
 
   void thread_main();
-  void drive(const Work* until, const Interrupted* interrupted);
-  bool has_work() const { return pending_.load(std::memory_order_acquire) > 0; }
+  void drive(const Work* until, Caller* caller);
+  void leave();
+  bool has_work() const { return pending_.load(std::memory_order_seq_cst) > 0; }
   void admit();
-  void begin(Executor* executor, const std::shared_ptr<Operation>& operation);
-  std::shared_ptr<Operation> take_queued();
+  Operation* take_queued();
   bool progress();
   void fail_all();
-  void complete(const std::shared_ptr<Operation>& operation, const Error* error);
-  void wait(Waiting* waiting, const Interrupted* interrupted);
+  void complete(Operation* operation, const Error* error);
+  void wait(Waiting* waiting, Caller* caller);
   void sleep();
   void check_on_peers(Nanoseconds now);
   void check_deadlines(Nanoseconds now);
@@ -83,22 +93,23 @@ class Lane {
   std::atomic<uint32_t>* const sleep_word_;
   UniqueFd wake_fd_;
 
-  // Own synchronisation.
-  std::atomic<size_t> pending_{0};  // submitted and not completed
-  std::atomic<size_t> queued_{0};
+  std::atomic<bool> driven_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<size_t> pending_{0};              // submitted and not completed
+  std::atomic<Operation*> submitted_{nullptr};  // a list, the newest first
+  std::atomic<uint32_t> kicks_{0};              // what the progress thread sleeps on
+  std::atomic<uint32_t> thread_asleep_{0};
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<Operation>> queue_;
-  bool driven_ = false;
-  bool stop_ = false;
+  std::mutex starting_;  // guards what follows
   std::thread thread_;
+  std::atomic<bool> has_thread_{false};
 
   // Belong to the driving thread.
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<Executor*> active_;  // in the order of admission
   size_t next_slot_ = 0;
-  std::shared_ptr<Operation> current_;  // has pieces that are not issued yet
+  Operation* queue_ = nullptr;    // submitted, the oldest first
+  Operation* current_ = nullptr;  // has pieces that are not issued yet
 };
 
 }  // namespace ddl

@@ -1,7 +1,6 @@
 #include "engine/link.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 
@@ -11,177 +10,309 @@ namespace ddl {
 
 namespace {
 
-constexpr int kMaxParts = 64;                        // iovecs given to the transport at once
-constexpr size_t kStagingBytes = size_t{128} << 10;  // small enough to be reduced from cache
+constexpr size_t kMaxParts = 64;  // iovecs given to the transport at once
+
+Descriptor descriptor_of(const Header& h) { return descriptor_from(h.signature, h.count, h.sequence, h.history); }
+
+WireCodec codec_of(const Header& h) { return static_cast<WireCodec>(h.codec); }
 
 }  // namespace
 
+void Link::add(std::unique_ptr<Endpoint> endpoint) {
+  connections_.push_back(std::make_unique<Connection>());
+  connections_.back()->endpoint = std::move(endpoint);
+}
+
 uint64_t Link::send(const Header& header, const std::vector<iovec>& parts) {
-  Outgoing& out = outgoing_.emplace_back();
-  Header numbered = header;
-  numbered.step = static_cast<uint32_t>(posted_sends_);
-  encode(numbered, &out.header);
+  const uint64_t number = outgoing_.end();
+  Outgoing& out = outgoing_.push();
+  out.header = header;
+  out.header.step = static_cast<uint32_t>(number);
   out.parts = parts;
+  out.cut = out.written = 0;
+  out.part = out.in_part = 0;
+  out.begun = false;
   if (header.bytes > 0) {
     messages_.fetch_add(1, std::memory_order_relaxed);
     payload_.fetch_add(header.bytes, std::memory_order_relaxed);
   }
-  return posted_sends_++;
+  return number;
 }
 
 uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landings, const Arithmetic& arithmetic) {
-  Incoming& in = incoming_.emplace_back();
+  const uint64_t number = incoming_.end();
+  Incoming& in = incoming_.push();
   in.expected = expected;
-  in.expected.step = static_cast<uint32_t>(posted_receives_);
+  in.expected.step = static_cast<uint32_t>(number);
   in.landings = landings;
   in.arithmetic = arithmetic;
-  in.reduces = !landings.empty() && landings.front().src != nullptr;
-  return posted_receives_++;
+  in.staged = codec_of(expected) != WireCodec::kNone || (!landings.empty() && landings.front().src != nullptr);
+  in.arrived = 0;
+  in.begun = false;
+  return number;
 }
 
 bool Link::progress() {
-  const bool out = progress_outgoing();
-  const bool in = progress_incoming();
-  return out || in;
+  bool moved = false;
+  for (const auto& connection : connections_) {
+    moved |= progress_outgoing(connection.get());
+    moved |= progress_incoming(connection.get());
+  }
+  return moved;
 }
 
 void Link::abandon() {
   outgoing_.clear();
   incoming_.clear();
+  cutting_ = outgoing_.end();
+  for (const auto& connection : connections_) connection->sending = connection->placed = false;
 }
 
-bool Link::progress_outgoing() {
-  bool moved = false;
-  while (!outgoing_.empty()) {
-    Outgoing& out = outgoing_.front();
-    std::array<iovec, kMaxParts> parts;
-    int n = 0;
-    for (size_t i = out.next_part; i <= out.parts.size() && n < kMaxParts; ++i) {
-      parts[n] = i == 0 ? iovec{out.header.data(), kHeaderBytes} : out.parts[i - 1];
-      if (i == out.next_part) {
-        parts[n].iov_base = static_cast<char*>(parts[n].iov_base) + out.offset;
-        parts[n].iov_len -= out.offset;
-      }
-      ++n;
+void Link::poll_fds(std::vector<std::pair<int, bool>>* fds) const {
+  for (const auto& connection : connections_) {
+    const int fd = connection->endpoint->poll_fd();
+    if (fd >= 0) fds->emplace_back(fd, connection->sending);
+  }
+}
+
+// --- sending ------------------------------------------------------------------------------------------------------
+
+// Gives the connection the next segment, if there is one.
+bool Link::cut_segment(Connection* c) {
+  if (cutting_ == outgoing_.end()) return false;
+  Outgoing& out = outgoing_[cutting_];
+  Header header = out.header;
+  header.offset = out.cut;
+  header.length = static_cast<uint32_t>(std::min(kSegmentBytes, header.bytes - out.cut));
+  c->sending = true;
+  c->out_message = cutting_;
+  c->out_length = header.length;
+  c->out_next = 0;
+  c->out_parts.clear();
+  encode(header, &c->out_header);
+  c->out_parts.push_back({c->out_header.data(), kHeaderBytes});
+  const WireCodec codec = codec_of(header);
+  size_t in_memory = header.length;
+  char* encoded = nullptr;
+  if (codec != WireCodec::kNone) {
+    in_memory = header.length / kCodedBytes * sizeof(float);
+    if (c->encoded.size() < header.length) c->encoded.resize(kSegmentBytes);
+    encoded = c->encoded.data();
+    c->out_parts.push_back({encoded, header.length});
+  }
+  while (in_memory > 0) {
+    const iovec& part = out.parts[out.part];
+    const size_t step = std::min(in_memory, part.iov_len - out.in_part);
+    char* const from = static_cast<char*>(part.iov_base) + out.in_part;
+    if (codec == WireCodec::kNone) {
+      c->out_parts.push_back({from, step});
+    } else {
+      encode_floats(codec, encoded, from, step / sizeof(float));
+      encoded += step / sizeof(float) * kCodedBytes;
     }
-    size_t bytes = endpoint_->write(parts.data(), n);
+    in_memory -= step;
+    out.in_part += step;
+    if (out.in_part == part.iov_len) {
+      ++out.part;
+      out.in_part = 0;
+    }
+  }
+  out.cut += header.length;
+  out.begun = true;
+  if (out.cut == out.header.bytes) ++cutting_;
+  return true;
+}
+
+bool Link::progress_outgoing(Connection* c) {
+  bool moved = false;
+  while (c->sending || cut_segment(c)) {
+    iovec* const parts = c->out_parts.data() + c->out_next;
+    const size_t n = std::min(kMaxParts, c->out_parts.size() - c->out_next);
+    size_t bytes = c->endpoint->write(parts, static_cast<int>(n));
     if (bytes == 0) return moved;
     moved = true;
-    for (int i = 0; i < n; ++i) {
-      if (bytes < parts[i].iov_len) {
-        out.offset += bytes;
-        break;
-      }
-      bytes -= parts[i].iov_len;
-      ++out.next_part;
-      out.offset = 0;
+    while (bytes > 0) {
+      iovec& part = c->out_parts[c->out_next];
+      const size_t step = std::min(bytes, part.iov_len);
+      part.iov_base = static_cast<char*>(part.iov_base) + step;
+      part.iov_len -= step;
+      bytes -= step;
+      if (part.iov_len == 0) ++c->out_next;
     }
-    if (out.next_part > out.parts.size()) {
-      outgoing_.pop_front();
-      ++sent_;
+    if (c->out_next < c->out_parts.size()) continue;
+    c->sending = false;
+    outgoing_[c->out_message].written += c->out_length;
+    while (!outgoing_.empty() && outgoing_.front().begun &&
+           outgoing_.front().written == outgoing_.front().header.bytes) {
+      outgoing_.pop();
     }
   }
   return moved;
 }
 
-void Link::check_header(Incoming* in) {
+// --- receiving ----------------------------------------------------------------------------------------------------
+
+void Link::check_header(const Incoming& in, const Header& got) const {
+  const Header& want = in.expected;
+  if (!(descriptor_of(got) == descriptor_of(want))) throw Mismatch(peer_, descriptor_of(want), descriptor_of(got));
+  const bool fits = got.offset % kSegmentBytes == 0 && got.offset <= want.bytes &&
+                    got.length == std::min(kSegmentBytes, want.bytes - got.offset);
+  const bool in_turn = !single_ || got.offset == in.arrived;
+  if (got.turn == want.turn && got.step == want.step && got.bytes == want.bytes && got.codec == want.codec && fits &&
+      in_turn) {
+    return;
+  }
+  const auto text = [](const Header& h) {
+    return "message " + std::to_string(h.step) + " of piece " + std::to_string(h.turn) + " (" +
+           std::to_string(h.bytes) + " bytes, codec " + std::to_string(h.codec) + ")";
+  };
+  throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(peer_) + " sent " + text(got) + ", bytes " +
+                                             std::to_string(got.offset) + " to " +
+                                             std::to_string(got.offset + got.length) + ", where " + text(want) +
+                                             " was due; do all ranks use the same DDL settings?");
+}
+
+// Finds the message of the segment whose header is here. False if this rank does not expect it yet.
+bool Link::place(Connection* c) {
   Header got;
-  if (!decode(in->header, &got)) {
+  if (!decode(c->in_header, &got)) {
     throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(peer_) +
                                                " sent bytes that are not a message of this version of DDL; "
                                                "do all ranks run the same version?");
   }
-  const Header& want = in->expected;
-  const auto descriptor = [](const Header& h) {
-    return descriptor_from(h.signature, h.count, h.sequence, h.history);
-  };
-  if (!(descriptor(got) == descriptor(want))) throw Mismatch(peer_, descriptor(want), descriptor(got));
-  if (got.turn != want.turn || got.step != want.step || got.bytes != want.bytes) {
-    throw Error(ErrorKind::kProtocolError,
-                "rank " + std::to_string(peer_) + " sent message " + std::to_string(got.step) + " of piece " +
-                    std::to_string(got.turn) + " (" + std::to_string(got.bytes) + " bytes) where message " +
-                    std::to_string(want.step) + " of piece " + std::to_string(want.turn) + " (" +
-                    std::to_string(want.bytes) + " bytes) was due; do all ranks use the same DDL settings?");
-  }
+  const uint64_t first = incoming_.first();
+  const uint32_t ahead = got.step - static_cast<uint32_t>(first);
+  const bool impossible = single_ ? ahead != 0 : ahead >= uint32_t{1} << 31;  // the check below says so
+  const uint64_t message = impossible ? first : first + ahead;
+  if (!incoming_.has(message)) return false;
+  check_header(incoming_[message], got);
+  c->in_message = message;
+  c->in_offset = got.offset;
+  c->in_length = got.length;
+  c->in_done = 0;
+  c->left = 0;
+  incoming_[message].begun = true;
+  return c->placed = true;
 }
 
-bool Link::progress_incoming() {
+// Appends where the segment's next bytes go.
+size_t Link::prepare_read(Connection* c, Incoming* in, uint32_t length, std::vector<iovec>* parts) {
+  const size_t missing = length - c->in_done - c->left;
+  if (missing == 0) return 0;
+  if (in->staged) {
+    std::memcpy(staging_->data(), c->left_bytes.data(), c->left);
+    parts->push_back({staging_->data() + c->left, missing});
+    return missing;
+  }
+  uint64_t skip = c->in_offset + c->in_done;
+  size_t left = missing;
+  for (size_t i = 0; left > 0 && parts->size() < kMaxParts; ++i) {
+    const Landing& landing = in->landings[i];
+    if (skip >= landing.bytes) {
+      skip -= landing.bytes;
+      continue;
+    }
+    const size_t step = std::min<uint64_t>(left, landing.bytes - skip);
+    parts->push_back({landing.dst + skip, step});
+    left -= step;
+    skip = 0;
+  }
+  return missing - left;
+}
+
+bool Link::progress_incoming(Connection* c) {
   bool moved = false;
   while (!incoming_.empty()) {
-    Incoming& in = incoming_.front();
-    // Header and payload in one read, and never a byte beyond this message: what follows may land elsewhere.
-    std::array<iovec, kMaxParts> parts;
-    int n = 0;
-    const size_t header_left = kHeaderBytes - in.header_bytes;
-    if (header_left > 0) parts[n++] = {in.header.data() + in.header_bytes, header_left};
-    const uint64_t payload_left = in.expected.bytes - in.bytes;
-    if (in.reduces && payload_left > 0) {
-      if (staging_.empty()) staging_.resize(kStagingBytes);
-      parts[n++] = {staging_.data() + staged_, std::min<uint64_t>(payload_left, kStagingBytes - staged_)};
-    } else if (payload_left > 0) {
-      for (size_t i = in.landing; i < in.landings.size() && n < kMaxParts; ++i) {
-        const Landing& landing = in.landings[i];
-        const size_t skip = i == in.landing ? in.offset : 0;
-        parts[n++] = {landing.dst + skip, landing.bytes - skip};
+    // Never a byte beyond this segment is read: what follows may land elsewhere.
+    parts_.clear();
+    const size_t header_left = kHeaderBytes - c->in_header_bytes;
+    if (header_left > 0) {
+      parts_.push_back({c->in_header.data() + c->in_header_bytes, header_left});
+      if (single_) {
+        // Only one segment can be next, so its payload is read along with its header.
+        Incoming& in = incoming_.front();
+        c->in_offset = in.arrived;
+        c->in_done = 0;
+        c->left = 0;
+        const auto length = static_cast<uint32_t>(std::min(kSegmentBytes, in.expected.bytes - in.arrived));
+        prepare_read(c, &in, length, &parts_);
       }
+    } else {
+      if (!c->placed && !place(c)) return moved;
+      prepare_read(c, &incoming_[c->in_message], c->in_length, &parts_);
     }
-    if (n > 0) {
-      size_t bytes = endpoint_->read(parts.data(), n);
+    size_t bytes = 0;
+    if (!parts_.empty()) {
+      bytes = c->endpoint->read(parts_.data(), static_cast<int>(parts_.size()));
       if (bytes == 0) return moved;
       moved = true;
       const size_t of_header = std::min(bytes, header_left);
-      in.header_bytes += of_header;
+      c->in_header_bytes += of_header;
       bytes -= of_header;
-      if (of_header > 0 && in.header_bytes == kHeaderBytes) check_header(&in);
-      in.bytes += bytes;
-      if (in.reduces) {
-        staged_ = reduce_staged(&in, staged_ + bytes);
-      } else {
-        land(&in, bytes);
-      }
+      if (c->in_header_bytes < kHeaderBytes) continue;
+      if (!c->placed && !place(c)) return moved;
     }
-    if (in.header_bytes == kHeaderBytes && in.bytes == in.expected.bytes) {
-      incoming_.pop_front();
-      ++received_;
-    }
+    arrive(c, bytes);
   }
   return moved;
 }
 
-void Link::land(Incoming* in, size_t bytes) {
-  while (bytes > 0) {
-    const size_t step = std::min(bytes, in->landings[in->landing].bytes - in->offset);
-    in->offset += step;
-    bytes -= step;
-    if (in->offset == in->landings[in->landing].bytes) {
-      ++in->landing;
-      in->offset = 0;
-    }
+void Link::arrive(Connection* c, size_t bytes) {
+  Incoming& in = incoming_[c->in_message];
+  if (in.staged) {
+    take_staged(c, &in, c->left + bytes);
+  } else {
+    c->in_done += static_cast<uint32_t>(bytes);
+  }
+  if (c->in_done < c->in_length) return;
+  in.arrived += c->in_length;
+  c->in_header_bytes = 0;
+  c->placed = false;
+  while (!incoming_.empty() && incoming_.front().begun &&
+         incoming_.front().arrived == incoming_.front().expected.bytes) {
+    incoming_.pop();
   }
 }
 
-size_t Link::reduce_staged(Incoming* in, size_t bytes) {
-  const Arithmetic& a = in->arithmetic;
-  const size_t element = element_size(a.dtype);
-  size_t at = 0;
-  while (bytes - at >= element) {
-    Landing& landing = in->landings[in->landing];
-    const size_t step = std::min((bytes - at) / element * element, landing.bytes - in->offset);
-    if (step > 0) {
-      const void* mine = landing.src + in->offset;
-      const void* theirs = staging_.data() + at;
-      const std::array<const void*, 2> operands = {a.theirs_first ? theirs : mine, a.theirs_first ? mine : theirs};
-      reduce(a.dtype, a.op, landing.dst + in->offset, operands.data(), 2, step / element, a.divisor);
+// `bytes` are in the staging; an incomplete element at their end is kept for the next time.
+void Link::take_staged(Connection* c, Incoming* in, size_t bytes) {
+  const bool coded = codec_of(in->expected) != WireCodec::kNone;
+  const size_t in_memory = element_size(in->arithmetic.dtype), on_wire = coded ? kCodedBytes : in_memory;
+  size_t elements = bytes / on_wire;
+  const char* theirs = staging_->data();
+  uint64_t at = (c->in_offset + c->in_done) / on_wire * in_memory;
+  for (size_t i = 0; elements > 0; ++i) {
+    const Landing& landing = in->landings[i];
+    if (at >= landing.bytes) {
+      at -= landing.bytes;
+      continue;
     }
-    at += step;
-    in->offset += step;
-    if (in->offset == landing.bytes) {
-      ++in->landing;
-      in->offset = 0;
-    }
+    const size_t step = std::min<size_t>(elements, (landing.bytes - at) / in_memory);
+    use(*in, landing, at, theirs, step);
+    theirs += step * on_wire;
+    c->in_done += static_cast<uint32_t>(step * on_wire);
+    elements -= step;
+    at = 0;
   }
-  std::memmove(staging_.data(), staging_.data() + at, bytes - at);
-  return bytes - at;
+  c->left = bytes % on_wire;
+  std::memcpy(c->left_bytes.data(), theirs, c->left);
+}
+
+void Link::use(const Incoming& in, const Landing& landing, size_t at, const char* theirs, size_t elements) const {
+  const Arithmetic& a = in.arithmetic;
+  const WireCodec codec = codec_of(in.expected);
+  char* const dst = landing.dst + at;
+  if (landing.src == nullptr) {
+    decode_floats(codec, dst, theirs, elements);
+    return;
+  }
+  const char* const mine = landing.src + at;
+  if (codec != WireCodec::kNone) {
+    add_encoded(codec, dst, mine, theirs, elements, a.divisor, a.final);
+    return;
+  }
+  const std::array<const void*, 2> operands = {a.theirs_first ? theirs : mine, a.theirs_first ? mine : theirs};
+  reduce(a.dtype, a.op, dst, operands.data(), 2, elements, a.divisor);
 }
 
 }  // namespace ddl

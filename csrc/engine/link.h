@@ -1,21 +1,24 @@
-// Messages to and from one peer on one stream: puts headers in front, checks those that come, and reduces what
-// arrives while it is hot.
+// Messages to and from one peer on one stream: cuts them into segments, sends each over whichever connection is
+// ready, checks those that come, and reduces what arrives while it is hot.
 //
-// Not thread-safe: belongs to whoever drives its stream. Messages are sent, and received, in the order they were
+// Not thread-safe: belongs to whoever drives its stream. Messages are complete in the order in which they were
 // posted; memory given to `send` is read until `sent` says so.
 #pragma once
 
 #include <sys/uio.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "engine/descriptor.h"
+#include "engine/ring.h"
 #include "reduce/reduce.h"
+#include "reduce/wire_codec.h"
 #include "transport/endpoint.h"
 #include "wire/header.h"
 
@@ -39,7 +42,7 @@ class Mismatch : public std::runtime_error {
 struct Landing {
   char* dst;
   const char* src;
-  size_t bytes;
+  size_t bytes;  // in memory
 };
 
 struct Arithmetic {
@@ -47,63 +50,97 @@ struct Arithmetic {
   ReduceOp op = ReduceOp::kSum;
   uint64_t divisor = 1;
   bool theirs_first = false;  // operands go in ascending rank order, so that all ranks get the same bits
+  bool final = false;         // the result is what all ranks are to have
 };
+
+// Where arriving bytes wait that cannot be read to where they belong. One per lane: whoever drives it uses it between
+// two system calls.
+constexpr size_t kStagingBytes = kSegmentBytes + 64;
+using Staging = std::array<char, kStagingBytes>;
 
 class Link {
  public:
-  Link(int peer, std::unique_ptr<Endpoint> endpoint) : peer_(peer), endpoint_(std::move(endpoint)) {}
+  // `single`: there will be one connection only.
+  Link(int peer, bool single, Staging* staging) : peer_(peer), single_(single), staging_(staging) {}
+  void add(std::unique_ptr<Endpoint> endpoint);
 
-  // Both return the number of the message, to ask after.
+  // Both return the number of the message, to ask after. `header.bytes` and `header.codec` are given by the caller.
   uint64_t send(const Header& header, const std::vector<iovec>& parts);
   uint64_t receive(const Header& expected, const std::vector<Landing>& landings, const Arithmetic& arithmetic);
-  bool sent(uint64_t message) const { return message < sent_; }
-  bool received(uint64_t message) const { return message < received_; }
+  bool sent(uint64_t message) const { return message < outgoing_.first(); }
+  bool received(uint64_t message) const { return message < incoming_.first(); }
 
   // Moves what can be moved now; returns whether anything did. Throws LostPeer, Mismatch, Error(kProtocolError).
   bool progress();
-  bool sending() const { return !outgoing_.empty(); }
-  bool receiving() const { return !incoming_.empty(); }
   // What this rank has sent here: messages that carry data, and their bytes. Any thread may ask.
   uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
   uint64_t payload() const { return payload_.load(std::memory_order_relaxed); }
   int peer() const { return peer_; }
-  int poll_fd() const { return endpoint_->poll_fd(); }
+  bool over_sockets() const { return !connections_.empty() && connections_.front()->endpoint->poll_fd() >= 0; }
+  // Descriptors to poll, and whether to wait for room as well; none for a transport without.
+  void poll_fds(std::vector<std::pair<int, bool>>* fds) const;
   // Forgets what is under way (after a failure), so that no memory of the operations is touched again.
   void abandon();
 
  private:
   struct Outgoing {
-    HeaderBytes header;
+    Header header;
     std::vector<iovec> parts;
-    size_t next_part = 0;  // 0: the header; part i is parts[i - 1]
-    size_t offset = 0;     // within that part
+    uint64_t cut = 0;      // bytes given to connections, on the wire
+    size_t part = 0;       // the part that holds the first byte after those
+    size_t in_part = 0;    // and where in it
+    uint64_t written = 0;  // bytes that the transports have taken
+    bool begun = false;
   };
   struct Incoming {
     Header expected;
     std::vector<Landing> landings;
     Arithmetic arithmetic;
-    bool reduces = false;
-    HeaderBytes header;
-    size_t header_bytes = 0;  // of the header, already here
-    uint64_t bytes = 0;       // of the payload, already here
-    size_t landing = 0;       // the one that is being filled
-    size_t offset = 0;        // within it
+    bool staged = false;   // cannot be read to where it belongs
+    bool begun = false;    // a segment has come
+    uint64_t arrived = 0;  // bytes on the wire
+  };
+  // A connection works on one segment at a time in each direction.
+  struct Connection {
+    std::unique_ptr<Endpoint> endpoint;
+
+    bool sending = false;
+    uint64_t out_message = 0;
+    uint32_t out_length = 0;
+    HeaderBytes out_header;
+    std::vector<iovec> out_parts;  // what is left to be written
+    size_t out_next = 0;
+    std::vector<char> encoded;  // the segment as the codec writes it
+
+    HeaderBytes in_header;
+    size_t in_header_bytes = 0;
+    bool placed = false;  // the segment's header was checked against the message that it belongs to
+    uint64_t in_message = 0;
+    uint64_t in_offset = 0;  // of the segment
+    uint32_t in_length = 0;
+    uint32_t in_done = 0;  // bytes of it that are where they belong
+    size_t left = 0;       // bytes of an incomplete element
+    std::array<char, 8> left_bytes;
   };
 
-  bool progress_outgoing();
-  bool progress_incoming();
-  void check_header(Incoming* in);
-  void land(Incoming* in, size_t bytes);             // bytes that were read in place
-  size_t reduce_staged(Incoming* in, size_t bytes);  // returns what is left over: part of an element
+  bool progress_outgoing(Connection* c);
+  bool cut_segment(Connection* c);
+  bool progress_incoming(Connection* c);
+  bool place(Connection* c);
+  size_t prepare_read(Connection* c, Incoming* in, uint32_t length, std::vector<iovec>* parts);
+  void arrive(Connection* c, size_t bytes);
+  void take_staged(Connection* c, Incoming* in, size_t bytes);
+  void use(const Incoming& in, const Landing& landing, size_t at, const char* theirs, size_t elements) const;
+  void check_header(const Incoming& in, const Header& got) const;
 
   const int peer_;
-  const std::unique_ptr<Endpoint> endpoint_;
-  std::deque<Outgoing> outgoing_;
-  std::deque<Incoming> incoming_;
-  std::vector<char> staging_;  // arriving bytes that are to be reduced
-  size_t staged_ = 0;          // bytes of an incomplete element at its start
-  uint64_t posted_sends_ = 0, sent_ = 0;
-  uint64_t posted_receives_ = 0, received_ = 0;
+  const bool single_;
+  Staging* const staging_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its own
+  Ring<Outgoing> outgoing_;
+  Ring<Incoming> incoming_;
+  uint64_t cutting_ = 0;      // the first message that is not all given to connections
+  std::vector<iovec> parts_;  // reused by every read
   std::atomic<uint64_t> messages_{0}, payload_{0};
 };
 

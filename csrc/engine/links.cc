@@ -7,49 +7,67 @@
 
 namespace ddl {
 
-void Links::add_connection(int peer, int stream, UniqueFd fd) {
-  auto link = std::make_unique<Link>(peer, make_tcp_endpoint(peer, std::move(fd)));
-  std::lock_guard<std::mutex> lock(mutex_);
-  const Key key{peer, stream};
-  if (links_.count(key) != 0 || !arrived_.emplace(key, std::move(link)).second) {
-    throw Error(ErrorKind::kProtocolError,
-                "rank " + std::to_string(peer) + " connected twice for stream " + std::to_string(stream));
+Links::Links(int rank, int connections, const Neighbourhood& neighbourhood)
+    : rank_(rank), connections_(connections), neighbourhood_(neighbourhood) {}
+
+void Links::add_connection(int peer, int number, UniqueFd fd) {
+  if (number < 0 || number >= kStreams * kMostConnections) {
+    throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(peer) + " made connection " +
+                                               std::to_string(number) + ", which does not exist");
   }
+  auto endpoint = make_tcp_endpoint(peer, std::move(fd));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!known_.emplace(peer, number).second) {
+    throw Error(ErrorKind::kProtocolError,
+                "rank " + std::to_string(peer) + " made connection " + std::to_string(number) + " twice");
+  }
+  arrived_.emplace_back(Key{peer, number % kStreams}, std::move(endpoint));
   waiting_.store(arrived_.size(), std::memory_order_release);
 }
 
-bool Links::connected(int peer, int stream) const {
+bool Links::connected(int peer, int number) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return neighbourhood_.board(peer) != nullptr || links_.count({peer, stream}) + arrived_.count({peer, stream}) != 0;
+  return neighbourhood_.board(peer) != nullptr || known_.count({peer, number}) != 0;
+}
+
+Link* Links::link(const Key& key) {
+  std::unique_ptr<Link>& link = links_[key];
+  if (link == nullptr) {
+    const LaneId lane = lane_of_slot(key.second / kMaxChannels);
+    const bool single = lane != LaneId::kLarge || connections_ == 1 || neighbourhood_.board(key.first) != nullptr;
+    link = std::make_unique<Link>(key.first, single, &staging_[static_cast<size_t>(lane)]);
+  }
+  return link.get();
 }
 
 void Links::adopt(LaneId lane) {
   if (waiting_.load(std::memory_order_acquire) == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = arrived_.begin(); it != arrived_.end();) {
-    if (lane_of_slot(it->first.second / kMaxChannels) != lane) {
-      ++it;
+  for (size_t i = 0; i < arrived_.size();) {
+    auto& [key, endpoint] = arrived_[i];
+    if (lane_of_slot(key.second / kMaxChannels) != lane) {
+      ++i;
       continue;
     }
-    links_[it->first] = std::move(it->second);
-    it = arrived_.erase(it);
+    link(key)->add(std::move(endpoint));
+    arrived_.erase(arrived_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   waiting_.store(arrived_.size(), std::memory_order_release);
 }
 
 Link* Links::find(int peer, int stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = links_.find({peer, stream});
+  const Key key{peer, stream};
+  const auto found = links_.find(key);
   if (found != links_.end()) return found->second.get();
   if (neighbourhood_.board(peer) == nullptr) return nullptr;
-  auto& link = links_[{peer, stream}];
   const auto lane = static_cast<size_t>(lane_of_slot(stream / kMaxChannels));
   Board *mine = neighbourhood_.mine(), *theirs = neighbourhood_.board(peer);
-  link =
-      std::make_unique<Link>(peer, make_shm_endpoint({neighbourhood_.memory(peer), mine->ring_offset(peer, stream),
-                                                      theirs->ring_offset(rank_, stream), &mine->lanes[lane].sleeping,
-                                                      &theirs->lanes[lane].sleeping}));
-  return link.get();
+  Link* const made = link(key);
+  made->add(make_shm_endpoint({neighbourhood_.memory(peer), mine->ring_offset(peer, stream),
+                               theirs->ring_offset(rank_, stream), &mine->lanes[lane].sleeping,
+                               &theirs->lanes[lane].sleeping}));
+  return made;
 }
 
 std::pair<uint64_t, uint64_t> Links::traffic() const {
@@ -66,7 +84,7 @@ void Links::close() {
   std::lock_guard<std::mutex> lock(mutex_);
   arrived_.clear();
   for (auto it = links_.begin(); it != links_.end();) {
-    it = it->second->poll_fd() >= 0 ? links_.erase(it) : std::next(it);
+    it = it->second->over_sockets() ? links_.erase(it) : std::next(it);
   }
 }
 

@@ -4,11 +4,14 @@
 // none overtakes another on a link that has just come.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "engine/link.h"
@@ -16,13 +19,17 @@
 
 namespace ddl {
 
+constexpr int kMostConnections = 16;  // of a stream to a peer
+
 class Links {
  public:
-  Links(int rank, const Neighbourhood& neighbourhood) : rank_(rank), neighbourhood_(neighbourhood) {}
+  // `connections`: of each stream of the large lane, to each peer; the others have one.
+  Links(int rank, int connections, const Neighbourhood& neighbourhood);
 
-  // Takes `fd` over. Throws kInternalError if there is one already.
-  void add_connection(int peer, int stream, UniqueFd fd);
-  bool connected(int peer, int stream) const;
+  // Takes `fd` over: the connection `number`, stream + n * kStreams for the n-th of a stream. Throws kProtocolError
+  // if there is one already.
+  void add_connection(int peer, int number, UniqueFd fd);
+  bool connected(int peer, int number) const;
   // Called by the driver of a lane before it looks at its operations.
   void adopt(LaneId lane);
   // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
@@ -33,12 +40,17 @@ class Links {
   void close();
 
  private:
-  const int rank_;
-  const Neighbourhood& neighbourhood_;
   using Key = std::pair<int, int>;  // peer, stream
-  std::atomic<size_t> waiting_{0};  // size of arrived_
-  mutable std::mutex mutex_;        // guards the maps, not the links
-  std::map<Key, std::unique_ptr<Link>> links_, arrived_;
+  Link* link(const Key& key);
+
+  const int rank_, connections_;
+  const Neighbourhood& neighbourhood_;
+  std::array<Staging, kLanes> staging_;  // used by the drivers of the lanes
+  std::atomic<size_t> waiting_{0};       // size of arrived_
+  mutable std::mutex mutex_;             // guards what follows, not the links themselves
+  std::map<Key, std::unique_ptr<Link>> links_;
+  std::vector<std::pair<Key, std::unique_ptr<Endpoint>>> arrived_;
+  std::set<Key> known_;  // peer, number of the connection
 };
 
 }  // namespace ddl

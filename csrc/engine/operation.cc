@@ -2,6 +2,14 @@
 
 namespace ddl {
 
+void Operation::rewind() {
+  issued = finished = 0;
+  started = next_question = 0;
+  asked_finally = false;
+  next = nullptr;
+  work.rewind();
+}
+
 std::string Operation::text() const {
   const std::string described = descriptor.text();
   const size_t open = described.find('(');

@@ -1,8 +1,9 @@
-// One submitted collective: what is to be done to which memory, and how far it has got.
+// One submitted operation: what is to be done to which memory, and how far it has got.
 //
-// Made by the submitting thread, then owned by its lane. Large operations run as several *pieces*: each piece runs
-// the whole plan on a part of the buffer, and some are in flight at once, so that all dimensions work at the same
-// time.
+// Filled by the submitting thread, then owned by its lane until its work is done. Large operations run as several
+// *pieces*: each piece runs the whole plan on a part of the buffer, and some are in flight at once, so that all
+// dimensions work at the same time. Operations are used again (engine/operation_pool.h): a steady state allocates
+// nothing.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "engine/board.h"
 #include "engine/descriptor.h"
 #include "engine/plan.h"
 #include "engine/work.h"
@@ -19,35 +21,46 @@
 namespace ddl {
 
 struct Operation {
-  Descriptor descriptor;  // what the user asked for
+  Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // --- what is to be done; by the submitter ---
+  Descriptor descriptor;  // what the user asked for; submit() numbers it
   Descriptor wire;        // what the other side must have asked for (differs for send and receive)
   std::string label;      // the user's name for it, e.g. "bucket.4"; may be empty
-  std::shared_ptr<const Plan> plan;
-
   const char* input = nullptr;
   char* output = nullptr;
-  uint64_t divisor = 1;
-
   // Lengths in elements: of the whole buffer if the plan splits it, else of each part (one entry: all alike).
   uint64_t count = 0;
   std::vector<uint64_t> part_lengths;
+  uint64_t bytes = 0;    // by which the plan is chosen: the same on all ranks
+  void* kept = nullptr;  // what the submitter keeps alive meanwhile; the engine does not touch it
 
+  // --- how; by Communicator ---
+  const Plan* plan = nullptr;
+  LaneId lane = LaneId::kSmall;
+  uint64_t divisor = 1;
   uint64_t piece_elements = 0;  // of the buffer if split, else of each part
   uint64_t pieces = 1;
+  Nanoseconds timeout = 0;
+
+  // --- how far; by whoever drives the lane ---
   uint64_t issued = 0;
   uint64_t finished = 0;
-
-  Nanoseconds timeout = 0;
-  Nanoseconds started = 0;        // when its first piece was issued
+  Nanoseconds started = 0;        // when somebody first had to wait for it
   Nanoseconds next_question = 0;  // when to ask the others, if it is still not done
   bool asked_finally = false;
+  Operation* next = nullptr;        // in the lane's queue
+  std::shared_ptr<Operation> self;  // keeps it while the lane has it, unless a blocking caller does
 
-  std::shared_ptr<Work> work;
-  std::shared_ptr<void> keep_alive;  // what owns the memory
+  Work work;
 
   uint64_t part_length(uint32_t part) const {
     return part_lengths.size() == 1 ? part_lengths[0] : part_lengths[part];
   }
+  // Ready to be submitted (again).
+  void rewind();
   // `allreduce #417 "bucket.4" (16777216 x float32, sum)`
   std::string text() const;
 };

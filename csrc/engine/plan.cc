@@ -1,5 +1,6 @@
 #include "engine/plan.h"
 
+#include <algorithm>
 #include <string>
 
 namespace ddl {
@@ -31,6 +32,12 @@ void Plan::finish(int rank, int size) {
     if (table >= tables.size()) bad("table " + std::to_string(table));
   }
   const auto held = [&](BufferId buffer) { return tables[mine[static_cast<size_t>(buffer)]].size(); };
+  for (size_t b = 0; b < kBuffers; ++b) {
+    const size_t blocks = held(static_cast<BufferId>(b));
+    if (exposed[b].size() != blocks)
+      bad(std::to_string(exposed[b].size()) + " of " + std::to_string(blocks) + " blocks");
+    any_exposed[b] = std::find(exposed[b].begin(), exposed[b].end(), true) != exposed[b].end();
+  }
   for (auto& steps : channels) {
     for (size_t i = 0; i < steps.size(); ++i) {
       Step& step = steps[i];
@@ -47,6 +54,7 @@ void Plan::finish(int rank, int size) {
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");
       }
       direct = direct || is_direct(step.kind) || step.kind == StepKind::kNotify || step.kind == StepKind::kAwait;
+      notifies = notifies || (step.kind == StepKind::kNotify && &steps == &channels.front());
       if (i > 0 && step.kind == StepKind::kCopyTo && steps[i - 1].kind == StepKind::kReduceFrom &&
           steps[i - 1].dst == step.src && steps[i - 1].dst_blocks == step.src_blocks) {
         steps[i - 1].fused_with_next = true;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "reduce/wire_codec.h"
 
 namespace ddl {
 
@@ -59,8 +60,14 @@ struct Plan {
   std::vector<std::vector<uint32_t>> tables;  // the part of each block of a buffer
   std::array<uint32_t, kBuffers> mine{};      // the tables of my buffers
   std::vector<std::vector<Step>> channels;
-  std::array<bool, kBuffers> exposed{};  // which of my buffers other ranks read or write directly
-  bool direct = false;                   // has steps that meet in shared memory; set by finish()
+  // By buffer and block: whether other ranks read or write it directly.
+  std::array<std::vector<bool>, kBuffers> exposed;
+  WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
+
+  // Set by finish().
+  bool direct = false;                       // has steps that meet in shared memory
+  bool notifies = false;                     // ... and says there where its buffers are (in channel 0)
+  std::array<bool, kBuffers> any_exposed{};  // by buffer
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.
   void finish(int rank, int size);

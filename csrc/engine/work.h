@@ -1,4 +1,4 @@
-// The handle of a submitted operation: completed exactly once, with success or with an error. Any thread may wait.
+// The state that waiters look at: completed exactly once, with success or with an error. Any thread may wait.
 #pragma once
 
 #include <atomic>
@@ -22,12 +22,17 @@ class Work {
 
   void complete();
   void complete(const Error& error);
+  // To be used again. Call only when nobody waits.
+  void rewind() {
+    error_.reset();
+    state_.store(kPending, std::memory_order_relaxed);
+  }
 
  private:
   static constexpr uint32_t kPending = 0, kDone = 1;
   void finish();
 
-  std::atomic<uint32_t> state_{kPending};
+  std::atomic<uint32_t> state_{kDone};
   std::atomic<uint32_t> sleepers_{0};
   std::optional<Error> error_;  // written before state_ is released
 };

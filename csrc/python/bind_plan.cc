@@ -35,14 +35,15 @@ Step step_from(const StepTuple& t) {
 void bind_plan(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A plan as the native executor runs it.")
       .def(py::init([](int rank, int size, bool split, uint32_t parts, std::vector<std::vector<uint32_t>> tables,
-                       std::array<uint32_t, kBuffers> mine, std::array<bool, kBuffers> exposed,
-                       const std::vector<std::vector<StepTuple>>& channels) {
+                       std::array<uint32_t, kBuffers> mine, std::array<std::vector<bool>, kBuffers> exposed,
+                       const std::vector<std::vector<StepTuple>>& channels, int wire) {
              auto plan = std::make_shared<Plan>();
              plan->split = split;
              plan->parts = parts;
              plan->tables = std::move(tables);
              plan->mine = mine;
-             plan->exposed = exposed;
+             plan->exposed = std::move(exposed);
+             plan->wire = static_cast<WireCodec>(wire);
              for (const auto& steps : channels) {
                auto& lowered = plan->channels.emplace_back();
                for (const StepTuple& step : steps) lowered.push_back(step_from(step));
@@ -51,7 +52,7 @@ void bind_plan(py::module_& m) {
              return plan;
            }),
            py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("split"), py::arg("parts"), py::arg("tables"),
-           py::arg("mine"), py::arg("exposed"), py::arg("channels"));
+           py::arg("mine"), py::arg("exposed"), py::arg("channels"), py::arg("wire") = 0);
 }
 
 }  // namespace ddl

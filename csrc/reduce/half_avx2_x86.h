@@ -14,16 +14,22 @@ constexpr int kVectorBytes = 32;
 namespace ddl {
 namespace {
 
+Vec<float> widen_in_order(const char* from) {
+  return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+void narrow_in_order(char* to, Vec<float> value) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+}
+
 void widen_halves(const char* from, Vec<float>* parts) {
-  const __m128i* halves = reinterpret_cast<const __m128i*>(from);
-  parts[0] = (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(halves));
-  parts[1] = (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1));
+  parts[0] = widen_in_order(from);
+  parts[1] = widen_in_order(from + kVectorBytes / 2);
 }
 
 void narrow_halves(char* to, const Vec<float>* parts) {
-  __m128i* halves = reinterpret_cast<__m128i*>(to);
-  _mm_storeu_si128(halves, _mm256_cvtps_ph((__m256)parts[0], _MM_FROUND_TO_NEAREST_INT));
-  _mm_storeu_si128(halves + 1, _mm256_cvtps_ph((__m256)parts[1], _MM_FROUND_TO_NEAREST_INT));
+  narrow_in_order(to, parts[0]);
+  narrow_in_order(to + kVectorBytes / 2, parts[1]);
 }
 
 }  // namespace

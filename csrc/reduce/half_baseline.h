@@ -47,6 +47,19 @@ Bits narrow(Vec<float> value) {
   return ((bits >> 16) & 0x8000) | result;
 }
 
+typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
+
+Vec<float> widen_in_order(const char* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return widen(__builtin_convertvector(halves, Bits));
+}
+
+void narrow_in_order(char* to, Vec<float> value) {
+  const Halves halves = __builtin_convertvector(narrow(value), Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 // The two halves of a 32-bit word go to different parts, so that no lane moves.
 void widen_halves(const char* from, Vec<float>* parts) {
   Vec<std::uint32_t> words;

@@ -5,12 +5,24 @@
 #include <cstdint>
 
 #include "reduce/dtype.h"
+#include "reduce/wire_codec.h"
 
 namespace ddl {
 
 // As reduce(), but counts bytes (a whole number of elements).
 using Kernel = void (*)(void* dst, const void* const* srcs, int n, std::size_t bytes, std::uint64_t divisor);
 using KernelFinder = Kernel (*)(DType dtype, ReduceOp op);
+
+struct WireKernels {
+  void (*encode)(void* coded, const void* floats, std::size_t count);
+  void (*decode)(void* floats, const void* coded, std::size_t count);
+  void (*add)(void* sum, const void* mine, const void* theirs, std::size_t count, std::uint64_t divisor, bool finish);
+};
+using WireKernelFinder = WireKernels (*)(WireCodec codec);
+
+WireKernels baseline_wire_kernels(WireCodec codec);
+WireKernels avx2_wire_kernels(WireCodec codec);
+WireKernels avx512_wire_kernels(WireCodec codec);
 
 // One per kernels_*.cc. Null where dtype or op is none of ours.
 Kernel baseline_kernel(DType dtype, ReduceOp op);
@@ -20,6 +32,7 @@ Kernel avx512_kernel(DType dtype, ReduceOp op);
 struct KernelSet {
   const char* name;
   KernelFinder find;
+  WireKernelFinder find_wire;
 };
 constexpr int kMaxKernelSets = 3;
 

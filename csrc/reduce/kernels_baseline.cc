@@ -2,9 +2,11 @@
 #include "reduce/half_baseline.h"
 // After the width that it is to have:
 #include "reduce/kernels.h"
+#include "reduce/wire_kernels.h"
 
 namespace ddl {
 
 Kernel baseline_kernel(DType dtype, ReduceOp op) { return kernel_for(dtype, op); }
+WireKernels baseline_wire_kernels(WireCodec codec) { return wire_kernels_for(codec); }
 
 }  // namespace ddl

@@ -2,22 +2,40 @@
 #include "reduce/reduce.h"
 
 #include "reduce/kernel_table.h"
+#include "reduce/wire_codec.h"
 
 namespace ddl {
 
 namespace {
 
-KernelFinder fastest() {
+KernelSet fastest() {
   KernelSet sets[kMaxKernelSets];
-  return sets[runnable_kernels(sets) - 1].find;
+  return sets[runnable_kernels(sets) - 1];
+}
+
+const KernelSet& chosen() {
+  static const KernelSet set = fastest();
+  return set;
 }
 
 }  // namespace
 
 void reduce(DType dtype, ReduceOp op, void* dst, const void* const* srcs, int n, std::size_t count,
             std::uint64_t divisor) {
-  static const KernelFinder find = fastest();
-  find(dtype, op)(dst, srcs, n, count * element_size(dtype), divisor);
+  chosen().find(dtype, op)(dst, srcs, n, count * element_size(dtype), divisor);
+}
+
+void encode_floats(WireCodec codec, void* coded, const void* floats, std::size_t count) {
+  chosen().find_wire(codec).encode(coded, floats, count);
+}
+
+void decode_floats(WireCodec codec, void* floats, const void* coded, std::size_t count) {
+  chosen().find_wire(codec).decode(floats, coded, count);
+}
+
+void add_encoded(WireCodec codec, void* sum, const void* mine, const void* theirs, std::size_t count,
+                 std::uint64_t divisor, bool finish) {
+  chosen().find_wire(codec).add(sum, mine, theirs, count, divisor, finish);
 }
 
 }  // namespace ddl

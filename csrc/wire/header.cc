@@ -27,7 +27,10 @@ void encode(const Header& h, HeaderBytes* bytes) {
   put(at + 40, h.bytes, 8);
   put(at + 48, h.step, 4);
   put(at + 52, h.history, 8);
-  put(at + 60, 0, 4);  // reserved
+  put(at + 60, h.length, 4);
+  put(at + 64, h.offset, 8);
+  put(at + 72, h.codec, 1);
+  put(at + 73, 0, 7);  // reserved
 }
 
 bool decode(const HeaderBytes& bytes, Header* h) {
@@ -40,6 +43,9 @@ bool decode(const HeaderBytes& bytes, Header* h) {
   h->bytes = get(at + 40, 8);
   h->step = static_cast<uint32_t>(get(at + 48, 4));
   h->history = get(at + 52, 8);
+  h->length = static_cast<uint32_t>(get(at + 60, 4));
+  h->offset = get(at + 64, 8);
+  h->codec = static_cast<uint8_t>(get(at + 72, 1));
   return true;
 }
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from ddl import _core
 from ddl.bootstrap.auth import AuthError
-from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
+from ddl.bootstrap.connect import Nonce, accept_data, accept_memory, choose_congestion_control
 from ddl.bootstrap.store import WatchClient
 from ddl.errors import Error
 
@@ -57,8 +57,10 @@ class Agent:
         data_listener: socket.socket,
         memory_listener: socket.socket,
         nonce_of: Callable[[int], Nonce],
+        congestion: str = "auto",
     ) -> None:
         self._rank = rank
+        self._congestion = congestion
         self._secret = secret
         self._watch = watch
         self._nonce_of = nonce_of
@@ -185,6 +187,7 @@ class Agent:
         number, rank, stream = (hello.get(key) for key in ("communicator", "rank", "stream"))
         if not (isinstance(number, int) and isinstance(rank, int) and isinstance(stream, int)):
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
+        choose_congestion_control(sock, self._congestion)
         with self._changed:
             if self._closed.is_set():
                 return

@@ -20,6 +20,8 @@ from ddl.errors import ConfigError
 __all__ = ["Identity", "Settings", "describe", "parse_size"]
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+#: How float32 can be written on the wire, with the codec's number there.
+WIRE_CODECS = {"bf16": 1, "fp16": 2}
 _LEVELS = ("error", "warning", "info", "debug")
 _Self = TypeVar("_Self", bound="Settings")
 
@@ -71,6 +73,18 @@ def _dimensions(text: str) -> str:
     return text
 
 
+def _wire(text: str) -> str:
+    if text not in ("float32", *WIRE_CODECS):
+        raise ValueError("float32, " + " or ".join(WIRE_CODECS))
+    return "" if text == "float32" else text
+
+
+def _connections(text: str) -> int:
+    if not re.fullmatch(r"[1-9]|1[0-6]", text, re.ASCII):
+        raise ValueError("a number from 1 to 16")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Settings:
     """How this process shall behave. Made by ``from_environ``; immutable."""
@@ -97,6 +111,22 @@ class Settings:
     )
     spin_us: int = _variable(
         "DDL_SPIN_US", -1, _microseconds, "microseconds of busy waiting before a thread sleeps; -1: automatic"
+    )
+
+    wire: str = _variable(
+        "DDL_WIRE",
+        "",
+        _wire,
+        "float32 all-reduce between hosts is written as bf16 or fp16, summed as float32; empty: no",
+    )
+    connections: int = _variable(
+        "DDL_CONNECTIONS", 1, _connections, "TCP connections per peer and piece in flight (4), 1 to 16"
+    )
+    congestion: str = _variable(
+        "DDL_TCP_CONGESTION",
+        "auto",
+        str,
+        "congestion control of data connections; system: leave it; auto: cubic for bbr on networks below 1 ms",
     )
 
     @classmethod

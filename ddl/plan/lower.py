@@ -91,20 +91,25 @@ class _Lowering:
             theirs,
         )
 
-    def exposed(self) -> List[bool]:
-        """Which of my buffers my neighbours touch; only those need to lie in shared memory."""
+    def exposed(self) -> List[List[bool]]:
+        """For each of my buffers, which of its blocks my neighbours touch: those must lie in shared memory."""
         touched = {
-            _far_buffer(step)
+            (_far_buffer(step), chunk)
             for plan in self.neighbours.values()
             for channel in plan.channels
             for step in channel
             if step.kind in _DIRECT and self.plan.rank in step.peers
+            for chunk in range(step.first, step.first + step.count)
         }
-        return [buffer in touched for buffer in Buffer]
+        return [[(buffer, chunk) in touched for chunk in _held(self.plan, buffer)] for buffer in Buffer]
 
 
-def lower(plan: Plan, topology: Topology) -> _core.Plan:
-    """Return ``plan`` as the native core runs it. ``topology`` is the one it was built for."""
+def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
+    """Return ``plan`` as the native core runs it. ``topology`` is the one it was built for.
+
+    ``codec``: how its messages write float32 (csrc/reduce/wire_codec.h); only for plans in which every partial sum has
+    one owner, who finishes it before it is sent on: then all ranks still end with the same bits.
+    """
     lowering = _Lowering(plan, topology)
     mine = [lowering.table(_held(plan, buffer)) for buffer in Buffer]
     channels = [[lowering.step(step) for step in channel] for channel in plan.channels]
@@ -117,6 +122,7 @@ def lower(plan: Plan, topology: Topology) -> _core.Plan:
         mine=mine,
         exposed=lowering.exposed(),
         channels=channels,
+        wire=codec,
     )
 
 
@@ -134,6 +140,6 @@ def one_message(collective: Collective, rank: int, size: int, peer: int) -> _cor
         parts=1,
         tables=[[0], []],
         mine=[0, 1, 1] if sends else [1, 0, 1],
-        exposed=[False] * 3,
+        exposed=[[False], [], []] if sends else [[], [False], []],
         channels=[[step]],
     )

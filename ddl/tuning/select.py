@@ -6,7 +6,7 @@ All ranks must select alike, so a selection depends on nothing but the topology 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
 from ddl.errors import ConfigError
@@ -17,6 +17,8 @@ from ddl.topology import Topology
 __all__ = ["Line", "select"]
 
 _ANY = 2**63
+#: Algorithms by which every partial sum has one owner: only there may messages be rounded.
+_ONE_OWNER = frozenset({"ring", "multiring"})
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -25,31 +27,33 @@ MIB = 1024 * KIB
 class Line:
     """Operations up to ``max_bytes`` run ``algorithm``, in pieces of ``piece_bytes`` (0: in one piece).
 
-    ``small``: on the lane of small operations, which never waits behind a large one.
+    ``small``: on the lane of small operations, which never waits behind a large one. ``coded``: messages of float32 may
+    be written shorter (DDL_WIRE).
     """
 
     max_bytes: int
     algorithm: str
     piece_bytes: int
     small: bool
+    coded: bool = False
 
 
-def _two(small: str, limit: int, large: str, piece: int) -> Tuple[Line, ...]:
-    return (Line(limit, small, 0, True), Line(_ANY, large, piece, False))
+def _two(small: str, limit: int, large: str, piece: int, coded: bool = False) -> Tuple[Line, ...]:
+    return (Line(limit, small, 0, True), Line(_ANY, large, piece, False, coded and large in _ONE_OWNER))
 
 
 #: All ranks share memory. The limit is about where the second meet of `direct` costs less than the copies of `eager`:
 #: 2 KiB for two ranks on two cores, 16 KiB for four (DDL_ALGORITHM=eager, then direct, with
 #: `benchmarks/allreduce.py --contestants ddl,ddl-private --sizes 1024,2048,4096,8192,16384`).
 _SHARED: Dict[Collective, Tuple[Line, ...]] = {
-    collective: _two("eager", 4 * KIB, "direct", 1 * MIB)
+    collective: _two("eager", 4 * KIB, "direct", 512 * KIB)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }
 
 #: Ranks on several hosts. Latency decides up to the limit, bytes beyond it.
 _SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
-    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
+    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB, coded=True),
     Collective.REDUCESCATTER: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
     Collective.ALLGATHER: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
     Collective.BROADCAST: _two("tree", 64 * KIB, "multiring", 1 * MIB),
@@ -77,5 +81,5 @@ def select(collective: Collective, topology: Topology, forced: str = "") -> Tupl
     else:
         lines = (_SHARED if shared else _SEPARATE)[collective]
     if forced and forced in algorithms(collective):
-        return tuple(Line(line.max_bytes, forced, line.piece_bytes, line.small) for line in lines)
+        return tuple(replace(line, algorithm=forced, coded=line.coded and forced in _ONE_OWNER) for line in lines)
     return lines

@@ -83,9 +83,12 @@ def test_every_setting_is_read() -> None:
         "DDL_LOG": "DEBUG",
         "DDL_INTERFACE": "10.0.0.1",
         "DDL_SPIN_US": "50",
+        "DDL_WIRE": "bf16",
+        "DDL_CONNECTIONS": "3",
+        "DDL_TCP_CONGESTION": "cubic",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    expected = Settings(1.5, 7.0, "ring", "4x2", "b", False, 2 << 30, "debug", "10.0.0.1", 50)
+    expected = Settings(1.5, 7.0, "ring", "4x2", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 3, "cubic")
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()
@@ -99,6 +102,8 @@ BAD: Dict[str, str] = {
     "DDL_SHM_SIZE": "-1 1T 1.5G G",
     "DDL_LOG": "loud",
     "DDL_SPIN_US": "-2 1.5 many",
+    "DDL_WIRE": "bf8 16 BF16",
+    "DDL_CONNECTIONS": "0 17 two -1",
 }
 
 

@@ -1,0 +1,40 @@
+// A queue whose slots are used again: a steady state allocates nothing, and what the slots hold keeps its memory.
+// Elements are numbered from 0 on, for ever; those from `first` to `end` - 1 are there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace ddl {
+
+template <typename T>
+class Ring {
+ public:
+  uint64_t first() const { return first_; }
+  uint64_t end() const { return end_; }
+  bool empty() const { return first_ == end_; }
+  bool has(uint64_t number) const { return number >= first_ && number < end_; }
+  T& operator[](uint64_t number) { return slots_[number % slots_.size()]; }
+  T& front() { return (*this)[first_]; }
+  // The next slot, as its last user left it.
+  T& push() {
+    if (end_ - first_ == slots_.size()) grow();
+    return (*this)[end_++];
+  }
+  void pop() { ++first_; }
+  void clear() { first_ = end_; }
+
+ private:
+  void grow() {
+    std::vector<T> larger(slots_.empty() ? 4 : 2 * slots_.size());
+    for (uint64_t n = first_; n < end_; ++n) larger[n % larger.size()] = std::move((*this)[n]);
+    slots_.swap(larger);
+  }
+
+  std::vector<T> slots_;
+  uint64_t first_ = 0, end_ = 0;
+};
+
+}  // namespace ddl

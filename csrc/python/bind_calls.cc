@@ -1,0 +1,191 @@
+// Binds what is called over and over: the fast calls and prepared operations. These go around pybind11's argument
+// handling, which would cost more than a small operation itself; everything else is in bind_communicator.cc.
+
+#include <pybind11/pybind11.h>
+#include <structmember.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "python/bindings.h"
+#include "python/handle.h"
+
+namespace py = pybind11;
+
+namespace ddl {
+
+namespace {
+
+Handle& handle_of(PyObject* self) {
+  // Python has checked the type: these are methods of it.
+  return *static_cast<Handle*>(reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr());
+}
+
+// Runs `body`, which returns a new reference; C++ exceptions become Python's.
+template <typename Body>
+PyObject* translated(Body body) {
+  try {
+    return body();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    py::detail::try_translate_exceptions();
+  }
+  return nullptr;
+}
+
+long integer(PyObject* object) {
+  const long value = PyLong_AsLong(object);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return value;
+}
+
+bool wrong_number(Py_ssize_t given, Py_ssize_t wanted) {
+  if (given == wanted) return false;
+  PyErr_Format(PyExc_TypeError, "%zd arguments, got %zd", wanted, given);
+  return true;
+}
+
+py::object borrowed(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
+
+// allreduce(input, output, op)
+PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
+  if (wrong_number(n, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+    Call call;
+    call.collective = Collective::kAllreduce;
+    call.op = reduce_op_from(integer(arguments[2]));
+    Handle& handle = handle_of(self);
+    handle.run(handle.again(std::move(call), borrowed(arguments[0]), borrowed(arguments[1])));
+    Py_RETURN_NONE;
+  });
+}
+
+// run_alike(collective, input, output, op, root)
+PyObject* run_alike(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
+  if (wrong_number(n, 5)) return nullptr;
+  return translated([&]() -> PyObject* {
+    Call call;
+    call.collective = static_cast<Collective>(integer(arguments[0]));
+    call.op = reduce_op_from(integer(arguments[3]));
+    call.root = static_cast<int>(integer(arguments[4]));
+    Handle& handle = handle_of(self);
+    handle.run(handle.again(std::move(call), borrowed(arguments[1]), borrowed(arguments[2])));
+    Py_RETURN_NONE;
+  });
+}
+
+// --- prepared operations ------------------------------------------------------------------------------------------
+
+struct Prepared {
+  PyObject_HEAD;
+  vectorcallfunc call;
+  PyObject* communicator;
+  PyObject* buffer;
+  std::shared_ptr<Operation> operation;
+};
+
+PyTypeObject* prepared_type = nullptr;
+
+#ifdef Py_TPFLAGS_DISALLOW_INSTANTIATION
+constexpr unsigned int kNoInstantiation = Py_TPFLAGS_DISALLOW_INSTANTIATION;
+#else
+constexpr unsigned int kNoInstantiation = 0;  // Python 3.9
+#endif
+
+PyObject* call_prepared(PyObject* self, PyObject* const*, size_t n, PyObject* keywords) {
+  auto* const prepared = reinterpret_cast<Prepared*>(self);
+  if (PyVectorcall_NARGS(n) != 0 || keywords != nullptr) {
+    PyErr_SetString(PyExc_TypeError, "a prepared operation is called without arguments");
+    return nullptr;
+  }
+  return translated([&]() -> PyObject* {
+    if (!prepared->operation->work.done()) {
+      throw Error(ErrorKind::kInvalidState, "this prepared operation is still under way in another thread");
+    }
+    handle_of(prepared->communicator).run(prepared->operation);
+    Py_INCREF(prepared->buffer);
+    return prepared->buffer;
+  });
+}
+
+// prepare(collective, buffer, op)
+PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
+  if (wrong_number(n, 3)) return nullptr;
+  return translated([&]() -> PyObject* {
+    Call call;
+    call.collective = static_cast<Collective>(integer(arguments[0]));
+    call.op = reduce_op_from(integer(arguments[2]));
+    const py::object buffer = borrowed(arguments[1]);
+    std::shared_ptr<Operation> operation = handle_of(self).prepared(call, buffer);
+    auto* const prepared = reinterpret_cast<Prepared*>(prepared_type->tp_alloc(prepared_type, 0));
+    if (prepared == nullptr) throw py::error_already_set();
+    new (&prepared->operation) std::shared_ptr<Operation>(std::move(operation));
+    prepared->call = call_prepared;
+    Py_INCREF(self);
+    prepared->communicator = self;
+    Py_INCREF(arguments[1]);
+    prepared->buffer = arguments[1];
+    return reinterpret_cast<PyObject*>(prepared);
+  });
+}
+
+void drop_prepared(PyObject* self) {
+  auto* const prepared = reinterpret_cast<Prepared*>(self);
+  PyTypeObject* const type = Py_TYPE(self);
+  prepared->operation.~shared_ptr();
+  Py_XDECREF(prepared->communicator);
+  Py_XDECREF(prepared->buffer);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* describe_prepared(PyObject* self) {
+  auto* const prepared = reinterpret_cast<Prepared*>(self);
+  return translated([&]() -> PyObject* {
+    return py::str("<ddl.PreparedOperation: " + prepared->operation->descriptor.text() + ">").release().ptr();
+  });
+}
+
+PyMemberDef prepared_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Prepared, call), READONLY, nullptr},
+    {"buffer", T_OBJECT_EX, offsetof(Prepared, buffer), READONLY, "What it works on, and returns."},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot prepared_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop_prepared)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_repr, reinterpret_cast<void*>(describe_prepared)},
+    {Py_tp_members, prepared_members},
+    {Py_tp_doc, const_cast<char*>("A collective on a buffer, ready to be called again and again: see "
+                                  "ddl.Communicator.prepare_allreduce.")},
+    {0, nullptr},
+};
+
+PyType_Spec prepared_spec = {"ddl._core.PreparedOperation", sizeof(Prepared), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | kNoInstantiation, prepared_slots};
+
+PyMethodDef methods[] = {
+    {"allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(allreduce)), METH_FASTCALL,
+     "allreduce(input, output, op)"},
+    {"run_alike", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_alike)), METH_FASTCALL,
+     "run_alike(collective, input, output, op, root): for arrays that say all of the sizes"},
+    {"prepare", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(prepare)), METH_FASTCALL,
+     "prepare(collective, buffer, op)"},
+};
+
+}  // namespace
+
+void bind_calls(py::module_& m, py::handle communicator) {
+  prepared_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&prepared_spec));
+  if (prepared_type == nullptr) throw py::error_already_set();
+  m.attr("PreparedOperation") = py::handle(reinterpret_cast<PyObject*>(prepared_type));
+  for (PyMethodDef& method : methods) {
+    PyObject* const bound = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(communicator.ptr()), &method);
+    if (bound == nullptr) throw py::error_already_set();
+    communicator.attr(method.ml_name) = py::reinterpret_steal<py::object>(bound);
+  }
+}
+
+}  // namespace ddl

@@ -1,0 +1,195 @@
+#include "python/handle.h"
+
+#include <algorithm>
+#include <string>
+
+#include "python/gil.h"
+
+namespace py = pybind11;
+
+namespace ddl {
+
+namespace {
+
+void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
+
+void refuse(const char* what, const std::string& why) {
+  throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
+}
+
+// Whether a buffer has a block for each rank, whose lengths need not be those of another buffer.
+bool in_blocks(Collective c) {
+  return c == Collective::kReducescatter || c == Collective::kAllgather || c == Collective::kAlltoall ||
+         c == Collective::kGather || c == Collective::kScatter;
+}
+
+}  // namespace
+
+ReduceOp reduce_op_from(long op) {
+  ReduceOp found = ReduceOp::kSum;
+  if (op < 0 || op >= kReduceOpCount || !from_wire(static_cast<uint8_t>(op), &found)) {
+    throw Error(ErrorKind::kInvalidArgument, "op must be one of ddl.Average, Sum, Min, Max, Product");
+  }
+  return found;
+}
+
+Handle::Handle(const CommunicatorOptions& options)
+    : native_(std::make_unique<Communicator>(options)), pool_(std::make_unique<OperationPool>(release)) {}
+
+Handle::~Handle() {
+  // In a forked child the copy is left alone for ever: its threads exist in the parent only.
+  if (!native_->owned()) {
+    (void)native_.release();
+    (void)pool_.release();
+    return;
+  }
+  shutdown();
+}
+
+void Handle::shutdown() {
+  if (!native_->owned()) return;
+  {
+    py::gil_scoped_release released;
+    native_->shutdown();
+  }
+  pool_->sweep();
+  planner_ = py::none();
+}
+
+Handle::Views Handle::look_at(const Call& call, const py::object& input, const py::object& output) const {
+  const char* const what = name(call.collective);
+  Views views;
+  const bool in_place = output.is(input);
+  views.has_in = !input.is_none();
+  views.has_out = !output.is_none();
+  if (views.has_in) views.in = view_of(input, what, in_place);
+  if (in_place) {
+    views.out = views.in;
+  } else if (views.has_out) {
+    views.out = view_of(output, what, true);
+  }
+  if (views.has_in && views.has_out && !in_place) {
+    if (views.in.dtype != views.out.dtype) {
+      refuse(what, std::string("input is ") + name(views.in.dtype) + " but the target is " + name(views.out.dtype));
+    }
+    if (!in_blocks(call.collective) && views.in.count != views.out.count) {
+      refuse(what, "input has " + std::to_string(views.in.count) + " elements but the target has " +
+                       std::to_string(views.out.count));
+    }
+  }
+  if (call.op == ReduceOp::kAverage && views.any().dtype == DType::kBool && (views.has_in || views.has_out)) {
+    throw Error(ErrorKind::kInvalidArgument, "bool has no average; use op=Min (all) or op=Max (any)");
+  }
+  return views;
+}
+
+// The length of all blocks, from arrays that hold them exactly; 0 where there are no blocks.
+uint64_t Handle::block_length(Collective collective, const Views& views, uint64_t size) {
+  const uint64_t in = views.in.count, out = views.out.count;
+  uint64_t part = 0, wanted = 0;
+  switch (collective) {
+    case Collective::kAllgather:
+      part = in;
+      wanted = in * size;
+      break;
+    case Collective::kReducescatter:
+      if (in % size != 0) refuse("reducescatter", std::to_string(in) + " elements do not divide among the ranks");
+      part = wanted = in / size;
+      break;
+    case Collective::kAlltoall:
+      if (in % size != 0) refuse("alltoall", std::to_string(in) + " elements do not divide among the ranks");
+      part = in / size;
+      wanted = in;
+      break;
+    default:
+      return 0;
+  }
+  if (out != wanted) {
+    refuse(name(collective), "out has " + std::to_string(out) + " elements, but " + std::to_string(wanted) +
+                                 " are to come (" + std::to_string(size) + " ranks, " + std::to_string(in) +
+                                 " elements each)");
+  }
+  return part;
+}
+
+void Handle::fill(Operation* operation, const Call& call, const Views& views) {
+  if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
+  Descriptor& d = operation->descriptor;
+  d.collective = call.collective;
+  d.root = call.root;
+  d.op = call.op;
+  d.sizes_for = static_cast<uint8_t>(call.sizes_for);
+  if (views.has_in || views.has_out) {
+    const ArrayView& any = views.any();
+    d.dtype = any.dtype;
+    operation->count = any.count;
+    operation->bytes = call.bytes != 0 ? call.bytes : std::max(views.in.bytes(), views.out.bytes());
+    if (!call.count_differs) d.count = call.part_lengths.size() == 1 ? call.part_lengths[0] : any.count;
+  }
+  operation->part_lengths = call.part_lengths;
+  point(operation, views);
+  native_->prepare(operation);
+}
+
+void Handle::point(Operation* operation, const Views& views) {
+  operation->input = views.has_in ? views.in.data : nullptr;
+  operation->output = views.has_out ? views.out.data : nullptr;
+}
+
+std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object& input, const py::object& output) {
+  native_->check();
+  const Views views = look_at(call, input, output);
+  std::shared_ptr<Operation> operation = pool_->take();
+  fill(operation.get(), call, views);
+  return operation;
+}
+
+std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& buffer) {
+  native_->check();
+  const Views views = look_at(call, buffer, buffer);
+  auto operation = std::make_shared<Operation>();
+  fill(operation.get(), call, views);
+  return operation;
+}
+
+std::shared_ptr<Operation> Handle::again(Call call, const py::object& input, const py::object& output) {
+  std::shared_ptr<Operation>& last = last_[static_cast<size_t>(call.collective)];
+  native_->check();
+  const Views views = look_at(call, input, output);
+  const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->size()));
+  const bool free = last != nullptr && last.use_count() == 1;  // else another thread is in it
+  if (free && last->descriptor.root == call.root && last->descriptor.op == call.op &&
+      last->descriptor.dtype == views.any().dtype && last->count == views.any().count &&
+      (last->part_lengths.empty() || last->part_lengths[0] == part)) {
+    point(last.get(), views);
+    return last;
+  }
+  if (in_blocks(call.collective)) call.part_lengths.assign(1, part);
+  auto operation = std::make_shared<Operation>();
+  fill(operation.get(), call, views);
+  if (last == nullptr || free) last = operation;
+  return operation;
+}
+
+void Handle::run(const std::shared_ptr<Operation>& operation) {
+  pool_->sweep();
+  GilCaller caller;
+  native_->run(operation, &caller);
+  caller.finish();
+  operation->work.check();
+}
+
+void Handle::start(const std::shared_ptr<Operation>& operation, const py::object& kept) {
+  native_->submit(operation);
+  operation->kept = py::object(kept).release().ptr();
+}
+
+bool Handle::wait(Operation& operation, Nanoseconds timeout) {
+  GilCaller caller;
+  const bool done = native_->wait(operation, timeout, &caller);
+  caller.finish();
+  if (done) pool_->sweep();
+  return done;
+}
+
+}  // namespace ddl

@@ -1,0 +1,73 @@
+// What Python's ddl._core.Communicator is: the native communicator, the operations submitted to it, and the Python
+// function that plans for it. Everything here is called with the interpreter lock held.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "engine/communicator.h"
+#include "engine/operation_pool.h"
+#include "python/array_view.h"
+
+namespace ddl {
+
+// All that one call says, its arrays aside.
+struct Call {
+  Collective collective = Collective::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  int sizes_for = 0;           // see Descriptor
+  bool count_differs = false;  // ranks may rightly pass different numbers of elements
+  uint64_t bytes = 0;          // for the choice of a plan; 0: those of the buffer
+  // Elements of each block: none (one buffer), one (all alike) or one per part.
+  std::vector<uint64_t> part_lengths;
+};
+
+class Handle {
+ public:
+  explicit Handle(const CommunicatorOptions& options);
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  Communicator& native() { return *native_; }
+  void set_planner(pybind11::object planner) { planner_ = std::move(planner); }
+  // The operation of a call, ready to be submitted. Buffers may be None where the rank has none (a non-root of
+  // reduce, say). Throws kInvalidArgument, before anything has been numbered or sent.
+  std::shared_ptr<Operation> operation(const Call& call, const pybind11::object& input,
+                                       const pybind11::object& output);
+  // The same, in place, for a call that is made over and over.
+  std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
+  // The same, for a blocking call that is likely to be like the last of its kind. The arrays say all of the sizes.
+  std::shared_ptr<Operation> again(Call call, const pybind11::object& input, const pybind11::object& output);
+  void run(const std::shared_ptr<Operation>& operation);
+  // Submits and returns; `kept` lives at least as long as the operation needs it.
+  void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
+  bool wait(Operation& operation, Nanoseconds timeout);
+  void shutdown();
+
+ private:
+  // What the arrays of a call come to.
+  struct Views {
+    ArrayView in, out;
+    bool has_in = false, has_out = false;
+    const ArrayView& any() const { return has_in ? in : out; }
+  };
+  static uint64_t block_length(Collective collective, const Views& views, uint64_t size);
+  void fill(Operation* operation, const Call& call, const Views& views);
+  static void point(Operation* operation, const Views& views);
+  Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
+
+  std::unique_ptr<Communicator> native_;
+  std::unique_ptr<OperationPool> pool_;
+  std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
+  pybind11::object planner_ = pybind11::none();
+};
+
+// The number of an operator as Python gives it. Throws kInvalidArgument.
+ReduceOp reduce_op_from(long op);
+
+}  // namespace ddl
