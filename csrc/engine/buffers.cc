@@ -43,7 +43,7 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
   const uint64_t each = units / plan_->parts, rest = units % plan_->parts;
   const auto split_at = [&](uint64_t part) { return std::min(length, (part * each + std::min(part, rest)) * unit); };
 
-  layouts_.resize(plan_->tables.size());
+  if (layouts_.size() < plan_->tables.size()) layouts_.resize(plan_->tables.size());  // kept for plans taking turns
   for (size_t t = 0; t < plan_->tables.size(); ++t) {
     BlockLayout& layout = layouts_[t];
     const size_t n = plan_->tables[t].size();

@@ -80,7 +80,7 @@ class PieceBuffers {
 
   const Plan* plan_ = nullptr;
   Key key_;
-  std::vector<BlockLayout> layouts_;      // one per table of the plan
+  std::vector<BlockLayout> layouts_;      // one per table of the plan, or more
   std::array<char*, kBuffers> base_{};    // the user's, and the scratch
   std::array<char*, kBuffers> staged_{};  // null: peers reach the user's own
   bool scratch_inlined_ = false;

@@ -1,11 +1,12 @@
 #include "engine/communicator.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
 #include <mutex>
+
+#include "base/process.h"
 
 namespace ddl {
 
@@ -23,7 +24,7 @@ void SpinLock::lock() {
 
 Communicator::Communicator(const CommunicatorOptions& options)
     : options_(options),
-      owner_pid_(::getpid()),
+      owner_pid_(process_id()),
       neighbourhood_(options.rank, options.size),
       links_(options.rank, options.connections, neighbourhood_) {
   for (int i = 0; i < kLanes; ++i) {
@@ -50,6 +51,10 @@ void Communicator::add_connection(int peer, int stream, int fd) {
 
 void Communicator::install(Collective collective, int root, std::vector<Choice> choices) {
   if (choices.empty()) throw Error(ErrorKind::kInternalError, "no plans to choose from");
+  for (const Choice& choice : choices) {
+    if (choice.in_flight >= 1 && choice.in_flight <= kLargeSlots) continue;
+    throw Error(ErrorKind::kInternalError, std::to_string(choice.in_flight) + " pieces in flight");
+  }
   std::lock_guard<SpinLock> lock(lock_);
   choices_.emplace(std::make_pair(collective, root), std::move(choices));  // the first stays
 }
@@ -60,10 +65,15 @@ bool Communicator::installed(Collective collective, int root) const {
 }
 
 void Communicator::check() const {
-  failure_.check();
+  if (!owned()) {
+    throw Error(ErrorKind::kInvalidState,
+                "this process was forked from a rank and is none itself; start workers that "
+                "communicate as ranks of their own");
+  }
   if (shut_down_.load(std::memory_order_acquire)) {
     throw Error(ErrorKind::kInvalidState, "the communicator was shut down");
   }
+  failure_.check();
 }
 
 const Choice& Communicator::choose(const Operation& operation) const {
@@ -83,6 +93,7 @@ void Communicator::prepare(Operation* operation) const {
   const Plan& plan = *choice.plan;
   operation->plan = &plan;
   operation->lane = point_to_point(operation->descriptor.collective) ? LaneId::kPointToPoint : choice.lane;
+  operation->in_flight = choice.in_flight;
   operation->timeout = options_.timeout;
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
 
@@ -208,7 +219,7 @@ uint64_t Communicator::submitted() const {
   return sequence_;
 }
 
-bool Communicator::owned() const { return ::getpid() == owner_pid_; }
+bool Communicator::owned() const { return process_id() == owner_pid_; }
 
 void Communicator::shutdown() {
   {

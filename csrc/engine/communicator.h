@@ -29,6 +29,7 @@ struct Choice {
   uint64_t max_bytes = 0;  // this line serves operations up to this size
   LaneId lane = LaneId::kSmall;
   uint64_t piece_bytes = 0;  // of all blocks together
+  uint32_t in_flight = 1;    // pieces, at most
   std::shared_ptr<const Plan> plan;
 };
 

@@ -45,7 +45,7 @@ bool Executor::progress() {
   bool moved = false;
   const auto& steps = operation_->plan->channels;
   if (!entered_) {
-    if (operation_->plan->direct && !previous_turn_read()) return false;
+    if (!previous_turn_read()) return false;
     buffers_.begin(*operation_, piece_, turn_, steps.size() == 1 ? &my_post(0, turn_) : nullptr);
     entered_ = moved = true;
   }
@@ -149,7 +149,9 @@ Header Executor::header(uint64_t bytes) const {
   header.turn = turn_;
   header.bytes = bytes;
   const WireCodec codec = operation_->plan->wire;
-  if (codec != WireCodec::kNone && operation_->descriptor.dtype == DType::kFloat32) {
+  const Descriptor& d = operation_->descriptor;
+  const bool sums = d.op == ReduceOp::kSum || d.op == ReduceOp::kAverage;
+  if (codec != WireCodec::kNone && d.dtype == DType::kFloat32 && sums) {
     header.codec = static_cast<uint8_t>(codec);
     header.bytes = bytes / sizeof(float) * kCodedBytes;
   }

@@ -182,10 +182,13 @@ void Lane::admit() {
         executor = executors_.back().get();
       }
     } else {
-      // Strictly in turn, so that every rank runs the same piece in the same slot.
-      executor = executors_[next_slot_].get();
+      // Strictly in turn, so that every rank runs the same piece in the same slot. More slots than an operation asks
+      // for would only mean more connections in use, and fewer bytes of each in the caches.
+      const size_t slots = std::min<size_t>(current_->in_flight, executors_.size());
+      const size_t slot = next_slot_ % slots;
+      executor = executors_[slot].get();
       if (!executor->idle()) return;
-      next_slot_ = (next_slot_ + 1) % executors_.size();
+      next_slot_ = slot + 1;
     }
     executor->start(current_);
     active_.push_back(executor);
@@ -308,18 +311,19 @@ void Lane::sleep() {
     sleep_word_->store(0, std::memory_order_seq_cst);
     return;
   }
-  std::vector<std::pair<int, bool>> sockets;
-  for (const Executor* executor : active_) executor->poll_fds(&sockets);
-  if (sockets.empty() || !failure_->ok()) {
+  sockets_.clear();
+  for (const Executor* executor : active_) executor->poll_fds(&sockets_);
+  if (sockets_.empty() || !failure_->ok()) {
     futex_wait(sleep_word_, 1, failure_->ok() ? kSleep : kMillisecond);
   } else {
-    std::vector<pollfd> entries = {{wake_fd_.get(), POLLIN, 0}};
-    for (const auto& [fd, room] : sockets)
-      entries.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
+    polled_.assign(1, {wake_fd_.get(), POLLIN, 0});
+    for (const auto& [fd, room] : sockets_) {
+      polled_.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
+    }
     const Nanoseconds limit = neighbourhood_.neighbours().empty() ? kSleep : kMixedSleep;
-    ::poll(entries.data(), entries.size(), static_cast<int>(limit / kMillisecond));
+    ::poll(polled_.data(), polled_.size(), static_cast<int>(limit / kMillisecond));
     eventfd_t ignored = 0;
-    if (entries[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);
+    if (polled_[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);
   }
   sleep_word_->store(0, std::memory_order_seq_cst);
 }

@@ -7,6 +7,8 @@
 // allocation and no system call stands between a submission and its end, if the others are as quick.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -108,6 +110,8 @@ class Lane {
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<Executor*> active_;  // in the order of admission
   size_t next_slot_ = 0;
+  std::vector<std::pair<int, bool>> sockets_;  // reused by every sleep
+  std::vector<pollfd> polled_;
   Operation* queue_ = nullptr;    // submitted, the oldest first
   Operation* current_ = nullptr;  // has pieces that are not issued yet
 };

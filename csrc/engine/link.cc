@@ -54,10 +54,13 @@ uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landi
 
 bool Link::progress() {
   bool moved = false;
-  for (const auto& connection : connections_) {
-    moved |= progress_outgoing(connection.get());
-    moved |= progress_incoming(connection.get());
+  // A segment for each connection that takes one, and round again: none is left out while another is ready.
+  for (bool sent = true; sent;) {
+    sent = false;
+    for (const auto& connection : connections_) sent |= progress_outgoing(connection.get());
+    moved |= sent;
   }
+  for (const auto& connection : connections_) moved |= progress_incoming(connection.get());
   return moved;
 }
 
@@ -71,7 +74,7 @@ void Link::abandon() {
 void Link::poll_fds(std::vector<std::pair<int, bool>>* fds) const {
   for (const auto& connection : connections_) {
     const int fd = connection->endpoint->poll_fd();
-    if (fd >= 0) fds->emplace_back(fd, connection->sending);
+    if (fd >= 0 && !connection->ended) fds->emplace_back(fd, connection->sending);
   }
 }
 
@@ -123,9 +126,11 @@ bool Link::cut_segment(Connection* c) {
   return true;
 }
 
+// Up to the end of a segment.
 bool Link::progress_outgoing(Connection* c) {
   bool moved = false;
-  while (c->sending || cut_segment(c)) {
+  if (!c->sending && !cut_segment(c)) return false;
+  while (c->sending) {
     iovec* const parts = c->out_parts.data() + c->out_next;
     const size_t n = std::min(kMaxParts, c->out_parts.size() - c->out_next);
     size_t bytes = c->endpoint->write(parts, static_cast<int>(n));
@@ -220,9 +225,21 @@ size_t Link::prepare_read(Connection* c, Incoming* in, uint32_t length, std::vec
   return missing - left;
 }
 
+// Of several connections, one that ends between two segments may have brought all that it was to bring.
+size_t Link::read(Connection* c) {
+  try {
+    return c->endpoint->read(parts_.data(), static_cast<int>(parts_.size()));
+  } catch (const LostPeer&) {
+    c->ended = true;
+    const auto open = [](const std::unique_ptr<Connection>& other) { return !other->ended; };
+    if (c->in_header_bytes > 0 || std::none_of(connections_.begin(), connections_.end(), open)) throw;
+    return 0;
+  }
+}
+
 bool Link::progress_incoming(Connection* c) {
   bool moved = false;
-  while (!incoming_.empty()) {
+  while (!incoming_.empty() && !c->ended) {
     // Never a byte beyond this segment is read: what follows may land elsewhere.
     parts_.clear();
     const size_t header_left = kHeaderBytes - c->in_header_bytes;
@@ -243,7 +260,7 @@ bool Link::progress_incoming(Connection* c) {
     }
     size_t bytes = 0;
     if (!parts_.empty()) {
-      bytes = c->endpoint->read(parts_.data(), static_cast<int>(parts_.size()));
+      bytes = read(c);
       if (bytes == 0) return moved;
       moved = true;
       const size_t of_header = std::min(bytes, header_left);

@@ -103,6 +103,7 @@ class Link {
   // A connection works on one segment at a time in each direction.
   struct Connection {
     std::unique_ptr<Endpoint> endpoint;
+    bool ended = false;  // the peer has closed it, after its last segment
 
     bool sending = false;
     uint64_t out_message = 0;
@@ -127,6 +128,7 @@ class Link {
   bool cut_segment(Connection* c);
   bool progress_incoming(Connection* c);
   bool place(Connection* c);
+  size_t read(Connection* c);
   size_t prepare_read(Connection* c, Incoming* in, uint32_t length, std::vector<iovec>* parts);
   void arrive(Connection* c, size_t bytes);
   void take_staged(Connection* c, Incoming* in, size_t bytes);

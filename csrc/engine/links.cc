@@ -7,6 +7,12 @@
 
 namespace ddl {
 
+namespace {
+
+size_t lane_number(int stream) { return static_cast<size_t>(lane_of_slot(stream / kMaxChannels)); }
+
+}  // namespace
+
 Links::Links(int rank, int connections, const Neighbourhood& neighbourhood)
     : rank_(rank), connections_(connections), neighbourhood_(neighbourhood) {}
 
@@ -21,8 +27,9 @@ void Links::add_connection(int peer, int number, UniqueFd fd) {
     throw Error(ErrorKind::kProtocolError,
                 "rank " + std::to_string(peer) + " made connection " + std::to_string(number) + " twice");
   }
-  arrived_.emplace_back(Key{peer, number % kStreams}, std::move(endpoint));
-  waiting_.store(arrived_.size(), std::memory_order_release);
+  const int stream = number % kStreams;
+  arrived_.emplace_back(Key{peer, stream}, std::move(endpoint));
+  waiting_[lane_number(stream)].fetch_add(1, std::memory_order_release);
 }
 
 bool Links::connected(int peer, int number) const {
@@ -41,18 +48,19 @@ Link* Links::link(const Key& key) {
 }
 
 void Links::adopt(LaneId lane) {
-  if (waiting_.load(std::memory_order_acquire) == 0) return;
+  std::atomic<size_t>& waiting = waiting_[static_cast<size_t>(lane)];
+  if (waiting.load(std::memory_order_acquire) == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < arrived_.size();) {
     auto& [key, endpoint] = arrived_[i];
-    if (lane_of_slot(key.second / kMaxChannels) != lane) {
+    if (lane_number(key.second) != static_cast<size_t>(lane)) {
       ++i;
       continue;
     }
     link(key)->add(std::move(endpoint));
     arrived_.erase(arrived_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  waiting_.store(arrived_.size(), std::memory_order_release);
+  waiting.store(0, std::memory_order_release);
 }
 
 Link* Links::find(int peer, int stream) {
@@ -61,7 +69,7 @@ Link* Links::find(int peer, int stream) {
   const auto found = links_.find(key);
   if (found != links_.end()) return found->second.get();
   if (neighbourhood_.board(peer) == nullptr) return nullptr;
-  const auto lane = static_cast<size_t>(lane_of_slot(stream / kMaxChannels));
+  const size_t lane = lane_number(stream);
   Board *mine = neighbourhood_.mine(), *theirs = neighbourhood_.board(peer);
   Link* const made = link(key);
   made->add(make_shm_endpoint({neighbourhood_.memory(peer), mine->ring_offset(peer, stream),

@@ -45,9 +45,9 @@ class Links {
 
   const int rank_, connections_;
   const Neighbourhood& neighbourhood_;
-  std::array<Staging, kLanes> staging_;  // used by the drivers of the lanes
-  std::atomic<size_t> waiting_{0};       // size of arrived_
-  mutable std::mutex mutex_;             // guards what follows, not the links themselves
+  std::array<Staging, kLanes> staging_;                // used by the drivers of the lanes
+  std::array<std::atomic<size_t>, kLanes> waiting_{};  // how many in arrived_, by lane
+  mutable std::mutex mutex_;                           // guards what follows, not the links themselves
   std::map<Key, std::unique_ptr<Link>> links_;
   std::vector<std::pair<Key, std::unique_ptr<Endpoint>>> arrived_;
   std::set<Key> known_;  // peer, number of the connection

@@ -43,6 +43,7 @@ struct Operation {
   uint64_t divisor = 1;
   uint64_t piece_elements = 0;  // of the buffer if split, else of each part
   uint64_t pieces = 1;
+  uint32_t in_flight = 1;  // pieces, at most
   Nanoseconds timeout = 0;
 
   // --- how far; by whoever drives the lane ---

@@ -65,8 +65,7 @@ struct Plan {
   WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
 
   // Set by finish().
-  bool direct = false;                       // has steps that meet in shared memory
-  bool notifies = false;                     // ... and says there where its buffers are (in channel 0)
+  bool notifies = false;                     // says in shared memory where its buffers are (in channel 0)
   std::array<bool, kBuffers> any_exposed{};  // by buffer
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/process.h"
 
 namespace ddl {
 
@@ -41,7 +42,7 @@ bool Arena::configure(size_t bytes) {
   return true;
 }
 
-Arena::Arena(size_t bytes) : owner_pid_(::getpid()) {
+Arena::Arena(size_t bytes) : owner_pid_(process_id()) {
   made.store(true);
   size_ = round_up(bytes != 0 ? bytes : default_bytes(), kPage);
   fd_.reset(::memfd_create("ddl", MFD_CLOEXEC));
@@ -58,7 +59,7 @@ Arena::Arena(size_t bytes) : owner_pid_(::getpid()) {
 }
 
 void* Arena::allocate(size_t bytes, size_t alignment) {
-  if (::getpid() != owner_pid_) {
+  if (process_id() != owner_pid_) {
     throw Error(ErrorKind::kInvalidState,
                 "a forked child cannot allocate DDL's shared memory: it belongs to the parent (pid " +
                     std::to_string(owner_pid_) + "); start workers with 'spawn' or 'forkserver'");
@@ -86,7 +87,7 @@ void* Arena::allocate(size_t bytes, size_t alignment) {
 }
 
 void Arena::free(void* pointer) {
-  if (pointer == nullptr || ::getpid() != owner_pid_) return;
+  if (pointer == nullptr || process_id() != owner_pid_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   auto block = blocks_.find(offset(pointer));
   if (block == blocks_.end()) throw Error(ErrorKind::kInternalError, "free of a block that the arena did not give");

@@ -56,7 +56,7 @@ PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     call.collective = Collective::kAllreduce;
     call.op = reduce_op_from(integer(arguments[2]));
     Handle& handle = handle_of(self);
-    handle.run(handle.again(std::move(call), borrowed(arguments[0]), borrowed(arguments[1])));
+    handle.run(handle.again(call, borrowed(arguments[0]), borrowed(arguments[1])));
     Py_RETURN_NONE;
   });
 }
@@ -70,7 +70,7 @@ PyObject* run_alike(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     call.op = reduce_op_from(integer(arguments[3]));
     call.root = static_cast<int>(integer(arguments[4]));
     Handle& handle = handle_of(self);
-    handle.run(handle.again(std::move(call), borrowed(arguments[1]), borrowed(arguments[2])));
+    handle.run(handle.again(call, borrowed(arguments[1]), borrowed(arguments[2])));
     Py_RETURN_NONE;
   });
 }

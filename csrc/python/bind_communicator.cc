@@ -95,13 +95,13 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       "connected", [](Handle& h, int peer, int number) { return h.native().connected(peer, number); },
       py::arg("peer"), py::arg("number"));
   c.def("set_planner", [](Handle& h, py::object planner) { h.set_planner(std::move(planner)); }, py::arg("planner"));
-  using ChoiceTuple = std::tuple<uint64_t, int, uint64_t, std::shared_ptr<Plan>>;
+  using ChoiceTuple = std::tuple<uint64_t, int, uint64_t, uint32_t, std::shared_ptr<Plan>>;
   c.def(
       "install",
       [](Handle& h, int collective, int root, const std::vector<ChoiceTuple>& lines) {
         std::vector<Choice> choices;
-        for (const auto& [max_bytes, lane, piece_bytes, plan] : lines) {
-          choices.push_back({max_bytes, static_cast<LaneId>(lane), piece_bytes, plan});
+        for (const auto& [max_bytes, lane, piece_bytes, in_flight, plan] : lines) {
+          choices.push_back({max_bytes, static_cast<LaneId>(lane), piece_bytes, in_flight, plan});
         }
         h.native().install(static_cast<Collective>(collective), root, std::move(choices));
       },

@@ -1,5 +1,5 @@
-// reduce() for Python: what the tests call to hold the arithmetic against exact oracles. The engine calls it
-// directly.
+// reduce() and the codecs of the wire for Python: what the tests call to hold the arithmetic against exact oracles.
+// The engine calls them directly.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -12,6 +12,7 @@
 
 #include "reduce/kernel_table.h"
 #include "reduce/reduce.h"
+#include "reduce/wire_codec.h"
 
 namespace py = pybind11;
 
@@ -31,11 +32,11 @@ std::vector<std::string> kernel_set_names() {
   return names;
 }
 
-ddl::KernelFinder kernels_named(const std::string& name) {
+ddl::KernelSet kernels_named(const std::string& name) {
   for (const ddl::KernelSet& set : kernel_sets()) {
-    if (name == set.name) return set.find;
+    if (name == set.name) return set;
   }
-  throw py::value_error("reduce_arrays: this machine has no kernels '" + name + "'");
+  throw py::value_error("this machine has no kernels '" + name + "'");
 }
 
 // Arguments come from tests alone, so a refusal is a ValueError with the value; the engine validates its own.
@@ -63,10 +64,61 @@ void reduce_arrays(const std::string& dtype_name, const std::string& op_name, By
   void* out = dst.mutable_data();  // raises ValueError where dst is read-only
   const int n = static_cast<int>(pointers.size());
   if (kernels) {
-    const ddl::KernelFinder find = kernels_named(kernels.value());
-    find(dtype, op)(out, pointers.data(), n, static_cast<std::size_t>(bytes), divisor);
+    kernels_named(kernels.value()).find(dtype, op)(out, pointers.data(), n, static_cast<std::size_t>(bytes), divisor);
   } else {
     ddl::reduce(dtype, op, out, pointers.data(), n, static_cast<std::size_t>(bytes / element), divisor);
+  }
+}
+
+ddl::WireCodec codec_numbered(int number) {
+  if (number == 1) return ddl::WireCodec::kBFloat16;
+  if (number == 2) return ddl::WireCodec::kFloat16;
+  throw py::value_error("there is no codec " + std::to_string(number));
+}
+
+// The elements of a conversion. `floats` and `coded` are bytes, so that tests can place them anywhere.
+std::size_t elements_of(const Bytes& floats, const Bytes& coded) {
+  const auto count = static_cast<std::size_t>(coded.nbytes()) / ddl::kCodedBytes;
+  if (static_cast<std::size_t>(coded.nbytes()) != count * ddl::kCodedBytes ||
+      static_cast<std::size_t>(floats.nbytes()) != count * sizeof(float)) {
+    throw py::value_error(std::to_string(floats.nbytes()) + " bytes of float32 do not go with " +
+                          std::to_string(coded.nbytes()) + " bytes on the wire");
+  }
+  return count;
+}
+
+void encode_floats(int codec, Bytes coded, const Bytes& floats, const std::optional<std::string>& kernels) {
+  const std::size_t count = elements_of(floats, coded);
+  void* out = coded.mutable_data();
+  if (kernels) {
+    kernels_named(kernels.value()).find_wire(codec_numbered(codec)).encode(out, floats.data(), count);
+  } else {
+    ddl::encode_floats(codec_numbered(codec), out, floats.data(), count);
+  }
+}
+
+void decode_floats(int codec, Bytes floats, const Bytes& coded, const std::optional<std::string>& kernels) {
+  const std::size_t count = elements_of(floats, coded);
+  void* out = floats.mutable_data();
+  if (kernels) {
+    kernels_named(kernels.value()).find_wire(codec_numbered(codec)).decode(out, coded.data(), count);
+  } else {
+    ddl::decode_floats(codec_numbered(codec), out, coded.data(), count);
+  }
+}
+
+void add_encoded(int codec, Bytes sum, const Bytes& mine, const Bytes& theirs, std::uint64_t divisor, bool finish,
+                 const std::optional<std::string>& kernels) {
+  const std::size_t count = elements_of(sum, theirs);
+  if (mine.nbytes() != sum.nbytes()) throw py::value_error("add_encoded: the sum is not as long as what it adds to");
+  if (divisor == 0) throw py::value_error("add_encoded: divisor is 0");
+  void* out = sum.mutable_data();
+  if (kernels) {
+    kernels_named(kernels.value())
+        .find_wire(codec_numbered(codec))
+        .add(out, mine.data(), theirs.data(), count, divisor, finish);
+  } else {
+    ddl::add_encoded(codec_numbered(codec), out, mine.data(), theirs.data(), count, divisor, finish);
   }
 }
 
@@ -80,6 +132,16 @@ void bind_reduce(py::module_& module) {
              "Reduce uint8 views of arrays: dst = (srcs[0] op srcs[1] op …) / divisor. For tests.");
   module.def("reduce_kernels", &kernel_set_names,
              "Names of the kernels that this machine can run, the fastest last.");
+  module.def("encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),
+             py::arg("floats").noconvert(), py::arg("kernels") = py::none(),
+             "Write float32 (as uint8) the way codec 1 (bfloat16) or 2 (float16) goes over the wire. For tests.");
+  module.def("decode_floats", &::decode_floats, py::arg("codec"), py::arg("floats").noconvert(),
+             py::arg("coded").noconvert(), py::arg("kernels") = py::none(),
+             "The way back: floats = coded. All of them uint8. For tests.");
+  module.def("add_encoded", &::add_encoded, py::arg("codec"), py::arg("sum").noconvert(), py::arg("mine").noconvert(),
+             py::arg("theirs").noconvert(), py::arg("divisor") = 1, py::arg("finish") = false,
+             py::arg("kernels") = py::none(),
+             "sum = (mine + theirs) / divisor, with theirs as on the wire; finish: rounded as if sent. For tests.");
 }
 
 }  // namespace ddl

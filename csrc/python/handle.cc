@@ -84,7 +84,7 @@ Handle::Views Handle::look_at(const Call& call, const py::object& input, const p
 }
 
 // The length of all blocks, from arrays that hold them exactly; 0 where there are no blocks.
-uint64_t Handle::block_length(Collective collective, const Views& views, uint64_t size) {
+uint64_t Handle::block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size) {
   const uint64_t in = views.in.count, out = views.out.count;
   uint64_t part = 0, wanted = 0;
   switch (collective) {
@@ -109,9 +109,19 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
                                  " are to come (" + std::to_string(size) + " ranks, " + std::to_string(in) +
                                  " elements each)");
   }
+  // The one overlap that is right: the smaller array is this rank's own block of the larger.
+  const char *const a = views.in.data, *const b = views.out.data;
+  const bool apart = a + views.in.bytes() <= b || b + views.out.bytes() <= a;
+  const uint64_t mine = rank * part * element_size(views.in.dtype);
+  const bool own_block = (collective == Collective::kAllgather && a == b + mine) ||
+                         (collective == Collective::kReducescatter && b == a + mine);
+  if (!apart && !own_block) {
+    refuse(name(collective), "out overlaps the input, other than as this rank's own block; pass another array");
+  }
   return part;
 }
 
+// The lengths of blocks are there already.
 void Handle::fill(Operation* operation, const Call& call, const Views& views) {
   if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
   Descriptor& d = operation->descriptor;
@@ -124,9 +134,9 @@ void Handle::fill(Operation* operation, const Call& call, const Views& views) {
     d.dtype = any.dtype;
     operation->count = any.count;
     operation->bytes = call.bytes != 0 ? call.bytes : std::max(views.in.bytes(), views.out.bytes());
-    if (!call.count_differs) d.count = call.part_lengths.size() == 1 ? call.part_lengths[0] : any.count;
+    const std::vector<uint64_t>& parts = operation->part_lengths;
+    d.count = call.count_differs ? 0 : parts.size() == 1 ? parts[0] : any.count;
   }
-  operation->part_lengths = call.part_lengths;
   point(operation, views);
   native_->prepare(operation);
 }
@@ -140,6 +150,7 @@ std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object&
   native_->check();
   const Views views = look_at(call, input, output);
   std::shared_ptr<Operation> operation = pool_->take();
+  operation->part_lengths = call.part_lengths;
   fill(operation.get(), call, views);
   return operation;
 }
@@ -152,11 +163,12 @@ std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& 
   return operation;
 }
 
-std::shared_ptr<Operation> Handle::again(Call call, const py::object& input, const py::object& output) {
+std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& input, const py::object& output) {
   std::shared_ptr<Operation>& last = last_[static_cast<size_t>(call.collective)];
   native_->check();
   const Views views = look_at(call, input, output);
-  const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->size()));
+  const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->rank()),
+                                     static_cast<uint64_t>(native_->size()));
   const bool free = last != nullptr && last.use_count() == 1;  // else another thread is in it
   if (free && last->descriptor.root == call.root && last->descriptor.op == call.op &&
       last->descriptor.dtype == views.any().dtype && last->count == views.any().count &&
@@ -164,10 +176,16 @@ std::shared_ptr<Operation> Handle::again(Call call, const py::object& input, con
     point(last.get(), views);
     return last;
   }
-  if (in_blocks(call.collective)) call.part_lengths.assign(1, part);
-  auto operation = std::make_shared<Operation>();
+  const std::shared_ptr<Operation> operation = last == nullptr ? std::make_shared<Operation>()
+                                               : free          ? last
+                                                               : pool_->take();
+  if (in_blocks(call.collective)) {
+    operation->part_lengths.assign(1, part);
+  } else {
+    operation->part_lengths.clear();
+  }
   fill(operation.get(), call, views);
-  if (last == nullptr || free) last = operation;
+  if (last == nullptr) last = operation;
   return operation;
 }
 

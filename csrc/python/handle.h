@@ -42,7 +42,7 @@ class Handle {
   // The same, in place, for a call that is made over and over.
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
   // The same, for a blocking call that is likely to be like the last of its kind. The arrays say all of the sizes.
-  std::shared_ptr<Operation> again(Call call, const pybind11::object& input, const pybind11::object& output);
+  std::shared_ptr<Operation> again(const Call& call, const pybind11::object& input, const pybind11::object& output);
   void run(const std::shared_ptr<Operation>& operation);
   // Submits and returns; `kept` lives at least as long as the operation needs it.
   void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
@@ -56,7 +56,7 @@ class Handle {
     bool has_in = false, has_out = false;
     const ArrayView& any() const { return has_in ? in : out; }
   };
-  static uint64_t block_length(Collective collective, const Views& views, uint64_t size);
+  static uint64_t block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size);
   void fill(Operation* operation, const Call& call, const Views& views);
   static void point(Operation* operation, const Views& views);
   Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;

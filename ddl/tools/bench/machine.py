@@ -1,0 +1,58 @@
+"""What a reader of a figure must know of the machine that gave it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any, Dict
+
+from ddl._version import __version__
+
+__all__ = ["describe", "facts", "processor"]
+
+
+def processor() -> Dict[str, str]:
+    """Return model and features of the processor, as far as Linux tells."""
+    found: Dict[str, str] = {}
+    wanted = {"model name": "model", "flags": "flags", "Features": "flags", "CPU part": "model"}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() in wanted:
+                    found.setdefault(wanted[name.strip()], value.strip())
+    except OSError:
+        found["model"] = platform.processor()
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def facts() -> Dict[str, Any]:
+    """Return the machine's facts for JSON."""
+    return {
+        "platform": platform.platform(),
+        "kernel": platform.release(),
+        "cpu": processor().get("model", "unknown"),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "virtual": " hypervisor " in f" {processor().get('flags', '')} ",
+        "tcp_congestion_control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        "load_before": os.getloadavg()[0],
+        "python": sys.version.split()[0],
+        "ddl": __version__,
+    }
+
+
+def describe(machine: Dict[str, Any]) -> str:
+    """Return one line about the machine for people."""
+    kind = "virtual machine" if machine["virtual"] else "machine"
+    return f"{machine['cpu']}, {machine['cores_allowed']} cores ({kind}), Linux {machine['kernel']}"

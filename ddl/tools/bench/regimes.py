@@ -1,0 +1,65 @@
+"""Which samples may be compared: those taken while the ranks' cores were equally far apart.
+
+A hypervisor may move a virtual machine's cores while it runs: onto one physical core, onto cores of one cache, onto
+two sockets. A cache line's round trip then takes 40, 100 or 500 ns, and bandwidths differ by factors that have nothing
+to do with the libraries. native/probe.h measures the round trip before and after each sample. Here the round trips of
+a whole run are parted into groups wherever there is a gap; a sample belongs to the group of both its probes. On a
+machine that stands still there is one group and nothing is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from ddl.tools.bench.figures import Sample
+
+__all__ = ["Chosen", "assign", "choose", "groups"]
+
+GAP = 1.5  #: neighbours that differ by more than this factor belong to different groups
+
+#: contestant -> size -> its samples
+Samples = Dict[str, Dict[int, List[Sample]]]
+#: size -> (the samples of each contestant that are compared, whether all were taken at one distance)
+Chosen = Dict[int, Tuple[Dict[str, List[Sample]], bool]]
+
+
+def groups(round_trips: Sequence[float]) -> List[Tuple[float, float]]:
+    """Return the (shortest, longest) round trip of each group, ascending."""
+    found: List[Tuple[float, float]] = []
+    for value in sorted(round_trips):
+        if found and value <= found[-1][1] * GAP:
+            found[-1] = (found[-1][0], value)
+        else:
+            found.append((value, value))
+    return found
+
+
+def assign(samples: Samples) -> List[Tuple[float, float]]:
+    """Set ``distance`` of all samples and return the groups. What was not probed is in group 0."""
+    every = [sample for sizes in samples.values() for some in sizes.values() for sample in some]
+    found = groups([probe for sample in every for probe in sample.probes])
+    for sample in every:
+        at = [next(n for n, (low, high) in enumerate(found) if low <= probe <= high) for probe in sample.probes]
+        sample.distance = -1 if len(set(at)) > 1 else at[0] if at else 0
+    return found
+
+
+def choose(samples: Samples, sizes: Sequence[int]) -> Chosen:
+    """Return for each size the samples to compare.
+
+    They are of the group in which the contestant with the fewest samples has most; where no group has all
+    contestants, all samples are taken and the second value is False.
+    """
+    return {nbytes: _choose_one({name: of_size[nbytes] for name, of_size in samples.items()}) for nbytes in sizes}
+
+
+def _choose_one(samples: Mapping[str, List[Sample]]) -> Tuple[Dict[str, List[Sample]], bool]:
+    distances = {sample.distance for some in samples.values() for sample in some} - {-1}
+    least, best = 0, -1
+    for distance in sorted(distances):
+        fewest = min(sum(sample.distance == distance for sample in some) for some in samples.values())
+        if fewest > least:
+            least, best = fewest, distance
+    if best < 0:
+        return dict(samples), False
+    return {name: [sample for sample in some if sample.distance == best] for name, some in samples.items()}, True

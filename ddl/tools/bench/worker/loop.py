@@ -1,0 +1,163 @@
+"""Checks one library's values, then times its calls; every rank writes ``rank.N.json`` with what it saw.
+
+For each size: (1) every set of buffers is filled with a pattern and checked after one call. (2) Warm-up. (3) The
+timed calls, over the sets of buffers in turn. Up to LATENCY_BYTES they follow one another at once, for a barrier would
+distort them; above, each buffer is written by its owner before its call, as a backward pass would, and a barrier of
+the library's own separates that from the call. The last timed call is on a pattern and is checked.
+
+The number of calls is given by the driver, so all ranks agree. A wrong value ends the program with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from .distance import Distance
+from .libraries import Library, Slot, load
+from .values import COLLECTIVES, DTYPES, LATENCY_BYTES, Work, bits_of, contribution, expected
+
+__all__ = ["buffer_sets", "main", "measure", "parse_plan"]
+
+ROTATED = 64 << 20  #: bytes of buffers that are used in turn, as long as there are at least two sets
+
+
+def parse_plan(text: str) -> List[Tuple[int, int, int]]:
+    """Return (bytes, timed calls, calls before that) for each size of ``bytes:calls:warmup,…``."""
+    return [(int(a), int(b), int(c)) for a, b, c in (entry.split(":") for entry in text.split(","))]
+
+
+def buffer_sets(nbytes: int, cycle: int) -> int:
+    """Return how many sets of buffers are used in turn: 2 to 4, and every root of a cycle has one."""
+    return cycle * -(-max(2, min(4, ROTATED // nbytes)) // cycle)
+
+
+def fill(slot: Slot, work: Work, rank: int, salt: int) -> None:
+    """Write the pattern that ``check`` expects the result of."""
+    slot.source[:] = contribution(work, rank, salt, slot.root)
+
+
+def check(slot: Slot, work: Work, rank: int, salt: int, returned: Any, when: str) -> None:
+    """Compare every element of a result; the first wrong one ends the program."""
+    got, want = slot.result(returned), expected(work, rank, salt, slot.root)
+    if got.shape == want.shape and np.array_equal(got, want):
+        return
+    index = int(np.flatnonzero(got != want)[0]) if got.shape == want.shape else -1
+    seen = f"{got[index]} instead of {want[index]}" if index >= 0 else f"shape {got.shape} instead of {want.shape}"
+    unit = "" if work.dtype == "float32" else f" (bits of {work.dtype})"
+    print(
+        f"wrong value: rank {rank}, {work.collective} of {work.nbytes} bytes, {when}: first wrong index {index}: "
+        f"{seen}{unit}",
+        file=sys.stderr,
+        flush=True,
+    )
+    sys.exit(1)
+
+
+def back_to_back(slots: List[Slot], last: Slot, calls: int, cycle: int) -> Tuple[List[float], float, Any]:
+    """Time ``calls`` calls, ``cycle`` of them at a time; return seconds per call, CPU seconds, the last result."""
+    runs = [slots[i % len(slots)].run for i in range(calls)]
+    runs[-1] = last.run
+    clock = time.perf_counter_ns
+    seconds: List[float] = []
+    returned: Any = None
+    cpu = time.process_time()
+    if cycle == 1:
+        for run in runs:
+            start = clock()
+            returned = run()
+            seconds.append((clock() - start) * 1e-9)
+    else:
+        for first in range(0, calls, cycle):
+            start = clock()
+            for run in runs[first : first + cycle]:
+                returned = run()
+            seconds.append((clock() - start) * 1e-9 / cycle)
+    return seconds, time.process_time() - cpu, returned
+
+
+def after_barriers(
+    library: Library, work: Work, slots: List[Slot], calls: int, last_salt: int
+) -> Tuple[List[float], float, Any]:
+    """Time ``calls`` calls, each after its buffer was written and all ranks have met; returns as ``back_to_back``."""
+    clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
+    one = bits_of(work.dtype, np.ones(1))[0]
+    seconds: List[float] = []
+    cpu, returned = 0, None
+    for i in range(calls):
+        slot = slots[i % len(slots)]
+        returned = None  # a result that the library made is freed here, outside of the timed region
+        if i == calls - 1 and last_salt:
+            fill(slot, work, library.rank, last_salt)
+        else:
+            slot.source.fill(one)
+        library.barrier()
+        cpu_start = cpu_clock()
+        start = clock()
+        returned = slot.run()
+        end = clock()
+        cpu += cpu_clock() - cpu_start
+        seconds.append((end - start) * 1e-9)
+    return seconds, cpu * 1e-9, returned
+
+
+def measure(library: Library, work: Work, calls: int, warmup: int, distance: Distance) -> Dict[str, Any]:
+    """Return the seconds of each call, the CPU seconds of all, how many they were, and the distances around them."""
+    rank, nbytes = library.rank, work.nbytes
+    # A small broadcast's root is done before the others have it; so each rank is root in turn, and a cycle is timed.
+    cycle = work.size if work.collective == "broadcast" and nbytes <= LATENCY_BYTES else 1
+    calls = cycle * -(-calls // cycle)
+    slots = [library.slot(work, i % work.size) for i in range(buffer_sets(nbytes, cycle))]
+    for salt, slot in enumerate(slots):
+        fill(slot, work, rank, salt)
+        check(slot, work, rank, salt, slot.run(), f"buffers {salt}, before timing")
+    salt = len(slots)
+    gc.collect()
+    gc.disable()
+    if nbytes <= LATENCY_BYTES:
+        last = library.slot(work, (calls - 1) % work.size)
+        for slot in [*slots, last]:
+            slot.source.fill(0)  # sums of it stay 0, however often
+        library.barrier()
+        back_to_back(slots, last, cycle * -(-max(1, warmup) // cycle), cycle)
+        fill(last, work, rank, salt)
+        library.barrier()
+        before = distance.round_trip()
+        seconds, cpu, returned = back_to_back(slots, last, calls, cycle)
+    else:
+        after_barriers(library, work, slots, warmup, 0)
+        last = slots[(calls - 1) % len(slots)]
+        before = distance.round_trip()
+        seconds, cpu, returned = after_barriers(library, work, slots, calls, salt)
+    probes = [before, distance.round_trip()]
+    gc.enable()
+    check(last, work, rank, salt, returned, "the last timed call")
+    return {"seconds": seconds, "cpu": cpu, "calls": calls, "probes": probes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--collective", required=True, choices=COLLECTIVES)
+    parser.add_argument("--dtype", required=True, choices=sorted(DTYPES))
+    parser.add_argument("--plan", required=True, type=parse_plan, help="bytes:calls:warmup, for each size")
+    parser.add_argument("--output", required=True, type=Path, help="directory for rank.N.json")
+    parser.add_argument("--probe-library", default="", help="native/probe.cc, compiled; without it no distances")
+    parser.add_argument("--probe", default="", help="file of zeros that the ranks share for it")
+    arguments = parser.parse_args()
+    library = load(arguments.library)
+    distance = Distance(arguments.probe_library, arguments.probe, library.rank)
+    sizes = {}
+    for nbytes, calls, warmup in arguments.plan:
+        work = Work(arguments.collective, arguments.dtype, nbytes // DTYPES[arguments.dtype], library.size)
+        sizes[str(nbytes)] = measure(library, work, calls, warmup, distance)
+    written = {"rank": library.rank, "version": library.version, "sizes": sizes}
+    (arguments.output / f"rank.{library.rank}.json").write_text(json.dumps(written))
+    library.finish()

@@ -1,0 +1,45 @@
+"""The ``ddl`` command line: ``ddl TOOL …``. One line of ``TOOLS`` per tool; only the one that is asked for is loaded.
+
+A tool is a module with ``add_arguments(parser, rest)``, where ``rest`` is what follows the tool's name, and
+``run(arguments)``, which returns the exit status: 0, or 1 for a result that is not as it should be. Bad usage, which
+a tool reports with ``ConfigError``, ends with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Dict, Optional, Sequence, Tuple
+
+from ddl._version import __version__
+from ddl.errors import ConfigError, Error
+
+__all__ = ["main"]
+
+TOOLS: Dict[str, Tuple[str, str]] = {
+    "bench": ("ddl.tools.bench.command", "measure collectives, or a training step, against other libraries"),
+}
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run ``ddl``; return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="ddl", description="Tools around DDL.")
+    parser.add_argument("--version", action="version", version=f"ddl {__version__}")
+    tools = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
+    asked = next((word for word in words if not word.startswith("-")), "")
+    for name, (module, text) in TOOLS.items():
+        one = tools.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == asked:
+            importlib.import_module(module).add_arguments(one, words[words.index(name) + 1 :])
+    arguments = parser.parse_args(words)
+    try:
+        status: int = importlib.import_module(TOOLS[arguments.tool][0]).run(arguments)
+    except ConfigError as error:
+        print(f"ddl {arguments.tool}: {error}", file=sys.stderr)
+        return 2
+    except (Error, OSError) as error:
+        print(f"ddl {arguments.tool}: {error}", file=sys.stderr)
+        return 1
+    return status

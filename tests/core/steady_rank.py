@@ -1,0 +1,153 @@
+"""What test_steady_state.py runs as a rank, with steady_counter.c preloaded: calls something over and over, in windows,
+and prints as JSON which of the counted functions the core has called in each.
+
+usage: steady_rank.py LIBRARY NAME WINDOWS
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from itertools import repeat
+from typing import Any, Callable, Dict, List, Tuple
+
+import numpy as np
+
+import ddl
+from ddl import _core
+
+KIB, MIB = 1 << 10, 1 << 20
+KINDS = ("allocations", "mutexes", "system calls")
+
+
+class Counter:
+    """The counts of the preloaded library, of calls that come from the core or from the C++ library for it."""
+
+    def __init__(self, library: str) -> None:
+        self._library = ctypes.CDLL(library)
+        self._library.steady_watch.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+        self._library.steady_name.restype = ctypes.c_char_p
+        self._library.steady_calls.restype = ctypes.c_long
+        self.watched = 0
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                if _core.__file__ in line or "/libstdc++" in line:
+                    begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+                    self._library.steady_watch(begin, end)
+                    self.watched += 1
+
+    def read(self) -> Dict[Tuple[str, str], int]:
+        """(kind, function) -> calls so far"""
+        library = self._library
+        return {
+            (KINDS[library.steady_kind(i)], library.steady_name(i).decode()): library.steady_calls(i)
+            for i in range(library.steady_functions())
+        }
+
+
+def array(nbytes: int, shared: bool) -> np.ndarray:
+    x = ddl.empty(nbytes // 4, np.float32) if shared else np.empty(nbytes // 4, np.float32)
+    x[:] = 1
+    return x
+
+
+def prepared(nbytes: int, shared: bool) -> Callable[[], Any]:
+    return ddl.prepare_allreduce(array(nbytes, shared))
+
+
+def blocking(verb: str, nbytes: int) -> Callable[[], Any]:
+    x, size = array(nbytes, shared=True), ddl.size()
+    part = array(nbytes // size, shared=True)
+    calls: Dict[str, Callable[[], Any]] = {
+        "allreduce_": lambda: ddl.allreduce_(x),
+        "allreduce": lambda: ddl.allreduce(x),
+        "broadcast_": lambda: ddl.broadcast_(x, root=1),
+        "reducescatter": lambda: ddl.reducescatter(x, out=part),
+        "allgather": lambda: ddl.allgather(part, out=x),
+        "alltoall": lambda: ddl.alltoall(x, out=x.copy()),
+        "barrier": ddl.barrier,
+    }
+    return calls[verb]
+
+
+def taking_turns() -> Callable[[], Any]:
+    """Small operations of different kinds, each of which the core might keep something of."""
+    x, small, part, out = np.ones(100), np.ones(1), np.ones(8, np.float32), np.empty(8 * ddl.size(), np.float32)
+    steps = [ddl.prepare_allreduce(x), ddl.prepare_allreduce(small)]
+
+    def call() -> None:
+        steps[0]()
+        ddl.barrier()
+        ddl.allgather(part, out=out)
+        steps[1]()
+        ddl.broadcast_(x)
+
+    return call
+
+
+#: name: (what is called, how often in a window: for a millisecond or some)
+CASES: Dict[str, Tuple[Callable[[], Callable[[], Any]], int]] = {
+    "8 B shared": (lambda: prepared(8, True), 2000),
+    "8 B private": (lambda: prepared(8, False), 2000),
+    "1 KiB shared": (lambda: prepared(KIB, True), 2000),
+    "1 KiB private": (lambda: prepared(KIB, False), 2000),
+    "64 KiB shared": (lambda: prepared(64 * KIB, True), 300),
+    "64 KiB private": (lambda: prepared(64 * KIB, False), 300),
+    "4 MiB shared": (lambda: prepared(4 * MIB, True), 10),
+    "4 MiB private": (lambda: prepared(4 * MIB, False), 10),
+    **{verb: (lambda verb=verb: blocking(verb, 64), 1000) for verb in ("allreduce_", "allreduce", "broadcast_")},
+    **{verb: (lambda verb=verb: blocking(verb, 64), 1000) for verb in ("reducescatter", "allgather", "alltoall")},
+    "barrier": (lambda: blocking("barrier", 64), 1000),
+    "allreduce_ 64 KiB": (lambda: blocking("allreduce_", 64 * KIB), 200),
+    "taking turns": (taking_turns, 300),
+    "tcp 8 B": (lambda: prepared(8, False), 100),
+    "tcp 64 KiB": (lambda: prepared(64 * KIB, False), 20),
+    "tcp 4 MiB": (lambda: prepared(4 * MIB, False), 2),
+    "late": (lambda: late, 3),
+}
+
+
+def late() -> None:
+    """Something that must be counted: rank 1 is late, so rank 0 sleeps in the kernel."""
+    if ddl.rank() == 1:
+        time.sleep(0.05)
+    ddl.barrier()
+
+
+def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Dict[str, int]]]:
+    """kind -> function -> calls, for each window; functions that were not called are left out."""
+    make, times = CASES[name]
+    call = make()
+    for _ in repeat(None, max(50, times)):  # until connections, buffers and plans are there
+        call()
+    found = []
+    for _ in range(windows):
+        time.sleep(0.003)  # who has slept gets a core at once, also on a machine with other things to do
+        ddl.barrier()  # both begin at about the same time
+        call()
+        before = counter.read()
+        for _ in repeat(None, times):
+            call()
+        after = counter.read()
+        calls: Dict[str, Dict[str, int]] = {kind: {} for kind in KINDS}
+        for (kind, function), number in after.items():
+            if number != before[kind, function]:
+                calls[kind][function] = number - before[kind, function]
+        found.append(calls)
+    return found
+
+
+def main() -> None:
+    library, name, windows = sys.argv[1:]
+    ddl.init()
+    counter = Counter(library)
+    assert counter.watched > 0, "the core is nowhere in memory"
+    print(json.dumps(measure(counter, name, int(windows))), flush=True)
+    ddl.barrier()
+    ddl.shutdown()
+
+
+if __name__ == "__main__":
+    main()

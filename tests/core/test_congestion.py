@@ -1,0 +1,128 @@
+"""DDL_TCP_CONGESTION: what data connections get, what is left alone, and how a name that makes no sense is told."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Iterator, List, Tuple
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+
+import ddl
+from ddl.bootstrap.connect import choose_congestion_control
+
+pytestmark = pytest.mark.processes
+
+KIB = 1 << 10
+
+
+def usable() -> List[str]:
+    """Names that this process may set."""
+    names = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    return names if os.geteuid() == 0 else [name for name in names if name in allowed]
+
+
+def control_of(sock: socket.socket) -> str:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+@pytest.fixture
+def pair() -> Iterator[Tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as one:
+            other, _ = listener.accept()
+            with other:
+                yield one, other
+
+
+def test_system_leaves_it(pair: Tuple[socket.socket, socket.socket]) -> None:
+    for sock, name in itertools.product(pair, usable()):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        choose_congestion_control(sock, "system")
+        assert control_of(sock) == name
+
+
+def test_a_name_is_set(pair: Tuple[socket.socket, socket.socket]) -> None:
+    assert "reno" in usable()
+    for sock, name in itertools.product(pair, usable()):
+        choose_congestion_control(sock, name)
+        assert control_of(sock) == name
+
+
+def test_auto_replaces_bbr_on_a_short_way_and_nothing_else(pair: Tuple[socket.socket, socket.socket]) -> None:
+    pair[0].sendall(b"x")  # so that there is a round trip to be known
+    assert pair[1].recv(1) == b"x"
+    for sock, name in itertools.product(pair, usable()):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        choose_congestion_control(sock, "auto")
+        wanted = next(known for known in ("cubic", "reno") if known in usable()) if name == "bbr" else name
+        assert control_of(sock) == wanted
+
+
+@pytest.mark.parametrize("name", ["nonsense", "x" * 40, "Cubic"])
+def test_a_name_that_the_kernel_refuses(pair: Tuple[socket.socket, socket.socket], name: str) -> None:
+    before = control_of(pair[0])
+    with pytest.raises(ddl.ConfigError, match=f"DDL_TCP_CONGESTION='{name}'.*allowed_congestion_control"):
+        choose_congestion_control(pair[0], name)
+    assert control_of(pair[0]) == before
+
+
+def test_a_unix_socket_has_none() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        for name in ("auto", "system", "nonsense"):
+            choose_congestion_control(one, name)
+
+
+def controls() -> List[str]:
+    """Of all connections that carry a large operation; the connection to the store is none of them."""
+    ddl.allreduce(np.ones(400_000))
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry))) as sock:
+                if sock.family != socket.AF_INET or sock.type != socket.SOCK_STREAM:
+                    continue
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                if info[0] == 1 and int.from_bytes(info[128:136], "little") > 64 * KIB:
+                    found.append(control_of(sock))
+        except OSError:
+            continue
+    ddl.barrier()  # a rank that ends closes its connections
+    return sorted(found)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "system", "reno", "cubic"])
+def test_data_connections_have_what_was_asked_for(wanted: str) -> None:
+    if wanted not in ("auto", "system", *usable()):
+        pytest.skip(f"this kernel has no {wanted}")
+    default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    expected = {"system": default, "auto": "cubic" if default == "bbr" else default}.get(wanted, wanted)
+    for found in ranks.run(2, controls, **connected("tcp", DDL_TCP_CONGESTION=wanted)):
+        assert found and set(found) == {expected}, found
+
+
+def nonsense() -> Tuple[str, str, float]:
+    start = time.monotonic()
+    try:
+        ddl.init()
+        ddl.allreduce(np.ones(300_000))
+    except ddl.Error as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "returned", "", 0.0
+
+
+def test_nonsense_is_told_to_every_rank_and_nothing_hangs() -> None:
+    job = connected("tcp", DDL_TCP_CONGESTION="nonsense", DDL_START_TIMEOUT="3", DDL_TIMEOUT="15", DDL_LOG="error")
+    for kind, text, took in ranks.run(2, nonsense, initialise=False, **job):
+        assert kind in ("ConfigError", "PeerLost") and "DDL_TCP_CONGESTION='nonsense'" in text, (kind, text)
+        assert took < 8, f"told after {took:.1f} s"

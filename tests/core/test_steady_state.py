@@ -1,0 +1,271 @@
+"""Steady state costs nothing: no allocation, no mutex, no system call of the core's; and nobody burns a core waiting.
+
+The ranks run with a small library preloaded that counts (steady_counter.c); what they call stands in steady_rank.py.
+A machine may take a core away from a rank, and then the other one yields, then sleeps, and then looks after its peers.
+So they are counted in many short windows: there must be one without any system call, and no window without sleep may
+have an allocation or a mutex.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List
+
+import numpy as np
+import psutil
+import pytest
+import ranks
+from core.jobs import connected
+
+import ddl
+from ddl import _core
+from ddl.bootstrap.store import StoreServer
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores for this"),
+]
+
+HERE = Path(__file__).resolve().parent
+WINDOWS = 60
+Calls = List[List[Dict[str, Dict[str, int]]]]  # rank -> window -> kind -> function -> calls
+
+#: What the core may import without being counted: they enter the kernel neither by themselves nor to wait.
+HARMLESS = {
+    *("free", "getpid", "__register_atfork", "pthread_mutex_unlock", "pthread_once", "sysconf", "clock_gettime"),
+    *("memchr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strerror_r"),
+    *("abort", "bcmp", "snprintf", "vsnprintf", "__errno_location", "__tls_get_addr", "__libc_single_threaded"),
+    *(
+        "__stack_chk_fail",
+        "__dynamic_cast",
+        "__once_proxy",
+        "__gmon_start__",
+        "__gxx_personality_v0",
+        "_dl_find_object",
+    ),
+}
+#: Of the C++ library: those that could wait or enter the kernel.
+WAITS = re.compile("condition_variable|mutex|sleep|semaphore|future|random_device|filebuf|fstream|filesystem")
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that counts, built here."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C compiler to build the counting library with")
+    library = tmp_path_factory.mktemp("steady") / "steady_counter.so"
+    flags = ["-x", "c", "-std=gnu11", "-O1", "-fno-builtin", "-shared", "-fPIC"]
+    command = [compiler, *flags, "-o", str(library), str(HERE / "steady_counter.c"), "-ldl"]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    if "__libc_malloc" in built.stderr:
+        pytest.skip("this C library is not glibc")
+    assert built.returncode == 0, built.stderr
+    return library
+
+
+def run_ranks(counter: Path, case: str, windows: int = WINDOWS, **env: str) -> Calls:
+    """Run ``case`` on two ranks; each is a process of its own from the start, so that it can be preloaded."""
+    secret = secrets.token_bytes(32)
+    with StoreServer(secret, 2) as store:
+        processes = []
+        for rank in range(2):
+            variables = {**os.environ, **ranks.environment(rank, 2, store.address, secret.hex()), **env}
+            variables.update({"LD_PRELOAD": str(counter), "DDL_TIMEOUT": "20"})
+            variables["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+            program = [sys.executable, str(HERE / "steady_rank.py"), str(counter), case, str(windows)]
+            process = subprocess.Popen(
+                program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            processes.append(process)
+        try:
+            said = [process.communicate(timeout=50) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    for process, (_, errors) in zip(processes, said):
+        assert process.returncode == 0, errors
+    return [json.loads(output) for output, _ in said]
+
+
+def found(answers: Calls, kind: str) -> List[Dict[str, int]]:
+    """What both ranks called of ``kind``, for each window."""
+    return [
+        {f"rank {rank}: {function}": number for rank, one in enumerate(both) for function, number in one[kind].items()}
+        for both in zip(*answers)
+    ]
+
+
+def check_windows(answers: Calls) -> List[Dict[str, int]]:
+    """Check that no window in which nobody slept has an allocation or a mutex; return the system calls of all."""
+    allocations, mutexes, calls = (found(answers, kind) for kind in ("allocations", "mutexes", "system calls"))
+    assert len(calls) == WINDOWS
+    awake = [
+        number for number, one in enumerate(calls) if not any(name.endswith((": syscall", ": poll")) for name in one)
+    ]
+    assert awake, f"somebody slept in every window: {calls}"
+    costs = {number: (allocations[number], mutexes[number]) for number in awake}
+    assert set(map(str, costs.values())) == {"({}, {})"}, f"windows that cost something: {costs}"
+    return calls
+
+
+def check_free(answers: Calls) -> None:
+    """No allocation, no mutex; and one window without anything at all."""
+    calls = check_windows(answers)
+    assert {} in calls, f"the core made system calls in each of {WINDOWS} windows: {calls}"
+
+
+PREPARED = [f"{size} {memory}" for size in ("8 B", "1 KiB", "64 KiB", "4 MiB") for memory in ("shared", "private")]
+
+
+@pytest.mark.parametrize("case", PREPARED)
+def test_a_prepared_operation_costs_nothing(counter: Path, case: str) -> None:
+    check_free(run_ranks(counter, case))
+
+
+VERBS = [
+    "allreduce_",
+    "allreduce",
+    "allreduce_ 64 KiB",
+    "broadcast_",
+    "reducescatter",
+    "allgather",
+    "alltoall",
+    "barrier",
+    "taking turns",
+]
+
+
+@pytest.mark.parametrize("case", VERBS)
+def test_a_blocking_call_allocates_nothing(counter: Path, case: str) -> None:
+    check_free(run_ranks(counter, case))
+
+
+@pytest.mark.parametrize("case", ["tcp 8 B", "tcp 64 KiB", "tcp 4 MiB"])
+def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
+    for calls in check_windows(run_ranks(counter, case, DDL_SHM="0")):
+        functions = {name.split(": ")[1] for name in calls}
+        assert {"sendmsg", "readv"} <= functions <= {"sendmsg", "readv", "sched_yield", "poll", "eventfd_read"}, calls
+
+
+def test_the_counter_counts(counter: Path) -> None:
+    """Rank 0 waits for a late one three times: it must be seen to yield, and then to sleep, which is a system call."""
+    for calls in found(run_ranks(counter, "late", windows=2), "system calls"):
+        assert calls.get("rank 0: syscall", 0) >= 3 and calls.get("rank 0: sched_yield", 0) >= 3, calls
+
+
+def test_what_the_core_imports_is_counted_or_harmless() -> None:
+    """A call that is new to the core must be put on one of the lists."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no nm to look into the core with")
+    listing = subprocess.run(
+        [nm, "-D", "--undefined-only", "--format=posix", _core.__file__], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[0].split("@")[0] for line in listing.stdout.splitlines()}
+    if any(name.startswith(("__asan", "__tsan", "__ubsan")) for name in names):
+        pytest.skip("built with a sanitizer, which brings functions of its own")
+    text = (HERE / "steady_counter.c").read_text()
+    counted = set(re.findall(r"^(?:COUNTED\(\w+, |ALLOCATOR\(|int )(\w+)", text, re.MULTILINE))
+    assert {"malloc", "posix_memalign", "sendmsg", "syscall"} <= counted
+    assert {"malloc", "memcpy", "sched_yield"} & names, f"nm shows none of what must be there: {sorted(names)[:20]}"
+    cplusplus = {name for name in names if name.startswith(("_Z", "__cxa_", "_Unwind_", "_ITM_"))}
+    assert not [name for name in cplusplus if WAITS.search(name)]
+    of_c = {re.sub(r"^__(\w+)_chk$", r"\1", name) for name in names - cplusplus if not re.match("_?Py", name)}
+    unknown = of_c - counted - HARMLESS
+    assert not unknown, f"neither counted by steady_counter.c nor known to be harmless: {sorted(unknown)}"
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+def idle() -> float:
+    """The share of a core that this process uses while it does nothing, after it has done everything."""
+    x, large = np.ones(4), np.ones(300_000)
+    for _ in range(50):
+        ddl.allreduce_(x)
+        ddl.allreduce_async(large).wait()
+    ddl.barrier()
+    before, start = psutil.Process().cpu_times(), time.monotonic()
+    time.sleep(2)
+    after = psutil.Process().cpu_times()
+    return (after.user + after.system - before.user - before.system) / (time.monotonic() - start)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_an_idle_job_uses_no_core(transport: str) -> None:
+    size = 4 if transport == "hybrid" else 2
+    shares = ranks.run(size, idle, **connected(transport))
+    # The clock ticks every 10 ms, so one tick more than 1 % may be seen.
+    assert max(shares) <= 0.015, shares
+
+
+def wait_for_a_late_rank() -> List[float]:
+    """(seconds of processor time, seconds) in a barrier to which the last rank comes 2 s late."""
+    for _ in range(50):
+        ddl.barrier()
+    if ddl.rank() == ddl.size() - 1:
+        time.sleep(2)
+    used, start = time.process_time(), time.monotonic()
+    ddl.barrier()
+    return [time.process_time() - used, time.monotonic() - start]
+
+
+@pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("tcp", 2), ("hybrid", 4)])
+def test_waiting_for_a_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
+    for used, waited in ranks.run(size, wait_for_a_late_rank, **connected(transport))[:-1]:
+        assert waited > 1.9
+        assert used < 0.05 * waited, f"{used:.3f} s of processor time in {waited:.2f} s"
+
+
+def wake_up(times: int) -> List[float]:
+    """Seconds from when rank 0 comes to a rank that sleeps in a barrier, to that rank's answer."""
+    took = []
+    for _ in range(times):
+        ddl.barrier()
+        if ddl.rank() == 0:
+            time.sleep(0.06)
+        start = time.perf_counter()
+        ddl.barrier()  # wakes rank 1
+        ddl.barrier()  # rank 1 has answered
+        took.append(time.perf_counter() - start)
+    return took
+
+
+def test_a_sleeping_rank_wakes_up_quickly() -> None:
+    took = ranks.run(2, wake_up, 20)[0]
+    print("woken within", [f"{seconds * 1e6:.0f} us" for seconds in sorted(took)])
+    assert statistics.median(took) < 200e-6, sorted(took)
+
+
+def crowded(times: int) -> List[float]:
+    """(seconds, voluntary and other switches) for small operations of more ranks than there are cores."""
+    step = ddl.prepare_allreduce(np.ones(1))
+    for _ in range(20):
+        step()
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    for _ in range(times):
+        step()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    switches = [after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw]
+    return [time.monotonic() - start, *switches]
+
+
+def test_more_ranks_than_cores_get_on() -> None:
+    size = 2 * len(os.sched_getaffinity(0))
+    if size > 16:
+        pytest.skip("that many ranks are no test of a small machine")
+    answers = ranks.run(size, crowded, 2000)
+    print("seconds, voluntary switches, others:", answers)
+    assert max(seconds for seconds, *_ in answers) < 10, answers

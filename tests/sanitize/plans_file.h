@@ -1,0 +1,94 @@
+// Reads the plans that threads.py wrote: numbers in the order of Plan's fields, a list as its length and its
+// elements.
+#pragma once
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/communicator.h"
+
+namespace ddl::test {
+
+// The lines of the selection table of one rank, by collective and root.
+using Choices = std::map<std::pair<Collective, int>, std::vector<Choice>>;
+
+class PlansFile {
+ public:
+  explicit PlansFile(const std::string& path) : in_(path) {}
+
+  // choices[rank]
+  std::vector<Choices> read() {
+    const auto size = static_cast<int>(number());
+    std::vector<Choices> all(static_cast<size_t>(size));
+    for (uint64_t n = number(); n > 0; --n) {
+      const auto rank = static_cast<int>(number());
+      const auto collective = static_cast<Collective>(number());
+      const auto root = static_cast<int>(number());
+      Choice choice;
+      choice.max_bytes = number();
+      choice.lane = static_cast<LaneId>(number());
+      choice.piece_bytes = number();
+      choice.plan = plan(rank, size);
+      all[static_cast<size_t>(rank)][{collective, root}].push_back(choice);
+    }
+    return all;
+  }
+
+ private:
+  uint64_t number() {
+    uint64_t value = 0;
+    if (!(in_ >> value)) throw std::runtime_error("the file of plans ends too early, or holds what is no number");
+    return value;
+  }
+
+  template <class T>
+  std::vector<T> list() {
+    std::vector<T> values(number());
+    for (T& value : values) value = static_cast<T>(number());
+    return values;
+  }
+
+  Step step() {
+    Step step;
+    step.kind = static_cast<StepKind>(number());
+    step.src = static_cast<BufferId>(number());
+    step.dst = static_cast<BufferId>(number());
+    step.final = number() != 0;
+    step.phase = static_cast<uint8_t>(number());
+    step.peers = list<int>();
+    step.src_blocks = list<uint32_t>();
+    step.dst_blocks = list<uint32_t>();
+    step.theirs.resize(number());
+    for (Remote& remote : step.theirs) {
+      remote.table = static_cast<uint32_t>(number());
+      remote.blocks = list<uint32_t>();
+    }
+    return step;
+  }
+
+  std::shared_ptr<const Plan> plan(int rank, int size) {
+    auto plan = std::make_shared<Plan>();
+    plan->split = number() != 0;
+    plan->parts = static_cast<uint32_t>(number());
+    plan->tables.resize(number());
+    for (auto& table : plan->tables) table = list<uint32_t>();
+    for (uint32_t& table : plan->mine) table = static_cast<uint32_t>(number());
+    for (bool& exposed : plan->exposed) exposed = number() != 0;
+    plan->channels.resize(number());
+    for (auto& steps : plan->channels) {
+      steps.resize(number());
+      for (Step& one : steps) one = step();
+    }
+    plan->finish(rank, size);
+    return plan;
+  }
+
+  std::ifstream in_;
+};
+
+}  // namespace ddl::test

@@ -1,0 +1,106 @@
+"""Builds and runs ranks_as_threads.cc with the plans that the planners make for a few layouts.
+
+ThreadSanitizer follows one process. Ranks that are processes are each watched alone, so nothing of what orders one
+rank's writes before another's reads is checked there; here all ranks are threads of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator, List, Optional, Tuple
+from unittest import mock
+
+from builds import HERE, ROOT, Build
+
+#: Ranks, DDL_ALGORITHM, operations: the table's choice; every size by two meets; everything through byte rings.
+CASES = (
+    (2, "", 6000),
+    (3, "", 3000),
+    (4, "", 3000),
+    (3, "direct", 2000),
+    (2, "ring", 3000),
+    (4, "recursive_doubling", 2000),
+)
+SEED = 1
+LIMIT_S = 170
+_LEFT_OUT = ("csrc/python/", "csrc/memory/peer_memory.cc", "_x86.cc")  # the generic kernels: they build faster
+
+
+def _sources() -> List[Path]:
+    found = sorted((ROOT / "csrc").rglob("*.cc"))
+    core = [path for path in found if not any(part in str(path.relative_to(ROOT)) for part in _LEFT_OUT)]
+    return [HERE / "ranks_as_threads.cc", HERE / "in_process_memory.cc", *core]
+
+
+def _program(build: Build) -> Path:
+    target = build.folder / "ranks_as_threads"
+    headers = [*(ROOT / "csrc").rglob("*.h"), *HERE.glob("*.h")]
+    build.compile(target, _sources(), headers, f"-I{ROOT / 'csrc'}", f"-I{HERE}")
+    return target
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Flatten what lower() hands to the core: a list becomes its length and its elements; a tuple only its elements."""
+    if isinstance(value, list):
+        yield len(value)
+    if isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _numbers(element)
+    else:
+        yield int(value)
+
+
+def plans(size: int, algorithm: str) -> str:
+    """Return all plans of a job of ``size`` ranks that share memory, as plans_file.h reads them."""
+    from ddl import _core
+    from ddl.plan import build, layout
+    from ddl.plan.ir import Collective
+    from ddl.plan.lower import lower, one_message
+    from ddl.topology import Topology
+    from ddl.tuning.select import select
+
+    topology = Topology.flat(size, shared=True)
+    lines: List[Tuple[Any, ...]] = []
+
+    def add(rank: int, collective: Collective, root: int, max_bytes: int, lane: int, piece: int, plan: Any) -> None:
+        fixed = (tuple(plan["mine"]), tuple(plan["exposed"]))
+        lines.append(
+            (rank, int(collective), root, max_bytes, lane, piece, plan["split"], plan["parts"], plan["tables"])
+            + (*fixed, plan["channels"])
+        )
+
+    with mock.patch.object(_core, "Plan", lambda **fields: fields):
+        for rank in range(size):
+            for collective in Collective:
+                if collective in (Collective.SEND, Collective.RECV):
+                    for peer in set(range(size)) - {rank}:
+                        plan = one_message(collective, rank, size, peer)
+                        add(rank, collective, peer, 2**63, _core.LANE_POINT_TO_POINT, 0, plan)
+                    continue
+                for root in range(size if collective in layout.ROOTED else 1):
+                    for line in select(collective, topology, algorithm):
+                        lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
+                        plan = lower(build(collective, line.algorithm, topology, rank, root), topology)
+                        # Small pieces, so that operations have several.
+                        add(rank, collective, root, line.max_bytes, lane, min(line.piece_bytes, 65536), plan)
+    return "\n".join(" ".join(map(str, _numbers(part))) for part in [(size, len(lines)), *lines])
+
+
+def run_ranks_as_threads(build: Build) -> Optional[str]:
+    """Return what went wrong, if anything did; reports lie where all reports lie."""
+    program = _program(build)
+    for size, algorithm, operations in CASES:
+        name = f"{size}-{algorithm or 'table'}"
+        path = build.folder / f"plans-{name}"
+        code = f"import threads; open({str(path)!r}, 'w').write(threads.plans({size}, {algorithm!r}))"
+        env = build.environment()
+        env["PYTHONPATH"] += os.pathsep + str(HERE)
+        subprocess.run(build.program(sys.executable, "-c", code), cwd=build.folder, env=env, check=True)
+        line = build.program(str(program), str(path), str(operations), str(SEED))
+        ended = subprocess.run(line, cwd=build.folder, env=build.environment(), check=False, timeout=LIMIT_S)
+        if ended.returncode != 0:
+            return f"ranks as threads ({name}) ended with status {ended.returncode}"
+    return None
