@@ -241,7 +241,8 @@ bool Executor::previous_turn_read() const {
 
 void Executor::describe(Post* post) const {
   const Descriptor& wire = operation_->wire;
-  post->flag.store(flag_of(turn_, 0), std::memory_order_relaxed);
+  // Released also for who waits for the end of the turn before the last and finds this instead.
+  post->flag.store(flag_of(turn_, 0), std::memory_order_release);
   post->signature = wire.signature();
   post->count = wire.count;
   post->sequence = wire.sequence;

@@ -33,6 +33,7 @@ class PlansFile {
       choice.max_bytes = number();
       choice.lane = static_cast<LaneId>(number());
       choice.piece_bytes = number();
+      choice.in_flight = static_cast<uint32_t>(number());
       choice.plan = plan(rank, size);
       all[static_cast<size_t>(rank)][{collective, root}].push_back(choice);
     }
@@ -78,7 +79,9 @@ class PlansFile {
     plan->tables.resize(number());
     for (auto& table : plan->tables) table = list<uint32_t>();
     for (uint32_t& table : plan->mine) table = static_cast<uint32_t>(number());
-    for (bool& exposed : plan->exposed) exposed = number() != 0;
+    for (std::vector<bool>& blocks : plan->exposed) {
+      for (const uint32_t exposed : list<uint32_t>()) blocks.push_back(exposed != 0);
+    }
     plan->channels.resize(number());
     for (auto& steps : plan->channels) {
       steps.resize(number());

@@ -26,7 +26,15 @@ namespace ddl::test {
 namespace {
 
 constexpr size_t kUnderWay = 6;
-const Interrupted kNever = [] { return false; };
+
+// A thread that nobody interrupts.
+class Patient final : public Caller {
+ public:
+  void let_go() override {}
+  bool interrupted() override { return false; }
+};
+
+using Submitted = std::shared_ptr<Operation>;
 
 // All ranks meet here outside of what is tested: to exchange boards, and before anything is torn down.
 class Meeting {
@@ -125,23 +133,24 @@ class Rank {
     shared_.meeting.meet();
   }
 
-  Submitted submit(const Drawn& drawn, Collective collective, int root, Buffer* input, Buffer* output) {
-    Request request;
-    request.descriptor.collective = collective;
-    request.descriptor.dtype = DType::kInt64;
-    request.descriptor.root = root;
+  Submitted operation(const Drawn& drawn, Collective collective, int root, Buffer* input, Buffer* output) {
+    auto operation = std::make_shared<Operation>();
+    operation->descriptor.collective = collective;
+    operation->descriptor.dtype = DType::kInt64;
+    operation->descriptor.root = root;
     const bool at_root = rank_ == root;
     const bool gathers = collective == Collective::kAllgather || collective == Collective::kGather;
     if (collective != Collective::kBarrier) {
-      request.descriptor.count = request.count = drawn.count;
-      request.bytes = drawn.count * sizeof(Value) * (gathers || collective == Collective::kAlltoall ? size_ : 1);
-      request.part_lengths = {drawn.count};
+      operation->descriptor.count = operation->count = drawn.count;
+      operation->bytes = drawn.count * sizeof(Value) * (gathers || collective == Collective::kAlltoall ? size_ : 1);
+      operation->part_lengths = {drawn.count};
     }
     const bool reads = !(collective == Collective::kBroadcast && !at_root) && collective != Collective::kRecv;
     const bool rooted = collective == Collective::kReduce || collective == Collective::kGather;
-    if (reads && input != nullptr) request.input = input->bytes();
-    if (output != nullptr && (!rooted || at_root)) request.output = output->bytes();
-    return communicator().submit(std::move(request));
+    if (reads && input != nullptr) operation->input = input->bytes();
+    if (output != nullptr && (!rooted || at_root)) operation->output = output->bytes();
+    communicator().prepare(operation.get());
+    return operation;
   }
 
   void begin(const Drawn& drawn) {
@@ -153,32 +162,36 @@ class Rank {
     for (size_t i = 0; i < drawn.count * blocks; ++i) one.input->data()[i] = value(drawn.number, rank_, i);
     if (drawn.collective == Collective::kSend) {
       const int next = (rank_ + 1) % shared_.size, before = (rank_ + shared_.size - 1) % shared_.size;
-      one.submitted.push_back(submit(drawn, Collective::kRecv, before, nullptr, one.output.get()));
-      one.submitted.push_back(submit(drawn, Collective::kSend, next, one.input.get(), nullptr));
+      one.submitted.push_back(operation(drawn, Collective::kRecv, before, nullptr, one.output.get()));
+      one.submitted.push_back(operation(drawn, Collective::kSend, next, one.input.get(), nullptr));
     } else {
       const bool rooted = drawn.collective == Collective::kBroadcast || drawn.collective == Collective::kReduce ||
                           drawn.collective == Collective::kGather;
       one.submitted.push_back(
-          submit(drawn, drawn.collective, rooted ? drawn.root : 0, one.input.get(), one.output.get()));
+          operation(drawn, drawn.collective, rooted ? drawn.root : 0, one.input.get(), one.output.get()));
     }
     if (drawn.background || one.submitted.size() > 1) {
-      for (const Submitted& submitted : one.submitted) communicator().start(submitted);
+      for (const Submitted& submitted : one.submitted) communicator().submit(submitted);
       if (own_() % 5 == 0) {
         one.waited = std::async(std::launch::async, [this, submitted = one.submitted] {
-          for (const Submitted& each : submitted) communicator().wait(each, -1, kNever);
+          Patient patient;
+          for (const Submitted& each : submitted) communicator().wait(*each, -1, &patient);
         });
       }
       under_way_.push_back(std::move(one));
     } else {
-      wait(one.submitted[0], -1);
+      Patient patient;
+      communicator().run(one.submitted[0], &patient);
+      one.submitted[0]->work.check();
       check(&one);
     }
   }
 
   void wait(const Submitted& submitted, Nanoseconds timeout) {
-    while (!communicator().wait(submitted, timeout, kNever)) {
+    Patient patient;
+    while (!communicator().wait(*submitted, timeout, &patient)) {
     }
-    submitted.work->check();
+    submitted->work.check();
   }
 
   void finish(size_t which) {
@@ -219,10 +232,11 @@ class Rank {
     std::thread breaker([this] { communicator().fail(ErrorKind::kAborted, rank_, "broken on purpose", false); });
     for (UnderWay& one : under_way_) {
       if (one.waited.valid()) one.waited.get();
-      communicator().wait(one.submitted[0], -1, kNever);
+      Patient patient;
+      communicator().wait(*one.submitted[0], -1, &patient);
       bool failed = false;
       try {
-        one.submitted[0].work->check();
+        one.submitted[0]->work.check();
       } catch (const Error& error) {
         failed = error.kind() == ErrorKind::kAborted;
       }

@@ -65,10 +65,10 @@ def plans(size: int, algorithm: str) -> str:
     topology = Topology.flat(size, shared=True)
     lines: List[Tuple[Any, ...]] = []
 
-    def add(rank: int, collective: Collective, root: int, max_bytes: int, lane: int, piece: int, plan: Any) -> None:
+    def add(rank: int, collective: Collective, root: int, choice: Tuple[int, int, int, int], plan: Any) -> None:
         fixed = (tuple(plan["mine"]), tuple(plan["exposed"]))
         lines.append(
-            (rank, int(collective), root, max_bytes, lane, piece, plan["split"], plan["parts"], plan["tables"])
+            (rank, int(collective), root, *choice, plan["split"], plan["parts"], plan["tables"])
             + (*fixed, plan["channels"])
         )
 
@@ -78,14 +78,15 @@ def plans(size: int, algorithm: str) -> str:
                 if collective in (Collective.SEND, Collective.RECV):
                     for peer in set(range(size)) - {rank}:
                         plan = one_message(collective, rank, size, peer)
-                        add(rank, collective, peer, 2**63, _core.LANE_POINT_TO_POINT, 0, plan)
+                        add(rank, collective, peer, (2**63, _core.LANE_POINT_TO_POINT, 0, 1), plan)
                     continue
                 for root in range(size if collective in layout.ROOTED else 1):
                     for line in select(collective, topology, algorithm):
                         lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
                         plan = lower(build(collective, line.algorithm, topology, rank, root), topology)
                         # Small pieces, so that operations have several.
-                        add(rank, collective, root, line.max_bytes, lane, min(line.piece_bytes, 65536), plan)
+                        choice = (line.max_bytes, lane, min(line.piece_bytes, 65536), line.in_flight)
+                        add(rank, collective, root, choice, plan)
     return "\n".join(" ".join(map(str, _numbers(part))) for part in [(size, len(lines)), *lines])
 
 

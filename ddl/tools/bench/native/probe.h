@@ -42,20 +42,27 @@ class Probe {
     if (memory != MAP_FAILED) board_ = static_cast<std::atomic<uint64_t>*>(memory);
   }
 
-  // Returns nanoseconds; 0 where nothing is probed or the other side does not answer within a second.
+  // Returns nanoseconds; 0 where nothing is probed or the other side does not answer within a second. Ranks 0 and 1
+  // call it equally often; a count says which call it belongs to, so that one that failed does not spoil the next.
   double round_trip() {
     if (board_ == nullptr) return 0;
+    uint64_t count = ++calls_ << 32;
+    const uint64_t next = (calls_ + 1) << 32;
+    std::atomic<uint64_t>& mine = board_[rank_ == 0 ? 0 : kApart];
+    const std::atomic<uint64_t>& theirs = board_[rank_ == 0 ? kApart : 0];
     double best = 0;
     for (int batch = 0; batch < kBatches; batch++) {
       const double start = now_ns();
       for (int i = 0; i < kRounds; i++) {
-        count_++;
-        if (rank_ == 0) board_[0].store(count_, std::memory_order_release);
-        const std::atomic<uint64_t>& theirs = board_[rank_ == 0 ? kApart : 0];
-        for (int spins = 1; theirs.load(std::memory_order_acquire) < count_; spins++) {
+        count++;
+        if (rank_ == 0) mine.store(count, std::memory_order_release);
+        uint64_t seen = theirs.load(std::memory_order_acquire);
+        for (int spins = 1; seen < count; spins++) {
           if (spins % 65536 == 0 && now_ns() - start > 1e9) return 0;
+          seen = theirs.load(std::memory_order_acquire);
         }
-        if (rank_ == 1) board_[kApart].store(count_, std::memory_order_release);
+        if (seen >= next) return 0;
+        if (rank_ == 1) mine.store(count, std::memory_order_release);
       }
       const double one = (now_ns() - start) / kRounds;
       if (best == 0 || one < best) best = one;
@@ -68,7 +75,7 @@ class Probe {
   static constexpr int kApart = 32;                  // the two counters' distance in words: lines of their own
   std::atomic<uint64_t>* board_ = nullptr;
   const int rank_;
-  uint64_t count_ = 0;
+  uint64_t calls_ = 0;
 };
 
 }  // namespace limit

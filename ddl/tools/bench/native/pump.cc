@@ -202,6 +202,15 @@ class Pump {
   Helper helper_;
 };
 
+// Some systems default to bbr, which paces with timers and halves such a wire; cubic is always there. A connection
+// must start with it: the pacing stays.
+int new_socket() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  if (fd < 0) die(std::string("socket: ") + std::strerror(errno));
+  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
+  return fd;
+}
+
 // Rank 0 listens, rank 1 connects, `count` times.
 std::vector<int> connections(int rank, const Arguments& arguments, long count) {
   sockaddr_in address{};
@@ -209,7 +218,7 @@ std::vector<int> connections(int rank, const Arguments& arguments, long count) {
   address.sin_port = htons(static_cast<uint16_t>(arguments.number("port")));
   if (inet_pton(AF_INET, arguments.text("address").c_str(), &address.sin_addr) != 1) die("bad --address");
   const auto* where = reinterpret_cast<const sockaddr*>(&address);
-  const int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+  const int one = 1, listener = new_socket();
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   if (rank == 0 && (bind(listener, where, sizeof address) != 0 || listen(listener, 64) != 0)) {
     die(std::string("listen: ") + std::strerror(errno));
@@ -223,7 +232,7 @@ std::vector<int> connections(int rank, const Arguments& arguments, long count) {
     if (rank == 0) {
       if (poll(&waiting, 1, 1000) == 1) fd = accept(listener, nullptr, nullptr);
     } else {
-      fd = socket(AF_INET, SOCK_STREAM, 0);
+      fd = new_socket();
       if (connect(fd, where, sizeof address) != 0) {
         close(fd);
         fd = -1;
@@ -232,8 +241,6 @@ std::vector<int> connections(int rank, const Arguments& arguments, long count) {
     }
     if (fd < 0) continue;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    // Some systems default to bbr, which paces with timers and is half as fast on such a wire; cubic is always there.
-    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
     fds.push_back(fd);
   }
   close(listener);

@@ -85,16 +85,17 @@ class Ddl(Library):
             "allreduce": lambda: allreduce_(x, op=total),
             "broadcast": lambda: broadcast_(x, root=root),
         }
-        fresh = {
-            "reducescatter": lambda: reducescatter(x, op=total),
-            "allgather": lambda: allgather(x),
-            "alltoall": lambda: alltoall(x),
+        y, target = self._make(work.output_count, str(x.dtype).replace("torch.", ""))
+        into = {
+            "reducescatter": lambda: reducescatter(x, op=total, out=y),
+            "allgather": lambda: allgather(x, out=y),
+            "alltoall": lambda: alltoall(x, out=y),
         }
         if self.prepared:
             return Slot(bits, ddl.world().prepare_allreduce(x, op=total), lambda _: bits, root)
         if work.collective in in_place:
             return Slot(bits, in_place[work.collective], lambda _: bits, root)
-        return Slot(bits, fresh[work.collective], lambda array: array.view(_storage(work.dtype)), root)
+        return Slot(bits, into[work.collective], lambda _: target, root)
 
     def barrier(self) -> None:
         self.ddl.barrier()

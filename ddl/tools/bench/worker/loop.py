@@ -134,8 +134,10 @@ def measure(library: Library, work: Work, calls: int, warmup: int, distance: Dis
     else:
         after_barriers(library, work, slots, warmup, 0)
         last = slots[(calls - 1) % len(slots)]
+        library.barrier()
         before = distance.round_trip()
         seconds, cpu, returned = after_barriers(library, work, slots, calls, salt)
+    library.barrier()  # some libraries send the rest of a call in the next one
     probes = [before, distance.round_trip()]
     gc.enable()
     check(last, work, rank, salt, returned, "the last timed call")
