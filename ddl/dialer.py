@@ -12,7 +12,7 @@ import time
 from typing import Iterable, List, Set, Tuple
 
 from ddl import _core
-from ddl.bootstrap.connect import choose_congestion_control, connect_data
+from ddl.bootstrap.connect import connect_data
 from ddl.errors import Error
 from ddl.job import Job
 
@@ -75,8 +75,8 @@ class Dialer:
     def _connect(self, peer: int, number: int) -> None:
         hello = {"communicator": self._number, "rank": self._rank, "stream": number}
         address = self._job.peers[self._ranks[peer]].address
-        sock = connect_data(address, self._job.secret, hello, time.monotonic() + _ATTEMPT_SECONDS)
-        choose_congestion_control(sock, self._job.settings.congestion)
+        deadline = time.monotonic() + _ATTEMPT_SECONDS
+        sock = connect_data(address, self._job.secret, hello, deadline, self._job.settings.congestion)
         self._core.add_connection(peer, number, sock.detach())
 
     def _give_up(self, peer: int, error: Exception) -> None:

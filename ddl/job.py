@@ -117,7 +117,7 @@ class Job:
         deadline = time.monotonic() + limit
         store = self._store = StoreClient(identity.store, self.secret, identity.rank, limit)
         watch = WatchClient(identity.store, self.secret, identity.rank, limit)
-        data = listen_data(self.settings.interface or store.local_host)
+        data = listen_data(self.settings.interface or store.local_host, self.settings.congestion)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
         self.agent = Agent(

@@ -14,7 +14,7 @@ constexpr size_t kHeaderBytes = 80;
 constexpr uint32_t kWireMagic = 0x314c4444;  // "DDL1"
 constexpr uint32_t kWireVersion = 2;
 // The longest segment: long enough for few system calls, short enough to be worked on in the second-level cache.
-constexpr uint64_t kSegmentBytes = uint64_t{256} << 10;
+constexpr uint64_t kSegmentBytes = uint64_t{512} << 10;
 
 struct Header {
   uint64_t signature = 0;  // Descriptor::signature

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from ddl import _core
 from ddl.bootstrap.auth import AuthError
-from ddl.bootstrap.connect import Nonce, accept_data, accept_memory, choose_congestion_control
+from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
 from ddl.bootstrap.store import WatchClient
 from ddl.errors import Error
 
@@ -183,13 +183,12 @@ class Agent:
         threading.Thread(target=meet, name="ddl-newcomer", daemon=True).start()
 
     def _welcome_data(self, sock: socket.socket) -> None:
-        hello = accept_data(sock, self._secret)
+        hello = accept_data(sock, self._secret, self._congestion)
         said = [hello.get(key) for key in ("communicator", "rank", "stream")]
         numbers = [value for value in said if isinstance(value, int) and 0 <= value < 2**31]
         if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
-        choose_congestion_control(sock, self._congestion)
         with self._changed:
             if self._closed.is_set():
                 return

@@ -20,9 +20,10 @@ from ddl.bootstrap.auth import prove_as_client, prove_as_server, recv_frame, sen
 from ddl.errors import ConfigError, ProtocolError
 
 __all__ = ["Nonce", "accept_data", "accept_memory", "choose_congestion_control", "connect_data", "connect_memory"]
-__all__ += ["listen_data", "listen_memory"]
+__all__ += ["listen_data", "listen_memory", "reconsider_congestion_control"]
 
 _ACCEPT_SECONDS = 5.0  # a stranger that has not proved itself by then is cut off
+_LONG_WAY_US = 1000  # a round trip from which on the system's congestion control may know better
 
 
 @dataclass(frozen=True)
@@ -45,29 +46,28 @@ class Nonce:
             raise ProtocolError(f"rank {rank} passed memory that is not its own arena; shared memory refused")
 
 
-def listen_data(host: str) -> socket.socket:
-    """Return a TCP socket that listens on ``host`` at a free port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
-    listener.listen(1024)
+def listen_data(host: str, congestion: str = "system") -> socket.socket:
+    """Return a TCP socket that listens on ``host`` at a free port; what it accepts has ``congestion``, see below."""
+    listener = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        choose_congestion_control(listener, congestion)
+        listener.bind((host, 0))
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 
 def choose_congestion_control(sock: socket.socket, wanted: str) -> None:
-    """Set the congestion control of a data connection to ``wanted``.
+    """Set the congestion control of a data socket to ``wanted``, before it listens or connects.
 
-    "system" leaves it. "auto" replaces bbr, which paces by timers, by cubic where the round trip takes less than 1 ms:
-    there pacing halves the rate and nothing is gained. Raises ``ConfigError`` for a name that the kernel refuses.
+    "system" leaves it. "auto" replaces bbr, which paces by timers, by cubic: within a data centre pacing halves the
+    rate and nothing is gained. Not after connecting: a connection that began under bbr is paced for good.
+    Raises ``ConfigError`` for a name that the kernel refuses.
     """
-    if wanted == "system" or sock.family not in (socket.AF_INET, socket.AF_INET6):
+    if wanted == "system" or (wanted == "auto" and not _control_of(sock).startswith("bbr")):
         return
-    if wanted == "auto":
-        now = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-        round_trip_us = int.from_bytes(info[68:72], sys.byteorder)  # tcpi_rtt of linux/tcp.h
-        if not now.startswith(b"bbr") or round_trip_us >= 1000:
-            return
     for name in ("cubic", "reno") if wanted == "auto" else (wanted,):
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
@@ -80,6 +80,26 @@ def choose_congestion_control(sock: socket.socket, wanted: str) -> None:
                 ) from error
 
 
+def reconsider_congestion_control(sock: socket.socket, wanted: str) -> None:
+    """Give a connection the system's congestion control back if "auto" changed it and the way proves to be long."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    round_trip_us = int.from_bytes(info[68:72], sys.byteorder)  # tcpi_rtt of linux/tcp.h
+    if wanted != "auto" or round_trip_us < _LONG_WAY_US:
+        return
+    with socket.socket(sock.family, socket.SOCK_STREAM) as fresh:
+        system = _control_of(fresh)
+    if system != _control_of(sock):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, system.encode())
+
+
+def _control_of(sock: socket.socket) -> str:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def listen_memory() -> Tuple[socket.socket, str]:
     """Return a Unix socket that listens, and its name: abstract, so it leaves no file and ends with the process."""
     name = "ddl-" + secrets.token_hex(16)
@@ -89,23 +109,31 @@ def listen_memory() -> Tuple[socket.socket, str]:
     return listener, name
 
 
-def connect_data(address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], deadline: float) -> socket.socket:
+def connect_data(
+    address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], deadline: float, congestion: str = "system"
+) -> socket.socket:
     """Connect to ``address``, prove the secret and send ``hello``, all by ``deadline`` (monotonic seconds)."""
-    sock = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+    sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
     try:
+        choose_congestion_control(sock, congestion)
+        sock.settimeout(max(0.1, deadline - time.monotonic()))
+        sock.connect(address)
         prove_as_client(sock, secret, deadline)
         send_frame(sock, hello, deadline)
+        reconsider_congestion_control(sock, congestion)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def accept_data(sock: socket.socket, secret: bytes) -> Dict[str, Any]:
+def accept_data(sock: socket.socket, secret: bytes, congestion: str = "system") -> Dict[str, Any]:
     """Let a new connection prove itself and return its hello."""
     deadline = time.monotonic() + _ACCEPT_SECONDS
     prove_as_server(sock, secret, deadline)
-    return recv_frame(sock, deadline, limit=4096)
+    hello = recv_frame(sock, deadline, limit=4096)
+    reconsider_congestion_control(sock, congestion)
+    return hello
 
 
 def _swap_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, deadline: float) -> _core.PeerMemory:

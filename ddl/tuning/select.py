@@ -55,7 +55,7 @@ _SHARED: Dict[Collective, Tuple[Line, ...]] = {
 #: Ranks on several hosts. Latency decides up to the limit, bytes beyond it. Two pieces keep both directions of a wire
 #: busy; each has a connection of its own, and with more of them the processor moves fewer bytes per system call.
 _SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
-    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB, coded=True),
+    Collective.ALLREDUCE: _two("recursive_doubling", 64 * KIB, "multiring", 1 * MIB, coded=True),
     Collective.REDUCESCATTER: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB),
     Collective.ALLGATHER: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB),
     Collective.BROADCAST: _two("tree", 64 * KIB, "multiring", 1 * MIB),
@@ -63,6 +63,13 @@ _SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
     Collective.REDUCE: _two("tree", 64 * KIB, "multiring", 1 * MIB),
     Collective.GATHER: _two("tree", 16 * KIB, "tree", 4 * MIB),
     Collective.SCATTER: _two("tree", 16 * KIB, "tree", 4 * MIB),
+}
+
+#: Several hosts with several ranks each: one piece for each dimension and direction, so that while one crosses hosts
+#: others are reduced inside them. Recursive doubling would send what each rank of a host has over the host's one wire.
+_HYBRID: Dict[Collective, Tuple[Line, ...]] = {
+    **{c: tuple(line if line.small else replace(line, in_flight=4) for line in s) for c, s in _SEPARATE.items()},
+    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB, in_flight=4, coded=True),
 }
 
 _BARRIER = {True: "eager", False: "recursive_doubling"}
@@ -81,10 +88,7 @@ def select(collective: Collective, topology: Topology, forced: str = "") -> Tupl
     if collective is Collective.BARRIER:
         lines: Tuple[Line, ...] = (Line(_ANY, _BARRIER[shared], 0, True),)
     else:
-        lines = (_SHARED if shared else _SEPARATE)[collective]
-        if 1 < topology.local_size < topology.size:
-            # One piece for each dimension and direction: while one crosses hosts, others are reduced inside them.
-            lines = tuple(line if line.small else replace(line, in_flight=4) for line in lines)
+        lines = (_SHARED if shared else _SEPARATE if topology.local_size == 1 else _HYBRID)[collective]
     if forced and forced in algorithms(collective):
         return tuple(replace(line, algorithm=forced, coded=line.coded and forced in _ONE_OWNER) for line in lines)
     return lines
