@@ -7,6 +7,7 @@ are compared as bytes, except that one NaN is as good as another.
 
 from __future__ import annotations
 
+import itertools
 from typing import Callable, Dict, List, Sequence
 
 import numpy as np
@@ -116,7 +117,7 @@ def run(
     views = [misaligned(src, (offset * (3 * i + 1)) % 64) for i, src in enumerate(srcs)]
     guarded = np.full(srcs[0].nbytes + 128, 0xA5, np.uint8)
     dst = guarded[64 + offset : 64 + offset + srcs[0].nbytes]
-    _core.reduce_arrays(dtype, op, dst, views, divisor, kernels)
+    _core.reduce_arrays(dtype, op, [dst], views, divisor, kernels)
     assert (guarded[: 64 + offset] == 0xA5).all() and (guarded[64 + offset + dst.nbytes :] == 0xA5).all()
     for view, src in zip(views, srcs):
         assert view.tobytes() == src.tobytes()
@@ -159,10 +160,27 @@ def test_destination_may_be_any_source(dtype: str, kernels: str):
             want = oracle(dtype, "sum", srcs, 1)
             for alias in range(n):
                 views = [misaligned(src, 1 + i) for i, src in enumerate(srcs)]
-                _core.reduce_arrays(dtype, "sum", views[alias], views, 1, kernels)
+                _core.reduce_arrays(dtype, "sum", [views[alias]], views, 1, kernels)
                 assert_same(dtype, views[alias].copy().view(storage(dtype)), want, srcs)
                 for i in set(range(n)) - {alias}:
                     assert views[i].tobytes() == srcs[i].tobytes()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("op", ["average", "max"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_destination_gets_the_result_and_may_be_a_source(dtype: str, op: str, kernels: str):
+    rng = np.random.default_rng(7)
+    for n, m, count in itertools.product((1, 2, 3, 5), (1, 2, 3, 5), (1, 17, 1000)):
+        srcs = [random_values(dtype, count, rng) for _ in range(n)]
+        divisor = n if op == "average" else 1
+        want = oracle(dtype, op, srcs, divisor)
+        views = [misaligned(src, 1 + 3 * i) for i, src in enumerate(srcs)]
+        fresh = [misaligned(srcs[0], 2 + 5 * i) for i in range(m)]
+        targets = (views + fresh)[:m] if m > 1 else fresh  # all sources and more, some sources, or none
+        _core.reduce_arrays(dtype, op, targets, views, divisor, kernels)
+        for target in targets:
+            assert_same(dtype, target.copy().view(storage(dtype)), want, srcs)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -170,7 +188,7 @@ def test_destination_may_be_any_source(dtype: str, kernels: str):
 def test_destination_may_be_all_sources(dtype: str, kernels: str):
     src = random_values(dtype, 1001, np.random.default_rng(6))
     view = misaligned(src, 2)
-    _core.reduce_arrays(dtype, "sum", view, [view, view, view], 1, kernels)
+    _core.reduce_arrays(dtype, "sum", [view], [view, view, view], 1, kernels)
     assert_same(dtype, view.copy().view(storage(dtype)), oracle(dtype, "sum", [src] * 3, 1), [src] * 3)
 
 
@@ -265,7 +283,7 @@ def test_reduce_uses_the_fastest_kernels(dtype: str):
     rng = np.random.default_rng(9)
     srcs = [random_values(dtype, 777, rng) for _ in range(3)]
     dst = np.empty(srcs[0].nbytes, np.uint8)
-    _core.reduce_arrays(dtype, "sum", dst, [src.view(np.uint8) for src in srcs])
+    _core.reduce_arrays(dtype, "sum", [dst], [src.view(np.uint8) for src in srcs])
     for kernels in KERNELS:
         assert_same(dtype, run(dtype, "sum", srcs, kernels=kernels), dst.view(storage(dtype)), srcs)
 
@@ -275,14 +293,16 @@ def test_wrong_arguments_are_refused():
     frozen = np.zeros(8, np.uint8)
     frozen.flags.writeable = False
     for arguments, message in [
-        (("complex64", "sum", eight, [eight]), "complex64"),
-        (("float32", "xor", eight, [eight]), "xor"),
-        (("float32", "sum", eight, []), "at least one source"),
-        (("float32", "sum", eight, [eight], 0), "divisor"),
-        (("float32", "sum", eight, [eight, eight[:4]]), "source 1 has 4 bytes"),
-        (("float32", "sum", eight[:6], [eight[:6]]), "6 bytes"),
-        (("float32", "sum", frozen, [eight]), "writeable"),
-        (("float32", "sum", eight, [eight], 1, "mmx"), "mmx"),
+        (("complex64", "sum", [eight], [eight]), "complex64"),
+        (("float32", "xor", [eight], [eight]), "xor"),
+        (("float32", "sum", [eight], []), "at least one source"),
+        (("float32", "sum", [eight], [eight], 0), "divisor"),
+        (("float32", "sum", [eight], [eight, eight[:4]]), "source 1 has 4 bytes"),
+        (("float32", "sum", [], [eight]), "at least one destination"),
+        (("float32", "sum", [eight, eight[:4]], [eight]), "destination 1 has 4 bytes"),
+        (("float32", "sum", [eight[:6]], [eight[:6]]), "6 bytes"),
+        (("float32", "sum", [frozen], [eight]), "writeable"),
+        (("float32", "sum", [eight], [eight], 1, "mmx"), "mmx"),
     ]:
         with pytest.raises(ValueError, match=message):
             _core.reduce_arrays(*arguments)

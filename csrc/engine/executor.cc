@@ -10,8 +10,6 @@ namespace ddl {
 
 namespace {
 
-constexpr uint64_t kTile = uint64_t{16} << 10;  // bytes reduced and copied at a time: stays in the first-level cache
-
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
 Error outside(int peer, const char* what) {
@@ -290,32 +288,26 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
   const size_t sources = step.peers.size() + 1;
   const size_t me =
       static_cast<size_t>(std::lower_bound(step.peers.begin(), step.peers.end(), rank_) - step.peers.begin());
-  operands_.resize(sources);
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
-    bases_.clear();
-    targets_.clear();
+    operands_.clear();
     for (size_t s = 0; s < sources; ++s) {
       if (s == me) {
-        bases_.push_back(buffers_.mine(step.src, step.src_blocks[i]).data);
+        operands_.push_back(buffers_.mine(step.src, step.src_blocks[i]).data);
       } else {
         const size_t p = s < me ? s : s - 1;
-        bases_.push_back(theirs(c, step.peers[p], step.src, step.theirs[p], i));
+        operands_.push_back(theirs(c, step.peers[p], step.src, step.theirs[p], i));
       }
     }
+    targets_.assign(1, to.data);
     if (copy_to != nullptr) {
       for (size_t p = 0; p < copy_to->peers.size(); ++p) {
         targets_.push_back(theirs(c, copy_to->peers[p], copy_to->dst, copy_to->theirs[p], i));
       }
     }
-    const uint64_t element = element_size(d.dtype);
-    for (uint64_t at = 0; at < to.bytes; at += kTile) {
-      const uint64_t bytes = std::min(kTile, to.bytes - at);
-      for (size_t s = 0; s < sources; ++s) operands_[s] = bases_[s] + at;
-      reduce(d.dtype, d.op, to.data + at, operands_.data(), static_cast<int>(sources), bytes / element, divisor);
-      for (char* target : targets_) std::memcpy(target + at, to.data + at, bytes);
-    }
+    reduce(d.dtype, d.op, targets_.data(), static_cast<int>(targets_.size()), operands_.data(),
+           static_cast<int>(sources), to.bytes / element_size(d.dtype), divisor);
   }
 }
 

@@ -87,9 +87,8 @@ class Executor {
   std::array<std::vector<Link*>, kMaxChannels> known_links_;  // by peer
   PieceBuffers buffers_;
   std::vector<Sending> sendings_;      // links that this piece has sent on
-  std::vector<const void*> operands_;  // reused by every tile
-  std::vector<const char*> bases_;     // reused by every reduction
-  std::vector<char*> targets_;
+  std::vector<const void*> operands_;  // reused by every reduction
+  std::vector<void*> targets_;
   std::vector<iovec> parts_;  // reused by every message
   std::vector<Landing> landings_;
 };

@@ -20,7 +20,8 @@ constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kFirstQuestion = kSecond;  // an operation that takes longer is asked about
 constexpr Nanoseconds kNextQuestion = 10 * kSecond;
-constexpr int kQuickLooks = 40;                       // about 2 us
+constexpr int kQuickLooks = 40;  // about 2 us
+constexpr int kLongWaits = 4;    // so many more than short ones, and the next is taken to be long
 constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline somebody must be blamed
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
@@ -81,7 +82,8 @@ void Lane::wake() {
   full_fence(sleep_word_);
   if (sleep_word_->load(std::memory_order_seq_cst) == 0) return;
   wake_if_sleeping(sleep_word_);
-  ::eventfd_write(wake_fd_.get(), 1);
+  std::lock_guard<std::mutex> lock(starting_);  // not a descriptor that stop() closes meanwhile, and another has then
+  if (wake_fd_) ::eventfd_write(wake_fd_.get(), 1);
 }
 
 void Lane::drain() {
@@ -279,16 +281,20 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
     for (Executor* executor : active_) begin_clock(executor->operation(), now);
   }
   const Nanoseconds waited = now - waiting->since;
-  if (failure_->ok() && waited < spin) {
+  const bool hopeful = failure_->ok() && long_waits_ < kLongWaits;
+  if (hopeful && waited < spin) {
     for (int i = 0; i < 8; ++i) cpu_pause();
     return;
   }
-  if (failure_->ok() && waited < spin + patience_.yield) {
+  if (hopeful && waited < spin + patience_.yield) {
     ::sched_yield();
     return;
   }
   sleep();
   const Nanoseconds after = now_ns();
+  // A slow wire is not waited for awake: it brings as much to who sleeps, and the core is free.
+  const bool slow_wire = !sockets_.empty() && after - waiting->since >= spin + patience_.yield;
+  long_waits_ = slow_wire ? std::min(long_waits_ + 1, 2 * kLongWaits) : std::max(long_waits_ - 1, 0);
   if (after - waiting->looked >= kSlowChecks) {
     waiting->looked = after;
     check_on_peers(after);
@@ -304,6 +310,7 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
 }
 
 void Lane::sleep() {
+  sockets_.clear();
   sleep_word_->store(1, std::memory_order_seq_cst);
   full_fence(sleep_word_);
   // Look once more: what changed before the word was raised woke nobody.
@@ -311,7 +318,6 @@ void Lane::sleep() {
     sleep_word_->store(0, std::memory_order_seq_cst);
     return;
   }
-  sockets_.clear();
   for (const Executor* executor : active_) executor->poll_fds(&sockets_);
   if (sockets_.empty() || !failure_->ok()) {
     futex_wait(sleep_word_, 1, failure_->ok() ? kSleep : kMillisecond);

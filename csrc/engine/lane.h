@@ -110,6 +110,7 @@ class Lane {
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<Executor*> active_;  // in the order of admission
   size_t next_slot_ = 0;
+  int long_waits_ = 0;                         // how many more than short ones, lately
   std::vector<std::pair<int, bool>> sockets_;  // reused by every sleep
   std::vector<pollfd> polled_;
   Operation* queue_ = nullptr;    // submitted, the oldest first

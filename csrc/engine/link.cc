@@ -329,7 +329,8 @@ void Link::use(const Incoming& in, const Landing& landing, size_t at, const char
     return;
   }
   const std::array<const void*, 2> operands = {a.theirs_first ? theirs : mine, a.theirs_first ? mine : theirs};
-  reduce(a.dtype, a.op, dst, operands.data(), 2, elements, a.divisor);
+  void* const sum = dst;
+  reduce(a.dtype, a.op, &sum, 1, operands.data(), 2, elements, a.divisor);
 }
 
 }  // namespace ddl

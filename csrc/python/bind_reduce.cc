@@ -40,33 +40,41 @@ ddl::KernelSet kernels_named(const std::string& name) {
 }
 
 // Arguments come from tests alone, so a refusal is a ValueError with the value; the engine validates its own.
-void reduce_arrays(const std::string& dtype_name, const std::string& op_name, Bytes dst,
+void reduce_arrays(const std::string& dtype_name, const std::string& op_name, std::vector<Bytes> dsts,
                    const std::vector<Bytes>& srcs, std::uint64_t divisor, const std::optional<std::string>& kernels) {
   ddl::DType dtype{};
   ddl::ReduceOp op{};
   if (!ddl::parse(dtype_name.c_str(), &dtype)) throw py::value_error("reduce_arrays: no dtype '" + dtype_name + "'");
   if (!ddl::parse(op_name.c_str(), &op)) throw py::value_error("reduce_arrays: no op '" + op_name + "'");
   if (srcs.empty()) throw py::value_error("reduce_arrays: needs at least one source");
+  if (dsts.empty()) throw py::value_error("reduce_arrays: needs at least one destination");
   if (divisor == 0) throw py::value_error("reduce_arrays: divisor is 0");
-  const py::ssize_t bytes = dst.nbytes();
+  const py::ssize_t bytes = dsts[0].nbytes();
   const auto element = static_cast<py::ssize_t>(ddl::element_size(dtype));
   if (bytes % element != 0) {
     throw py::value_error("reduce_arrays: " + std::to_string(bytes) + " bytes are no whole number of " + dtype_name);
   }
-  std::vector<const void*> pointers;
+  const auto check = [&](const char* what, std::size_t number, const Bytes& array) {
+    if (array.nbytes() == bytes) return;
+    throw py::value_error(std::string("reduce_arrays: ") + what + " " + std::to_string(number) + " has " +
+                          std::to_string(array.nbytes()) + " bytes, the first destination " + std::to_string(bytes));
+  };
+  std::vector<const void*> in;
   for (const Bytes& src : srcs) {
-    if (src.nbytes() != bytes) {
-      throw py::value_error("reduce_arrays: source " + std::to_string(pointers.size()) + " has " +
-                            std::to_string(src.nbytes()) + " bytes, the destination " + std::to_string(bytes));
-    }
-    pointers.push_back(src.data());
+    check("source", in.size(), src);
+    in.push_back(src.data());
   }
-  void* out = dst.mutable_data();  // raises ValueError where dst is read-only
-  const int n = static_cast<int>(pointers.size());
+  std::vector<void*> out;
+  for (Bytes& dst : dsts) {
+    check("destination", out.size(), dst);
+    out.push_back(dst.mutable_data());  // raises ValueError where it is read-only
+  }
+  const int m = static_cast<int>(out.size()), n = static_cast<int>(in.size());
+  const auto size = static_cast<std::size_t>(bytes);
   if (kernels) {
-    kernels_named(kernels.value()).find(dtype, op)(out, pointers.data(), n, static_cast<std::size_t>(bytes), divisor);
+    kernels_named(kernels.value()).find(dtype, op)(out.data(), m, in.data(), n, size, divisor);
   } else {
-    ddl::reduce(dtype, op, out, pointers.data(), n, static_cast<std::size_t>(bytes / element), divisor);
+    ddl::reduce(dtype, op, out.data(), m, in.data(), n, size / static_cast<std::size_t>(element), divisor);
   }
 }
 
@@ -127,9 +135,9 @@ void add_encoded(int codec, Bytes sum, const Bytes& mine, const Bytes& theirs, s
 namespace ddl {
 
 void bind_reduce(py::module_& module) {
-  module.def("reduce_arrays", &reduce_arrays, py::arg("dtype"), py::arg("op"), py::arg("dst").noconvert(),
+  module.def("reduce_arrays", &reduce_arrays, py::arg("dtype"), py::arg("op"), py::arg("dsts").noconvert(),
              py::arg("srcs"), py::arg("divisor") = 1, py::arg("kernels") = py::none(),
-             "Reduce uint8 views of arrays: dst = (srcs[0] op srcs[1] op …) / divisor. For tests.");
+             "Reduce uint8 views of arrays: each of dsts = (srcs[0] op srcs[1] op …) / divisor. For tests.");
   module.def("reduce_kernels", &kernel_set_names,
              "Names of the kernels that this machine can run, the fastest last.");
   module.def("encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),

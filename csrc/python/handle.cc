@@ -121,9 +121,14 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
   return part;
 }
 
+// Before an operation is taken from the pool: the planner is Python, so other threads may come to the pool meanwhile.
+void Handle::plan(const Call& call) {
+  native_->check();
+  if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
+}
+
 // The lengths of blocks are there already.
 void Handle::fill(Operation* operation, const Call& call, const Views& views) {
-  if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
   Descriptor& d = operation->descriptor;
   d.collective = call.collective;
   d.root = call.root;
@@ -147,7 +152,7 @@ void Handle::point(Operation* operation, const Views& views) {
 }
 
 std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object& input, const py::object& output) {
-  native_->check();
+  plan(call);
   const Views views = look_at(call, input, output);
   std::shared_ptr<Operation> operation = pool_->take();
   operation->part_lengths = call.part_lengths;
@@ -156,7 +161,7 @@ std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object&
 }
 
 std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& buffer) {
-  native_->check();
+  plan(call);
   const Views views = look_at(call, buffer, buffer);
   auto operation = std::make_shared<Operation>();
   fill(operation.get(), call, views);
@@ -165,7 +170,7 @@ std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& 
 
 std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& input, const py::object& output) {
   std::shared_ptr<Operation>& last = last_[static_cast<size_t>(call.collective)];
-  native_->check();
+  plan(call);
   const Views views = look_at(call, input, output);
   const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->rank()),
                                      static_cast<uint64_t>(native_->size()));

@@ -57,6 +57,7 @@ class Handle {
     const ArrayView& any() const { return has_in ? in : out; }
   };
   static uint64_t block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size);
+  void plan(const Call& call);
   void fill(Operation* operation, const Call& call, const Views& views);
   static void point(Operation* operation, const Views& views);
   Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;

@@ -37,7 +37,9 @@ Bits narrow(Vec<float> value) {
   const Bits bits = (Bits)value;
   const Bits magnitude = bits & 0x7fffffff;
   // Add just under half of the last place that stays, or exactly half where that place is odd; then cut.
-  const Bits normal = ((magnitude - ((112 << 23) - 0xfff)) + ((magnitude >> 13) & 1)) >> 13;
+  // Unsigned: gcc reorders sums of vectors, and in its order the largest magnitude would overflow.
+  using Words = Vec<std::uint32_t>;
+  const Bits normal = (Bits)((Words)magnitude - ((112u << 23) - 0xfffu) + (Words)((magnitude >> 13) & 1)) >> 13;
   // Below 2^-14 the last place is worth 2^-24, as it is in [0.5, 1): adding 0.5 makes the processor round there.
   const Bits denormal = (Bits)((Vec<float>)magnitude + 0.5f) - 0x3f000000;
   const Bits nan = ((magnitude >> 13) & 0x3ff) | 0x7e00;

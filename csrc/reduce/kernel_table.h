@@ -10,7 +10,8 @@
 namespace ddl {
 
 // As reduce(), but counts bytes (a whole number of elements).
-using Kernel = void (*)(void* dst, const void* const* srcs, int n, std::size_t bytes, std::uint64_t divisor);
+using Kernel = void (*)(void* const* dsts, int m, const void* const* srcs, int n, std::size_t bytes,
+                        std::uint64_t divisor);
 using KernelFinder = Kernel (*)(DType dtype, ReduceOp op);
 
 struct WireKernels {

@@ -17,10 +17,10 @@
 namespace ddl {
 namespace {
 
-// All sources are read before dst is written, so that dst may be one of them.
+// All sources are read before a destination is written, so that this may be one of them.
 template <typename C, typename Op, int kSteps>
-inline __attribute__((always_inline)) void steps(char* dst, const char* const* srcs, int n, std::size_t at,
-                                                 const DividerOf<typename C::Lane>& divider) {
+inline __attribute__((always_inline)) void steps(char* const* dsts, int m, const char* const* srcs, int n,
+                                                 std::size_t at, const DividerOf<typename C::Lane>& divider) {
   using T = typename C::Lane;
   constexpr int kVectors = kSteps * C::kParts;
   Vec<T> sum[kVectors];
@@ -38,13 +38,16 @@ inline __attribute__((always_inline)) void steps(char* dst, const char* const* s
 #pragma GCC unroll 8
     for (int k = 0; k < kVectors; ++k) divider.apply(&sum[k]);
   }
+  for (int d = 0; d < m; ++d) {
+    char* dst = dsts[d] + at;
 #pragma GCC unroll 8
-  for (int k = 0; k < kSteps; ++k) C::store(dst + at + k * kVectorBytes, sum + k * C::kParts);
+    for (int k = 0; k < kSteps; ++k) C::store(dst + k * kVectorBytes, sum + k * C::kParts);
+  }
 }
 
 // The end that fills no vector goes through one in a buffer, padded with zeros: the same arithmetic, the same bits.
 template <typename C, typename Op>
-void rest(char* dst, const char* const* srcs, int n, std::size_t at, std::size_t bytes,
+void rest(char* const* dsts, int m, const char* const* srcs, int n, std::size_t at, std::size_t bytes,
           const DividerOf<typename C::Lane>& divider) {
   using T = typename C::Lane;
   char buffer[kVectorBytes] = {};
@@ -61,30 +64,38 @@ void rest(char* dst, const char* const* srcs, int n, std::size_t at, std::size_t
     for (int k = 0; k < C::kParts; ++k) divider.apply(&sum[k]);
   }
   C::store(buffer, sum);
-  std::memcpy(dst + at, buffer, bytes);
+  for (int d = 0; d < m; ++d) std::memcpy(dsts[d] + at, buffer, bytes);
 }
 
-// Four vectors at a time hide the latency of one; more would leave the registers. Two sources, the case between two
-// ranks, get a loop of their own with the pointers in registers.
+// Four vectors at a time hide the latency of one; more would leave the registers. Returns where it ended.
 template <typename C, typename Op>
-void kernel(void* dst, const void* const* srcs, int n, std::size_t bytes, std::uint64_t divisor) {
+inline __attribute__((always_inline)) std::size_t bulk(char* const* dsts, int m, const char* const* srcs, int n,
+                                                       std::size_t bytes,
+                                                       const DividerOf<typename C::Lane>& divider) {
   constexpr int kSteps = 4 / C::kParts;
-  const DividerOf<typename C::Lane> divider(C::kDivides ? divisor : 1);
-  char* const out = static_cast<char*>(dst);
-  const char* const* in = reinterpret_cast<const char* const*>(srcs);
   std::size_t at = 0;
-  if (n == 2) {
-    const char* const pair[2] = {in[0], in[1]};
-    for (; bytes - at >= kSteps * kVectorBytes; at += kSteps * kVectorBytes) {
-      steps<C, Op, kSteps>(out, pair, 2, at, divider);
-    }
-  } else {
-    for (; bytes - at >= kSteps * kVectorBytes; at += kSteps * kVectorBytes) {
-      steps<C, Op, kSteps>(out, in, n, at, divider);
-    }
+  for (; bytes - at >= kSteps * kVectorBytes; at += kSteps * kVectorBytes) {
+    steps<C, Op, kSteps>(dsts, m, srcs, n, at, divider);
   }
-  for (; bytes - at >= kVectorBytes; at += kVectorBytes) steps<C, Op, 1>(out, in, n, at, divider);
-  if (at < bytes) rest<C, Op>(out, in, n, at, bytes - at, divider);
+  return at;
+}
+
+// Two sources, the case between two ranks, get loops of their own with the pointers in registers.
+template <typename C, typename Op>
+void kernel(void* const* dsts, int m, const void* const* srcs, int n, std::size_t bytes, std::uint64_t divisor) {
+  const DividerOf<typename C::Lane> divider(C::kDivides ? divisor : 1);
+  char* const* const out = reinterpret_cast<char* const*>(dsts);
+  const char* const* const in = reinterpret_cast<const char* const*>(srcs);
+  std::size_t at = 0;
+  if (n == 2 && m <= 2) {
+    const char* const pair[2] = {in[0], in[1]};
+    char* const both[2] = {out[0], out[m - 1]};
+    at = m == 1 ? bulk<C, Op>(both, 1, pair, 2, bytes, divider) : bulk<C, Op>(both, 2, pair, 2, bytes, divider);
+  } else {
+    at = bulk<C, Op>(out, m, in, n, bytes, divider);
+  }
+  for (; bytes - at >= kVectorBytes; at += kVectorBytes) steps<C, Op, 1>(out, m, in, n, at, divider);
+  if (at < bytes) rest<C, Op>(out, m, in, n, at, bytes - at, divider);
 }
 
 template <typename C>

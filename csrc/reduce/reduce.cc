@@ -20,9 +20,9 @@ const KernelSet& chosen() {
 
 }  // namespace
 
-void reduce(DType dtype, ReduceOp op, void* dst, const void* const* srcs, int n, std::size_t count,
+void reduce(DType dtype, ReduceOp op, void* const* dsts, int m, const void* const* srcs, int n, std::size_t count,
             std::uint64_t divisor) {
-  chosen().find(dtype, op)(dst, srcs, n, count * element_size(dtype), divisor);
+  chosen().find(dtype, op)(dsts, m, srcs, n, count * element_size(dtype), divisor);
 }
 
 void encode_floats(WireCodec codec, void* coded, const void* floats, std::size_t count) {

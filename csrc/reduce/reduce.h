@@ -1,7 +1,8 @@
-// The arithmetic of a collective: dst[i] = (srcs[0][i] op srcs[1][i] op … op srcs[n-1][i]) / divisor, left to right.
+// The arithmetic of a collective: (srcs[0][i] op srcs[1][i] op … op srcs[n-1][i]) / divisor, left to right, is stored
+// to dsts[0][i], …, dsts[m-1][i].
 //
-// Free of state, safe from any thread, allocates nothing, throws nothing. Each source is read once and dst is
-// written once, in tiles that stay in the first-level cache. The result depends on the values and their order only,
+// Free of state, safe from any thread, allocates nothing, throws nothing. Each source is read once and each
+// destination is written once. The result depends on the values and their order only,
 // never on the machine's vector width, so that ranks on different hosts hold the same bits.
 //
 // What each kind of type does:
@@ -23,9 +24,9 @@
 
 namespace ddl {
 
-// n >= 1, divisor >= 1. Nothing needs alignment. dst may be exactly the same memory as any one or more of the
-// sources; any other overlap is undefined.
-void reduce(DType dtype, ReduceOp op, void* dst, const void* const* srcs, int n, std::size_t count,
+// m >= 1, n >= 1, divisor >= 1. Nothing needs alignment. A destination may be exactly the same memory as any one or
+// more of the sources; any other overlap is undefined.
+void reduce(DType dtype, ReduceOp op, void* const* dsts, int m, const void* const* srcs, int n, std::size_t count,
             std::uint64_t divisor = 1);
 
 }  // namespace ddl

@@ -45,7 +45,9 @@ def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
 def _allgather(topology: Topology, rank: int, root: int) -> Plan:
     size = topology.size
     peers = others(size, rank)
-    work = [Step(Kind.COPY_TO, peers, rank, 1, src=_INPUT, dst=_OUTPUT), copy(rank, 1)]
+    # Pulled, not pushed: a rank writes its own memory alone, and what is private needs no staging of the output.
+    work = [Step(Kind.COPY_FROM, (peer,), peer, 1, src=_INPUT, dst=_OUTPUT) for peer in peers]
+    work.append(copy(rank, 1))
     layout = blocks(Collective.ALLGATHER, rank, root, range(size))
     return finish(_NAME, size, layout, _meet_twice(peers, work))
 

@@ -47,7 +47,7 @@ def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, cod
 #: 2 KiB for two ranks on two cores, 16 KiB for four. Pieces are what lets private buffers be staged in the second-level
 #: cache; docs/performance.md has the measurements.
 _SHARED: Dict[Collective, Tuple[Line, ...]] = {
-    collective: _two("eager", 4 * KIB, "direct", 512 * KIB, in_flight=4)
+    collective: _two("eager", 4 * KIB, "direct", 1 * MIB, in_flight=4)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Iterator, List, Tuple
@@ -15,7 +16,8 @@ import ranks
 from core.jobs import connected
 
 import ddl
-from ddl.bootstrap.connect import choose_congestion_control
+from ddl.bootstrap import connect
+from ddl.bootstrap.connect import accept_data, choose_congestion_control, connect_data, listen_data
 
 pytestmark = pytest.mark.processes
 
@@ -56,9 +58,7 @@ def test_a_name_is_set(pair: Tuple[socket.socket, socket.socket]) -> None:
         assert control_of(sock) == name
 
 
-def test_auto_replaces_bbr_on_a_short_way_and_nothing_else(pair: Tuple[socket.socket, socket.socket]) -> None:
-    pair[0].sendall(b"x")  # so that there is a round trip to be known
-    assert pair[1].recv(1) == b"x"
+def test_auto_replaces_bbr_and_nothing_else(pair: Tuple[socket.socket, socket.socket]) -> None:
     for sock, name in itertools.product(pair, usable()):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         choose_congestion_control(sock, "auto")
@@ -74,11 +74,38 @@ def test_a_name_that_the_kernel_refuses(pair: Tuple[socket.socket, socket.socket
     assert control_of(pair[0]) == before
 
 
-def test_a_unix_socket_has_none() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        for name in ("auto", "system", "nonsense"):
-            choose_congestion_control(one, name)
+def test_a_connection_has_it_from_its_beginning() -> None:
+    """What is accepted has the listener's, as a connection that changed it later would go on being paced."""
+    secret = bytes(32)
+    with listen_data("127.0.0.1", "reno") as listener:
+        heard: List[str] = []
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                heard.append(control_of(sock))
+                assert accept_data(sock, secret, "reno") == {"rank": 1}
+
+        server = threading.Thread(target=serve)
+        server.start()
+        deadline = time.monotonic() + 10
+        with connect_data(listener.getsockname(), secret, {"rank": 1}, deadline, "reno") as sock:
+            assert control_of(sock) == "reno"
+        server.join(10)
+    assert heard == ["reno"]
+
+
+def test_a_long_way_gets_the_system_s_back(
+    pair: Tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    other = next(name for name in usable() if name != system)
+    for long_way, wanted, expected in [(10**6, "auto", other), (0, other, other), (0, "auto", system)]:
+        monkeypatch.setattr(connect, "_LONG_WAY_US", long_way)
+        for sock in pair:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
+            connect.reconsider_congestion_control(sock, wanted)
+            assert control_of(sock) == expected
 
 
 def controls() -> List[str]:

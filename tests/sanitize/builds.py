@@ -35,7 +35,9 @@ _OPTIONS: Dict[str, Dict[str, str]] = {
     "address": {
         "exitcode": "66",
         "detect_leaks": "0",  # CPython keeps much until the end, and is not built to be told apart
-        "detect_stack_use_after_return": "1",
+        # gcc 12 lays 64-byte vectors at addresses that are multiples of 32 only when it moves locals off the stack for
+        # this: the AVX-512 kernels then die of their own aligned stores.
+        "detect_stack_use_after_return": "0",
         "strict_init_order": "1",
         "allocator_may_return_null": "1",  # tests ask for more memory than there is, and expect an exception
     },

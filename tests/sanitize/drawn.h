@@ -27,7 +27,7 @@ inline Drawn draw(int number, int size, std::mt19937* random) {
   const Collective kinds[] = {Collective::kAllreduce, Collective::kAllreduce, Collective::kAllreduce,
                               Collective::kBroadcast, Collective::kReduce,    Collective::kAllgather,
                               Collective::kAlltoall,  Collective::kGather,    Collective::kBarrier,
-                              Collective::kSend};
+                              Collective::kSend,      Collective::kScatter,   Collective::kReducescatter};
   Drawn drawn;
   drawn.number = number;
   drawn.collective = kinds[(*random)() % std::size(kinds)];
@@ -37,6 +37,14 @@ inline Drawn draw(int number, int size, std::mt19937* random) {
   drawn.shared = (*random)() % 3 != 0;
   drawn.background = (*random)() % 2 == 0;
   return drawn;
+}
+
+// How many blocks of `count` values a rank brings, and how many it gets.
+inline size_t in_blocks(Collective c, size_t size) {
+  return c == Collective::kAlltoall || c == Collective::kScatter || c == Collective::kReducescatter ? size : 1;
+}
+inline size_t out_blocks(Collective c, size_t size) {
+  return c == Collective::kAlltoall || c == Collective::kGather || c == Collective::kAllgather ? size : 1;
 }
 
 inline Value value(int number, int rank, size_t place) {
@@ -68,9 +76,14 @@ inline bool expected(const Drawn& drawn, int mine, int size, size_t i, Value* wa
     case Collective::kSend:
       *want = from((mine + size - 1) % size, i);
       return block == 0;
-    case Collective::kBarrier:
     case Collective::kReducescatter:
+      *want = 0;
+      for (int rank = 0; rank < size; ++rank) *want += from(rank, static_cast<size_t>(mine) * drawn.count + i);
+      return block == 0;
     case Collective::kScatter:
+      *want = from(drawn.root, static_cast<size_t>(mine) * drawn.count + i);
+      return block == 0;
+    case Collective::kBarrier:
     case Collective::kRecv:
       return false;
   }

@@ -1,11 +1,15 @@
-// Several ranks as threads of one process, over shared memory, so that ThreadSanitizer sees both sides of every
+// Several ranks as threads of one process, so that ThreadSanitizer sees both sides of every
 // meeting: between processes it sees each side alone, and finds nothing of what the boards and rings are there to
 // order. Run by tests/sanitize/threads.py with plans of the real planners; in_process_memory.cc makes a peer's memory
 // our own.
 //
-//   ranks_as_threads PLANS OPERATIONS SEED     exits with 0, 1 (a wrong result; told on stderr), or the sanitizer's
-//   status
+//   ranks_as_threads PLANS OPERATIONS SEED PER_HOST CONNECTIONS
+//
+// PER_HOST ranks each share memory, the others are connected by TCP. Exits with 0, 1 (a wrong result; told on
+// stderr), or the sanitizer's status.
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +20,8 @@
 #include <string>
 #include <thread>
 
+#include "calls.h"
+#include "connections.h"
 #include "drawn.h"
 #include "memory/arena.h"
 #include "plans_file.h"
@@ -25,7 +31,7 @@ namespace ddl::test {
 
 namespace {
 
-constexpr size_t kUnderWay = 6;
+constexpr size_t kUnderWay = 16;
 
 // A thread that nobody interrupts.
 class Patient final : public Caller {
@@ -33,8 +39,6 @@ class Patient final : public Caller {
   void let_go() override {}
   bool interrupted() override { return false; }
 };
-
-using Submitted = std::shared_ptr<Operation>;
 
 // All ranks meet here outside of what is tested: to exchange boards, and before anything is torn down.
 class Meeting {
@@ -55,17 +59,21 @@ class Meeting {
 };
 
 struct Shared {
-  Shared(std::vector<Choices> all, int n, unsigned s)
+  Shared(std::vector<Choices> all, int n, unsigned s, int ranks_per_host, int each)
       : choices(std::move(all)),
         size(static_cast<int>(choices.size())),
         operations(n),
+        per_host(ranks_per_host),
+        each_stream(each),
         seed(s),
+        connections(size, per_host, each_stream),
         meeting(size),
         communicators(static_cast<size_t>(size)) {}
 
   const std::vector<Choices> choices;
-  const int size, operations;
+  const int size, operations, per_host, each_stream;
   const unsigned seed;
+  Connections connections;
   Meeting meeting;
   std::vector<std::unique_ptr<Communicator>> communicators;
 };
@@ -96,9 +104,16 @@ class Rank {
       begin(drawn);
     }
     while (!under_way_.empty()) finish(0);
-    fail_under_way();
+    dialer_.get();
+    // Others may find out, and say so, up to the end and beyond it; nothing but the communicator orders them.
+    std::atomic<bool> over{false};
+    std::future<void> breaker = fail_under_way(&over);
     shared_.meeting.meet();  // a slower rank may still read my board
     communicator().shutdown();
+    over.store(true, std::memory_order_relaxed);
+    breaker.get();
+    calls_->sweep();
+    if (!calls_->all_released()) wrong(rank_, {}, "what an operation kept was not let go, or twice");
     shared_.meeting.meet();
   }
 
@@ -117,6 +132,7 @@ class Rank {
     options.rank = rank_;
     options.size = shared_.size;
     options.timeout = 120 * kSecond;
+    options.connections = shared_.each_stream;
     options.patience.spin = rank_ % 2 == 0 ? 0 : 20 * kMicrosecond;
     options.patience.yield = 100 * kMicrosecond;  // short, so that ranks also sleep
     shared_.communicators[static_cast<size_t>(rank_)] = std::make_unique<Communicator>(options);
@@ -125,66 +141,47 @@ class Rank {
     }
     shared_.meeting.meet();
     for (int peer = 0; peer < shared_.size; ++peer) {
-      if (peer == rank_) continue;
+      if (peer == rank_ || peer / shared_.per_host != rank_ / shared_.per_host) continue;
       auto memory = std::make_shared<PeerMemory>(-1, Arena::process().size(), -1);
       Neighbourhood& theirs = shared_.communicators[static_cast<size_t>(peer)]->neighbourhood();
       communicator().neighbourhood().add(peer, std::move(memory), theirs.my_offset());
     }
     shared_.meeting.meet();
-  }
-
-  Submitted operation(const Drawn& drawn, Collective collective, int root, Buffer* input, Buffer* output) {
-    auto operation = std::make_shared<Operation>();
-    operation->descriptor.collective = collective;
-    operation->descriptor.dtype = DType::kInt64;
-    operation->descriptor.root = root;
-    const bool at_root = rank_ == root;
-    const bool gathers = collective == Collective::kAllgather || collective == Collective::kGather;
-    if (collective != Collective::kBarrier) {
-      operation->descriptor.count = operation->count = drawn.count;
-      operation->bytes = drawn.count * sizeof(Value) * (gathers || collective == Collective::kAlltoall ? size_ : 1);
-      operation->part_lengths = {drawn.count};
-    }
-    const bool reads = !(collective == Collective::kBroadcast && !at_root) && collective != Collective::kRecv;
-    const bool rooted = collective == Collective::kReduce || collective == Collective::kGather;
-    if (reads && input != nullptr) operation->input = input->bytes();
-    if (output != nullptr && (!rooted || at_root)) operation->output = output->bytes();
-    communicator().prepare(operation.get());
-    return operation;
+    calls_ = std::make_unique<Calls>(rank_, shared_.size, &communicator());
+    dialer_ = std::async(std::launch::async, bring, shared_.connections.take(rank_), &communicator(),
+                         shared_.seed + static_cast<unsigned>(rank_));
   }
 
   void begin(const Drawn& drawn) {
     UnderWay one;
     one.drawn = drawn;
-    const size_t blocks = drawn.collective == Collective::kAlltoall ? size_ : 1;
+    const size_t blocks = in_blocks(drawn.collective, size_);
     one.input = pool_.take(drawn.count * blocks, drawn.shared);
     one.output = pool_.take(drawn.count * size_, drawn.shared);
     for (size_t i = 0; i < drawn.count * blocks; ++i) one.input->data()[i] = value(drawn.number, rank_, i);
+    Buffer *const in = one.input.get(), *const out = one.output.get();
+    const bool rooted = drawn.collective == Collective::kBroadcast || drawn.collective == Collective::kReduce ||
+                        drawn.collective == Collective::kGather || drawn.collective == Collective::kScatter;
+    const int root = rooted ? drawn.root : 0;
     if (drawn.collective == Collective::kSend) {
       const int next = (rank_ + 1) % shared_.size, before = (rank_ + shared_.size - 1) % shared_.size;
-      one.submitted.push_back(operation(drawn, Collective::kRecv, before, nullptr, one.output.get()));
-      one.submitted.push_back(operation(drawn, Collective::kSend, next, one.input.get(), nullptr));
-    } else {
-      const bool rooted = drawn.collective == Collective::kBroadcast || drawn.collective == Collective::kReduce ||
-                          drawn.collective == Collective::kGather;
-      one.submitted.push_back(
-          operation(drawn, drawn.collective, rooted ? drawn.root : 0, one.input.get(), one.output.get()));
-    }
-    if (drawn.background || one.submitted.size() > 1) {
-      for (const Submitted& submitted : one.submitted) communicator().submit(submitted);
-      if (own_() % 5 == 0) {
-        one.waited = std::async(std::launch::async, [this, submitted = one.submitted] {
-          Patient patient;
-          for (const Submitted& each : submitted) communicator().wait(*each, -1, &patient);
-        });
-      }
-      under_way_.push_back(std::move(one));
+      one.submitted.push_back(calls_->start(drawn, Collective::kRecv, before, nullptr, out));
+      one.submitted.push_back(calls_->start(drawn, Collective::kSend, next, in, nullptr));
+    } else if (drawn.background) {
+      one.submitted.push_back(calls_->start(drawn, drawn.collective, root, in, out));
     } else {
       Patient patient;
-      communicator().run(one.submitted[0], &patient);
-      one.submitted[0]->work.check();
+      calls_->run(drawn, drawn.collective, root, in, out, &patient)->work.check();
       check(&one);
+      return;
     }
+    if (own_() % 5 == 0) {
+      one.waited = std::async(std::launch::async, [this, submitted = one.submitted] {
+        Patient patient;
+        for (const Submitted& each : submitted) communicator().wait(*each, -1, &patient);
+      });
+    }
+    under_way_.push_back(std::move(one));
   }
 
   void wait(const Submitted& submitted, Nanoseconds timeout) {
@@ -199,6 +196,7 @@ class Rank {
     under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(which));
     if (one.waited.valid()) one.waited.get();
     for (const Submitted& submitted : one.submitted) wait(submitted, own_() % 2 == 0 ? -1 : kMillisecond);
+    calls_->sweep();
     check(&one);
   }
 
@@ -216,20 +214,24 @@ class Rank {
     pool_.give_back(std::move(one->output));
   }
 
-  // Leaves operations under way that the last rank never joins, and breaks the communicator from another thread.
-  void fail_under_way() {
+  // Leaves operations under way that the last rank never joins, and breaks the communicator from another thread,
+  // which goes on until it is `over`.
+  std::future<void> fail_under_way(std::atomic<bool>* over) {
     shared_.meeting.meet();
-    if (rank_ == shared_.size - 1) {
-      shared_.meeting.meet();
-      return;
+    if (rank_ != shared_.size - 1) {
+      Drawn drawn;
+      for (size_t count : kCounts) {
+        drawn.count = count;
+        drawn.background = true;
+        begin(drawn);
+      }
     }
-    Drawn drawn;
-    for (size_t count : kCounts) {
-      drawn.count = count;
-      drawn.background = true;
-      begin(drawn);
-    }
-    std::thread breaker([this] { communicator().fail(ErrorKind::kAborted, rank_, "broken on purpose", false); });
+    std::future<void> breaker = std::async(std::launch::async, [this, over] {
+      do {
+        communicator().fail(ErrorKind::kAborted, rank_, "broken on purpose", false);
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      } while (rank_ % 2 != 0 && !over->load(std::memory_order_relaxed));
+    });
     for (UnderWay& one : under_way_) {
       if (one.waited.valid()) one.waited.get();
       Patient patient;
@@ -242,24 +244,26 @@ class Rank {
       }
       if (!failed) wrong(rank_, one.drawn, "ended well though a rank never joined it");
     }
-    breaker.join();
     shared_.meeting.meet();  // not before all have let go may anybody's buffers go
     under_way_.clear();
+    return breaker;
   }
 
   const int rank_;
   const size_t size_;
   Shared& shared_;
   std::mt19937 own_;
+  std::unique_ptr<Calls> calls_;
+  std::future<void> dialer_;
   std::vector<UnderWay> under_way_;
   Pool pool_;
 };
 
 }  // namespace
 
-int run(const std::string& plans, int operations, unsigned seed) {
+int run(const std::string& plans, int operations, unsigned seed, int per_host, int connections) {
   Arena::configure(size_t{4} << 30);
-  Shared shared(PlansFile(plans).read(), operations, seed);
+  Shared shared(PlansFile(plans).read(), operations, seed, per_host, connections);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < shared.size; ++rank) {
     threads.emplace_back([rank, &shared] {
@@ -279,9 +283,10 @@ int run(const std::string& plans, int operations, unsigned seed) {
 }  // namespace ddl::test
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::fprintf(stderr, "usage: %s PLANS OPERATIONS SEED\n", argv[0]);
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: %s PLANS OPERATIONS SEED PER_HOST CONNECTIONS\n", argv[0]);
     return 2;
   }
-  return ddl::test::run(argv[1], std::atoi(argv[2]), static_cast<unsigned>(std::atoi(argv[3])));
+  const auto number = [&](int which) { return std::atoi(argv[which]); };
+  return ddl::test::run(argv[1], number(2), static_cast<unsigned>(number(3)), number(4), number(5));
 }

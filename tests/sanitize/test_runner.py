@@ -39,7 +39,7 @@ def test_every_line_of_the_selection_names_tests_and_sanitizers(runner: ModuleTy
         assert not test or f"def {test}(" in (ROOT / path).read_text(), words[0]
         assert set(words[1:]) <= set(runner.SANITIZERS), line
     for name in runner.SANITIZERS:
-        assert "tests/core/test_allreduce.py" in runner.selection(name)
+        assert "tests/core/test_collectives.py" in runner.selection(name)
     assert "tests/test_reduce.py" not in runner.selection("thread")
 
 

@@ -9,20 +9,39 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, List, Optional, Tuple
 from unittest import mock
 
 from builds import HERE, ROOT, Build
 
-#: Ranks, DDL_ALGORITHM, operations: the table's choice; every size by two meets; everything through byte rings.
+
+@dataclass(frozen=True)
+class Case:
+    """``ranks`` threads, ``per_host`` of which share memory each; the rest are connected by TCP."""
+
+    ranks: int
+    per_host: int
+    operations: int
+    algorithm: str = ""  # DDL_ALGORITHM; empty: the table's choice
+    connections: int = 1  # of each stream of large operations
+
+    @property
+    def name(self) -> str:
+        return f"{self.ranks}-by-{self.per_host}-{self.algorithm or 'table'}-{self.connections}"
+
+
 CASES = (
-    (2, "", 6000),
-    (3, "", 3000),
-    (4, "", 3000),
-    (3, "direct", 2000),
-    (2, "ring", 3000),
-    (4, "recursive_doubling", 2000),
+    Case(2, 2, 6000),
+    Case(3, 3, 3000),
+    Case(4, 4, 3000),
+    Case(3, 3, 2000, "direct"),  # every size by two meets
+    Case(2, 2, 3000, "ring"),  # all through byte rings
+    Case(4, 4, 2000, "recursive_doubling"),
+    Case(2, 1, 2000),  # all through sockets
+    Case(3, 1, 1500, connections=2),
+    Case(4, 2, 1500),  # both
 )
 SEED = 1
 LIMIT_S = 170
@@ -53,16 +72,19 @@ def _numbers(value: Any) -> Iterator[int]:
         yield int(value)
 
 
-def plans(size: int, algorithm: str) -> str:
-    """Return all plans of a job of ``size`` ranks that share memory, as plans_file.h reads them."""
+def plans(size: int, per_host: int, algorithm: str) -> str:
+    """Return all plans of a job of ``size`` ranks, ``per_host`` of which share memory, as plans_file.h reads them."""
     from ddl import _core
     from ddl.plan import build, layout
     from ddl.plan.ir import Collective
     from ddl.plan.lower import lower, one_message
-    from ddl.topology import Topology
+    from ddl.topology import Dimension, Topology
     from ddl.tuning.select import select
 
-    topology = Topology.flat(size, shared=True)
+    topology = Topology.flat(size, shared=per_host > 1)
+    if 1 < per_host < size:
+        inner, outer = Dimension("ranks per host", per_host, shared=True), Dimension("hosts", size // per_host)
+        topology = Topology((inner, outer), tuple(range(size)))
     lines: List[Tuple[Any, ...]] = []
 
     def add(rank: int, collective: Collective, root: int, choice: Tuple[int, int, int, int], plan: Any) -> None:
@@ -93,15 +115,16 @@ def plans(size: int, algorithm: str) -> str:
 def run_ranks_as_threads(build: Build) -> Optional[str]:
     """Return what went wrong, if anything did; reports lie where all reports lie."""
     program = _program(build)
-    for size, algorithm, operations in CASES:
-        name = f"{size}-{algorithm or 'table'}"
-        path = build.folder / f"plans-{name}"
-        code = f"import threads; open({str(path)!r}, 'w').write(threads.plans({size}, {algorithm!r}))"
+    for case in CASES:
+        path = build.folder / f"plans-{case.name}"
+        what = f"{case.ranks}, {case.per_host}, {case.algorithm!r}"
+        code = f"import threads; open({str(path)!r}, 'w').write(threads.plans({what}))"
         env = build.environment()
         env["PYTHONPATH"] += os.pathsep + str(HERE)
         subprocess.run(build.program(sys.executable, "-c", code), cwd=build.folder, env=env, check=True)
-        line = build.program(str(program), str(path), str(operations), str(SEED))
+        numbers = (case.operations, SEED, case.per_host, case.connections)
+        line = build.program(str(program), str(path), *map(str, numbers))
         ended = subprocess.run(line, cwd=build.folder, env=build.environment(), check=False, timeout=LIMIT_S)
         if ended.returncode != 0:
-            return f"ranks as threads ({name}) ended with status {ended.returncode}"
+            return f"ranks as threads ({case.name}) ended with status {ended.returncode}"
     return None
