@@ -137,7 +137,7 @@ class Settings:
         "DDL_TCP_CONGESTION",
         "auto",
         _congestion,
-        "congestion control of data connections; system: leave it; auto: cubic for bbr, where round trips take less than 1 ms",
+        "congestion control of data connections; system: leave it; auto: cubic for bbr if round trips take below 1 ms",
     )
 
     @classmethod
