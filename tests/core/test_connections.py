@@ -225,14 +225,23 @@ def closes(sock: socket.socket, seconds: float) -> bool:
     return True
 
 
+def settled() -> int:
+    """The number of descriptors once it has not changed for 0.3 s: connections may come and go still."""
+    known, since, deadline = descriptors(), time.monotonic(), time.monotonic() + 5
+    while time.monotonic() < min(since + 0.3, deadline):
+        time.sleep(0.02)
+        if descriptors() != known:
+            known, since = descriptors(), time.monotonic()
+    return known
+
+
 def strangers() -> Dict[str, Any]:
     """Rank 1 plays the hostile one, besides its part in the job; returns what was not closed, and what was lost."""
     rank = ddl.rank()
     ddl.barrier()
     allreduced(3 * MIB, 0, shared=False)
     group = ddl.world()._group
-    time.sleep(0.3)  # connections that were still under way
-    before = descriptors()
+    before = settled()
     believed = []
     for name, claims in HELLOS.items():
         if rank == 1:

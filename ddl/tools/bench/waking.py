@@ -1,0 +1,97 @@
+"""``ddl bench waking``: how long until a rank that sleeps in a wait goes on, once the one it waits for has come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List
+
+from ddl.tools.bench import machine, native
+from ddl.tools.bench.contestants import ROOT
+from ddl.tools.bench.figures import quantile
+from ddl.tools.bench.launch import Command, ContestantFailed, run_all
+
+__all__ = ["add_arguments", "run"]
+
+#: What DDL is told; ``limit`` is a raw futex.
+_SETTINGS: Dict[str, Dict[str, str]] = {"ddl": {}, "ddl-tcp": {"DDL_SHM": "0"}}
+
+
+@dataclass(frozen=True)
+class Waking:
+    """Seconds from the late rank's call to when the sleeping one runs."""
+
+    times: int
+    min: float
+    median: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: List[float]) -> Waking:
+        ordered = sorted(seconds)
+        return cls(len(ordered), ordered[0], quantile(ordered, 0.5), quantile(ordered, 0.99))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ddl bench waking``."""
+    add = parser.add_argument
+    add("--times", type=int, default=200, help="how often a round wakes each sleeper (default 200)")
+    add("--rounds", type=int, default=5, help="rounds, the contestants in turn (default 5)")
+    add("--pause", type=float, default=0.005, help="seconds by which a rank is late (default 0.005)")
+    add("--floor", type=float, help="exit with 1 if the raw futex's median over DDL's is below this")
+    add("--json", type=Path, help="write all figures there")
+
+
+def _limit(arguments: argparse.Namespace, output: Path) -> List[float]:
+    options = ["--times", arguments.times, "--pause-us", int(arguments.pause * 1e6), "--output", output]
+    line = [str(native.compiled("waking")), *map(str, options)]
+    found = run_all("limit", [Command(line, dict(os.environ))], output, 1)
+    return [float(second) for second in found[0]["sizes"]["0"]["seconds"]]
+
+
+def _ddl(name: str, arguments: argparse.Namespace, output: Path) -> List[float]:
+    environ = {**os.environ, **_SETTINGS[name]}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
+    worker = [sys.executable, "-m", "ddl.tools.bench.waking_worker"]
+    line = [sys.executable, "-m", "ddl.run", "-np", "2", "--no-prefix", *worker]
+    line += map(str, (arguments.times, arguments.pause, output))
+    called, woke = (one["moments"] for one in run_all(name, [Command(line, environ)], output, 2))
+    return [after - before for before, after in zip(called, woke)]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print and return the exit status."""
+    seconds: Dict[str, List[float]] = {name: [] for name in (*_SETTINGS, "limit")}
+    facts = machine.facts()
+    try:
+        for number in range(arguments.rounds):
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+            for name, found in seconds.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    measure = (
+                        _limit(arguments, Path(folder)) if name == "limit" else _ddl(name, arguments, Path(folder))
+                    )
+                    found += measure
+    except (ContestantFailed, native.Unavailable) as problem:
+        print(f"ddl bench waking: {problem}", file=sys.stderr)
+        return 1
+    figures = {name: Waking.of(found) for name, found in seconds.items()}
+    print(f"a rank that sleeps in a barrier is woken by one that is {arguments.pause * 1e3:g} ms late")
+    print(machine.describe(facts))
+    print(f"\n{'':8}  {'times':>6}  {'min':>8}  {'median':>8}  {'p99':>8}")
+    for name, one in figures.items():
+        cells = (f"{value * 1e6:.1f} us" for value in (one.min, one.median, one.p99))
+        print(f"{name:8}  {one.times:6}  " + "  ".join(f"{cell:>8}" for cell in cells))
+    if arguments.json:
+        content = {"command": sys.argv, "machine": facts, "figures": {k: vars(v) for k, v in figures.items()}}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    share = figures["limit"].median / figures["ddl"].median
+    if arguments.floor is not None and share < arguments.floor:
+        print(f"ddl bench waking: {share:.2f} of a raw futex's speed, under the floor", file=sys.stderr)
+        return 1
+    return 0
