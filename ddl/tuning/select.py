@@ -44,13 +44,17 @@ def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, cod
 
 
 #: All ranks share memory. The limit is about where the second meet of `direct` costs less than the copies of `eager`:
-#: 2 KiB for two ranks on two cores, 16 KiB for four. Pieces are what lets private buffers be staged in the second-level
-#: cache; docs/performance.md has the measurements.
-_SHARED: Dict[Collective, Tuple[Line, ...]] = {
+#: 2 KiB for two ranks on two cores, 16 KiB for four. Small pieces let private buffers be staged in the second-level
+#: cache, large ones mean fewer meets, which cost most where many ranks meet; docs/performance.md has the measurements.
+_SHARED_BY_FEW: Dict[Collective, Tuple[Line, ...]] = {
     collective: _two("eager", 4 * KIB, "direct", 1 * MIB, in_flight=4)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }
+_SHARED_BY_MANY: Dict[Collective, Tuple[Line, ...]] = {
+    collective: _two("eager", 4 * KIB, "direct", 2 * MIB, in_flight=4) for collective in _SHARED_BY_FEW
+}
+_MANY = 4  # ranks
 
 #: Ranks on several hosts. Latency decides up to the limit, bytes beyond it. Two pieces keep both directions of a wire
 #: busy; each has a connection of its own, and with more of them the processor moves fewer bytes per system call.
@@ -75,6 +79,12 @@ _HYBRID: Dict[Collective, Tuple[Line, ...]] = {
 _BARRIER = {True: "eager", False: "recursive_doubling"}
 
 
+def _table(topology: Topology) -> Dict[Collective, Tuple[Line, ...]]:
+    if topology.local_size == topology.size:
+        return _SHARED_BY_FEW if topology.size < _MANY else _SHARED_BY_MANY
+    return _SEPARATE if topology.local_size == 1 else _HYBRID
+
+
 def select(collective: Collective, topology: Topology, forced: str = "") -> Tuple[Line, ...]:
     """Return the lines for ``collective`` on ``topology``.
 
@@ -88,7 +98,7 @@ def select(collective: Collective, topology: Topology, forced: str = "") -> Tupl
     if collective is Collective.BARRIER:
         lines: Tuple[Line, ...] = (Line(_ANY, _BARRIER[shared], 0, True),)
     else:
-        lines = (_SHARED if shared else _SEPARATE if topology.local_size == 1 else _HYBRID)[collective]
+        lines = _table(topology)[collective]
     if forced and forced in algorithms(collective):
         return tuple(replace(line, algorithm=forced, coded=line.coded and forced in _ONE_OWNER) for line in lines)
     return lines
