@@ -47,12 +47,12 @@ def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, cod
 #: 2 KiB for two ranks on two cores, 16 KiB for four. Small pieces let private buffers be staged in the second-level
 #: cache, large ones mean fewer meets, which cost most where many ranks meet; docs/performance.md has the measurements.
 _SHARED_BY_FEW: Dict[Collective, Tuple[Line, ...]] = {
-    collective: _two("eager", 4 * KIB, "direct", 1 * MIB, in_flight=4)
+    collective: _two("eager", 4 * KIB, "direct", 1 * MIB)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }
 _SHARED_BY_MANY: Dict[Collective, Tuple[Line, ...]] = {
-    collective: _two("eager", 4 * KIB, "direct", 2 * MIB, in_flight=4) for collective in _SHARED_BY_FEW
+    collective: _two("eager", 4 * KIB, "direct", 2 * MIB) for collective in _SHARED_BY_FEW
 }
 _MANY = 4  # ranks
 
