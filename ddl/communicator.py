@@ -62,16 +62,17 @@ class Communicator:
         self._core.allreduce(given("allreduce_", x), x, op)
         return x
 
-    def prepare_allreduce(self, x: Any, *, op: ReduceOp = Average) -> PreparedOperation:
+    def prepare_allreduce(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> PreparedOperation:
         """Return ``allreduce_`` of ``x`` as an object to be called again and again: ``step = prepare_allreduce(x)``.
 
         Not collective, does not block; ``step()`` is a collective, blocking call like any other, without the cost of
         looking at its arguments. It reads and writes the memory that ``x`` has now, keeps it alive, and returns ``x``.
+        ``name`` appears in errors.
 
         >>> step = ddl.world().prepare_allreduce(gradient)
         >>> step()
         """
-        return self._core.prepare(Collective.ALLREDUCE, given("prepare_allreduce", x), op)
+        return self._core.prepare(Collective.ALLREDUCE, given("prepare_allreduce", x), op, name)
 
     def allreduce_async(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> Work:
         """As ``allreduce``, without blocking: returns a ``Work`` whose ``wait()`` returns the result.

@@ -7,7 +7,7 @@ Owned by a ``GradientReducer``; used by the thread that runs backward and step.
 from __future__ import annotations
 
 import math
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 import torch
 
@@ -40,7 +40,7 @@ class Entry:
 
 
 class GradientBucket:
-    """The memory of one bucket, the views that serve as ``p.grad``, and the operation under way."""
+    """The memory of one bucket, the views that serve as ``p.grad``, and what is left to do of its all-reduce."""
 
     def __init__(self, number: int, layout: Bucket, entries: List[Entry]) -> None:
         # ddl.buckets knows no framework: to it a type is any hashable object, here always a torch.dtype.
@@ -57,7 +57,8 @@ class GradientBucket:
             entry.bucket = self
             entry.view = _view_like(entry.parameter, self.flat, slot.offset)
         self.unused: List[int] = []
-        self.work: Optional[ddl.Work] = None
+        self._prepared: Optional[Callable[[], object]] = None
+        self.finish: Optional[Callable[[], object]] = None  # ends the all-reduce; None: it was not sent
         self.begin()
 
     @property
@@ -68,7 +69,7 @@ class GradientBucket:
     def begin(self) -> None:
         """Start a round: wait for the gradients of those parameters that require one now."""
         self.sent = False
-        self.work = None
+        self.finish = None
         self.unused = []
         for entry in self.entries:
             entry.passes = 0
@@ -81,8 +82,8 @@ class GradientBucket:
         """Return whether a parameter requires a gradient that did not when the round began."""
         return any(entry.parameter.requires_grad for entry in self.frozen)
 
-    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> None:
-        """Fill what is missing with zeros and start the all-reduce."""
+    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, overlap: bool) -> None:
+        """Fill what is missing with zeros and start the all-reduce; without ``overlap``, ``finish`` does all of it."""
         self.flags.fill_(1)
         for i, entry in enumerate(self.entries):
             if not adopt(entry):
@@ -92,7 +93,13 @@ class GradientBucket:
                 self.flags[i] = 0
         self._version = self.flat._version
         self.sent = True
-        self.work = communicator.allreduce_async_(self._wire, op=op, name=f"bucket.{self.number}")
+        name = f"bucket.{self.number}"
+        if overlap:
+            self.finish = communicator.allreduce_async_(self._wire, op=op, name=name).wait
+            return
+        if self._prepared is None:
+            self._prepared = communicator.prepare_allreduce(self._wire, op=op, name=name)
+        self.finish = self._prepared
 
     def written_since_sent(self) -> bool:
         """Return whether PyTorch has written to the memory (clipping, say) after it was handed to the core."""

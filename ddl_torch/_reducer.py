@@ -1,8 +1,10 @@
-"""``GradientReducer``: averages gradients over the ranks while the backward pass goes on.
+"""``GradientReducer``: averages gradients over the ranks, while the backward pass goes on or right after it.
 
 Hooks copy each gradient into its bucket as soon as autograd has it. Buckets are sent strictly in their order, which is
 the same on every rank, so that nothing has to be negotiated: a bucket that is full early waits for those before it,
 and what is not full when the backward pass ends (parameters that this rank did not use) is sent by ``synchronize``.
+
+Whether a bucket that is sent is averaged at once, by DDL's own thread, or by ``synchronize`` itself: _overlap.py.
 
 Called by one thread: the one that runs backward and step. Hooks know the reducer by a weak reference, so that they keep
 nothing alive; they go when it goes.
@@ -13,12 +15,13 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from typing import Callable, Dict, List, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 import ddl
 from ddl.buckets import Gradient, assign
+from ddl_torch import _overlap
 from ddl_torch._gradient_bucket import WIRE_DTYPES, Entry, GradientBucket, adopt
 
 __all__ = ["GradientReducer"]
@@ -33,13 +36,20 @@ class GradientReducer:
     """The buckets of one optimizer. ``synchronized``: gradients are averaged and none has come since."""
 
     def __init__(
-        self, communicator: ddl.Communicator, op: ddl.ReduceOp, bucket_bytes: int, backward_passes_per_step: int
+        self,
+        communicator: ddl.Communicator,
+        op: ddl.ReduceOp,
+        bucket_bytes: int,
+        backward_passes_per_step: int,
+        overlap: Optional[bool],
     ) -> None:
         self.communicator = communicator
         self.op = op
         self.synchronized = False
         self._bucket_bytes = bucket_bytes
         self._passes_per_step = backward_passes_per_step
+        self._wanted_overlap = overlap
+        self._overlap = False  # decided in ``lay_out``, alike on all ranks
         self._entries: List[Entry] = []
         self._buckets: List[GradientBucket] = []
         self._next = 0  # number of the bucket to send next
@@ -74,13 +84,20 @@ class GradientReducer:
                 self._hooks.append(hook)
 
     def _check_same_on_all_ranks(self, fresh: Sequence[Entry]) -> None:
-        """Raise ``InvalidArgument``, on all ranks, unless all have the same parameters in the same order."""
+        """Raise ``InvalidArgument``, on all ranks, unless all have the same parameters in the same order.
+
+        All then decide alike whether to overlap.
+        """
         lines = [f"op={self.op.name}, bucket_bytes={self._bucket_bytes}, passes={self._passes_per_step}"]
+        lines[0] += f", overlap={self._wanted_overlap}"
         for e in fresh:
             p = e.parameter
             lines.append(f"parameter {e.name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}")
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        if len(set(self.communicator.allgather_object(digest))) == 1:
+        answers = self.communicator.allgather_object([digest, _overlap.place()])
+        if all(theirs == digest for theirs, _ in answers):
+            wanted = self._wanted_overlap
+            self._overlap = _overlap.pays([place for _, place in answers]) if wanted is None else wanted
             return
         everybody: List[List[str]] = self.communicator.allgather_object(lines)
         for rank, theirs in enumerate(everybody):
@@ -146,7 +163,7 @@ class GradientReducer:
         self._next = len(self._buckets)
 
     def _start(self, bucket: GradientBucket) -> None:
-        bucket.send(self.communicator, self.op)
+        bucket.send(self.communicator, self.op, self._overlap)
         self._bytes += bucket.bytes
 
     def synchronize(self) -> None:
@@ -158,8 +175,8 @@ class GradientReducer:
         sent = [bucket for bucket in self._buckets if bucket.sent]
         start = time.perf_counter()
         for bucket in sent:
-            assert bucket.work is not None
-            bucket.work.wait()
+            assert bucket.finish is not None
+            bucket.finish()
         self._seconds_waiting += time.perf_counter() - start
         self._steps += 1
         self._open = False
@@ -167,7 +184,7 @@ class GradientReducer:
         written = [bucket.entries[0].name for bucket in sent if bucket.written_since_sent()]
         replaced = [entry.name for bucket in sent for entry in bucket.hand_out()]
         for bucket in sent:
-            bucket.sent, bucket.work = False, None
+            bucket.sent, bucket.finish = False, None
         if written or replaced:
             raise ddl.InvalidState(
                 f"[rank {self.communicator.rank}/{self.communicator.size}] gradients were changed (near parameter "
@@ -180,9 +197,9 @@ class GradientReducer:
         if self._open and self._complete:
             self._send_all()
             for bucket in self._buckets:
-                if bucket.work is not None:
-                    bucket.work.wait()
-                bucket.sent, bucket.work = False, None
+                if bucket.finish is not None:
+                    bucket.finish()
+                bucket.sent, bucket.finish = False, None
         self._open = False
         self.synchronized = False
 

@@ -27,8 +27,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Make ``optimizer`` distributed and return it. Collective: every rank wraps the same model.
 
     Gradients live in flat buckets in shared memory. A bucket is averaged over the ranks as soon as its last gradient is
-    there, while the backward pass goes on; ``step()`` waits for what is left. Then every rank has the same gradients,
-    and after ``step()`` the same weights, to the bit.
+    there, while the backward pass goes on, or in ``step()``, which waits for what is left (see overlap). Then every
+    rank has the same gradients, and after ``step()`` the same weights, to the bit.
 
     optimizer: any ``torch.optim.Optimizer`` over parameters on the CPU. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
@@ -37,6 +37,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     bucket_bytes: upper bound of a bucket; the first one holds at most 1 MiB.
     backward_passes_per_step: gradients of so many backward passes are added up here before they are sent, in the last
         of them. They are not divided by that number (as in Horovod): divide the loss.
+    overlap: average while the backward pass goes on. Default: if the ranks are on several hosts, or leave a core idle
+        for each of them; else it would only take the cores from the backward pass.
     communicator: whose ranks to average over; default ``ddl.world()``.
     tune_allocator: let glibc keep freed memory, for the whole process, which saves a page fault per page of gradient
         in every step. Default: the environment's DDL_TORCH_TUNE_ALLOCATOR, else True.
@@ -71,6 +73,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: ddl.ReduceOp = ddl.Average,
         bucket_bytes: int = BUCKET_BYTES,
         backward_passes_per_step: int = 1,
+        overlap: Optional[bool] = None,
         communicator: Optional[ddl.Communicator] = None,
         tune_allocator: Optional[bool] = None,
     ) -> DistributedOptimizer:
@@ -84,7 +87,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if backward_passes_per_step < 1:
             raise ddl.InvalidArgument(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
         named = _named(optimizer, named_parameters)
-        reducer = GradientReducer(communicator or ddl.world(), op, bucket_bytes, backward_passes_per_step)
+        group = communicator or ddl.world()
+        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap)
         reducer.add(named)
         _tune_allocator(tune_allocator)
         reducer.lay_out()
@@ -133,7 +137,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
 
     def statistics(self) -> Dict[str, Union[int, float]]:
-        """Return ``steps``, ``seconds_waiting`` (in ``synchronize`` or ``step``) and ``bytes`` (averaged)."""
+        """Return ``steps``, ``bytes`` (averaged) and ``seconds_waiting`` (for averages, in all)."""
         return self._ddl.statistics()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -69,10 +69,11 @@ def allreduce_async_(
 
 
 def prepare_allreduce(
-    tensor: torch.Tensor, *, op: ReduceOp = Average, communicator: Group = None
+    tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
 ) -> Callable[[], torch.Tensor]:
     """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call."""
-    run = _of(communicator).prepare_allreduce(_sum_target(tensor, "prepare_allreduce", op), op=op)
+    target = _sum_target(tensor, "prepare_allreduce", op)
+    run = _of(communicator).prepare_allreduce(target, op=op, name=name)
     finish = written(tensor)
 
     def call() -> torch.Tensor:

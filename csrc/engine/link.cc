@@ -54,10 +54,13 @@ uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landi
 
 bool Link::progress() {
   bool moved = false;
-  // A segment for each connection that takes one, and round again: none is left out while another is ready.
+  // A segment for each connection that takes one, and round again: none is left out while another is ready. Messages
+  // begin with one after the other, so that those of one segment use all, too.
+  const size_t n = connections_.size();
   for (bool sent = true; sent;) {
     sent = false;
-    for (const auto& connection : connections_) sent |= progress_outgoing(connection.get());
+    const uint64_t begin = cutting_;
+    for (size_t i = 0; i < n; ++i) sent |= progress_outgoing(connections_[(begin + i) % n].get());
     moved |= sent;
   }
   for (const auto& connection : connections_) moved |= progress_incoming(connection.get());

@@ -109,15 +109,18 @@ PyObject* call_prepared(PyObject* self, PyObject* const*, size_t n, PyObject* ke
   });
 }
 
-// prepare(collective, buffer, op)
+// prepare(collective, buffer, op, name)
 PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
-  if (wrong_number(n, 3)) return nullptr;
+  if (wrong_number(n, 4)) return nullptr;
   return translated([&]() -> PyObject* {
+    const char* const label = PyUnicode_AsUTF8(arguments[3]);
+    if (label == nullptr) throw py::error_already_set();
     Call call;
     call.collective = static_cast<Collective>(integer(arguments[0]));
     call.op = reduce_op_from(integer(arguments[2]));
     const py::object buffer = borrowed(arguments[1]);
     std::shared_ptr<Operation> operation = handle_of(self).prepared(call, buffer);
+    operation->label = label;
     auto* const prepared = reinterpret_cast<Prepared*>(prepared_type->tp_alloc(prepared_type, 0));
     if (prepared == nullptr) throw py::error_already_set();
     new (&prepared->operation) std::shared_ptr<Operation>(std::move(operation));

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from ddl.tools.bench import training, training_report
+from ddl.tools.bench import training, training_blocks, training_report, training_start
 
 torch = pytest.importorskip("torch")
 
@@ -129,7 +129,7 @@ def test_peers_get_the_settings_of_the_adapter() -> None:
         _allocator._M_TRIM_THRESHOLD: "MALLOC_TRIM_THRESHOLD_",
         _allocator._M_TOP_PAD: "MALLOC_TOP_PAD_",
     }
-    assert training.MALLOC == {names[name]: str(value) for name, value in _allocator._SETTINGS}
+    assert training_start.MALLOC == {names[name]: str(value) for name, value in _allocator._SETTINGS}
 
 
 def test_a_wrong_option_ends_with_2() -> None:
@@ -141,33 +141,34 @@ def test_a_wrong_option_ends_with_2() -> None:
 # --- figures ---
 
 
-def report(seconds: List[float], own: int = 0, **more: Any) -> Dict[str, Any]:
+def report(*blocks: List[float], own: int = 0, busy: float = 0.5, probes: float = 100.0, **more: Any) -> Dict[str, Any]:
+    """What one rank writes of blocks of these seconds; together with another such rank it had a core for a second."""
     memory = {"own": own << 20, "own_peak": (own + 1) << 20, "rss": 0, "rss_peak": 0}
-    whole = {"seconds": 1.0, "cpu_seconds": 0.5, "busy_seconds": 1.25}
-    return {
-        **{"batch": 8, "samples": "images", "seconds": seconds, "cpu_seconds": 0.1, "memory": memory, "whole": whole},
-        **more,
-    }
+    whole = {"seconds": 1.0, "cpu_seconds": 0.5, "busy_seconds": busy + 0.5}
+    facts = {"cpu_seconds": 0.1, "whole": whole, "probes": [probes, probes], **more}
+    written = [{"seconds": seconds, **facts} for seconds in blocks]
+    return {"batch": 8, "samples": "images", "blocks": written, "memory": memory}
 
 
 def test_figures() -> None:
-    collected = {
-        "alone": [[report([0.1, 0.2, 0.3], own=10), report([0.1, 0.1, 0.1])]],
+    starts = {
+        "alone": [[report([0.1, 0.2], [0.3], own=10), report([0.1, 0.1], [0.1])]],
         "alone+malloc": [[report([0.1], own=20), report([0.15])]],
         # Rank 1 is the slower one, over all rounds together.
         "ddl": [
             [report([0.2], own=50, waiting_seconds=0.01), report([0.1], waiting_seconds=0.03)],
             [report([0.2], own=60, waiting_seconds=0.02), report([0.4, 0.3], waiting_seconds=0.02)],
         ],
-        "ddp": [[report([0.5]), report([0.4])]],
+        "ddp": [[report([0.5], busy=0.55), report([0.4])]],
         "ddp+malloc": [[report([0.45]), report([0.4])]],
     }
-    results = training_report.figures(collected, 2)
+    results = training_report.figures(training_blocks.choose(starts, 1))
     ddl = results["ddl"]
     assert (ddl.step_ms, ddl.min_ms, ddl.p99_ms) == pytest.approx((300, 100, 400))
     assert (ddl.exposed_ms, ddl.over_alone_ms) == pytest.approx((150, 100))
     assert (ddl.extra_mib, ddl.extra_peak_mib) == pytest.approx((40, 40))
-    assert (ddl.speed_over_ddp, ddl.waiting_ms, ddl.other_load) == pytest.approx((500 / 300, 20, 0.25))
+    assert (ddl.speed_over_ddp, ddl.waiting_ms, ddl.steps) == pytest.approx((500 / 300, 20, 3))
+    assert (ddl.other_load, results["ddp"].other_load) == pytest.approx((0, 0.03))
     assert ddl.samples_per_s == pytest.approx(2 * 8 / 0.3)
     assert results["ddp"].exposed_ms == pytest.approx(300) and results["ddp"].waiting_ms is None
     assert results["ddp+malloc"].exposed_ms == pytest.approx(300)
@@ -178,8 +179,44 @@ def test_figures() -> None:
 
 
 def test_the_floor() -> None:
-    results = training_report.figures({"ddl": [[report([0.2])]], "ddp": [[report([0.3])]]}, 1)
+    results = training_report.figures(
+        training_blocks.choose({name: [[report([seconds])]] for name, seconds in (("ddl", 0.2), ("ddp", 0.3))}, 1)
+    )
     assert training.too_slow("resnet", results, 1.0) is None
     assert training.too_slow("resnet", results, 1.6) == "resnet: 1.500 times as fast as ddp, under the floor of 1.6"
     only = {"ddl": results["ddl"]}
     assert training.too_slow("resnet", only, 1.0) == "resnet: --floor needs ddl and one of the ddp contestants"
+
+
+# --- what is compared ---
+
+
+def two(*blocks: List[float], **facts: Any) -> List[Dict[str, Any]]:
+    return [report(*blocks, **facts), report(*blocks, **facts)]
+
+
+def test_disturbed_blocks_are_left_out() -> None:
+    near, far, disturbed = two([1.0], [2.0]), two([3.0], [4.0], probes=500.0), two([5.0], [6.0], busy=0.8)
+    starts = {"ddl": [far, far, near, disturbed], "ddp": [near, far, far]}
+    chosen = training_blocks.choose(starts, 2)
+    assert chosen.alike and chosen.enough
+    assert chosen.distances == [(100, 100), (500, 500)]
+    found = {name: [(one.round, one.seconds[0][0]) for one in some] for name, some in chosen.compared.items()}
+    both = [3.0, 4.0]
+    assert found == {"ddl": [(n, s) for n in (0, 1) for s in both], "ddp": [(n, s) for n in (1, 2) for s in both]}
+    assert len(chosen.blocks["ddl"]) == 8 and chosen.blocks["ddl"][6].others == pytest.approx(0.28)
+    assert training_report.about(chosen) == "8 of 14 blocks of steps compared, cores 500-500 ns apart"
+    assert training_blocks.choose(starts, 4).enough and not training_blocks.choose(starts, 5).enough
+
+
+@pytest.mark.parametrize("facts", [{"busy": 0.8}, {"probes": 500.0}], ids=["never quiet", "never at one distance"])
+def test_all_is_pooled_where_nothing_is_alike(facts: Dict[str, float]) -> None:
+    chosen = training_blocks.choose({"ddl": [two([1.0])], "ddp": [two([2.0], **facts)]}, 1)
+    assert not chosen.alike and not chosen.enough and chosen.compared == chosen.blocks
+    assert training_report.about(chosen).startswith("DISTURBED")
+    assert training_report.figures(chosen)["ddp"].step_ms == pytest.approx(2000)
+
+
+def test_a_machine_that_is_not_probed_has_one_distance() -> None:
+    chosen = training_blocks.choose({"ddl": [two([1.0], probes=0.0)], "ddp": [two([2.0], probes=0.0)]}, 1)
+    assert chosen.enough and chosen.distances == []

@@ -59,10 +59,10 @@ def on_rank(dtype_name):
     for make in OPTIMIZERS.values():
         alone = build(dtype)
         expected = train(alone, make(alone.parameters()), dtype, size, everything)
-        for bucket_bytes in (256, 8 << 20):  # many buckets, and one
+        for bucket_bytes, overlap in ((256, True), (256, False), (8 << 20, None)):  # many buckets, and one
             model = build(dtype)
             optimizer = ddl.DistributedOptimizer(
-                make(model.parameters()), model.named_parameters(), bucket_bytes=bucket_bytes
+                make(model.parameters()), model.named_parameters(), bucket_bytes=bucket_bytes, overlap=overlap
             )
             losses = train(model, optimizer, dtype, size, mine)
             torch.testing.assert_close(weights(model), weights(alone), **tolerance)

@@ -8,13 +8,16 @@ import ranks
 torch = pytest.importorskip("torch")
 
 
+OPTIONS = {}  # of every optimizer here
+
+
 def model_and_optimizer(**options):
     import ddl_torch as ddl
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, ddl.DistributedOptimizer(optimizer, model.named_parameters(), bucket_bytes=64, **options)
+    return model, ddl.DistributedOptimizer(optimizer, model.named_parameters(), bucket_bytes=64, **OPTIONS, **options)
 
 
 def backward(model, scale=1.0):
@@ -49,7 +52,7 @@ def second_backward():
     # A bucket that waits for a parameter takes any number of backward passes.
     layer = torch.nn.Linear(8, 2)
     layer.extra = torch.nn.Parameter(torch.ones(2))
-    waiting = ddl.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
+    waiting = ddl.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), **OPTIONS)
     for _ in range(2):
         layer(torch.full((1, 8), 1.0 + ddl.rank())).sum().backward()
     waiting.step()
@@ -99,18 +102,25 @@ def different_models():
         ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     with pytest.raises(ddl.InvalidArgument, match="op=Average.*op=Sum"):
         model_and_optimizer(op=ddl.Average if ddl.rank() == 0 else ddl.Sum)
+    if ddl.rank() == 0:
+        OPTIONS["overlap"] = None
+    with pytest.raises(ddl.InvalidArgument, match="overlap=None.*overlap="):
+        model_and_optimizer()
+    OPTIONS.clear()
     steps_still_work(*model_and_optimizer())
 
 
-def run_mistakes():
+def run_mistakes(overlap):
+    OPTIONS["overlap"] = overlap
     for mistake in (second_backward, changed_under_way, sparse, converted_later, different_models):
         mistake()
     return True
 
 
 @pytest.mark.processes
-def test_mistakes_in_a_script():
-    assert ranks.run(2, run_mistakes, env={"OMP_NUM_THREADS": "1"}) == [True, True]
+@pytest.mark.parametrize("overlap", [True, False])
+def test_mistakes_in_a_script(overlap):
+    assert ranks.run(2, run_mistakes, overlap, env={"OMP_NUM_THREADS": "1"}) == [True, True]
 
 
 def wrong_arguments():

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from types import FrameType
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
-from ddl.tools.bench import contestants, machine, native, plan, plot, regimes, table
+from ddl.tools.bench import contestants, machine, plan, plot, regimes, table
 from ddl.tools.bench.contestants import Contestant, Setting
 from ddl.tools.bench.figures import Figures, Sample, bus_factor, merge
 from ddl.tools.bench.hosts import Hosts
@@ -28,6 +27,9 @@ from ddl.tools.bench.launch import run_all
 from ddl.tools.bench.worker.values import DTYPES
 
 __all__ = ["add_arguments", "run"]
+
+#: contestant -> size -> its samples
+Samples = Dict[str, Dict[int, List[Sample]]]
 
 SIZES = "8,1K,64K,256K,1M,4M,32M,128M"
 SIZES_OF_HOSTS = "8,1K,64K,256K,1M,4M,32M"
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             plan.plan_text(sizes, _pace(arguments)),
             {"openmpi": arguments.openmpi.absolute(), "mpich": arguments.mpich.absolute()},
             hosts,
-            _probe(ranks),
+            regimes.probe_library(ranks),
         )
         chosen, left_out = _contestants(arguments, setting)
         samples, versions = _measure(setting, chosen, sizes, arguments.rounds)
@@ -102,17 +104,6 @@ def _pace(arguments: argparse.Namespace) -> plan.Pace:
     return plan.Pace(arguments.seconds, 0.5e9, overhead=50e-6, least=5)
 
 
-def _probe(ranks: int) -> str:
-    """Return the library for probing distances; empty where ranks share cores, for they would wait for one another."""
-    if ranks < 2 or ranks > len(os.sched_getaffinity(0)):
-        return ""
-    try:
-        return str(native.compiled("probe"))
-    except native.Unavailable as reason:
-        print(f"distances between the cores are not probed: {reason}", file=sys.stderr)
-        return ""
-
-
 def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[Contestant], Dict[str, str]]:
     """Return who takes part, and why the others do not. Who was asked for by name must be able to."""
     try:
@@ -135,8 +126,8 @@ def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[
 
 def _measure(
     setting: Setting, chosen: Sequence[Contestant], sizes: Sequence[int], rounds: int
-) -> Tuple[regimes.Samples, Dict[str, str]]:
-    samples: regimes.Samples = {one.name: {nbytes: [] for nbytes in sizes} for one in chosen}
+) -> Tuple[Samples, Dict[str, str]]:
+    samples: Samples = {one.name: {nbytes: [] for nbytes in sizes} for one in chosen}
     versions: Dict[str, str] = {}
     for number in range(2 * rounds):
         if number >= rounds and not _too_few(samples, sizes, rounds):
@@ -154,7 +145,7 @@ def _measure(
     return samples, versions
 
 
-def _too_few(samples: regimes.Samples, sizes: Sequence[int], rounds: int) -> bool:
+def _too_few(samples: Samples, sizes: Sequence[int], rounds: int) -> bool:
     """Return whether some size has too few samples at any one distance: less than half of the rounds."""
     regimes.assign(samples)
     for of_contestants, same in regimes.choose(samples, sizes).values():
@@ -183,7 +174,7 @@ def _report(
     chosen: Sequence[Contestant],
     left_out: Dict[str, str],
     sizes: Sequence[int],
-    samples: regimes.Samples,
+    samples: Samples,
     versions: Dict[str, str],
 ) -> int:
     distances = regimes.assign(samples)

@@ -18,14 +18,14 @@ Batch = Tuple[torch.Tensor, torch.Tensor]  # what the network gets; the classes 
 
 @dataclass(frozen=True)
 class Model:
-    """One model: how to build it and its data, samples per rank and step, and the steps to time in a round."""
+    """One model: how to build it and its data, samples per rank and step, and the steps to time in a block."""
 
     name: str
     build: Callable[[], nn.Module]
     data: Callable[[int], Batch]  # batch size -> one batch, from torch's global generator
     batch: int
     samples: str  # what a sample is called, in the plural
-    steps: int  # takes some seconds
+    steps: int  # takes a second or so
 
     def make(self, seed: int) -> nn.Module:
         """Return the network with the weights of ``seed``."""
@@ -134,8 +134,8 @@ def _sequences(batch: int) -> Batch:
 MODELS: Dict[str, Model] = {
     model.name: model
     for model in (
-        Model("digits", digits, _images(1, 8, 10), batch=32, samples="images", steps=400),
-        Model("resnet", resnet, _images(3, 32, 1000), batch=8, samples="images", steps=20),
-        Model("transformer", transformer, _sequences, batch=8, samples="sequences", steps=12),
+        Model("digits", digits, _images(1, 8, 10), batch=32, samples="images", steps=100),
+        Model("resnet", resnet, _images(3, 32, 1000), batch=8, samples="images", steps=5),
+        Model("transformer", transformer, _sequences, batch=8, samples="sequences", steps=3),
     )
 }

@@ -9,18 +9,36 @@ machine that stands still there is one group and nothing is left out.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, Tuple
+import os
+import sys
+from typing import Dict, List, Mapping, Protocol, Sequence, Tuple, TypeVar
 
-from ddl.tools.bench.figures import Sample
+from ddl.tools.bench import native
 
-__all__ = ["Chosen", "assign", "choose", "groups"]
+__all__ = ["Probed", "assign", "choose", "groups", "probe_library"]
 
 GAP = 1.5  #: neighbours that differ by more than this factor belong to different groups
 
-#: contestant -> size -> its samples
-Samples = Dict[str, Dict[int, List[Sample]]]
-#: size -> (the samples of each contestant that are compared, whether all were taken at one distance)
-Chosen = Dict[int, Tuple[Dict[str, List[Sample]], bool]]
+
+class Probed(Protocol):
+    """A sample: ``probes`` are ns of a round trip before and after it (empty: not probed), ``distance`` its group."""
+
+    probes: Tuple[float, ...]
+    distance: int
+
+
+S = TypeVar("S", bound=Probed)
+
+
+def probe_library(ranks: int) -> str:
+    """Return the library for probing distances; empty where ranks share cores, for they would wait for one another."""
+    if ranks < 2 or ranks > len(os.sched_getaffinity(0)):
+        return ""
+    try:
+        return str(native.compiled("probe"))
+    except native.Unavailable as reason:
+        print(f"distances between the cores are not probed: {reason}", file=sys.stderr)
+        return ""
 
 
 def groups(round_trips: Sequence[float]) -> List[Tuple[float, float]]:
@@ -34,7 +52,7 @@ def groups(round_trips: Sequence[float]) -> List[Tuple[float, float]]:
     return found
 
 
-def assign(samples: Samples) -> List[Tuple[float, float]]:
+def assign(samples: Mapping[str, Mapping[int, Sequence[S]]]) -> List[Tuple[float, float]]:
     """Set ``distance`` of all samples and return the groups. What was not probed is in group 0."""
     every = [sample for sizes in samples.values() for some in sizes.values() for sample in some]
     found = groups([probe for sample in every for probe in sample.probes])
@@ -44,8 +62,10 @@ def assign(samples: Samples) -> List[Tuple[float, float]]:
     return found
 
 
-def choose(samples: Samples, sizes: Sequence[int]) -> Chosen:
-    """Return for each size the samples to compare.
+def choose(
+    samples: Mapping[str, Mapping[int, List[S]]], sizes: Sequence[int]
+) -> Dict[int, Tuple[Dict[str, List[S]], bool]]:
+    """Return for each size the samples of each contestant to compare, and whether all were taken at one distance.
 
     They are of the group in which the contestant with the fewest samples has most; where no group has all
     contestants, all samples are taken and the second value is False.
@@ -53,7 +73,7 @@ def choose(samples: Samples, sizes: Sequence[int]) -> Chosen:
     return {nbytes: _choose_one({name: of_size[nbytes] for name, of_size in samples.items()}) for nbytes in sizes}
 
 
-def _choose_one(samples: Mapping[str, List[Sample]]) -> Tuple[Dict[str, List[Sample]], bool]:
+def _choose_one(samples: Mapping[str, List[S]]) -> Tuple[Dict[str, List[S]], bool]:
     distances = {sample.distance for some in samples.values() for sample in some} - {-1}
     least, best = 0, -1
     for distance in sorted(distances):

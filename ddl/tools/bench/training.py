@@ -1,68 +1,38 @@
 """``ddl bench training``: a training step with DDL against DistributedDataParallel over gloo and against no averaging.
 
-Every round starts each contestant anew, in an order that turns from round to round, so that a slow minute hits all of
-them. One thread per rank. ``alone`` is the same training as independent processes at the same time: what a step costs
-beyond it is *exposed* communication. ``+malloc``: glibc keeps freed memory, as ``ddl_torch`` lets it do by default.
+Every round starts all contestants anew. They then run blocks of steps in turn, a second or so each, while the others
+sleep, so that a slow moment of the machine hits all of them; what was disturbed is left out and repeated
+(training_blocks.py). One thread per rank. ``alone`` is the same training as independent processes at the same time:
+what a step costs beyond it is *exposed* communication. ``+malloc``: glibc keeps freed memory, as ``ddl_torch`` lets it
+do by default.
+
 Exits with 1 if ranks hold different weights, if DDL's differ from DDP's, or if DDL is slower than ``--floor`` allows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
-import subprocess
+import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from ddl.tools.bench.training_report import Figures, fastest_ddp, figures, plot, table
+from ddl.tools.bench.training_blocks import Block, Chosen, Start, choose
+from ddl.tools.bench.training_report import Figures, about, fastest_ddp, figures, plot, table
+from ddl.tools.bench.training_start import CONTESTANTS, DEFAULT, Failed, Running
 
-__all__ = ["CONTESTANTS", "Contestant", "add_arguments", "run"]
+__all__ = ["add_arguments", "run"]
 
 NAMES = ("digits", "resnet", "transformer")  # models.py has them; it needs torch, so only the ranks import it
-TIMEOUT = 600  # seconds for one contestant of one round
+MOST_ROUNDS = 3  # times as many as were asked for, where many were disturbed
+BLOCKS = 5  # of steps, that each start of a contestant runs
 TOLERANCE = 1e-5  # of DDL's weights against DDP's, relative to the norm of each tensor
-
-#: What ddl_torch sets with mallopt, as glibc's variables.
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """``library`` is one of training_worker.py; ``malloc``: glibc is told to keep freed memory."""
-
-    library: str
-    malloc: bool
-
-    def environment(self) -> Dict[str, str]:
-        if self.library == "ddl":  # sets it itself
-            return {"DDL_TORCH_TUNE_ALLOCATOR": "1" if self.malloc else "0"}
-        return MALLOC if self.malloc else {}
-
-
-CONTESTANTS: Dict[str, Contestant] = {
-    "alone": Contestant("alone", malloc=False),
-    "alone+malloc": Contestant("alone", malloc=True),
-    "ddl": Contestant("ddl", malloc=True),
-    "ddl-malloc": Contestant("ddl", malloc=False),  # only where it is named: nobody needs to run it so
-    "ddp": Contestant("ddp", malloc=False),
-    "ddp+malloc": Contestant("ddp", malloc=True),
-    "ddp+view": Contestant("ddp_view", malloc=False),
-    "ddp+view+malloc": Contestant("ddp_view", malloc=True),
-}
-DEFAULT = tuple(name for name in CONTESTANTS if name != "ddl-malloc")
-
-
-class Failed(Exception):
-    """A contestant ended with an error, or with wrong weights; the text says which and how."""
 
 
 def _names(known: Sequence[str]) -> Any:
@@ -93,33 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {','.join(CONTESTANTS)} (all but ddl-malloc)",
     )
     parser.add_argument("--ranks", type=_positive, default=2, help="processes, of one thread each (%(default)s)")
-    parser.add_argument("--rounds", type=_positive, default=3, help="starts of each contestant (%(default)s)")
-    parser.add_argument("--steps", type=_positive, help="steps to time in each round (some seconds' worth)")
+    parser.add_argument(
+        "--rounds",
+        type=_positive,
+        default=3,
+        help="starts of each contestant, up to three times as many where some were disturbed (%(default)s)",
+    )
+    parser.add_argument("--steps", type=_positive, help="steps of a block (a second's worth)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, machine and command there")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the steps, with the exposed part apart")
     parser.add_argument(
         "--floor", type=float, metavar="X", help="exit with 1 if DDL's steps per second are under X of the fastest DDP"
     )
-
-
-def start(contestant: Contestant, model: str, ranks: int, steps: Optional[int], save: Optional[Path]) -> List[Any]:
-    """Run one contestant of one round; return what each rank wrote. Raises ``Failed``."""
-    environment = {name: value for name, value in os.environ.items() if name not in MALLOC}
-    environment.update(OMP_NUM_THREADS="1", **contestant.environment())
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), "--no-prefix"]
-        line += [sys.executable, "-u", "-m", "ddl.tools.bench.training_worker", contestant.library, model]
-        line += ["--directory", name] + (["--steps", str(steps)] if steps else []) + (["--save"] if save else [])
-        try:
-            ended = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
-        except subprocess.TimeoutExpired as late:
-            raise Failed(f"did not end within {late.timeout:.0f} s") from None
-        if ended.returncode != 0:
-            raise Failed(f"ended with status {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-        if save is not None:
-            (directory / "weights.npz").replace(save)
-        return [json.loads((directory / f"rank.{rank}.json").read_text("utf-8")) for rank in range(ranks)]
 
 
 def check_agreement(ours: Path, theirs: Path) -> None:
@@ -133,26 +88,41 @@ def check_agreement(ours: Path, theirs: Path) -> None:
                 raise Failed(f"the weights of {name} are {apart:.1e} (relative) from those of DDP after the same steps")
 
 
-def measure(model: str, given: argparse.Namespace) -> Dict[str, Figures]:
-    """Run every round of one model and return each contestant's figures. Raises ``Failed``."""
-    collected: Dict[str, List[List[Any]]] = {name: [] for name in given.contestants}
+def measure(model: str, given: argparse.Namespace) -> Chosen:
+    """Run every round of one model and return what is compared of each contestant. Raises ``Failed``."""
+    collected: Dict[str, List[Start]] = {name: [] for name in given.contestants}
     saved: Dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for number in range(given.rounds):
-            turn = number % len(given.contestants)
-            for name in given.contestants[turn:] + given.contestants[:turn]:
-                print(f"{model}, round {number + 1}/{given.rounds}: {name}", file=sys.stderr)
-                contestant = CONTESTANTS[name]
-                save = None
-                if number == 0 and contestant.library not in saved and contestant.library in ("ddl", "ddp"):
-                    save = saved[contestant.library] = Path(directory) / f"{contestant.library}.npz"
-                try:
-                    collected[name].append(start(contestant, model, given.ranks, given.steps, save))
-                    if save is not None and len(saved) == 2:
-                        check_agreement(saved["ddl"], saved["ddp"])
-                except Failed as failure:
-                    raise Failed(f"{model}, {name}: {failure}") from None
-    return figures(collected, given.ranks)
+        for number in range(MOST_ROUNDS * given.rounds):
+            if number >= given.rounds and choose(collected, given.rounds).enough:
+                break
+            print(f"{model}, round {number + 1} of {max(given.rounds, number + 1)}", file=sys.stderr, flush=True)
+            for name, start in one_round(model, given, number, saved, Path(directory)).items():
+                collected[name].append(start)
+            if number == 0 and len(saved) == 2:
+                check_agreement(saved["ddl"], saved["ddp"])
+    return choose(collected, given.rounds)
+
+
+def one_round(
+    model: str, given: argparse.Namespace, number: int, saved: Dict[str, Path], directory: Path
+) -> Dict[str, Start]:
+    """Start everyone, let them run blocks of steps in turn, and return what they wrote. Raises ``Failed``."""
+    turn = number % len(given.contestants)
+    order = given.contestants[turn:] + given.contestants[:turn]
+    with contextlib.ExitStack() as stack:
+        running: Dict[str, Running] = {}
+        for name in order:
+            contestant, save = CONTESTANTS[name], None
+            if number == 0 and contestant.library not in saved and contestant.library in ("ddl", "ddp"):
+                save = saved[contestant.library] = directory / f"{contestant.library}.npz"
+            running[name] = Running(name, model, given.ranks, given.steps, save)
+            stack.callback(running[name].close)
+            running[name].wait_until_ready()
+        for i in range(BLOCKS):
+            for name in order[i % len(order) :] + order[: i % len(order)]:
+                running[name].block()
+        return {name: running[name].end() for name in order}
 
 
 def machine() -> Dict[str, Any]:
@@ -164,6 +134,16 @@ def machine() -> Dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
+
+
+def _brief(blocks: Sequence[Block]) -> List[Dict[str, Any]]:
+    """Return what is kept of every block: enough to choose and compare anew."""
+    brief = []
+    for one in blocks:
+        medians = [round(1e3 * statistics.median(seconds), 4) for seconds in one.seconds]
+        steps = {"steps": len(one.seconds[0]), "median_ms": medians, "others": round(one.others, 3)}
+        brief.append({"round": one.round, **steps, "distance": one.distance, "probes_ns": one.probes})
+    return brief
 
 
 def too_slow(model: str, results: Dict[str, Figures], floor: float) -> Optional[str]:
@@ -178,21 +158,27 @@ def too_slow(model: str, results: Dict[str, Figures], floor: float) -> Optional[
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark; return the exit status."""
     everything: Dict[str, Dict[str, Figures]] = {}
+    chosen: Dict[str, Chosen] = {}
     complaints: List[str] = []
     for model in arguments.models:
         try:
-            everything[model] = results = measure(model, arguments)
+            chosen[model] = measure(model, arguments)
         except Failed as failure:
             print(f"ddl bench training: {failure}", file=sys.stderr)
             return 1
         print(f"\n{model}, {arguments.ranks} ranks on {os.cpu_count()} cores, one thread each")
+        everything[model] = results = figures(chosen[model])
+        print(about(chosen[model]))
         print(table(results), flush=True)
         slow = too_slow(model, results, arguments.floor) if arguments.floor is not None else None
         complaints += [slow] if slow else []
     if arguments.json:
         facts = {"command": sys.argv, "machine": machine(), "ranks": arguments.ranks, "rounds": arguments.rounds}
         found = {m: {name: asdict(one) for name, one in results.items()} for m, results in everything.items()}
-        arguments.json.write_text(json.dumps({**facts, "models": found}, indent=1) + "\n", encoding="utf-8")
+        blocks = {m: {name: _brief(some) for name, some in one.blocks.items()} for m, one in chosen.items()}
+        distances = {m: one.distances for m, one in chosen.items()}
+        written = {**facts, "models": found, "distances_ns": distances, "blocks": blocks}
+        arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     if arguments.plot:
         plot(everything, arguments.plot)
     for complaint in complaints:

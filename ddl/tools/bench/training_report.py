@@ -1,7 +1,7 @@
 """What ``ddl bench training`` makes of the measurements: figures per contestant, a table, a picture.
 
-A contestant's step time is that of its slower rank: the median over the steps of all rounds, rank by rank, then the
-larger one. (Not the largest of each step: ``alone`` has no common steps, so that would measure it by another rule.)
+A contestant's step time is that of its slower rank: the median over the steps of all compared blocks, rank by rank,
+then the larger one. (Not the largest of each step: ``alone`` has no common steps, so that would be another rule.)
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
-__all__ = ["Figures", "fastest_ddp", "figures", "plot", "table"]
+from ddl.tools.bench.training_blocks import Block, Chosen, Start
+
+__all__ = ["Figures", "about", "fastest_ddp", "figures", "plot", "table"]
 
 MIB = float(1 << 20)
 
@@ -36,7 +38,8 @@ class Figures:
     own_peak_mib: float
     rss_mib: float
     rss_peak_mib: float
-    other_load: float  # cores that other programs had meanwhile, in the busiest round: 0 where figures can be trusted
+    other_load: float  # cores that other programs had meanwhile, in the busiest block compared
+    steps: int  # of each rank, that were compared
     waiting_ms: Optional[float] = None  # of DDL: in step(), for what was not averaged yet
     exposed_ms: Optional[float] = None
     over_alone_ms: Optional[float] = None
@@ -49,21 +52,12 @@ def _p99(times: List[float]) -> float:
     return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
 
 
-def _other_load(ranks: List[Any]) -> float:
-    """Return how many cores were busy with anything but the ranks of one start."""
-    whole = [report["whole"] for report in ranks]
-    busy: float = max(one["busy_seconds"] for one in whole)
-    seconds: float = max(one["seconds"] for one in whole)
-    used: float = sum(one["cpu_seconds"] for one in whole)
-    return max(0.0, (busy - used) / seconds)
-
-
-def _of(rounds: List[List[Any]], ranks: int) -> Figures:
-    by_rank = [[ms * 1e3 for one in rounds for ms in one[rank]["seconds"]] for rank in range(ranks)]
+def _of(blocks: List[Block], starts: List[Start]) -> Figures:
+    by_rank = [[1e3 * s for one in blocks for s in one.seconds[rank]] for rank in range(len(blocks[0].seconds))]
     slower = max(by_rank, key=statistics.median)
-    reports = [report for one in rounds for report in one]
+    reports = [report for start in starts for report in start]
     step_ms = statistics.median(slower)
-    waits = [report["waiting_seconds"] for report in reports if "waiting_seconds" in report]
+    waits = [seconds for one in blocks for seconds in one.waiting_seconds]
     memory = {
         kind: max(report["memory"][kind] for report in reports) / MIB for kind in ("own", "own_peak", "rss", "rss_peak")
     }
@@ -71,11 +65,12 @@ def _of(rounds: List[List[Any]], ranks: int) -> Figures:
         step_ms=step_ms,
         min_ms=min(slower),
         p99_ms=_p99(slower),
-        cpu_ms=1e3 * statistics.median(report["cpu_seconds"] for report in reports),
-        samples_per_s=1e3 * ranks * reports[0]["batch"] / step_ms,
+        cpu_ms=1e3 * statistics.median(seconds for one in blocks for seconds in one.cpu_seconds),
+        samples_per_s=1e3 * len(by_rank) * reports[0]["batch"] / step_ms,
         samples=reports[0]["samples"],
         **{f"{kind}_mib": value for kind, value in memory.items()},
-        other_load=max(_other_load(one) for one in rounds),
+        other_load=max(one.others for one in blocks),
+        steps=len(slower),
         waiting_ms=1e3 * statistics.median(waits) if waits else None,
     )
 
@@ -86,9 +81,9 @@ def _reference(name: str, results: Dict[str, Figures]) -> Optional[Figures]:
     return results.get("alone+malloc" if tuned else "alone")
 
 
-def figures(collected: Dict[str, List[List[Any]]], ranks: int) -> Dict[str, Figures]:
-    """Return the figures of every contestant; ``collected[name][round][rank]`` is what a rank wrote."""
-    results = {name: _of(rounds, ranks) for name, rounds in collected.items()}
+def figures(chosen: Chosen) -> Dict[str, Figures]:
+    """Return the figures of every contestant."""
+    results = {name: _of(blocks, chosen.starts[name]) for name, blocks in chosen.compared.items()}
     for name, mine in results.items():
         reference, plain, ddp = _reference(name, results), results.get("alone"), results.get("ddp")
         if reference is not None:
@@ -112,21 +107,33 @@ def _cell(value: Optional[float], width: int, digits: int, unit: str = "") -> st
     return f"{'-' if value is None else f'{value:.{digits}f}{unit}':>{width}}"
 
 
+def about(chosen: Chosen) -> str:
+    """Return a line on what is compared."""
+    total, used = (sum(map(len, some.values())) for some in (chosen.blocks, chosen.compared))
+    if not chosen.alike:
+        return f"DISTURBED: no distance at which everyone has quiet blocks; all {total} are pooled, ratios say little"
+    first = next(iter(chosen.compared.values()))[0]
+    apart = ""
+    if chosen.distances:
+        apart = ", cores {:.0f}-{:.0f} ns apart".format(*chosen.distances[first.distance])
+    return f"{used} of {total} blocks of steps compared{apart}"
+
+
 def table(results: Dict[str, Figures]) -> str:
     """Return the table for people."""
     samples = next(iter(results.values())).samples
     head = f"{'':16}{'step ms':>9}{'min':>9}{'p99':>9}{'CPU ms':>9}{'exposed ms':>12}{'over alone':>12}"
-    lines = [head + f"{'against ddp':>13}{samples + '/s':>13}{'extra MiB':>11}{'at peak':>9}{'others':>8}"]
+    lines = [head + f"{'against ddp':>13}{samples + '/s':>13}{'extra MiB':>11}{'at peak':>9}{'others':>8}{'steps':>7}"]
     for name, one in results.items():
         row = f"{name:16}" + "".join(_cell(v, 9, 2) for v in (one.step_ms, one.min_ms, one.p99_ms, one.cpu_ms))
         row += _cell(one.exposed_ms, 12, 2) + _cell(one.over_alone_ms, 12, 2) + _cell(one.speed_over_ddp, 13, 2, " x")
         row += _cell(one.samples_per_s, 13, 1) + _cell(one.extra_mib, 11, 1) + _cell(one.extra_peak_mib, 9, 1)
-        lines.append(row + _cell(one.other_load, 8, 2))
+        lines.append(row + _cell(one.other_load, 8, 2) + f"{one.steps:>7}")
     lines.append(
         "step: median of the slower rank. exposed: beyond alone, or beyond alone+malloc for ddl and +malloc; over "
         "alone: beyond\nalone in any case. extra: memory of a rank beyond that of alone or alone+malloc, in the same "
-        "way; shared pages count in parts.\nothers: cores that other programs kept busy meanwhile; figures with more "
-        "than some hundredths are not to be trusted."
+        "way; shared pages count in parts.\nothers: cores that other programs kept busy meanwhile, at most; steps: how "
+        "many were compared."
     )
     return "\n".join(lines)
 

@@ -1,8 +1,11 @@
 """One contestant of ``ddl bench training``, on every rank: checks the weights, times steps, then looks at the memory.
 
+Steps are timed in blocks of a second or so. Around each the ranks wait for one another, measure how far apart their
+cores are, and look how busy other programs kept the machine, so that blocks that a disturbance hit can be left out.
+
 Started by training.py under ddlrun, whatever the contestant, so that all are started alike; torch's FileStore is how
-ranks wait for one another outside of what is timed. Each rank writes ``rank.N.json``. Ranks whose weights differ after
-the first steps end the program with status 1.
+ranks wait for one another outside of what is timed. Each rank connects to training_start.py, which says when to train.
+Ranks whose weights differ after the first steps end the program with status 1.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import hashlib
 import json
 import os
 import resource
+import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import IO, Any, Callable, Dict, List, Optional, Tuple
 
 import numpy
 import torch
@@ -23,6 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
 from ddl.tools.bench.models import MODELS, Batch, loss_of
+from ddl.tools.bench.worker.distance import Distance
 
 __all__ = ["CHECKED_STEPS", "WARM_UP_STEPS", "main"]
 
@@ -39,6 +44,15 @@ Wrapped = Tuple[Network, torch.optim.Optimizer, Callable[[], None]]
 def alone(network: Network, optimizer: torch.optim.Optimizer, store: Store) -> Wrapped:
     """No communication: what a step costs if averaging were free."""
     return network, optimizer, lambda: None
+
+
+def synced(network: Network, optimizer: torch.optim.Optimizer, store: Store) -> Wrapped:
+    """As ``alone``, but all ranks meet in every step: what it costs to wait for the slowest."""
+    import ddl
+
+    ddl.init()
+    optimizer.register_step_pre_hook(lambda *_: ddl.barrier())
+    return network, optimizer, ddl.shutdown
 
 
 def ddl(network: Network, optimizer: torch.optim.Optimizer, store: Store) -> Wrapped:
@@ -67,7 +81,7 @@ def _ddp(network: Network, optimizer: torch.optim.Optimizer, store: Store, view:
     return wrapped, optimizer, dist.destroy_process_group
 
 
-LIBRARIES = {"alone": alone, "ddl": ddl, "ddp": ddp, "ddp_view": ddp_view}
+LIBRARIES = {"alone": alone, "synced": synced, "ddl": ddl, "ddp": ddp, "ddp_view": ddp_view}
 
 
 def rank() -> int:
@@ -165,8 +179,28 @@ def check(store: Store, network: Network, library: str) -> None:
             sys.exit(1)
 
 
-def train(library: str, name: str, steps: Optional[int], directory: Path, save: bool) -> Dict[str, Any]:
-    """Return what this rank measured."""
+def block(trainer: Trainer, store: Store, distance: Distance, name: str, steps: int) -> Dict[str, Any]:
+    """Return the seconds of each of so many steps, and what this rank and the machine did meanwhile."""
+    trainer.step()  # other contestants have filled the caches meanwhile
+    gather(store, f"{name}.start", "")
+    probes = [distance.round_trip()]  # the ranks leave it together
+    started, before, busy = time.perf_counter(), cpu_seconds(), busy_seconds()
+    waited = waiting(trainer.optimizer)
+    result: Dict[str, Any] = {"seconds": trainer.timed(steps)}
+    result["cpu_seconds"] = (cpu_seconds() - before) / steps
+    if waited is not None:
+        result["waiting_seconds"] = (waiting(trainer.optimizer) - waited) / steps
+    gather(store, f"{name}.end", "")
+    result["whole"] = {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": cpu_seconds() - before,
+        "busy_seconds": busy_seconds() - busy,
+    }
+    return {**result, "probes": [*probes, distance.round_trip()]}
+
+
+def train(library: str, name: str, steps: Optional[int], directory: Path, save: bool, distance: Distance) -> None:
+    """Train when the driver says so; tell it what this rank measured."""
     model = MODELS[name]
     steps = steps or model.steps
     store = FileStore(str(directory / "store"), size())
@@ -177,31 +211,29 @@ def train(library: str, name: str, steps: Optional[int], directory: Path, save: 
     trainer = Trainer(wrapped, optimizer, batches)
     for _ in range(CHECKED_STEPS):
         trainer.step()
-    if library != "alone":
+    if library not in ("alone", "synced"):
         check(store, network, library)
     if save and rank() == 0:
         weights: Dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
         numpy.savez(directory / "weights", **weights)
     for _ in range(WARM_UP_STEPS - CHECKED_STEPS):
         trainer.step()
-    gather(store, "start", "")
-    started, before, busy = time.perf_counter(), cpu_seconds(), busy_seconds()
-    waited = waiting(optimizer)
-    seconds = trainer.timed(steps)
-    result = {"batch": model.batch, "samples": model.samples, "seconds": seconds}
-    result["cpu_seconds"] = (cpu_seconds() - before) / steps
-    if waited is not None:
-        result["waiting_seconds"] = (waiting(optimizer) - waited) / steps
-    gather(store, "end", "")
-    result["whole"] = {
-        "seconds": time.perf_counter() - started,
-        "cpu_seconds": cpu_seconds() - before,
-        "busy_seconds": busy_seconds() - busy,
-    }
-    result["memory"] = trainer.memory()
+    with socket.socket(socket.AF_UNIX) as driver:
+        driver.connect(str(directory / "control"))
+        lines = driver.makefile("rw", encoding="utf-8")
+    tell(lines, {"rank": rank(), "batch": model.batch, "samples": model.samples})
+    for number, word in enumerate(lines):
+        if word != "block\n":
+            break
+        tell(lines, block(trainer, store, distance, f"block.{number}", steps))
+    tell(lines, {"memory": trainer.memory()})
     gather(store, "done", "")
     finish()
-    return result
+
+
+def tell(lines: IO[str], what: Dict[str, Any]) -> None:
+    lines.write(json.dumps(what) + "\n")
+    lines.flush()
 
 
 def main() -> None:
@@ -210,12 +242,13 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("--steps", type=int, help="default: those of the model")
     parser.add_argument("--directory", type=Path, required=True, help="empty; for the store and the results")
+    parser.add_argument("--probe-library", default="", help="native/probe.cc, compiled; without it no distances")
     parser.add_argument("--save", action="store_true", help=f"write rank 0's weights after {CHECKED_STEPS} steps there")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    result = train(given.library, given.model, given.steps, given.directory, given.save)
-    (given.directory / f"rank.{rank()}.json").write_text(json.dumps(result), encoding="utf-8")
+    distance = Distance(given.probe_library, str(given.directory / "probe"), rank())
+    train(given.library, given.model, given.steps, given.directory, given.save, distance)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""Whether averaging gradients in the background of the backward pass pays.
+
+Between hosts it does: the network takes its time, and a core can compute meanwhile. Within a host averaging is nothing
+but work for a core. Where every core runs a rank's arithmetic, a thread in the background takes its time from the
+backward pass, and more: both are switched to and fro, and each drives the other's data out of the cache. There the
+caller averages everything itself when the backward pass has ended (docs/performance.md, "Training").
+"""
+
+from __future__ import annotations
+
+import os
+from typing import List, Sequence, Tuple
+
+import torch
+
+import ddl
+
+__all__ = ["pays", "place"]
+
+Place = Tuple[int, List[int], int]
+
+
+def place() -> Place:
+    """Return this rank's host, the cores that it may run on, and the threads that PyTorch computes with."""
+    return ddl.cross_rank(), sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+
+
+def pays(places: Sequence[Place]) -> bool:
+    """Return whether the ranks, at least two, are on several hosts, or leave one core for each of them idle."""
+    if len(places) == 1:
+        return False
+    if len({host for host, _, _ in places}) > 1:
+        return True
+    cores = {core for _, cores, _ in places for core in cores}
+    return len(cores) >= sum(threads + 1 for _, _, threads in places)
