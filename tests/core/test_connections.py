@@ -150,12 +150,12 @@ def with_late_connections(late: str) -> Dict[str, Any]:
     """Rank 1 makes some of its connections a second late; the operations that can begin without them do."""
     connect = ddl.dialer.connect_data
 
-    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float) -> socket.socket:
+    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, congestion: str) -> socket.socket:
         number = hello["stream"] // _core.STREAMS
         large = hello["stream"] % _core.STREAMS >= _core.CHANNELS
         if large and (number == 0) == (late == "first"):
             time.sleep(0.5)
-        return connect(address, secret, hello, deadline + 5)
+        return connect(address, secret, hello, deadline + 5, congestion)
 
     ddl.dialer.connect_data = later
     try:

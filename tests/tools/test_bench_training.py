@@ -135,7 +135,7 @@ def test_peers_get_the_settings_of_the_adapter() -> None:
 def test_a_wrong_option_ends_with_2() -> None:
     done = bench("--contestants", "ddl,horovod")
     assert done.returncode == 2
-    assert "'horovod' is none of alone, alone+malloc, ddl" in done.stderr
+    assert "'horovod' is none of alone, alone+malloc, synced+malloc, ddl" in done.stderr
 
 
 # --- figures ---
