@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png each. `all.sh NAME …` makes some.
+# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png (but for waking) each. `all.sh NAME …` makes some.
 # Called by `make bench`, which prepares the environments. What is measured: docs/benchmarks.md.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,7 +17,9 @@ table() { # NAME, then what follows `ddl bench`
     return
   fi
   echo "==> $name: ddl bench $*"
-  "$ddl" bench "$@" --json "benchmarks/results/$name.json" --plot "benchmarks/results/$name.png" || failed+=("$name")
+  local plot=(--plot "benchmarks/results/$name.png")
+  if [[ $1 == waking ]]; then plot=(); fi
+  "$ddl" bench "$@" --json "benchmarks/results/$name.json" "${plot[@]}" || failed+=("$name")
   echo "==> $name took $((SECONDS - begin)) s"
 }
 
@@ -33,7 +35,8 @@ table allgather-2 allgather --sizes $middle
 table broadcast-2 broadcast --sizes $middle
 table hosts allreduce --hosts 2 --contestants $hosts --sizes $middle,128M
 table hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts --sizes 8,64K,1M,4M,32M --rounds 2
-table training training
+table waking waking
+table training training --rounds 2
 
 if ((${#failed[@]})); then
   echo "==> failed: ${failed[*]}" >&2

@@ -228,7 +228,7 @@ def _write(
     written = {
         "what": _title(arguments, setting),
         "definitions": "docs/benchmarks.md; times in seconds, GB = 10^9 bytes",
-        "command": sys.argv,
+        "command": machine.command(),
         "collective": setting.collective,
         "dtype": setting.dtype,
         "ranks": setting.ranks,

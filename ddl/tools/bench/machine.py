@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ddl._version import __version__
 
-__all__ = ["describe", "facts", "processor"]
+__all__ = ["command", "describe", "facts", "processor"]
+
+
+def command() -> List[str]:
+    """Return what was asked for, without where this program lies."""
+    return ["ddl", *sys.argv[1:]]
 
 
 def processor() -> Dict[str, str]:

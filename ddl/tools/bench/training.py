@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from ddl.tools.bench import machine
 from ddl.tools.bench.training_blocks import Block, Chosen, Start, choose
 from ddl.tools.bench.training_report import Figures, about, fastest_ddp, figures, plot, table
 from ddl.tools.bench.training_start import CONTESTANTS, DEFAULT, Failed, Running
@@ -125,17 +125,6 @@ def one_round(
         return {name: running[name].end() for name in order}
 
 
-def machine() -> Dict[str, Any]:
-    """Return what a stranger must know of the machine."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "platform": platform.platform(),
-        "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }
-
-
 def _brief(blocks: Sequence[Block]) -> List[Dict[str, Any]]:
     """Return what is kept of every block: enough to choose and compare anew."""
     brief = []
@@ -173,7 +162,12 @@ def run(arguments: argparse.Namespace) -> int:
         slow = too_slow(model, results, arguments.floor) if arguments.floor is not None else None
         complaints += [slow] if slow else []
     if arguments.json:
-        facts = {"command": sys.argv, "machine": machine(), "ranks": arguments.ranks, "rounds": arguments.rounds}
+        facts = {
+            "command": machine.command(),
+            "machine": machine.facts(),
+            "ranks": arguments.ranks,
+            "rounds": arguments.rounds,
+        }
         found = {m: {name: asdict(one) for name, one in results.items()} for m, results in everything.items()}
         blocks = {m: {name: _brief(some) for name, some in one.blocks.items()} for m, one in chosen.items()}
         distances = {m: one.distances for m, one in chosen.items()}

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         cells = (f"{value * 1e6:.1f} us" for value in (one.min, one.median, one.p99))
         print(f"{name:8}  {one.times:6}  " + "  ".join(f"{cell:>8}" for cell in cells))
     if arguments.json:
-        content = {"command": sys.argv, "machine": facts, "figures": {k: vars(v) for k, v in figures.items()}}
+        content = {"command": machine.command(), "machine": facts, "figures": {k: vars(v) for k, v in figures.items()}}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     share = figures["limit"].median / figures["ddl"].median
     if arguments.floor is not None and share < arguments.floor:
