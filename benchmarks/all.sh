@@ -34,7 +34,7 @@ table reducescatter-2 reducescatter --sizes $middle
 table allgather-2 allgather --sizes $middle
 table broadcast-2 broadcast --sizes $middle
 table hosts allreduce --hosts 2 --contestants $hosts --sizes $middle,128M
-table hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts --sizes 8,64K,1M,4M,32M --rounds 2
+table hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts,ddl-computing --sizes 8,64K,1M,4M,32M --rounds 2
 table waking waking
 table training training --rounds 2
 

@@ -175,6 +175,7 @@ CONTESTANTS = (
         reduces=_FLOAT32,
         environ=(("DDL_WIRE", "bf16"),),
     ),
+    Contestant("ddl-computing", "ddl", "ddl-computing", by_default=False, collectives=("allreduce",)),
     Contestant("openmpi", "openmpi", "mpi", peer=True, reduces=_FLOAT32),
     Contestant("mpich", "mpich", "mpi", peer=True, reduces=_FLOAT32),
     Contestant("gloo", "gloo", "gloo", peer=True),

@@ -18,6 +18,7 @@ _COLOURS = {
     "ddl-prepared": "#56b4e9",
     "ddl-private": "#004166",
     "ddl-bf16wire": "#cc79a7",
+    "ddl-computing": "#882255",
     "openmpi": "#d55e00",
     "mpich": "#e69f00",
     "gloo": "#009e73",
