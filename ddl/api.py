@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Callable, List, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, TypeVar
 
 from ddl.communicator import Communicator
 from ddl.errors import InvalidState
@@ -179,14 +179,10 @@ allreduce_async = _on_world(Communicator.allreduce_async)
 allreduce_async_ = _on_world(Communicator.allreduce_async_)
 prepare_allreduce = _on_world(Communicator.prepare_allreduce)
 broadcast = _on_world(Communicator.broadcast)
-broadcast_ = _on_world(Communicator.broadcast_)
 broadcast_async = _on_world(Communicator.broadcast_async)
 broadcast_async_ = _on_world(Communicator.broadcast_async_)
-reducescatter = _on_world(Communicator.reducescatter)
 reducescatter_async = _on_world(Communicator.reducescatter_async)
-allgather = _on_world(Communicator.allgather)
 allgather_async = _on_world(Communicator.allgather_async)
-alltoall = _on_world(Communicator.alltoall)
 alltoall_async = _on_world(Communicator.alltoall_async)
 reduce = _on_world(Communicator.reduce)
 reduce_async = _on_world(Communicator.reduce_async)
@@ -206,9 +202,28 @@ split = _on_world(Communicator.split)
 abort = _on_world(Communicator.abort)
 
 
+# Written out: the calls that matter most save the microsecond that a wrapper with arbitrary arguments costs.
+
+
 def allreduce_(x: _T, *, op: ReduceOp = Average) -> _T:
-    # Written out: the call that matters most saves what a wrapper with arbitrary arguments costs.
     return (_state.world or world()).allreduce_(x, op=op)
 
 
-allreduce_.__doc__ = Communicator.allreduce_.__doc__
+def broadcast_(x: _T, *, root: int = 0) -> _T:
+    return (_state.world or world()).broadcast_(x, root=root)
+
+
+def reducescatter(x: Any, *, op: ReduceOp = Average, out: Any = None) -> Any:
+    return (_state.world or world()).reducescatter(x, op=op, out=out)
+
+
+def allgather(x: Any, *, out: Any = None) -> Any:
+    return (_state.world or world()).allgather(x, out=out)
+
+
+def alltoall(x: Any, splits: Optional[Sequence[int]] = None, *, out: Any = None) -> Any:
+    return (_state.world or world()).alltoall(x, splits, out=out)
+
+
+for _verb in (allreduce_, broadcast_, reducescatter, allgather, alltoall):
+    _verb.__doc__ = getattr(Communicator, _verb.__name__).__doc__

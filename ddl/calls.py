@@ -84,8 +84,9 @@ class Calls:
 
     def into(self, collective: Collective, x: Any, out: T, op: int = 0) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
-        verb = collective.name.lower()
-        self._core.run_alike(collective, given(verb, x), given(verb, out), op, 0)
+        if x is None or out is None:
+            given(collective.name.lower(), None)
+        self._core.run_alike(collective, x, out, op, 0)
         return out
 
     # --- one buffer, the same on every rank ---
