@@ -29,7 +29,7 @@ test: core .venv/.examples .venv/.test .venv/.bench
 # Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…
 stress: core .venv/.test
 	STRESS_OPERATIONS=$${STRESS_OPERATIONS:-1000000} STRESS_SEED=$${STRESS_SEED:-$$(date +%s)} \
-	  .venv/bin/python -m pytest -q -s tests/stress $(ARGS)
+	  .venv/bin/python -m pytest -q -s -o faulthandler_timeout=0 tests/stress $(ARGS)
 
 # Builds cores of its own below build/, so it does not need ours.
 sanitize: .venv/.test

@@ -228,14 +228,16 @@ size_t Link::prepare_read(Connection* c, Incoming* in, uint32_t length, std::vec
   return missing - left;
 }
 
-// Of several connections, one that ends between two segments may have brought all that it was to bring.
+// Of several connections, one that ends between two segments may have brought all that it was to bring. And where
+// others are still being made the peer may have them already, have sent the rest over them and left.
 size_t Link::read(Connection* c) {
   try {
     return c->endpoint->read(parts_.data(), static_cast<int>(parts_.size()));
   } catch (const LostPeer&) {
     c->ended = true;
     const auto open = [](const std::unique_ptr<Connection>& other) { return !other->ended; };
-    if (c->in_header_bytes > 0 || std::none_of(connections_.begin(), connections_.end(), open)) throw;
+    const bool more = connections_.size() < expected_ || std::any_of(connections_.begin(), connections_.end(), open);
+    if (c->in_header_bytes > 0 || !more) throw;
     return 0;
   }
 }

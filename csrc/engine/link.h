@@ -60,8 +60,9 @@ using Staging = std::array<char, kStagingBytes>;
 
 class Link {
  public:
-  // `single`: there will be one connection only.
-  Link(int peer, bool single, Staging* staging) : peer_(peer), single_(single), staging_(staging) {}
+  // `connections`: how many there will be.
+  Link(int peer, size_t connections, Staging* staging)
+      : peer_(peer), expected_(connections), single_(connections == 1), staging_(staging) {}
   void add(std::unique_ptr<Endpoint> endpoint);
 
   // Both return the number of the message, to ask after. `header.bytes` and `header.codec` are given by the caller.
@@ -136,6 +137,7 @@ class Link {
   void check_header(const Incoming& in, const Header& got) const;
 
   const int peer_;
+  const size_t expected_;
   const bool single_;
   Staging* const staging_;
   std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its own

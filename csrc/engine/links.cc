@@ -41,8 +41,9 @@ Link* Links::link(const Key& key) {
   std::unique_ptr<Link>& link = links_[key];
   if (link == nullptr) {
     const LaneId lane = lane_of_slot(key.second / kMaxChannels);
-    const bool single = lane != LaneId::kLarge || connections_ == 1 || neighbourhood_.board(key.first) != nullptr;
-    link = std::make_unique<Link>(key.first, single, &staging_[static_cast<size_t>(lane)]);
+    const bool single = lane != LaneId::kLarge || neighbourhood_.board(key.first) != nullptr;
+    const size_t connections = single ? 1 : static_cast<size_t>(connections_);
+    link = std::make_unique<Link>(key.first, connections, &staging_[static_cast<size_t>(lane)]);
   }
   return link.get();
 }

@@ -191,6 +191,34 @@ def test_connections_that_come_late(late: str) -> None:
         assert answers[0]["first"] < 2 and answers[0]["calls"] > 1, answers
 
 
+def leave_while_a_connection_is_made() -> List[float]:
+    """Rank 1 is slow to take a connection that rank 0 has and uses already; rank 0 is through, and leaves."""
+    connect = ddl.dialer.connect_data
+
+    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, congestion: str) -> socket.socket:
+        sock = connect(address, secret, hello, deadline, congestion)
+        if hello["stream"] // _core.STREAMS == 1:
+            time.sleep(0.6)
+        return sock
+
+    ddl.dialer.connect_data = later
+    try:
+        ddl.init()
+        if ddl.rank() == 0:
+            time.sleep(0.3)  # rank 1 has connected
+        x = np.ones(50_000, np.float32)
+        ddl.allreduce_(x, op=ddl.Sum)
+        ddl.shutdown()
+        return [float(x.min()), float(x.max())]
+    finally:
+        ddl.dialer.connect_data = connect
+
+
+def test_who_leaves_may_have_sent_over_a_connection_that_is_still_being_made() -> None:
+    job = connected("tcp", DDL_CONNECTIONS="2")
+    assert ranks.run(2, leave_while_a_connection_is_made, initialise=False, **job) == [[2.0, 2.0]] * 2
+
+
 # --- hostile connections --------------------------------------------------------------------------------------------
 
 #: What a connection that knows the secret might claim to be, and must not be believed.
