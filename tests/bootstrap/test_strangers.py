@@ -10,24 +10,12 @@ import time
 from typing import Callable, List
 
 import pytest
+from hang_up import hang_up_within
 
 from ddl.bootstrap import server as server_module
 from ddl.bootstrap.address import parse_address
 from ddl.bootstrap.auth import AuthError, encode_frame, prove_as_client
 from ddl.bootstrap.store import StoreClient, StoreServer, WatchClient
-
-
-def hang_up_within(sock: socket.socket, seconds: float) -> bool:
-    """Return whether the other side closes the connection in time, whatever it sends before."""
-    sock.settimeout(seconds)
-    try:
-        while sock.recv(65536):
-            pass
-    except socket.timeout:
-        return False
-    except ConnectionError:
-        pass
-    return True
 
 
 def works(server: StoreServer, secret: bytes, rank: int) -> None:

@@ -14,6 +14,7 @@ import ranks
 from core.faults import descriptors
 from core.jobs import connected
 from core.values import check_equal, placed
+from hang_up import hang_up_within
 
 import ddl
 import ddl.dialer
@@ -240,18 +241,6 @@ HELLOS: Dict[str, Dict[str, Any]] = {
 }
 
 
-def closes(sock: socket.socket, seconds: float) -> bool:
-    sock.settimeout(seconds)
-    try:
-        while sock.recv(65536):
-            pass
-    except socket.timeout:
-        return False
-    except ConnectionError:
-        pass
-    return True
-
-
 def settled() -> int:
     """The number of descriptors once it has not changed for 0.3 s: connections may come and go still."""
     known, since, deadline = descriptors(), time.monotonic(), time.monotonic() + 5
@@ -275,7 +264,7 @@ def strangers() -> Dict[str, Any]:
             hello = {"communicator": group.number, "rank": 1, "stream": _core.stream_of(1, 0), **claims}
             sock = connect_data(group.job.peers[0].address, group.job.secret, hello, time.monotonic() + 5)
             with sock:
-                if not closes(sock, 2):
+                if not hang_up_within(sock, 2):
                     believed.append(name)
         allreduced(100_000, len(name), shared=False)
         allreduced(3, len(name), shared=False)
