@@ -19,6 +19,7 @@ from ddl import _core
 from ddl.bootstrap.auth import AuthError
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
 from ddl.bootstrap.store import WatchClient
+from ddl.bootstrap.verdict import ALL
 from ddl.errors import Error
 
 __all__ = ["Agent", "Member"]
@@ -67,6 +68,7 @@ class Agent:
         self._members: Dict[int, Member] = {}
         self._submitted: Dict[str, int] = {}  # what was called on the communicators that are removed
         self._arrived = _Arrivals()
+        self._failures: Dict[int, Dict[str, Any]] = {}  # verdicts by communicator, also of those not here (yet)
         self._changed = threading.Condition()
         self._newcomers = threading.Semaphore(_NEWCOMERS)
         self._stop_reader, self._stop_writer = os.pipe()
@@ -89,6 +91,9 @@ class Agent:
             early = self._arrived.data.pop(member.number, [])
             member.core.set_agent(True)
             self._register(member.core.report_fd, lambda: self._report(member))
+            failures = [self._failures[comm] for comm in (ALL, member.number) if comm in self._failures]
+        for failure in failures:  # faster than this rank, which was still making the communicator
+            self._fail(member, failure)
         for rank, stream, fd in early:
             member.core.add_connection(rank, stream, fd)
 
@@ -225,8 +230,14 @@ class Agent:
             message = self._watch.receive()
             if message is None:
                 self._selector.unregister(self._watch.fileno())
-                for member in self._copy():
-                    member.core.fail("PeerLost", -1, "the launcher, which has the job's store, is gone", False)
+                self._failed(
+                    {
+                        "comm": ALL,
+                        "kind": "PeerLost",
+                        "culprit": -1,
+                        "reason": "the launcher, which has the job's store, is gone",
+                    }
+                )
                 return
             if not message:
                 return
@@ -235,17 +246,19 @@ class Agent:
     def _obey(self, message: Dict[str, Any]) -> None:
         kind = message.get("type")
         if kind == "fail":
-            for member in self._copy():
-                if message["comm"] in (-1, member.number):
-                    self._fail(member, message)
+            self._failed(message)
         elif kind == "probe":
             self._answer(message)
         elif kind == "stall":
             log.warning("rank %d: still waiting: %s", self._rank, message["text"])
 
-    def _copy(self) -> List[Member]:
+    def _failed(self, failure: Dict[str, Any]) -> None:
+        comm = failure["comm"]
         with self._changed:
-            return list(self._members.values())
+            self._failures[comm] = failure
+            concerned = [member for number, member in self._members.items() if comm in (ALL, number)]
+        for member in concerned:
+            self._fail(member, failure)
 
     def _fail(self, member: Member, message: Dict[str, Any]) -> None:
         culprit = message["culprit"]

@@ -103,6 +103,8 @@ class StoreServer:
             else:
                 self._waker.send(b"x")
                 self._thread.join()
+            for sock in (self._wake, self._waker):  # here, as the thread may have ended before it was woken
+                sock.close()
 
     def __enter__(self) -> StoreServer:
         return self
@@ -131,8 +133,7 @@ class StoreServer:
             if key.data is not None:
                 key.data.sock.close()
         self._selector.close()
-        for sock in (self._listener, self._wake, self._waker):
-            sock.close()
+        self._listener.close()
 
     def _patience(self) -> Optional[float]:
         deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._accept_again]

@@ -11,7 +11,7 @@ from typing import Callable, List
 
 import pytest
 
-from ddl.bootstrap.address import format_address
+from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.requests import KEYS_LIMIT, Requests
 from ddl.bootstrap.store import StoreClient, StoreServer, WatchClient
 from ddl.errors import ConfigError, InvalidArgument, InvalidState, PeerLost, RendezvousError
@@ -223,3 +223,25 @@ def test_a_forked_child_does_not_keep_a_dead_rank_alive(
         os.close(writer)
         os.close(reader)
         os.waitpid(child, 0)
+
+
+def test_close_when_the_thread_ends_before_it_is_woken() -> None:
+    server = StoreServer(bytes(32), 1)
+    waker, thread = server._waker, server._thread
+
+    class LateWaker:
+        """Wakes when the thread, which a rank or the clock had woken, has seen that it is to end."""
+
+        def send(self, data: bytes) -> int:
+            thread.join(10)
+            assert not thread.is_alive()
+            return waker.send(data)
+
+        def close(self) -> None:
+            waker.close()
+
+    server._waker = LateWaker()  # type: ignore[assignment]
+    server._patience = lambda: 0.0  # type: ignore[method-assign]
+    with socket.create_connection(parse_address(server.address)):  # from now on it does not sleep
+        server.close()
+    assert waker.fileno() == -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, List, Optional, Tuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from core.jobs import TRANSPORTS, connected
 from core.values import check_equal
 
 import ddl
+from ddl.bootstrap.agent import Agent, Member
 
 pytestmark = pytest.mark.processes
 
@@ -147,6 +149,33 @@ def aborted_child() -> List[str]:
 def test_abort_of_a_child_stays_there(transport: str) -> None:
     broken, whole = ["Aborted", "returned"], ["returned", "returned"]
     assert ranks.run(4, aborted_child, **connected(transport)) == [broken, whole, broken, whole]
+
+
+def aborted_before_it_is_here() -> Tuple[str, bool]:
+    """Rank 0 is still making the communicator when the news comes that it has failed."""
+    if ddl.rank() == 0:
+        add = Agent.add
+
+        def add_late(agent: Agent, member: Member) -> None:
+            time.sleep(0.5)
+            add(agent, member)
+
+        Agent.add = add_late  # type: ignore[method-assign]
+    child = ddl.split(0)
+    assert child is not None
+    began = time.monotonic()
+    if ddl.rank() == 1:
+        child.abort("at once")
+    try:
+        child.allreduce(np.ones(3))
+    except ddl.Aborted as error:
+        return str(error), time.monotonic() - began < 10
+    return "returned", False
+
+
+def test_a_failure_before_the_communicator_is_here() -> None:
+    for text, soon in ranks.run(2, aborted_before_it_is_here):
+        assert "at once" in text and soon
 
 
 def dropped_children() -> int:
