@@ -8,7 +8,7 @@ are compared as bytes, except that one NaN is as good as another.
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import pytest
@@ -306,3 +306,19 @@ def test_wrong_arguments_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             _core.reduce_arrays(*arguments)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kernels", [None, *KERNELS])
+def test_copy(kernels: Optional[str], streaming: bool) -> None:
+    """Every alignment of both sides, every rest; nothing beyond the ends is touched."""
+    random = np.random.default_rng(5)
+    source = random.integers(0, 255, 4500, dtype=np.uint8)
+    for length in (0, 1, 15, 63, 64, 65, 255, 256, 257, 1000, 4096, 4133):
+        for to, start in itertools.product((0, 1, 16, 33, 63), (0, 8, 17, 64)):
+            target = np.full(4300, 255, np.uint8)
+            _core.copy_bytes(target[to : to + length], source[start : start + length], streaming, kernels)
+            assert np.array_equal(target[to : to + length], source[start : start + length]), (length, to, start)
+            assert (target[:to] == 255).all() and (target[to + length :] == 255).all(), (length, to, start)
+    with pytest.raises(ValueError, match="differ in length"):
+        _core.copy_bytes(target, source)

@@ -4,12 +4,14 @@
 #include <cstring>
 
 #include "memory/arena.h"
+#include "reduce/copy.h"
 
 namespace ddl {
 
 namespace {
 
 constexpr uint64_t kBlockAlignment = 64;  // blocks of a split buffer begin on cache lines of their own
+constexpr uint64_t kRotation = 2 << 20;   // more than most cores have as a cache of their own
 
 }  // namespace
 
@@ -87,6 +89,17 @@ char* PieceBuffers::grow(Block* block, uint64_t bytes) {
   return block->data;
 }
 
+char* PieceBuffers::rotate(Block* block, uint64_t bytes) {
+  const bool fresh = block->bytes < bytes;
+  char* const data = grow(block, std::max(bytes, kRotation));
+  // The kernel's part of a first touch would pass for a distant peer.
+  if (fresh) std::memset(data, 0, block->bytes);
+  if (block->next > block->bytes || bytes > block->bytes - block->next) block->next = 0;
+  char* const part = data + block->next;
+  block->next += (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  return part;
+}
+
 bool PieceBuffers::must_stage(BufferId buffer) const {
   const auto b = static_cast<size_t>(buffer);
   return plan_->any_exposed[b] && !Arena::process().contains(base_[b], layout(buffer).spread_end);
@@ -100,17 +113,23 @@ void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
   base_ = {const_cast<char*>(operation.input), operation.output,
            scratch_inlined_ ? post->inlined() : grow(&scratch_[turn % 2], scratch)};
   staged_ = {};
-  if (must_stage(BufferId::kOutput)) {
-    staged_[1] = grow(&staging_output_, layout(BufferId::kOutput).packed_total);
+  const bool stages_input = must_stage(BufferId::kInput), stages_output = must_stage(BufferId::kOutput);
+  const BlockLayout &in = layout(BufferId::kInput), &out = layout(BufferId::kOutput);
+  // One staging for both is written from both sides; otherwise one side writes and the other reads.
+  const bool both_ways =
+      stages_input && stages_output && operation.input == operation.output && plan_->mine[0] == plan_->mine[1];
+  if (both_ways) {
+    staged_[0] = staged_[1] = grow(&staging_output_, out.packed_total);
+  } else {
+    if (stages_input) staged_[0] = rotate(&staging_input_, in.packed_total);
+    if (stages_output) staged_[1] = rotate(&staging_output_, out.packed_total);
   }
-  if (must_stage(BufferId::kInput)) {
-    const BlockLayout& in = layout(BufferId::kInput);
-    const bool in_place = operation.input == operation.output && plan_->mine[0] == plan_->mine[1];
-    staged_[0] = in_place && staged_[1] != nullptr ? staged_[1] : grow(&staging_input_, in.packed_total);
-    for (size_t i = 0; i < in.bytes.size(); ++i) {
-      if (!plan_->exposed[0][i] || in.bytes[i] == 0) continue;
-      std::memcpy(staged_[0] + in.packed[i], operation.input + in.spread[i], in.bytes[i]);
-    }
+  if (!stages_input) return;
+  for (size_t i = 0; i < in.bytes.size(); ++i) {
+    if (!plan_->exposed[0][i] || in.bytes[i] == 0) continue;
+    char* const to = staged_[0] + in.packed[i];
+    const char* const from = operation.input + in.spread[i];
+    both_ways ? copy(to, from, in.bytes[i]) : one_way_->copy(to, from, in.bytes[i]);
   }
 }
 
@@ -119,7 +138,7 @@ void PieceBuffers::end() {
   const BlockLayout& out = layout(BufferId::kOutput);
   for (size_t i = 0; i < out.bytes.size(); ++i) {
     if (!plan_->exposed[1][i] || out.bytes[i] == 0) continue;
-    std::memcpy(base_[1] + out.spread[i], staged_[1] + out.packed[i], out.bytes[i]);
+    copy(base_[1] + out.spread[i], staged_[1] + out.packed[i], out.bytes[i]);
   }
 }
 

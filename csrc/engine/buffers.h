@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/one_way.h"
 #include "engine/operation.h"
 
 namespace ddl {
@@ -28,7 +29,7 @@ struct Span {
 
 class PieceBuffers {
  public:
-  PieceBuffers() = default;
+  explicit PieceBuffers(OneWayCopies* one_way) : one_way_(one_way) {}
   ~PieceBuffers();
   PieceBuffers(const PieceBuffers&) = delete;
   PieceBuffers& operator=(const PieceBuffers&) = delete;
@@ -64,6 +65,7 @@ class PieceBuffers {
   struct Block {
     char* data = nullptr;
     uint64_t bytes = 0;
+    uint64_t next = 0;  // of rotate()
   };
   // What the layouts were made for.
   struct Key {
@@ -77,7 +79,10 @@ class PieceBuffers {
   const BlockLayout& layout(BufferId buffer) const { return layouts_[plan_->mine[static_cast<size_t>(buffer)]]; }
   bool must_stage(BufferId buffer) const;
   static char* grow(Block* block, uint64_t bytes);
+  // Another part of the block each time: when one comes round again, it has left the cache of the peer's core.
+  static char* rotate(Block* block, uint64_t bytes);
 
+  OneWayCopies* const one_way_;
   const Plan* plan_ = nullptr;
   Key key_;
   std::vector<BlockLayout> layouts_;      // one per table of the plan, or more

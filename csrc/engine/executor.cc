@@ -1,16 +1,19 @@
 #include "engine/executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "memory/arena.h"
+#include "reduce/copy.h"
 
 namespace ddl {
 
 namespace {
 
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
+
+// Of Post::packed.
+bool is_packed(uint64_t packed, BufferId buffer) { return (packed >> index(buffer) & 1) != 0; }
 
 Error outside(int peer, const char* what) {
   return Error(ErrorKind::kProtocolError,
@@ -314,7 +317,7 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
 void Executor::run_copy_from(int c, const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
-    if (to.bytes > 0) std::memcpy(to.data, theirs(c, step.peers[0], step.src, step.theirs[0], i), to.bytes);
+    if (to.bytes > 0) copy(to.data, theirs(c, step.peers[0], step.src, step.theirs[0], i), to.bytes);
   }
 }
 
@@ -323,7 +326,9 @@ void Executor::run_copy_to(int c, const Step& step) {
     const Span from = buffers_.mine(step.src, step.src_blocks[i]);
     if (from.bytes == 0) continue;
     for (size_t p = 0; p < step.peers.size(); ++p) {
-      std::memcpy(theirs(c, step.peers[p], step.dst, step.theirs[p], i), from.data, from.bytes);
+      char* const to = theirs(c, step.peers[p], step.dst, step.theirs[p], i);
+      const bool staged = is_packed(post_of(step.peers[p], c, turn_).packed, step.dst);
+      staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes);
     }
   }
 }
@@ -331,7 +336,7 @@ void Executor::run_copy_to(int c, const Step& step) {
 void Executor::run_copy(const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
     const Span from = buffers_.mine(step.src, step.src_blocks[i]), to = buffers_.mine(step.dst, step.dst_blocks[i]);
-    if (from.data != to.data && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
+    if (from.data != to.data && to.bytes > 0) copy(to.data, from.data, to.bytes);
   }
 }
 
@@ -342,7 +347,7 @@ char* Executor::theirs(int c, int peer, BufferId buffer, const Remote& remote, s
   const BlockLayout& layout = buffers_.layout(remote.table);
   const uint32_t block = remote.blocks[i];
   const uint64_t bytes = layout.bytes[block], packed = post.packed;
-  const uint64_t offset = (packed >> index(buffer) & 1) != 0 ? layout.packed[block] : layout.spread[block];
+  const uint64_t offset = is_packed(packed, buffer) ? layout.packed[block] : layout.spread[block];
   if ((packed & kInlined) != 0 && buffer == BufferId::kScratch) {
     if (offset > Post::kInlineBytes || bytes > Post::kInlineBytes - offset) throw outside(peer, "its post");
     return post.inlined() + offset;

@@ -85,7 +85,8 @@ class Executor {
   std::array<Descriptor, 2> history_;  // what even and odd turns were last
   std::array<ChannelState, kMaxChannels> channels_;
   std::array<std::vector<Link*>, kMaxChannels> known_links_;  // by peer
-  PieceBuffers buffers_;
+  OneWayCopies one_way_;
+  PieceBuffers buffers_{&one_way_};
   std::vector<Sending> sendings_;      // links that this piece has sent on
   std::vector<const void*> operands_;  // reused by every reduction
   std::vector<void*> targets_;

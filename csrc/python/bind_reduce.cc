@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "reduce/copy.h"
 #include "reduce/kernel_table.h"
 #include "reduce/reduce.h"
 #include "reduce/wire_codec.h"
@@ -130,6 +131,18 @@ void add_encoded(int codec, Bytes sum, const Bytes& mine, const Bytes& theirs, s
   }
 }
 
+void copy_bytes(Bytes dst, const Bytes& src, bool streaming, const std::optional<std::string>& kernels) {
+  if (dst.nbytes() != src.nbytes()) throw py::value_error("copy_bytes: the arrays differ in length");
+  void* out = dst.mutable_data();
+  const auto bytes = static_cast<std::size_t>(src.nbytes());
+  if (kernels) {
+    const ddl::CopyKernels copy = kernels_named(kernels.value()).copy;
+    (streaming ? copy.streaming : copy.cached)(out, src.data(), bytes);
+  } else {
+    ddl::copy(out, src.data(), bytes, streaming ? ddl::Stores::kStreaming : ddl::Stores::kCached);
+  }
+}
+
 }  // namespace
 
 namespace ddl {
@@ -140,6 +153,8 @@ void bind_reduce(py::module_& module) {
              "Reduce uint8 views of arrays: each of dsts = (srcs[0] op srcs[1] op …) / divisor. For tests.");
   module.def("reduce_kernels", &kernel_set_names,
              "Names of the kernels that this machine can run, the fastest last.");
+  module.def("copy_bytes", &::copy_bytes, py::arg("dst").noconvert(), py::arg("src"), py::arg("streaming") = false,
+             py::arg("kernels") = py::none(), "Copy uint8 arrays the way the engine does. For tests.");
   module.def("encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),
              py::arg("floats").noconvert(), py::arg("kernels") = py::none(),
              "Write float32 (as uint8) the way codec 1 (bfloat16) or 2 (float16) goes over the wire. For tests.");

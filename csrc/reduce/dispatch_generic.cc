@@ -4,7 +4,7 @@
 namespace ddl {
 
 int runnable_kernels(KernelSet (&sets)[kMaxKernelSets]) {
-  sets[0] = {"baseline", baseline_kernel, baseline_wire_kernels};
+  sets[0] = {"baseline", baseline_kernel, baseline_wire_kernels, baseline_copy_kernels()};
   return 1;
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "reduce/copy.h"
 #include "reduce/dtype.h"
 #include "reduce/wire_codec.h"
 
@@ -25,6 +26,15 @@ WireKernels baseline_wire_kernels(WireCodec codec);
 WireKernels avx2_wire_kernels(WireCodec codec);
 WireKernels avx512_wire_kernels(WireCodec codec);
 
+struct CopyKernels {
+  void (*cached)(void* to, const void* from, std::size_t bytes);
+  void (*streaming)(void* to, const void* from, std::size_t bytes);
+};
+
+CopyKernels baseline_copy_kernels();
+CopyKernels avx2_copy_kernels();
+CopyKernels avx512_copy_kernels();
+
 // One per kernels_*.cc. Null where dtype or op is none of ours.
 Kernel baseline_kernel(DType dtype, ReduceOp op);
 Kernel avx2_kernel(DType dtype, ReduceOp op);
@@ -34,6 +44,7 @@ struct KernelSet {
   const char* name;
   KernelFinder find;
   WireKernelFinder find_wire;
+  CopyKernels copy;
 };
 constexpr int kMaxKernelSets = 3;
 

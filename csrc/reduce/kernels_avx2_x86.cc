@@ -1,6 +1,7 @@
 // The kernels for x86-64 with AVX2 and F16C (2013 on). CMakeLists.txt compiles it for those.
 #include "reduce/half_avx2_x86.h"
 // After the width that it is to have:
+#include "reduce/copy_kernels.h"
 #include "reduce/kernels.h"
 #include "reduce/wire_kernels.h"
 
@@ -8,5 +9,6 @@ namespace ddl {
 
 Kernel avx2_kernel(DType dtype, ReduceOp op) { return kernel_for(dtype, op); }
 WireKernels avx2_wire_kernels(WireCodec codec) { return wire_kernels_for(codec); }
+CopyKernels avx2_copy_kernels() { return copy_kernels(); }
 
 }  // namespace ddl

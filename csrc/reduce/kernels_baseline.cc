@@ -1,6 +1,7 @@
 // The kernels for every machine: 16-byte vectors, which every compiler can make of what the machine has.
 #include "reduce/half_baseline.h"
 // After the width that it is to have:
+#include "reduce/copy_kernels.h"
 #include "reduce/kernels.h"
 #include "reduce/wire_kernels.h"
 
@@ -8,5 +9,6 @@ namespace ddl {
 
 Kernel baseline_kernel(DType dtype, ReduceOp op) { return kernel_for(dtype, op); }
 WireKernels baseline_wire_kernels(WireCodec codec) { return wire_kernels_for(codec); }
+CopyKernels baseline_copy_kernels() { return copy_kernels(); }
 
 }  // namespace ddl

@@ -1,6 +1,7 @@
 // Chooses the kernel: the machine's set once per process, the (dtype, op) entry on every call.
 #include "reduce/reduce.h"
 
+#include "reduce/copy.h"
 #include "reduce/kernel_table.h"
 #include "reduce/wire_codec.h"
 
@@ -23,6 +24,11 @@ const KernelSet& chosen() {
 void reduce(DType dtype, ReduceOp op, void* const* dsts, int m, const void* const* srcs, int n, std::size_t count,
             std::uint64_t divisor) {
   chosen().find(dtype, op)(dsts, m, srcs, n, count * element_size(dtype), divisor);
+}
+
+void copy(void* to, const void* from, std::size_t bytes, Stores stores) {
+  const CopyKernels& kernels = chosen().copy;
+  (stores == Stores::kStreaming ? kernels.streaming : kernels.cached)(to, from, bytes);
 }
 
 void encode_floats(WireCodec codec, void* coded, const void* floats, std::size_t count) {
