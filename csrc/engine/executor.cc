@@ -12,6 +12,8 @@ namespace {
 
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
+constexpr uint64_t kBeyondCaches = 8 << 20;  // bytes of an operation
+
 // Of Post::packed.
 bool is_packed(uint64_t packed, BufferId buffer) { return (packed >> index(buffer) & 1) != 0; }
 
@@ -314,10 +316,18 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
   }
 }
 
+// Results that no cache would hold are written past them, and so need not be read from memory before.
+Stores Executor::stores(bool staged) const {
+  const bool last = !staged && !operation_->plan->messages;  // nobody else needs them
+  return last && operation_->bytes >= kBeyondCaches ? Stores::kStreaming : Stores::kCached;
+}
+
 void Executor::run_copy_from(int c, const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
-    if (to.bytes > 0) copy(to.data, theirs(c, step.peers[0], step.src, step.theirs[0], i), to.bytes);
+    if (to.bytes == 0) continue;
+    const char* const from = theirs(c, step.peers[0], step.src, step.theirs[0], i);
+    copy(to.data, from, to.bytes, stores(buffers_.packed(step.dst)));
   }
 }
 
@@ -328,7 +338,7 @@ void Executor::run_copy_to(int c, const Step& step) {
     for (size_t p = 0; p < step.peers.size(); ++p) {
       char* const to = theirs(c, step.peers[p], step.dst, step.theirs[p], i);
       const bool staged = is_packed(post_of(step.peers[p], c, turn_).packed, step.dst);
-      staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes);
+      staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
     }
   }
 }
@@ -336,7 +346,7 @@ void Executor::run_copy_to(int c, const Step& step) {
 void Executor::run_copy(const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
     const Span from = buffers_.mine(step.src, step.src_blocks[i]), to = buffers_.mine(step.dst, step.dst_blocks[i]);
-    if (from.data != to.data && to.bytes > 0) copy(to.data, from.data, to.bytes);
+    if (from.data != to.data && to.bytes > 0) copy(to.data, from.data, to.bytes, stores(buffers_.packed(step.dst)));
   }
 }
 

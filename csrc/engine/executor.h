@@ -66,6 +66,7 @@ class Executor {
   void run_copy_to(int channel, const Step& step);
   void run_copy(const Step& step);
 
+  Stores stores(bool staged) const;
   char* theirs(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
   Link* link_to(int channel, int peer);
   // Of a message of so many bytes in memory.

@@ -53,6 +53,7 @@ void Plan::finish(int rank, int size) {
         if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");
       }
+      messages = messages || is_message(step.kind);
       notifies = notifies || (step.kind == StepKind::kNotify && &steps == &channels.front());
       if (i > 0 && step.kind == StepKind::kCopyTo && steps[i - 1].kind == StepKind::kReduceFrom &&
           steps[i - 1].dst == step.src && steps[i - 1].dst_blocks == step.src_blocks) {

@@ -49,7 +49,7 @@ struct Step {
   Blocks src_blocks;           // mine; empty where the step does not read my memory
   Blocks dst_blocks;           // mine; empty where the step does not write my memory
   std::vector<Remote> theirs;  // one per peer for the three direct kinds
-  // A kReduceFrom whose next step copies just its result to others: the two run tile by tile, while it is in cache.
+  // A kReduceFrom whose next step copies just its result to others: the two run as one.
   bool fused_with_next = false;
 };
 
@@ -66,6 +66,7 @@ struct Plan {
 
   // Set by finish().
   bool notifies = false;                     // says in shared memory where its buffers are (in channel 0)
+  bool messages = false;                     // sends or receives, besides what it does in shared memory
   std::array<bool, kBuffers> any_exposed{};  // by buffer
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.
