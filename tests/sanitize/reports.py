@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import List
 
 #: A bug of gcc's libtsan: it dies when a thread that Python has started first touches thread-local memory of a library
-#: that was loaded later.
-_RUNTIME_DEATH = re.compile(r"handle_tls_addr|DTLS_on_tls_get_addr|tls_get_addr.*CHECK failed", re.DOTALL)
+#: that was loaded later. It takes garbage for the block's address and size, and fails a check or, where the garbage
+#: passes that, to map hundreds of terabytes of its own shadow (12 hexadecimal digits and more: no request of ours).
+_RUNTIME_DEATH = re.compile(
+    r"handle_tls_addr|DTLS_on_tls_get_addr|tls_get_addr.*CHECK failed"
+    r"|ThreadSanitizer failed to allocate 0x[1-9a-f][0-9a-f]{11,} ",
+    re.DOTALL,
+)
 #: By what a report is known.
 _SAYS = {
     "thread": "WARNING: ThreadSanitizer",

@@ -59,8 +59,11 @@ def test_only_the_death_of_the_runtime_itself_is_set_aside(runner: ModuleType, t
     death = "ThreadSanitizer: CHECK failed: sanitizer_tls_get_addr …\n #2 handle_tls_addr"
     (tmp_path / "report.1").write_text(death)
     (tmp_path / "report.2").write_text("WARNING: ThreadSanitizer: data race\n" + death)
-    assert reports.set_aside_runtime_deaths() == 1
-    assert [path.name for path in reports.files()] == ["report.2"]
+    allocation = "==3==ERROR: ThreadSanitizer failed to allocate 0x{} ({} bytes) at address 100000008000 (errno: 12)"
+    (tmp_path / "report.3").write_text(allocation.format("1eed0000d3000", 0x1EED0000D3000))
+    (tmp_path / "report.4").write_text(allocation.format("1000d3000", 0x1000D3000))  # what a test could ask for
+    assert reports.set_aside_runtime_deaths() == 2
+    assert [path.name for path in reports.files()] == ["report.2", "report.4"]
     assert (tmp_path / "runtime-died" / "report.1").exists()
 
 
