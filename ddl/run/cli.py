@@ -16,8 +16,12 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 from ddl._version import __version__
 from ddl.bootstrap.environ import Settings, describe
 from ddl.errors import ConfigError, Error
-from ddl.run.agent import Job
+from ddl.run.cluster import ClusterJob
 from ddl.run.config import RunConfig
+from ddl.run.hosts import Host, parse_hostfile, parse_hosts
+from ddl.run.job import Job
+from ddl.run.launchers import mpi, slurm, ssh
+from ddl.run.placement import place
 
 __all__ = ["main", "parse"]
 
@@ -27,7 +31,36 @@ _NO_VALUE = ("store_true", "help", "version")
 _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     (("-h", "--help"), {"action": "help", "help": "show this and exit"}),
     (("--version",), {"action": "version", "version": f"ddlrun {__version__}", "help": "show the version and exit"}),
-    (("-np", "--num-proc"), {"metavar": "N", "help": "how many ranks to start (required)"}),
+    (("-np", "--num-proc"), {"metavar": "N", "help": "how many ranks to start; without: all slots"}),
+    (
+        ("-H", "--host", "--hosts"),
+        {
+            "metavar": "HOST[:SLOTS],...",
+            "dest": "hosts",
+            "help": "hosts to run on, and how many ranks each; without: this machine",
+        },
+    ),
+    (
+        ("--hostfile", "--machinefile"),
+        {"metavar": "FILE", "dest": "hostfile", "help": "the same from a file, one 'host slots=N' per line"},
+    ),
+    (
+        ("--launcher",),
+        {
+            "metavar": "NAME",
+            "default": "auto",
+            "help": "how to reach other hosts: ssh, mpi or slurm; without: slurm in an allocation, else ssh",
+        },
+    ),
+    (
+        ("--network-interface", "--network-interfaces"),
+        {
+            "metavar": "NAME|CIDR",
+            "dest": "interface",
+            "default": "",
+            "help": "interface for data on every host, as eth1 or 10.1.0.0/16; without: the one that leads here",
+        },
+    ),
     (("-v", "--verbose"), {"action": "store_true", "help": "say on stderr what ddlrun does"}),
     (
         ("--timeout",),
@@ -51,6 +84,9 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
 )
 
 
+_LAUNCHERS = {"ssh": ssh.starts, "mpi": mpi.starts, "slurm": slurm.starts}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -60,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddlrun",
         usage=_USAGE,
-        description="Start a program as N ranks of one job on this machine. A program that ends in .py runs with "
-        "this Python. The first rank that fails ends the job; ddlrun exits with its status.",
+        description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program "
+        "that ends in .py runs with this Python. The first rank that fails ends the job; ddlrun exits with its status.",
         epilog="variables that DDL reads in every rank, with their defaults:\n\n" + describe(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
@@ -102,7 +138,16 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     """Return what ``argv`` asks for; ConfigError says what is wrong with it."""
     options, program = _split(argv)
     given = _parser().parse_args(options)
-    num_proc = _num_proc(given.num_proc)
+    num_proc = None if given.num_proc is None else _num_proc(given.num_proc)
+    launcher = _launcher(given.launcher, environ)
+    hosts = _hosts(given.hosts, given.hostfile)
+    if not hosts and launcher == "slurm":
+        hosts = slurm.allocation(environ) or ()
+    placement = place(hosts, num_proc) if hosts else None
+    if num_proc is None:
+        if placement is None:
+            raise ConfigError("the number of ranks is missing: -np N")
+        num_proc = placement.size
     extra = _environ(given.env, environ)
     for value, name in ((given.timeout, "DDL_TIMEOUT"), (given.start_timeout, "DDL_START_TIMEOUT")):
         if value is not None:
@@ -115,12 +160,33 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         output_dir=given.output_dir,
         prefix=not given.no_prefix,
         verbose=given.verbose,
+        placement=placement,
+        launcher=launcher,
+        interface=given.interface,
     )
 
 
-def _num_proc(text: Optional[str]) -> int:
-    if text is None:
-        raise ConfigError("the number of ranks is missing: -np N")
+def _launcher(name: str, environ: Dict[str, str]) -> str:
+    if name == "auto":
+        return "slurm" if slurm.allocation(environ) is not None and shutil.which("srun") else "ssh"
+    if name not in _LAUNCHERS:
+        raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {', '.join(_LAUNCHERS)}")
+    return name
+
+
+def _hosts(text: Optional[str], path: Optional[str]) -> Tuple[Host, ...]:
+    if text is not None and path is not None:
+        raise ConfigError("-H and --hostfile both say which hosts; give one of them")
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                return parse_hostfile(file.read(), path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--hostfile {path}: it cannot be read: {error}") from error
+    return () if text is None else parse_hosts(text)
+
+
+def _num_proc(text: str) -> int:
     if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < 1:
         raise ConfigError(f"-np {text}: it must be a whole number from 1 up")
     return int(text)
@@ -163,7 +229,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f"ddlrun: {error}\nusage: {_USAGE}; ddlrun --help says more", file=sys.stderr)
         return 2
     try:
-        return Job(config).run()
+        if config.placement is None:
+            return Job(config).run()
+        starts = _LAUNCHERS[config.launcher](config.placement, os.environ)
+        return ClusterJob(config, config.placement, starts).run()
     except (Error, OSError) as error:
         print(f"ddlrun: {error}", file=sys.stderr)
         return 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from ddl.run.placement import Placement
+
 __all__ = ["RunConfig"]
 
 
@@ -18,3 +20,6 @@ class RunConfig:
     output_dir: Optional[str] = None  #: write rank.N.out and rank.N.err there instead of forwarding
     prefix: bool = True  #: put "[rank] " before each line
     verbose: bool = False
+    placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
+    launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
+    interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route

@@ -28,21 +28,20 @@ from ddl.run.config import RunConfig
 __all__ = ["rank_environ", "threads_per_rank"]
 
 
-def threads_per_rank(config: RunConfig, base: Mapping[str, str]) -> Optional[int]:
+def threads_per_rank(config: RunConfig, local_size: int, base: Mapping[str, str]) -> Optional[int]:
     """Return the OMP_NUM_THREADS that ranks are given, None if the user's choice or the library's stands."""
-    if config.num_proc == 1 or "OMP_NUM_THREADS" in base or "OMP_NUM_THREADS" in dict(config.environ):
+    if local_size == 1 or "OMP_NUM_THREADS" in base or "OMP_NUM_THREADS" in dict(config.environ):
         return None
-    return max(1, len(os.sched_getaffinity(0)) // config.num_proc)
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
-def rank_environ(config: RunConfig, rank: int, *, store: str, secret: bytes, base: Mapping[str, str]) -> Dict[str, str]:
-    """Return the whole environment of one rank; ``base`` is that of ddlrun."""
-    size = config.num_proc
-    numbers = Identity(rank, size, rank, size, 0, 1, store, secret).to_environ()
+def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> Dict[str, str]:
+    """Return the whole environment of one rank; ``base`` is that of the process that starts it."""
+    numbers = rank.to_environ()
     environ = {"PYTHONUNBUFFERED": "1", **base, **dict(config.environ), **numbers}
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"):
         environ[f"HOROVOD_{name}"] = numbers[f"DDL_{name}"]
-    threads = threads_per_rank(config, base)
+    threads = threads_per_rank(config, rank.local_size, base)
     if threads is not None:
         environ["OMP_NUM_THREADS"] = str(threads)
     return environ

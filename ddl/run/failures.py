@@ -23,6 +23,7 @@ class Exit:
     code: int
     seen: int  #: number of the look at which it was found; equal means: order unknown
     stopped: bool = False  #: ddlrun had begun to stop it: its end says nothing
+    host: str = ""  #: where it ran, in a job of several hosts
 
     @property
     def failed(self) -> bool:
@@ -35,9 +36,10 @@ class Exit:
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
+        who = f"rank {self.rank} ({f'host {self.host}, ' if self.host else ''}pid {self.pid})"
         if self.code >= 0:
-            return f"rank {self.rank} (pid {self.pid}) exited with status {self.code}"
-        return f"rank {self.rank} (pid {self.pid}) was killed by signal {-self.code} ({_signal_name(-self.code)})"
+            return f"{who} exited with status {self.code}"
+        return f"{who} was killed by signal {-self.code} ({_signal_name(-self.code)})"
 
 
 def first_failure(exits: Iterable[Exit], verdict: Optional[Mapping[str, Any]]) -> Optional[Exit]:

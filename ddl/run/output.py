@@ -41,6 +41,11 @@ class Sink:
         self._at_once = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else 4096
         self._returned: Optional[object] = None  # whose line stands where the next will be written over it
 
+    @property
+    def waiting(self) -> bool:
+        """Whether ``write_some`` has something to do."""
+        return self.backlog > 0
+
     def put(self, data: bytes, source: object) -> None:
         """Queue whole lines of one source."""
         if self._broken:

@@ -9,6 +9,7 @@ from typing import Dict, List
 import pytest
 
 import ddl._version
+from ddl.bootstrap.environ import Identity
 from ddl.errors import ConfigError
 from ddl.run.cli import main, parse
 from ddl.run.config import RunConfig
@@ -98,7 +99,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def environ_of(rank: int, size: int, base: Dict[str, str], *options: str) -> Dict[str, str]:
     config = parsed("-np", str(size), *options, "true")
-    return rank_environ(config, rank, store="127.0.0.1:1", secret=bytes(32), base=base)
+    return rank_environ(config, Identity(rank, size, rank, size, 0, 1, "127.0.0.1:1", bytes(32)), base)
 
 
 def test_what_a_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

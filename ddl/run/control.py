@@ -1,0 +1,93 @@
+"""What ddlrun and its agents on other hosts say to one another: JSON objects over an authenticated connection.
+
+The invitation
+    One JSON line that an agent is started with, through a channel that no stranger reads (ssh's standard input, or the
+    environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
+    where the launcher's own variables tell it), ``timeout`` in seconds.
+From an agent
+    ``hello`` (name, version, python); ``problem`` text: it cannot start its ranks; ``say`` text; ``out`` (stream 1 or
+    2, source, data: bytes as latin-1); ``exit`` (rank, pid, code, stopped, tail); ``done``: all have ended, it leaves.
+To an agent
+    ``job`` (what ``Assignment`` holds); ``signal`` number: stop the ranks by it, and insist; ``took`` (stream, bytes):
+    so much of its output has been passed on. An agent reads no more from its ranks while a megabyte is under way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ddl.bootstrap.environ import Identity
+from ddl.errors import ProtocolError
+from ddl.run.config import RunConfig
+
+__all__ = ["INVITATION", "Assignment", "Invitation"]
+
+INVITATION = "DDL_INVITATION"  #: the variable that holds it where it does not come over standard input
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How an agent finds ddlrun."""
+
+    secret: bytes = dataclasses.field(repr=False)
+    addresses: Tuple[str, ...]
+    host: Optional[int]
+    timeout: float
+
+    def text(self) -> str:
+        """Return the line that ``parse`` reads."""
+        return json.dumps({**vars(self), "secret": self.secret.hex()})
+
+    @staticmethod
+    def parse(text: str) -> Invitation:
+        """Read an invitation; ProtocolError, which does not show it, if it is none."""
+        try:
+            fields = json.loads(text)
+            fields.update(secret=bytes.fromhex(fields["secret"]), addresses=tuple(fields["addresses"]))
+            return Invitation(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ProtocolError("what came instead of an invitation by ddlrun makes no sense") from None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one host has to do: ``count`` ranks from ``first`` on, of ``size`` in all, as host ``host`` of ``hosts``."""
+
+    first: int
+    count: int
+    size: int
+    host: int
+    hosts: int
+    command: Tuple[str, ...]
+    directory: str
+    environ: Tuple[Tuple[str, str], ...]
+    output_dir: Optional[str]
+    prefix: bool
+    verbose: bool
+    interface: str  #: name or address of the network interface for data; empty: the one that leads to ddlrun
+
+    def message(self) -> Dict[str, Any]:
+        """Return the message ``job``."""
+        return {"type": "job", **dataclasses.asdict(self)}
+
+    @staticmethod
+    def parse(message: Mapping[str, Any]) -> Assignment:
+        """Read the message ``job``; it comes from ddlrun of the same version."""
+        fields = {entry.name: message[entry.name] for entry in dataclasses.fields(Assignment)}
+        fields["command"] = tuple(fields["command"])
+        fields["environ"] = tuple((name, value) for name, value in fields["environ"])
+        return Assignment(**fields)
+
+    def identities(self, store: str, secret: bytes) -> List[Identity]:
+        """Return who the ranks of this host are."""
+        return [
+            Identity(self.first + local, self.size, local, self.count, self.host, self.hosts, store, secret)
+            for local in range(self.count)
+        ]
+
+    def config(self) -> RunConfig:
+        """Return what the agent's ranks are started by."""
+        return RunConfig(self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose)

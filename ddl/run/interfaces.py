@@ -1,0 +1,70 @@
+"""This host's network interfaces and addresses, asked of the kernel (IPv4)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import socket
+import struct
+from typing import Dict, List, Optional
+
+from ddl.errors import ConfigError
+
+__all__ = ["address_of", "addresses", "is_local", "source_towards"]
+
+_SIOCGIFADDR = 0x8915
+
+
+def addresses() -> Dict[str, str]:
+    """Return the address of every interface that has one, by its name."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError as error:
+                if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):  # it has none, or is gone again
+                    continue
+                raise
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def address_of(interface: str) -> str:
+    """Return the address of an interface given by name, address or network (``10.1.0.0/16``). ConfigError."""
+    here = addresses()
+    if interface in here:
+        return here[interface]
+    try:
+        network = ipaddress.ip_network(interface, strict=False)
+    except ValueError:
+        network = None
+    for address in here.values():
+        if network is not None and ipaddress.ip_address(address) in network:
+            return address
+    there = ", ".join(f"{name} ({address})" for name, address in here.items())
+    raise ConfigError(f"there is no network interface {interface!r} on {socket.gethostname()}; it has {there}")
+
+
+def source_towards(host: str) -> Optional[str]:
+    """Return the address that this host's packets to ``host`` bear; None if its name or the way there is unknown."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # UDP: asks the routing table, sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def is_local(host: str) -> bool:
+    """Return whether ``host`` is this machine, by its name or by an address of one of its interfaces."""
+    if host in ("localhost", socket.gethostname(), socket.getfqdn()):
+        return True
+    try:
+        found: List[str] = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)]
+    except OSError:
+        return False
+    mine = set(addresses().values())
+    return any(address in mine or address.startswith("127.") for address in found)

@@ -1,0 +1,58 @@
+"""A job whose ranks all run on this machine: its store, its agent, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import sys
+from typing import List
+
+from ddl.bootstrap.environ import Identity
+from ddl.bootstrap.store import StoreServer
+from ddl.run.agent import Agent
+from ddl.run.config import RunConfig
+from ddl.run.failures import first_failure, report
+from ddl.run.output import Sink
+
+__all__ = ["Job"]
+
+
+class Job(Agent):
+    """One job on this machine, from its start to its end. Used once, by the main thread."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config, (Sink(1), Sink(2)))
+
+    def run(self) -> int:
+        """Run the job; return ddlrun's exit status."""
+        with contextlib.ExitStack() as stack:
+            self.run_ranks(lambda: self._begin(stack))
+        return self._conclude()
+
+    def _begin(self, stack: contextlib.ExitStack) -> List[Identity]:
+        secret, size = secrets.token_bytes(32), self._config.num_proc
+        self._server = stack.enter_context(StoreServer(secret, size, start=False))
+        self.say(f"the store is at {self._server.address}")
+        return [Identity(rank, size, rank, size, 0, 1, self._server.address, secret) for rank in range(size)]
+
+    def started(self) -> None:
+        """Let the store serve: not before, as a fork copies only one thread, but the locks of all."""
+        self._server.start()
+
+    def say(self, text: str) -> None:
+        """Tell the user, if he wants to know."""
+        if self._config.verbose:
+            print(f"ddlrun: {text}", file=sys.stderr, flush=True)
+
+    def _conclude(self) -> int:
+        if self._stop_signal:
+            print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
+            return 128 + self._stop_signal
+        exits = [worker.exit for worker in self._workers if worker.exit is not None]
+        failed = first_failure(exits, self._server.first_failure)
+        if failed is None:
+            return 0
+        tail = self._workers[failed.rank].streams[1].tail
+        print(report(failed, self._server.first_failure, tail), file=sys.stderr)
+        return failed.status

@@ -1,0 +1,236 @@
+"""ddlrun's agent on one host of several: ``python -m ddl.run.remote``, started by a launcher (launchers/).
+
+It takes its invitation, calls ddlrun, and does there what job.py does on one machine; output and exits go over the
+connection (control.py), and so do orders to stop. If the connection is lost, its ranks are ended: nothing stays
+behind, whatever became of ddlrun, of ssh or of the network between.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from ddl._version import __version__
+from ddl.bootstrap.environ import Identity
+from ddl.bootstrap.store import AgentClient
+from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
+from ddl.run.agent import GRACE, Agent, Worker
+from ddl.run.control import INVITATION, Assignment, Invitation
+from ddl.run.interfaces import address_of
+
+__all__ = ["main"]
+
+#: What launchers tell the processes that they start: true of the agent, not of its ranks.
+_LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
+_LAUNCHERS_NAMES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK_PID")
+_FRAME = 128 << 10  # bytes of output in one message; JSON may take six times as much
+#: Where launchers that start one process per host say which of them this is.
+_HOST_NUMBERS = ("SLURM_NODEID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+class _Sink:
+    """Where the output of this host's ranks goes: to ddlrun, and on from there. Looks like output.Sink."""
+
+    waiting = False
+    terminal = False
+
+    def __init__(self, stream: int, control: AgentClient) -> None:
+        self.fd = -1
+        self.backlog = 0  # bytes that ddlrun has not passed on yet
+        self._stream = stream
+        self._control: Optional[AgentClient] = control
+        self._sources: Dict[int, int] = {}
+
+    def put(self, data: bytes, source: object) -> None:
+        number = self._sources.setdefault(id(source), len(self._sources))
+        for start in range(0, len(data), _FRAME):
+            piece = data[start : start + _FRAME]
+            if self._control is None:
+                return
+            self.backlog += len(piece)
+            message = {"type": "out", "stream": self._stream, "source": number, "data": piece.decode("latin-1")}
+            try:
+                self._control.send(message)
+            except PeerLost:  # the loop finds out by itself
+                self.close()
+
+    def write_some(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """ddlrun is gone, and nobody wants output any more."""
+        self._control = None
+        self.backlog = 0
+
+
+class _RemoteAgent(Agent):
+    def __init__(self, assignment: Assignment, control: AgentClient, secret: bytes) -> None:
+        self._to_ddlrun = (_Sink(1, control), _Sink(2, control))
+        super().__init__(assignment.config(), self._to_ddlrun)  # type: ignore[arg-type]
+        self._assignment = assignment
+        self._control = control
+        self._secret = secret
+        self._lost = False
+
+    def run(self) -> int:
+        self.run_ranks(self._begin)
+        self._send_up({"type": "done"})
+        return 1 if self._lost else 0
+
+    def _begin(self) -> List[Identity]:
+        return self._assignment.identities(self._control.address, self._secret)
+
+    def say(self, text: str) -> None:
+        if self._assignment.verbose:
+            self._send_up({"type": "say", "text": text})
+
+    def ended(self, worker: Worker) -> None:
+        for stream in worker.streams:  # the last words come before the end
+            while select.select([stream], [], [], 0)[0] and stream.pump():
+                pass
+        entry = worker.exit
+        assert entry is not None
+        fields = {"rank": entry.rank, "pid": entry.pid, "code": entry.code, "stopped": entry.stopped}
+        self._send_up({"type": "exit", **fields, "tail": worker.streams[1].tail})
+
+    def others(self) -> Dict[int, Tuple[int, Callable[[], None]]]:
+        return {} if self._lost else {self._control.fileno(): (select.POLLIN, self._hear)}
+
+    def _hear(self) -> None:
+        while True:
+            message = self._control.receive()
+            if message is None:
+                return self._lose()
+            if not message:
+                return
+            if message["type"] == "signal":
+                self.stop(message["number"])
+            elif message["type"] == "took":
+                sink = self._to_ddlrun[message["stream"] - 1]
+                sink.backlog = max(0, sink.backlog - message["bytes"])
+
+    def _send_up(self, message: Mapping[str, Any]) -> None:
+        try:
+            if not self._lost:
+                self._control.send(dict(message))
+        except PeerLost:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._lost = True
+        for sink in self._to_ddlrun:
+            sink.close()
+        now = time.monotonic()
+        self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
+
+
+def _invitation(environ: Mapping[str, str]) -> Invitation:
+    text = environ.get(INVITATION)
+    if text is None:
+        text = sys.stdin.readline()
+    return Invitation.parse(text)
+
+
+def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
+    if invitation.host is not None:
+        return invitation.host
+    for name in _HOST_NUMBERS:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    raise ConfigError(f"the launcher does not say which host this is: none of {', '.join(_HOST_NUMBERS)} is set")
+
+
+def _call(invitation: Invitation, host: int) -> AgentClient:
+    """Connect to ddlrun by the first of its addresses at which it answers."""
+    deadline = time.monotonic() + invitation.timeout
+    problems: List[str] = []
+    while True:
+        for address in invitation.addresses:
+            left = deadline - time.monotonic()
+            share = max(1.0, left / len(invitation.addresses))
+            try:
+                return AgentClient(address, invitation.secret, host, min(left, share) if left > 0 else 0.1)
+            except RendezvousError as error:
+                problems.append(str(error))
+        if time.monotonic() >= deadline:
+            raise RendezvousError(f"ddlrun cannot be reached from this host: {'; '.join(dict.fromkeys(problems))}")
+
+
+def _prepare(assignment: Assignment) -> None:
+    """Take over directory and environment; Error says what is missing on this host."""
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHERS_OWN) or name in _LAUNCHERS_NAMES:
+            del os.environ[name]
+    os.environ.update(assignment.environ)
+    try:
+        os.chdir(assignment.directory)
+    except OSError as error:
+        raise ConfigError(
+            f"the directory {assignment.directory} cannot be entered: {error.strerror}; the job runs in the directory "
+            "in which ddlrun was started, so make it available on every host"
+        ) from error
+    program = assignment.command[0]
+    if not os.access(program, os.X_OK):
+        raise ConfigError(f"the program {program} is not here, or cannot be executed; install it on every host")
+    script = next((word for word in assignment.command[1:2] if word == "-u"), None) and assignment.command[2]
+    if script and not os.path.isfile(script):
+        raise ConfigError(f"the script {script} is not in {assignment.directory}; make it available on every host")
+    # Two hosts never share memory; names may lie (containers, copies of one disk), ddlrun's numbers do not.
+    os.environ.setdefault("DDL_HOST_ID", f"{socket.gethostname()}#{assignment.host}")
+    if assignment.interface:
+        os.environ["DDL_INTERFACE"] = address_of(assignment.interface)
+
+
+def main() -> int:
+    """Be the agent of this host; return its exit status."""
+    invitation = _invitation(os.environ)
+    os.environ.pop(INVITATION, None)
+    host = _host_number(invitation, os.environ)
+    with _call(invitation, host) as control:
+        control.send(
+            {
+                "type": "hello",
+                "name": socket.gethostname(),
+                "version": __version__,
+                "python": platform.python_version(),
+            }
+        )
+        message = _first(control)
+        if message is None:
+            return 1
+        try:
+            assignment = Assignment.parse(message)
+            _prepare(assignment)
+            return _RemoteAgent(assignment, control, invitation.secret).run()
+        except (Error, OSError) as error:
+            control.send({"type": "problem", "text": str(error)})
+            return 1
+
+
+def _first(control: AgentClient) -> Optional[Mapping[str, Any]]:
+    """Wait for the job; None if ddlrun goes away before (another host may have had a problem)."""
+    while True:
+        select.select([control], [], [])
+        message = control.receive()
+        if message is None:
+            return None
+        if message:
+            if message["type"] == "job":
+                return message
+            if message["type"] == "signal":
+                return None
+            raise ProtocolError(f"ddlrun said {message['type']!r} before there was a job")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Error, OSError) as error:
+        print(f"ddlrun's agent on {socket.gethostname()}: {error}", file=sys.stderr)
+        sys.exit(1)

