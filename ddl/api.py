@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, TypeVar
 
 from ddl.communicator import Communicator
-from ddl.errors import InvalidState
+from ddl.errors import InvalidArgument, InvalidState
 from ddl.group import Group
 from ddl.job import Job, identity_and_settings
 from ddl.reduce_op import Average, ReduceOp
@@ -62,12 +62,13 @@ def _log_to_stderr(level: str) -> None:
         logger.addHandler(handler)
 
 
-def init() -> None:
+def init(comm: Any = None) -> None:
     """Join the job: meet the other ranks and make the world communicator.
 
-    Collective, blocking. Who this process is comes from the environment that ``ddlrun`` sets; without it, this is a
-    job of size 1. Calling it again does nothing. Raises ``ConfigError`` for a wrong environment, ``RendezvousError``
-    naming the ranks that did not come in time (DDL_START_TIMEOUT).
+    Collective, blocking. Who this process is comes from the environment that ``ddlrun`` sets, or srun, torchrun or an
+    MPI's mpiexec; without any, this is a job of size 1. ``comm``, an mpi4py communicator, says it instead: its ranks
+    are the job. Calling it again does nothing. Raises ``ConfigError`` for a wrong environment, ``RendezvousError``
+    naming the ranks that did not come in time (DDL_START_TIMEOUT), ``InvalidArgument`` for a ``comm`` that is none.
 
     >>> import ddl
     >>> ddl.init()
@@ -75,7 +76,9 @@ def init() -> None:
     with _state.lock:
         if _state.world is not None:
             return
-        identity, settings = identity_and_settings()
+        if comm is not None and not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast")):
+            raise InvalidArgument(f"init: comm={comm!r:.100} is not an mpi4py communicator such as MPI.COMM_WORLD")
+        identity, settings = identity_and_settings(comm)
         _log_to_stderr(settings.log)
         job = Job(identity, settings, _state.rounds)
         try:

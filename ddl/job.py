@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl._version import __version__
+from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
 from ddl.bootstrap.environ import Identity, Settings
@@ -59,10 +60,10 @@ class Peer:
 
 
 def _boot_id() -> str:
-    """Ranks of one running kernel have the same; others cannot share memory."""
+    """Ranks of one running kernel and network namespace have the same; others have no way to swap memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return platform.node()
 
@@ -141,6 +142,7 @@ class Job:
             version=__version__,
         )
         self.peers = tuple(Peer.parse(text) for text in store.check_in(me.text(), limit, round=2 * self.round))
+        self.identity = launched.numbered(identity, [f"{peer.host} {peer.host_id}" for peer in self.peers])
         self._introduced.set()
         self._check_versions()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
@@ -208,6 +210,15 @@ class Job:
             self.agent.close_in_child()
 
 
-def identity_and_settings() -> Tuple[Identity, Settings]:
-    """Read who this process is and how it is to behave from the environment, once."""
-    return Identity.from_environ(os.environ), Settings.from_environ(os.environ)
+def identity_and_settings(comm: Any = None) -> Tuple[Identity, Settings]:
+    """Find out who this process is and how it is to behave: from the environment, or from an mpi4py communicator."""
+    settings = Settings.from_environ(os.environ)
+    identity = Identity.from_environ(os.environ)
+    if identity.store:  # ddlrun's word counts
+        if comm is not None and (comm.Get_rank(), comm.Get_size()) != (identity.rank, identity.size):
+            raise ConfigError(
+                f"ddlrun made this rank {identity.rank} of {identity.size}, but the communicator given to init() says "
+                f"rank {comm.Get_rank()} of {comm.Get_size()}; leave out one of the two"
+            )
+        return identity, settings
+    return launched.identity(os.environ, settings, comm) or identity, settings

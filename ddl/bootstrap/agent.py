@@ -235,7 +235,7 @@ class Agent:
                         "comm": ALL,
                         "kind": "PeerLost",
                         "culprit": -1,
-                        "reason": "the launcher, which has the job's store, is gone",
+                        "reason": "whoever had the job's store (ddlrun, or rank 0 of another launcher's job) is gone",
                     }
                 )
                 return

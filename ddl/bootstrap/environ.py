@@ -108,6 +108,12 @@ class Settings:
     dimensions: str = _variable(
         "DDL_DIMENSIONS", "", _dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"
     )
+    rendezvous_dir: str = _variable(
+        "DDL_RENDEZVOUS_DIR",
+        "",
+        str,
+        "shared directory in which ranks that srun, torchrun or Open MPI started find one another; empty: ~/.ddl",
+    )
     host_id: str = _variable("DDL_HOST_ID", "", str, "which host this is; empty: found out by DDL")
     shm: bool = _variable("DDL_SHM", True, _switch, "0: do not use shared memory between the ranks of a host")
     shm_size: int = _variable(

@@ -128,6 +128,19 @@ class StoreServer:
             for sock in (self._wake, self._waker):  # here, as the thread may have ended before it was woken
                 sock.close()
 
+    def close_when_alone(self, patience: float) -> None:
+        """Close as soon as no rank is there any more, at the latest after ``patience`` seconds."""
+        deadline = time.monotonic() + patience
+        while self._verdict.present and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
     def __enter__(self) -> StoreServer:
         return self
 

@@ -80,6 +80,11 @@ class Verdict:
         self._rounds: Dict[_Key, _Round] = {}  # by (communicator, operation)
         self._probes = 0
 
+    @property
+    def present(self) -> bool:
+        """Whether any rank is there; any thread may ask."""
+        return bool(self._present)
+
     def joined(self, rank: int, now: float) -> Outgoing:
         """A rank opened its watch connection; it is told at once what failed before it came."""
         self._present.add(rank)

@@ -25,6 +25,7 @@ from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ddl._version import __version__
 from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.environ import Settings
+from ddl.bootstrap.interfaces import addresses, source_towards
 from ddl.bootstrap.store import StoreServer
 from ddl.bootstrap.verdict import Message, name_ranks
 from ddl.errors import ConfigError
@@ -32,7 +33,6 @@ from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS, catch_signals
 from ddl.run.config import RunConfig
 from ddl.run.control import INVITATION, Assignment, Invitation
 from ddl.run.failures import Exit, first_failure, report
-from ddl.run.interfaces import addresses, source_towards
 from ddl.run.launchers import Start
 from ddl.run.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.run.placement import Placement

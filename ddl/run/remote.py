@@ -18,11 +18,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ddl._version import __version__
 from ddl.bootstrap.environ import Identity
+from ddl.bootstrap.interfaces import address_of
 from ddl.bootstrap.store import AgentClient
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.run.agent import GRACE, Agent, Worker
 from ddl.run.control import INVITATION, Assignment, Invitation
-from ddl.run.interfaces import address_of
 
 __all__ = ["main"]
 

@@ -86,6 +86,32 @@ def test_digits_through_slurm(hosts: Cluster, alone: List[float]) -> None:
         train(hosts, inside, {**environ(), **variables}, alone)
 
 
+DIRECT = ("sh", "-c", "exec $DDL_PYTHON $DDL_PROGRAM")
+
+
+def direct(hosts: Cluster, line: Sequence[str], variables: Dict[str, str], alone: List[float]) -> None:
+    """No ddlrun: the launcher starts the training itself."""
+    train(hosts, [*line, *DIRECT], {**variables, "DDL_PYTHON": sys.executable, "DDL_PROGRAM": TRAIN}, alone)
+
+
+def test_digits_by_srun_alone(hosts: Cluster, alone: List[float], tmp_path: Path) -> None:
+    reason = why_no_slurm()
+    if reason is not None:
+        missing(reason)
+    with slurm(hosts) as variables:
+        environment = {**environ(HOME=str(tmp_path), SLURM_OVERLAP="1"), **variables}
+        direct(hosts, ["srun", "-N4", "-n8", "--ntasks-per-node=2"], environment, alone)
+
+
+def test_digits_by_mpiexec_alone(hosts: Cluster, alone: List[float]) -> None:
+    """MPICH's, over four hosts: rank 0's store is found by PMI, at an address that the others can reach."""
+    folder = ROOT / ".venv-mpich" / "bin"
+    if not (folder / "mpiexec").exists():
+        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+    line = [str(folder / "mpiexec"), "-launcher", "ssh", "-hosts", "node1,node2,node3,node4", "-ppn", "2", "-n", "8"]
+    direct(hosts, line, environ(), alone)
+
+
 def left(hosts: Cluster) -> str:
     """What still runs of a job on the hosts, as ps shows it; all share one process table."""
     seen = hosts.run("node1", ["ps", "-eo", "pid,args"], check=False).stdout

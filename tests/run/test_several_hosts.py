@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from run.launcher import ROOT, Launcher, eventually
 
+from ddl.bootstrap import interfaces
 from ddl.errors import ConfigError, ProtocolError
-from ddl.run import interfaces
 from ddl.run.cli import parse
 from ddl.run.control import Assignment, Invitation
 from ddl.run.launchers import mpi, slurm, ssh

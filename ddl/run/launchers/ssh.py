@@ -8,8 +8,8 @@ import shutil
 import sys
 from typing import List, Mapping, Tuple
 
+from ddl.bootstrap.interfaces import is_local
 from ddl.errors import ConfigError
-from ddl.run.interfaces import is_local
 from ddl.run.launchers import Start
 from ddl.run.placement import Placement
 

@@ -1,0 +1,283 @@
+"""Ranks that somebody else's launcher started: torchrun, srun, Open MPI's and MPICH's mpiexec; no ddlrun at all.
+
+Such a launcher says who a process is, but has no store for us. So rank 0 has the store, in its own process, and tells
+the others where it is and what the secret is: over PMI where the launcher offers it (MPICH), through an mpi4py
+communicator where the program has one, else by a file that only this user can read, in a directory that all hosts
+share (DDL_RENDEZVOUS_DIR; by default ~/.ddl).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from ddl.bootstrap.address import format_address, parse_address
+from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.interfaces import addresses
+from ddl.bootstrap.server import StoreServer
+from ddl.errors import ConfigError, RendezvousError
+
+__all__ = ["Launched", "detect", "identity", "numbered"]
+
+_RETRY = 0.02  # seconds between two looks at the file
+_ANSWERS = 2.0  # seconds that an address of rank 0 has to answer
+_MOST_ADDRESSES = 8  # PMI's values are short
+
+Share = Callable[[Optional[str]], str]  #: rank 0 passes its text, the others None; all get rank 0's
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Who the launcher says that this process is. ``hosts`` is 0 where it does not say; ``job`` tells jobs apart."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: int
+    hosts: int
+    job: str
+
+
+def detect(environ: Mapping[str, str]) -> Optional[Launched]:
+    """Return what a launcher has put into ``environ``, None if there was none. ConfigError if it makes no sense."""
+    for launcher, mark, read in (
+        ("torchrun", "WORLD_SIZE", _torchrun),
+        ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", _openmpi),
+        ("srun", "SLURM_STEP_NUM_TASKS", _srun),
+        ("MPICH's mpiexec", "PMI_RANK", _mpich),
+    ):
+        if mark in environ:
+            try:
+                numbers = read(environ)
+            except (KeyError, ValueError, IndexError) as error:
+                raise ConfigError(
+                    f"{mark}={environ[mark]} looks as if {launcher} had started this, but {error} is missing or no "
+                    "number; start the program by ddlrun, or unset these variables"
+                ) from error
+            if numbers is None:
+                continue
+            found = Launched(launcher, *numbers)
+            if not 0 <= found.rank < found.size:
+                raise ConfigError(f"{launcher} says that this is rank {found.rank} of {found.size}")
+            return found
+    return None
+
+
+_Numbers = Tuple[int, int, int, int, int, int, str]
+
+
+def _torchrun(environ: Mapping[str, str]) -> Optional[_Numbers]:
+    if not all(environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")):
+        return None  # a WORLD_SIZE of something else
+    rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    local_rank, local_size = int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    job = "-".join(environ.get(name, "") for name in names)
+    return rank, size, local_rank, local_size, int(environ.get("GROUP_RANK", 0)), _groups(environ), job
+
+
+def _groups(environ: Mapping[str, str]) -> int:
+    return int(environ.get("GROUP_WORLD_SIZE", 0))
+
+
+def _openmpi(environ: Mapping[str, str]) -> Optional[_Numbers]:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, size, local_rank, local_size = (int(environ[f"OMPI_COMM_WORLD_{name}"]) for name in names)
+    return rank, size, local_rank, local_size, 0, 0, environ["PMIX_NAMESPACE"]
+
+
+def _srun(environ: Mapping[str, str]) -> Optional[_Numbers]:
+    size, node, nodes = (int(environ[f"SLURM_{name}"]) for name in ("STEP_NUM_TASKS", "NODEID", "STEP_NUM_NODES"))
+    counts: List[int] = []
+    for part in environ["SLURM_STEP_TASKS_PER_NODE"].split(","):  # 2(x3),1
+        number, _, times = part.rstrip(")").partition("(x")
+        counts += [int(number)] * int(times or 1)
+    job = "-".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    return int(environ["SLURM_PROCID"]), size, int(environ["SLURM_LOCALID"]), counts[node], node, nodes, job
+
+
+def _mpich(environ: Mapping[str, str]) -> Optional[_Numbers]:
+    if "PMI_FD" not in environ:
+        return None
+    rank, size = int(environ["PMI_RANK"]), int(environ["PMI_SIZE"])
+    local_rank, local_size = int(environ["MPI_LOCALRANKID"]), int(environ["MPI_LOCALNRANKS"])
+    return rank, size, local_rank, local_size, 0, 0, ""
+
+
+class _Kept:
+    """What lives as long as this process: a job joined once is the same at the next ``init``."""
+
+    identity: Optional[Identity] = None
+
+
+def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -> Optional[Identity]:
+    """Return who this process is by another launcher, or by the mpi4py communicator ``comm``; None if by nobody.
+
+    Collective, the first time. Raises ConfigError and RendezvousError.
+    """
+    if _Kept.identity is not None:
+        return _Kept.identity
+    if comm is None and "mpi4py.MPI" in sys.modules and ("PMI_RANK" in environ or "OMPI_COMM_WORLD_RANK" in environ):
+        comm = sys.modules["mpi4py.MPI"].COMM_WORLD  # MPI is up, and speaks PMI itself
+    interface = settings.interface
+    found = detect(environ) if comm is None else _of_communicator(comm)
+    if found is None or found.size == 1:
+        return None
+    share = _by_communicator(comm) if comm is not None else _way_to_share(found, environ, settings)
+    if found.rank == 0:
+        secret = secrets.token_bytes(32)
+        one_host = found.local_size == found.size
+        server = StoreServer(secret, found.size, "127.0.0.1" if one_host else "0.0.0.0")
+        atexit.register(server.close_when_alone, settings.timeout)
+        os.register_at_fork(after_in_child=server.close_in_child)
+        _, port = parse_address(server.address)
+        known = ["127.0.0.1"] if one_host else [interface] if interface else _outside_addresses()
+        text = json.dumps({"secret": secret.hex(), "addresses": [format_address(host, port) for host in known]})
+        share(text)
+        store = json.loads(text)["addresses"][0]
+    else:
+        told = json.loads(share(None))
+        secret, store = bytes.fromhex(told["secret"]), _first_that_answers(told["addresses"], found)
+    numbers = (found.rank, found.size, found.local_rank, found.local_size, found.host, found.hosts)
+    _Kept.identity = Identity(*numbers, store, secret)
+    return _Kept.identity
+
+
+def _outside_addresses() -> List[str]:
+    """This host's addresses, those that only this host can use last."""
+    return sorted(addresses().values(), key=lambda address: address.startswith("127."))[:_MOST_ADDRESSES]
+
+
+def _first_that_answers(known: List[str], found: Launched) -> str:
+    problems = []
+    for address in known:
+        try:
+            socket.create_connection(parse_address(address), timeout=_ANSWERS).close()
+            return address
+        except OSError as error:
+            problems.append(f"{address}: {error}")
+    raise RendezvousError(
+        f"rank {found.rank} cannot reach rank 0's store at {'; '.join(problems)}; set DDL_INTERFACE on rank 0's host "
+        "to the address by which the other hosts reach it"
+    )
+
+
+# --- ways to share a text ---
+
+
+def _of_communicator(comm: Any) -> Launched:
+    from mpi4py import MPI
+
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        numbers = (comm.Get_rank(), comm.Get_size(), here.Get_rank(), here.Get_size())
+    finally:
+        here.Free()
+    return Launched("mpi4py", *numbers, 0, 0, "")
+
+
+def _by_communicator(comm: Any) -> Share:
+    return lambda text: str(comm.bcast(text, root=0))
+
+
+def _way_to_share(found: Launched, environ: Mapping[str, str], settings: Settings) -> Share:
+    if not found.job:
+        return lambda text: _by_pmi(int(environ["PMI_FD"]), text)
+    folder = Path(settings.rendezvous_dir or Path.home() / ".ddl")
+    name = hashlib.sha256(f"{found.launcher} {found.job}".encode()).hexdigest()[:24]
+    return lambda text: _by_file(folder / f"job-{name}.json", text, found, settings.start_timeout)
+
+
+def _by_pmi(fd: int, text: Optional[str]) -> str:
+    """Speak version 1 of PMI, as far as it takes; MPI_Init may still speak it later."""
+    sock = socket.socket(fileno=os.dup(fd))
+    answers = sock.makefile("r", encoding="utf-8")
+
+    def ask(line: str) -> Dict[str, str]:
+        sock.sendall(f"cmd={line}\n".encode())
+        answer = dict(word.split("=", 1) for word in answers.readline().split() if "=" in word)
+        if answer.get("rc", "0") != "0" or not answer:
+            raise RendezvousError(f"mpiexec answered {answer} to PMI's {line.split()[0]}")
+        return answer
+
+    def leave() -> None:
+        """Who began to speak PMI and ends without this word has failed, and mpiexec kills the others."""
+        if "mpi4py.MPI" not in sys.modules:  # MPI_Finalize will say it
+            ask("finalize")
+
+    ask("init pmi_version=1 pmi_subversion=1")
+    atexit.register(leave)
+    space = ask("get_my_kvsname")["kvsname"]
+    if text is not None:  # values hold no blanks
+        ask(f"put kvsname={space} key=ddl value={text.encode().hex()}")
+    ask("barrier_in")
+    return bytes.fromhex(ask(f"get kvsname={space} key=ddl")["value"]).decode()
+
+
+def _by_file(path: Path, text: Optional[str], found: Launched, patience: float) -> str:
+    try:
+        if text is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(path, text)
+            atexit.register(_remove, path)
+            return text
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}. Ranks that {found.launcher} started find one another by it; "
+            "set DDL_RENDEZVOUS_DIR to a directory that all hosts share, or start the program by ddlrun"
+        ) from error
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_uid != os.getuid():
+                raise ConfigError(f"{path} belongs to another user; remove it, or set DDL_RENDEZVOUS_DIR")
+            there = path.read_text(encoding="utf-8")
+            if _alive(there):
+                return there
+        time.sleep(_RETRY)
+    raise RendezvousError(
+        f"rank {found.rank} of {found.size}: rank 0 has not written {path} within {patience:g} s (DDL_START_TIMEOUT). "
+        "Is it running, and do the hosts share that directory? If not, set DDL_RENDEZVOUS_DIR, or start by ddlrun"
+    )
+
+
+def _alive(text: str) -> bool:
+    """Whether somebody answers where the text says: a file may be left from a job that was killed."""
+    for address in json.loads(text)["addresses"]:
+        with contextlib.suppress(OSError):
+            socket.create_connection(parse_address(address), timeout=_ANSWERS).close()
+            return True
+    return False
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(draft, path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def numbered(identity: Identity, hosts: List[str]) -> Identity:
+    """Return ``identity`` with its host's number, where the launcher said none. ``hosts[r]`` is where rank r runs."""
+    if identity.cross_size:
+        return identity
+    distinct = list(dict.fromkeys(hosts))
+    return replace(identity, cross_rank=distinct.index(hosts[identity.rank]), cross_size=len(distinct))
