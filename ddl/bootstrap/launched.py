@@ -178,9 +178,8 @@ def _first_that_answers(known: List[str], found: Launched) -> str:
 
 
 def _of_communicator(comm: Any) -> Launched:
-    from mpi4py import MPI
-
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    # Not imported: who has a communicator of mpi4py's has mpi4py, and DDL itself needs no MPI.
+    here = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
     try:
         numbers = (comm.Get_rank(), comm.Get_size(), here.Get_rank(), here.Get_size())
     finally:

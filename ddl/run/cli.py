@@ -18,15 +18,18 @@ from ddl.bootstrap.environ import Settings, describe
 from ddl.errors import ConfigError, Error
 from ddl.run.cluster import ClusterJob
 from ddl.run.config import RunConfig
+from ddl.run.config_file import options_from
 from ddl.run.hosts import Host, parse_hostfile, parse_hosts
 from ddl.run.job import Job
 from ddl.run.launchers import mpi, slurm, ssh
-from ddl.run.placement import place
+from ddl.run.layout import Layout, arrange
+from ddl.run.placement import parse_rankfile
 
 __all__ = ["main", "parse"]
 
 _USAGE = "ddlrun -np N [options] program [argument ...]"
 _NO_VALUE = ("store_true", "help", "version")
+_NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
 
 _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     (("-h", "--help"), {"action": "help", "help": "show this and exit"}),
@@ -45,6 +48,24 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
         {"metavar": "FILE", "dest": "hostfile", "help": "the same from a file, one 'host slots=N' per line"},
     ),
     (
+        ("-rf", "--rankfile"),
+        {"metavar": "FILE", "dest": "rankfile", "help": "which rank on which host: lines 'rank N=HOST slot=S'"},
+    ),
+    (
+        ("-m", "--mode"),
+        {
+            "metavar": "[L:]SIZES",
+            "dest": "mode",
+            "default": "",
+            "help": "dimensions, innermost first, as p:4x8x2; L: p DDL's choice of algorithms, r rings",
+        },
+    ),
+    (("--accelerators",), {"metavar": "N", "help": "ranks on each host, whatever slots it has"}),
+    (("--nodes",), {"metavar": "N", "help": "hosts in each rack; nodes x racks x aisles are all hosts"}),
+    (("--racks",), {"metavar": "N", "help": "racks in each aisle"}),
+    (("--aisles",), {"metavar": "N", "help": "aisles"}),
+    (("--tcp",), {"action": "store_true", "help": "use TCP between hosts, as DDL always does"}),
+    (
         ("--launcher",),
         {
             "metavar": "NAME",
@@ -60,6 +81,10 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
             "default": "",
             "help": "interface for data on every host, as eth1 or 10.1.0.0/16; without: the one that leads here",
         },
+    ),
+    (
+        ("--config-file",),
+        {"metavar": "FILE", "help": "take options from a TOML file, as np = 8; these here beat it"},
     ),
     (("-v", "--verbose"), {"action": "store_true", "help": "say on stderr what ddlrun does"}),
     (
@@ -138,29 +163,27 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     """Return what ``argv`` asks for; ConfigError says what is wrong with it."""
     options, program = _split(argv)
     given = _parser().parse_args(options)
-    num_proc = None if given.num_proc is None else _num_proc(given.num_proc)
+    if given.config_file is not None:
+        try:
+            from_file, _ = _split(options_from(given.config_file))
+        except ConfigError as error:
+            raise ConfigError(f"--config-file {given.config_file}: {error}") from error
+        given = _parser().parse_args([*from_file, *options])
     launcher = _launcher(given.launcher, environ)
-    hosts = _hosts(given.hosts, given.hostfile)
-    if not hosts and launcher == "slurm":
-        hosts = slurm.allocation(environ) or ()
-    placement = place(hosts, num_proc) if hosts else None
-    if num_proc is None:
-        if placement is None:
-            raise ConfigError("the number of ranks is missing: -np N")
-        num_proc = placement.size
-    extra = _environ(given.env, environ)
+    layout = _layout(given, launcher, environ)
+    extra = {**layout.environ, **_environ(given.env, environ)}
     for value, name in ((given.timeout, "DDL_TIMEOUT"), (given.start_timeout, "DDL_START_TIMEOUT")):
         if value is not None:
             extra[name] = value
     Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
     return RunConfig(
-        num_proc=num_proc,
+        num_proc=layout.size,
         command=_command(program, {**environ, **extra}),
         environ=tuple(extra.items()),
         output_dir=given.output_dir,
         prefix=not given.no_prefix,
         verbose=given.verbose,
-        placement=placement,
+        placement=layout.placement,
         launcher=launcher,
         interface=given.interface,
     )
@@ -174,21 +197,41 @@ def _launcher(name: str, environ: Dict[str, str]) -> str:
     return name
 
 
-def _hosts(text: Optional[str], path: Optional[str]) -> Tuple[Host, ...]:
-    if text is not None and path is not None:
-        raise ConfigError("-H and --hostfile both say which hosts; give one of them")
-    if path is not None:
-        try:
-            with open(path, encoding="utf-8") as file:
-                return parse_hostfile(file.read(), path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--hostfile {path}: it cannot be read: {error}") from error
-    return () if text is None else parse_hosts(text)
+def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Layout:
+    said = [name for name in ("hosts", "hostfile", "rankfile") if getattr(given, name) is not None]
+    if len(said) > 1:
+        raise ConfigError(f"{' and '.join(_spelled(name) for name in said)} say which hosts; give one of them")
+    hosts: Tuple[Host, ...] = ()
+    placement = None
+    if given.hosts is not None:
+        hosts = parse_hosts(given.hosts)
+    elif given.hostfile is not None:
+        hosts = parse_hostfile(_read(given.hostfile, "--hostfile"), given.hostfile)
+    elif given.rankfile is not None:
+        placement = parse_rankfile(_read(given.rankfile, "--rankfile"), given.rankfile)
+    elif launcher == "slurm":
+        hosts = slurm.allocation(environ) or ()
+    numbers = {name: _number(_spelled(name), getattr(given, name)) for name in _NUMBERS}
+    return arrange(hosts, placement, mode=given.mode, **numbers)
 
 
-def _num_proc(text: str) -> int:
+def _spelled(name: str) -> str:
+    return {"hosts": "-H", "num_proc": "-np"}.get(name, f"--{name}")
+
+
+def _read(path: str, option: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: it cannot be read: {error}") from error
+
+
+def _number(option: str, text: Optional[str]) -> Optional[int]:
+    if text is None:
+        return None
     if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < 1:
-        raise ConfigError(f"-np {text}: it must be a whole number from 1 up")
+        raise ConfigError(f"{option} {text}: it must be a whole number from 1 up")
     return int(text)
 
 

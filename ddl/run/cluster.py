@@ -51,7 +51,7 @@ class _Host:
 
     number: int
     name: str
-    ranks: range
+    ranks: Tuple[int, ...]
     said: Optional[Message] = None  # its hello
     done: bool = False
     gone: str = ""  # why it cannot say any more how its ranks ended
@@ -88,7 +88,7 @@ class ClusterJob:
         self._config = config
         self._placement = placement
         self._starts = starts
-        self._hosts = [_Host(number, name, placement.ranks_of(number)) for number, name in enumerate(placement.hosts)]
+        self._hosts = [_Host(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
         self._launchers: List[_Launcher] = []
         self._reading: List[Stream] = []
         self._sinks = (Sink(1), Sink(2))
@@ -226,8 +226,7 @@ class ClusterJob:
             name: value for name, value in os.environ.items() if name.startswith(_CARRIED) or name in _CARRIED_NAMES
         }
         return Assignment(
-            first=host.ranks.start,
-            count=len(host.ranks),
+            ranks=host.ranks,
             size=self._placement.size,
             host=host.number,
             hosts=len(self._hosts),

@@ -54,10 +54,9 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one host has to do: ``count`` ranks from ``first`` on, of ``size`` in all, as host ``host`` of ``hosts``."""
+    """What one host has to do: run ``ranks`` of ``size`` in all, as host ``host`` of ``hosts``."""
 
-    first: int
-    count: int
+    ranks: Tuple[int, ...]
     size: int
     host: int
     hosts: int
@@ -77,15 +76,15 @@ class Assignment:
     def parse(message: Mapping[str, Any]) -> Assignment:
         """Read the message ``job``; it comes from ddlrun of the same version."""
         fields = {entry.name: message[entry.name] for entry in dataclasses.fields(Assignment)}
-        fields["command"] = tuple(fields["command"])
+        fields["ranks"], fields["command"] = tuple(fields["ranks"]), tuple(fields["command"])
         fields["environ"] = tuple((name, value) for name, value in fields["environ"])
         return Assignment(**fields)
 
     def identities(self, store: str, secret: bytes) -> List[Identity]:
         """Return who the ranks of this host are."""
         return [
-            Identity(self.first + local, self.size, local, self.count, self.host, self.hosts, store, secret)
-            for local in range(self.count)
+            Identity(rank, self.size, local, len(self.ranks), self.host, self.hosts, store, secret)
+            for local, rank in enumerate(self.ranks)
         ]
 
     def config(self) -> RunConfig:

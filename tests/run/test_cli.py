@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Dict, List
@@ -124,3 +125,29 @@ def test_threads_are_divided_unless_the_user_chose(monkeypatch: pytest.MonkeyPat
     assert "OMP_NUM_THREADS" not in environ_of(0, 1, {})
     assert environ_of(0, 2, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
     assert environ_of(0, 2, {}, "--env", "OMP_NUM_THREADS=5")["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_config_file_says_what_the_command_line_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('np = 3\ntimeout = 7.5\nverbose = true\nno-prefix = false\nenv = ["A=1", "B=2"]\n')
+    config = parse(["--config-file", str(path), "-np", "4", "--env", "B=3", "true"], dict(os.environ))
+    assert (config.num_proc, config.verbose, config.prefix) == (4, True, True)
+    assert dict(config.environ) == {"A": "1", "B": "3", "DDL_TIMEOUT": "7.5"}
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("np = ", "job.toml: it cannot be read: "),
+        ("nq = 3", "job.toml: unknown option --nq"),
+        ("np = {a = 1}", "job.toml: np = {'a': 1} is neither text nor a number"),
+        ("verbose = 3", "job.toml: option -v takes no value|job.toml: option --verbose takes no value"),
+    ],
+)
+def test_a_config_file_that_makes_no_sense(text: str, match: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        parse(["--config-file", str(path), "true"], dict(os.environ))
+    with pytest.raises(ConfigError, match="it cannot be read"):
+        parse(["--config-file", str(tmp_path / "none"), "true"], dict(os.environ))

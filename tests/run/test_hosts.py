@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 
 from ddl.errors import ConfigError
 from ddl.run.hosts import Host, expand_counts, expand_nodes, parse_hostfile, parse_hosts
-from ddl.run.placement import place
+from ddl.run.layout import arrange
+from ddl.run.placement import parse_rankfile, place
 
 
 @pytest.mark.parametrize(
@@ -101,9 +102,9 @@ def test_counts() -> None:
 def test_placement(hosts: Sequence[Host], num_proc: Optional[int], placed: str) -> None:
     placement = place(hosts, num_proc)
     assert str(placement) == placed
-    ranks = [rank for host in range(len(placement.hosts)) for rank in placement.ranks_of(host)]
+    ranks = [rank for of_host in placement.ranks for rank in of_host]
     assert ranks == list(range(placement.size))
-    assert all(rank in placement.ranks_of(placement.host_of(rank)) for rank in ranks)
+    assert all(rank in placement.ranks[placement.host_of(rank)] for rank in ranks)
 
 
 def test_too_many_ranks_or_hosts() -> None:
@@ -113,3 +114,72 @@ def test_too_many_ranks_or_hosts() -> None:
         place([Host("a"), Host("b")], 1)
     with pytest.raises(ConfigError, match="the number of ranks is missing"):
         place([Host("a"), Host("b")], None)
+
+
+def test_rankfiles() -> None:
+    text = "rank 0=a slot=0\nrank 1=b slot=0-1  # round robin\nrank 2=a slot=1:0\nrank 3=b\n"
+    placement = parse_rankfile(text, "ranks")
+    assert (placement.hosts, placement.ranks) == (("a", "b"), ((0, 2), (1, 3)))
+    assert [placement.host_of(rank) for rank in range(4)] == [0, 1, 0, 1]
+    for text, match in [
+        ("rank 0=a\nrnk 1=b\n", "ranks:2: 'rnk 1=b': write 'rank N=HOST slot=S'"),
+        ("rank 0=a\nrank 2=b\n", "every rank from 0 up once, but has \\[0, 2\\]"),
+        ("", "but has none"),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            parse_rankfile(text, "ranks")
+
+
+AB = (Host("a", 2), Host("b", 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "placed", "environ"),
+    [
+        ({"num_proc": 4}, "a:2,b:2", {}),
+        ({"accelerators": 4}, "a:4,b:4", {}),
+        ({"mode": "p:2x2"}, "a:2,b:2", {"DDL_DIMENSIONS": "2x2"}),
+        ({"mode": "r"}, "a:2,b:2", {"DDL_ALGORITHM": "ring"}),
+        ({"mode": "r:4", "num_proc": 4}, "a:2,b:2", {"DDL_ALGORITHM": "ring", "DDL_DIMENSIONS": "4"}),
+        ({"mode": "b:2x2x1"}, "a:2,b:2", {"DDL_DIMENSIONS": "2x2x1"}),
+        ({"nodes": 2}, "a:2,b:2", {"DDL_DIMENSIONS": "2x2"}),
+        ({"racks": 2}, "a:2,b:2", {"DDL_DIMENSIONS": "2x1x2"}),
+        ({"nodes": 1, "racks": 1, "aisles": 2}, "a:2,b:2", {"DDL_DIMENSIONS": "2x1x1x2"}),
+    ],
+)
+def test_layouts(given: Dict[str, Any], placed: str, environ: Dict[str, str]) -> None:
+    layout = arrange(AB, None, **given)
+    assert (str(layout.placement), layout.environ) == (placed, environ)
+    assert layout.size == sum(int(part.split(":")[1]) for part in placed.split(","))
+
+
+def test_one_machine_needs_a_number() -> None:
+    assert arrange((), None, num_proc=3).placement is None
+    assert arrange((), None, accelerators=3).size == 3
+    assert arrange((), None, num_proc=4, mode="2x2").environ == {"DDL_DIMENSIONS": "2x2"}
+    with pytest.raises(ConfigError, match="the number of ranks is missing"):
+        arrange((), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"mode": "p:3x2"}, "the dimensions 3x2 are 6 ranks, but the job has 4"),
+        ({"mode": "c:2x2"}, "nothing here answers to 'c'; choose one of r, p, b, n"),
+        ({"mode": "2,2"}, "--mode 2,2: write LETTER:SIZExSIZE"),
+        ({"mode": "p:2x0"}, "a size of 0"),
+        ({"nodes": 3}, "--nodes 3 x --racks 1 x --aisles 1 are 3 hosts, but the job has 2"),
+        ({"mode": "2x2", "racks": 2}, "--mode says the dimensions, and so do --nodes"),
+        ({"num_proc": 3, "racks": 2}, "as many ranks on every host, not a:2,b:1"),
+    ],
+)
+def test_layouts_that_do_not_fit(given: Dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        arrange(AB, None, **given)
+
+
+def test_a_rankfile_and_a_number() -> None:
+    placement = parse_rankfile("rank 0=a\nrank 1=b\n", "ranks")
+    assert arrange((), placement, num_proc=2).size == 2
+    with pytest.raises(ConfigError, match="-np 3, but the rankfile places 2 ranks"):
+        arrange((), placement, num_proc=3)

@@ -144,7 +144,7 @@ def test_a_host_that_never_calls(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_on_a_host_is_said_before_anything_starts(tmp_path: Path) -> None:
-    here = Assignment(0, 1, 1, 0, 1, (sys.executable, "-u", "train.py"), str(tmp_path), (), None, True, False, "")
+    here = Assignment((0,), 1, 0, 1, (sys.executable, "-u", "train.py"), str(tmp_path), (), None, True, False, "")
     program = "import sys\n"
     program += "from ddl.run.remote import _prepare; from ddl.run.control import Assignment; import json\n"
     program += "_prepare(Assignment.parse(json.loads(sys.stdin.read())))"
@@ -178,7 +178,7 @@ def test_invitations_are_read_back_and_not_shown() -> None:
 def test_bad_usage() -> None:
     for options, words in [
         (["-np", "9", "-H", "a:4,b:4"], "-np 9, but a:4,b:4 are 8 slots"),
-        (["-H", "a:4", "--hostfile", "x"], "both say which hosts"),
+        (["-H", "a:4", "--hostfile", "x"], "-H and --hostfile say which hosts"),
         (["--hostfile", "/no/such"], "--hostfile /no/such: it cannot be read"),
         (
             ["-H", "a:1", "--launcher", "rsh"],
@@ -215,17 +215,17 @@ def test_an_allocation_of_slurm_says_where(tmp_path: Path, monkeypatch: pytest.M
     line = " ".join(start.command)
     assert "--nodes 3 --ntasks 3 --ntasks-per-node 1" in line and "--cpus-per-task 4" in line
     with pytest.raises(ConfigError, match="y: not among the nodes of this allocation"):
-        slurm.starts(Placement(("y",), (1,)), environ)
+        slurm.starts(Placement(("y",), ((0,),)), environ)
     with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST is not set"):
-        slurm.starts(Placement(("y",), (1,)), {"PATH": environ["PATH"]})
+        slurm.starts(Placement(("y",), ((0,),)), {"PATH": environ["PATH"]})
 
 
 def test_ssh_runs_the_same_python_without_asking(tmp_path: Path) -> None:
-    (start,) = ssh.starts(Placement(("user@far",), (2,)), {"PATH": os.environ["PATH"], "PYTHONPATH": "/a b"})
+    (start,) = ssh.starts(Placement(("user@far",), ((0, 1),)), {"PATH": os.environ["PATH"], "PYTHONPATH": "/a b"})
     assert "BatchMode=yes" in start.command and start.command[-2] == "user@far"
     assert start.command[-1] == f"exec env 'PYTHONPATH=/a b' {sys.executable} -m ddl.run.remote"
     with pytest.raises(ConfigError, match="there is no ssh on the PATH"):
-        ssh.starts(Placement(("far",), (2,)), {"PATH": str(tmp_path)})
+        ssh.starts(Placement(("far",), ((0, 1),)), {"PATH": str(tmp_path)})
 
 
 def test_an_mpiexec_that_is_nobodys(tmp_path: Path) -> None:
@@ -233,10 +233,10 @@ def test_an_mpiexec_that_is_nobodys(tmp_path: Path) -> None:
     for said, wanted in [("echo HYDRA build details", ["-hosts", "a,b", "-ppn"]), ("echo Open MPI", ["a:1,b:1"])]:
         program.write_text(f"#!/bin/sh\n{said}\n")
         program.chmod(0o755)
-        (start,) = mpi.starts(Placement(("a", "b"), (2, 2)), {"PATH": f"{tmp_path}:/bin"})
+        (start,) = mpi.starts(Placement(("a", "b"), ((0, 1), (2, 3))), {"PATH": f"{tmp_path}:/bin"})
         assert set(wanted) <= set(start.command) and start.host is None and not start.stdin
     program.write_text("#!/bin/sh\necho Intel\n")
     with pytest.raises(ConfigError, match="neither Open MPI's nor MPICH's"):
-        mpi.starts(Placement(("a",), (2,)), {"PATH": f"{tmp_path}:/bin"})
+        mpi.starts(Placement(("a",), ((0, 1),)), {"PATH": f"{tmp_path}:/bin"})
     with pytest.raises(ConfigError, match="there is no mpiexec on the PATH"):
-        mpi.starts(Placement(("a",), (2,)), {"PATH": str(tmp_path / "none")})
+        mpi.starts(Placement(("a",), ((0, 1),)), {"PATH": str(tmp_path / "none")})
