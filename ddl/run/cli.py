@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import shutil
 import sys
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -16,12 +17,13 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 from ddl._version import __version__
 from ddl.bootstrap.environ import Settings, describe
 from ddl.errors import ConfigError, Error
+from ddl.run import pods
 from ddl.run.cluster import ClusterJob
 from ddl.run.config import RunConfig
 from ddl.run.config_file import options_from
 from ddl.run.hosts import Host, parse_hostfile, parse_hosts
 from ddl.run.job import Job
-from ddl.run.launchers import mpi, slurm, ssh
+from ddl.run.launchers import k8s, mpi, slurm, ssh
 from ddl.run.layout import Layout, arrange
 from ddl.run.placement import parse_rankfile
 
@@ -70,7 +72,8 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
         {
             "metavar": "NAME",
             "default": "auto",
-            "help": "how to reach other hosts: ssh, mpi or slurm; without: slurm in an allocation, else ssh",
+            "help": "how to reach other hosts: ssh, mpi or slurm; without: slurm in an allocation, else ssh; "
+            "k8s prints a manifest for Kubernetes, and its pods run with pods",
         },
     ),
     (
@@ -106,10 +109,14 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     ),
     (("--output-dir",), {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err instead of printing"}),
     (("--no-prefix",), {"action": "store_true", "help": 'do not put "[rank] " before each line'}),
+    (("--pods",), {"metavar": "N", "help": "k8s, pods: how many pods share the ranks; without: one"}),
+    (("--head",), {"metavar": "NAME:PORT", "help": "pods: where pod 0 is found; the manifest says it"}),
+    *k8s.OPTIONS,
 )
 
-
+#: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
 _LAUNCHERS = {"ssh": ssh.starts, "mpi": mpi.starts, "slurm": slurm.starts}
+_LAUNCHER_NAMES = (*_LAUNCHERS, "k8s", "pods")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -170,7 +177,18 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
             raise ConfigError(f"--config-file {given.config_file}: {error}") from error
         given = _parser().parse_args([*from_file, *options])
     launcher = _launcher(given.launcher, environ)
-    layout = _layout(given, launcher, environ)
+    _check_pod_options(given, launcher)
+    head, pod_job = "", None
+    if launcher in ("k8s", "pods"):
+        count = _number("--pods", given.pods) or 1
+        pod_job = k8s.pod_job(vars(given), count) if launcher == "k8s" else None
+        head = given.head if pod_job is None else k8s.head(pod_job)
+        size = _number("-np", given.num_proc) or count
+        if size < count:
+            raise ConfigError(f"-np {size} is less than --pods {count}: every pod needs a rank; take fewer pods")
+        layout = arrange(pods.hosts(head, count), None, num_proc=size, mode=given.mode)
+    else:
+        layout = _layout(given, launcher, environ)
     extra = {**layout.environ, **_environ(given.env, environ)}
     for value, name in ((given.timeout, "DDL_TIMEOUT"), (given.start_timeout, "DDL_START_TIMEOUT")):
         if value is not None:
@@ -178,7 +196,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
     return RunConfig(
         num_proc=layout.size,
-        command=_command(program, {**environ, **extra}),
+        command=_command(program, {**environ, **extra}) if pod_job is None else _in_image(program),
         environ=tuple(extra.items()),
         output_dir=given.output_dir,
         prefix=not given.no_prefix,
@@ -186,14 +204,35 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         placement=layout.placement,
         launcher=launcher,
         interface=given.interface,
+        head=head,
+        pod_job=pod_job,
     )
+
+
+def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
+    """Refuse options that the launcher would ignore, and a manifest's launcher without what it needs."""
+    allowed = {"k8s": [*(names[0] for names, _ in k8s.OPTIONS), "--pods"], "pods": ["--pods", "--head"]}
+    for name in ("--pods", "--head", *(names[0] for names, _ in k8s.OPTIONS)):
+        if getattr(given, name[2:].replace("-", "_")) and name not in allowed.get(launcher, ()):
+            meant = " or ".join(other for other, names in allowed.items() if name in names)
+            raise ConfigError(f"{name} is for --launcher {meant}, and this is --launcher {launcher}; leave it out")
+    if launcher not in allowed:
+        return
+    if given.hosts is not None or given.hostfile is not None:
+        raise ConfigError(f"--launcher {launcher}: Kubernetes chooses the hosts; say --pods N, not -H or --hostfile")
+    if launcher == "k8s" and not given.dry_run:
+        raise ConfigError(
+            "--launcher k8s only prints a manifest: add --dry-run, and pass what it prints to kubectl apply -f -"
+        )
+    if launcher == "pods" and not given.head:
+        raise ConfigError("--launcher pods needs --head NAME:PORT, where pod 0 is found; --launcher k8s writes it")
 
 
 def _launcher(name: str, environ: Dict[str, str]) -> str:
     if name == "auto":
         return "slurm" if slurm.allocation(environ) is not None and shutil.which("srun") else "ssh"
-    if name not in _LAUNCHERS:
-        raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {', '.join(_LAUNCHERS)}")
+    if name not in _LAUNCHER_NAMES:
+        raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {', '.join(_LAUNCHER_NAMES)}")
     return name
 
 
@@ -264,6 +303,13 @@ def _command(program: Sequence[str], environ: Dict[str, str]) -> Tuple[str, ...]
     return (path, *arguments)
 
 
+def _in_image(program: Sequence[str]) -> Tuple[str, ...]:
+    """What is here says nothing about what is in the image: ddlrun looks there."""
+    if not program:
+        raise ConfigError("the program is missing")
+    return tuple(program)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``ddlrun``; return its exit status: 2 for bad usage, else that of the job."""
     try:
@@ -274,6 +320,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         if config.placement is None:
             return Job(config).run()
+        if config.pod_job is not None:
+            print(k8s.manifest(config, secrets.token_bytes(32)), end="")
+            return 0
+        if config.launcher == "pods":
+            return pods.run(config, config.placement, os.environ)
         starts = _LAUNCHERS[config.launcher](config.placement, os.environ)
         return ClusterJob(config, config.placement, starts).run()
     except (Error, OSError) as error:

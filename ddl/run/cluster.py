@@ -38,11 +38,19 @@ from ddl.run.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.run.placement import Placement
 from ddl.run.processes import Guard, signal_group
 
-__all__ = ["ClusterJob"]
+__all__ = ["ClusterJob", "Entrance"]
 
 #: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
 _CARRIED = ("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_", "TORCH_")
 _CARRIED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """Where agents that nobody here starts find us, and what lets them in: agreed on beforehand (pods.py)."""
+
+    port: int
+    secret: bytes = field(repr=False)
 
 
 @dataclass
@@ -84,10 +92,13 @@ class _Launcher:
 class ClusterJob:
     """One job on several hosts, from its start to its end. Used once, by the main thread."""
 
-    def __init__(self, config: RunConfig, placement: Placement, starts: Sequence[Start]) -> None:
+    def __init__(
+        self, config: RunConfig, placement: Placement, starts: Sequence[Start], entrance: Optional[Entrance] = None
+    ) -> None:
         self._config = config
         self._placement = placement
         self._starts = starts
+        self._entrance = entrance
         self._hosts = [_Host(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
         self._launchers: List[_Launcher] = []
         self._reading: List[Stream] = []
@@ -108,7 +119,7 @@ class ClusterJob:
         self._woken, restore = catch_signals()
         self._news_reader, self._news_writer = socket.socketpair()
         self._news_reader.setblocking(False)
-        secret = secrets.token_bytes(32)
+        secret = secrets.token_bytes(32) if self._entrance is None else self._entrance.secret
         try:
             with self._serve(secret) as server:
                 self._server = server
@@ -128,8 +139,10 @@ class ClusterJob:
     # --- the beginning ---
 
     def _serve(self, secret: bytes) -> StoreServer:
+        port = 0 if self._entrance is None else self._entrance.port
+        agents = len(self._hosts)
         return StoreServer(
-            secret, self._placement.size, "0.0.0.0", start=False, agents=len(self._hosts), from_agent=self._from_agent
+            secret, self._placement.size, "0.0.0.0", port, start=False, agents=agents, from_agent=self._from_agent
         )
 
     def _from_agent(self, host: int, message: Optional[Message]) -> None:
@@ -178,7 +191,8 @@ class ClusterJob:
     def _known_addresses(self, hosts: Sequence[int]) -> List[str]:
         """Return the addresses at which agents of ``hosts`` find us, the likely one first; loopback never leads."""
         names = [self._hosts[host].name for host in hosts]
-        others = [host.name for host in self._hosts]
+        # With an entrance, the others know where we are, and their names may not be known yet.
+        others = [host.name for host in self._hosts] if self._entrance is None else []
         found = [source_towards(name.rpartition("@")[2].strip("[]")) for name in (*names, *others)]
         found += addresses().values()
         real = [address for address in found if address is not None and not address.startswith("127.")]

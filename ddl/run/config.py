@@ -7,12 +7,26 @@ from typing import Optional, Tuple
 
 from ddl.run.placement import Placement
 
-__all__ = ["RunConfig"]
+__all__ = ["PodJob", "RunConfig"]
+
+
+@dataclass(frozen=True)
+class PodJob:
+    """What Kubernetes is told of a job beyond its ranks; launchers/k8s.py says what is allowed."""
+
+    image: str
+    kind: str  #: "job" or "jobset"
+    name: str
+    namespace: str = ""  #: empty: that of whoever applies the manifest
+    limits: Tuple[Tuple[str, str], ...] = ()  #: of each pod: resource and quantity
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A job to run. ``command`` is complete: its first entry is the path of an executable file."""
+    """A job to run. ``command`` is complete: its first entry is the path of an executable file.
+
+    Only with ``pod_job`` it is as the user wrote it: the program is looked for in the image.
+    """
 
     num_proc: int
     command: Tuple[str, ...]
@@ -23,3 +37,5 @@ class RunConfig:
     placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
     launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
     interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route
+    head: str = ""  #: where pods find pod 0, as name:port; empty: these are no pods
+    pod_job: Optional[PodJob] = None  #: print a manifest of this instead of running anything

@@ -5,8 +5,9 @@ The invitation
     environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
     where the launcher's own variables tell it), ``timeout`` in seconds.
 From an agent
-    ``hello`` (name, version, python); ``problem`` text: it cannot start its ranks; ``say`` text; ``out`` (stream 1 or
-    2, source, data: bytes as latin-1); ``exit`` (rank, pid, code, stopped, tail); ``done``: all have ended, it leaves.
+    ``hello`` (name, version, python); ``problem`` text: it cannot start its ranks, or somebody else stops it; ``say``
+    text; ``out`` (stream 1 or 2, source, data: bytes as latin-1); ``exit`` (rank, pid, code, stopped, tail); ``done``:
+    all have ended, it leaves.
 To an agent
     ``job`` (what ``Assignment`` holds); ``signal`` number: stop the ranks by it, and insist; ``took`` (stream, bytes):
     so much of its output has been passed on. An agent reads no more from its ranks while a megabyte is under way.

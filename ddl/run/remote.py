@@ -24,7 +24,7 @@ from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousEr
 from ddl.run.agent import GRACE, Agent, Worker
 from ddl.run.control import INVITATION, Assignment, Invitation
 
-__all__ = ["main"]
+__all__ = ["attend", "call", "main"]
 
 #: What launchers tell the processes that they start: true of the agent, not of its ranks.
 _LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
@@ -110,10 +110,15 @@ class _RemoteAgent(Agent):
             if not message:
                 return
             if message["type"] == "signal":
-                self.stop(message["number"])
+                super().stop(message["number"])
             elif message["type"] == "took":
                 sink = self._to_ddlrun[message["stream"] - 1]
                 sink.backlog = max(0, sink.backlog - message["bytes"])
+
+    def stop(self, number: int) -> None:
+        """Somebody on this host, not ddlrun, wants us to stop (a node is shut down): that ends the whole job."""
+        self._send_up({"type": "problem", "text": f"its agent was told to stop by {signal.Signals(number).name}"})
+        super().stop(number)
 
     def _send_up(self, message: Mapping[str, Any]) -> None:
         try:
@@ -146,7 +151,7 @@ def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
     raise ConfigError(f"the launcher does not say which host this is: none of {', '.join(_HOST_NUMBERS)} is set")
 
 
-def _call(invitation: Invitation, host: int) -> AgentClient:
+def call(invitation: Invitation, host: int) -> AgentClient:
     """Connect to ddlrun by the first of its addresses at which it answers."""
     deadline = time.monotonic() + invitation.timeout
     problems: List[str] = []
@@ -192,25 +197,24 @@ def main() -> int:
     invitation = _invitation(os.environ)
     os.environ.pop(INVITATION, None)
     host = _host_number(invitation, os.environ)
-    with _call(invitation, host) as control:
-        control.send(
-            {
-                "type": "hello",
-                "name": socket.gethostname(),
-                "version": __version__,
-                "python": platform.python_version(),
-            }
-        )
-        message = _first(control)
-        if message is None:
-            return 1
-        try:
-            assignment = Assignment.parse(message)
-            _prepare(assignment)
-            return _RemoteAgent(assignment, control, invitation.secret).run()
-        except (Error, OSError) as error:
-            control.send({"type": "problem", "text": str(error)})
-            return 1
+    with call(invitation, host) as control:
+        return attend(control, invitation.secret)
+
+
+def attend(control: AgentClient, secret: bytes) -> int:
+    """Say hello, wait for this host's part of the job and do it; return the agent's exit status."""
+    python = platform.python_version()
+    control.send({"type": "hello", "name": socket.gethostname(), "version": __version__, "python": python})
+    message = _first(control)
+    if message is None:
+        return 1
+    try:
+        assignment = Assignment.parse(message)
+        _prepare(assignment)
+        return _RemoteAgent(assignment, control, secret).run()
+    except (Error, OSError) as error:
+        control.send({"type": "problem", "text": str(error)})
+        return 1
 
 
 def _first(control: AgentClient) -> Optional[Mapping[str, Any]]:

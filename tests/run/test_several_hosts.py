@@ -121,6 +121,16 @@ def test_the_agent_is_killed(launcher: Launcher) -> None:
     assert eventually(lambda: not launcher.alive(), 10), launcher.alive()
 
 
+def test_the_agent_is_told_to_stop(launcher: Launcher) -> None:
+    """By somebody on its host, which is shut down, say: the ranks elsewhere cannot go on."""
+    process = launcher.start(*HERE, "sh", "-c", "echo $PPID; exec sleep 60")
+    assert process.stdout is not None
+    os.kill(int(process.stdout.readline().split()[1]), signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err == "ddlrun: host localhost (ranks 0, 1): its agent was told to stop by SIGTERM\n"
+
+
 def test_a_host_that_cannot_be_reached(launcher: Launcher, tmp_path: Path) -> None:
     """ssh says why; nothing has been started anywhere."""
     ssh_program = tmp_path / "ssh"

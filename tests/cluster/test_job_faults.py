@@ -1,0 +1,169 @@
+"""Eight ranks on four hosts and a fault in the middle: all end in time, with an error that names the right rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple
+
+import pytest
+from cluster.hosts import FOUR_HOSTS, Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.timeout(120)]
+DEADLINE = 4.0  #: seconds, DDL_TIMEOUT
+
+# Each rank writes what it sees to a file of its own: ddlrun may be cut off from it.
+PROGRAM = """
+import os, sys, time
+import numpy as np
+import ddl
+ddl.init()
+x = ddl.empty({count}, np.float32)
+x[:] = 1
+try:
+    for step in range(100_000_000):
+        if step == 20:
+            open(f"on.{{ddl.rank()}}", "w").write(str(os.getpid()))
+        ddl.allreduce_(x)
+except ddl.CommunicatorError as error:
+    with open(f"part.{{ddl.rank()}}", "w") as file:
+        file.write(f"{{time.time()}} {{type(error).__name__}} {{error}}")
+    os.rename(f"part.{{ddl.rank()}}", f"error.{{ddl.rank()}}")
+    time.sleep(1.5)  # so that nobody's end explains anybody's error
+    sys.exit(7)
+"""
+
+
+class Seen(NamedTuple):
+    after: float  # seconds since the fault
+    kind: str
+    text: str
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+class Job:
+    """Eight ranks that all-reduce without end, two on each of node1 to node4."""
+
+    def __init__(self, cluster: Cluster, folder: Path, count: int) -> None:
+        self.cluster, self.folder = cluster, folder
+        (folder / "program.py").write_text(PROGRAM.format(count=count))
+        line = [sys.executable, "-m", "ddl.run", "-np", "8", "-H", ",".join(f"{host}:2" for host in cluster.hosts)]
+        variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": str(DEADLINE)}
+        pipe = subprocess.PIPE
+        self.process = cluster.popen(
+            "node1",
+            [*line, "program.py"],
+            env=variables,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+        )
+        wait_for(lambda: len(list(folder.glob("on.*"))) == 8, 40, "the ranks have not begun")
+        time.sleep(0.3)
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"on.{rank}").read_text())
+
+    def signal(self, rank: int, name: str) -> float:
+        """Send a signal to a rank; return when."""
+        begin = time.time()
+        self.cluster.run(self.cluster.hosts[rank // 2], ["kill", f"-{name}", str(self.pid(rank))])
+        return begin
+
+    def errors(self, ranks: List[int], since: float, seconds: float) -> Dict[int, Seen]:
+        """What ``ranks`` saw, each within ``seconds``."""
+        paths = {rank: self.folder / f"error.{rank}" for rank in ranks}
+        limit = max(0.0, since + seconds + 5 - time.time())
+        wait_for(
+            lambda: all(path.exists() for path in paths.values()), limit, f"only {list(self.folder.glob('error.*'))}"
+        )
+        seen = {}
+        for rank, path in paths.items():
+            at, kind, text = path.read_text().split(" ", 2)
+            seen[rank] = Seen(float(at) - since, kind, text)
+            assert seen[rank].after < seconds, seen
+        return seen
+
+    def end(self) -> str:
+        _, err = self.process.communicate(timeout=30)
+        assert self.process.returncode not in (0, None)
+        return err
+
+
+@pytest.fixture(params=[2, 1_000_000], ids=["8B", "4MB"])
+def job(request: pytest.FixtureRequest, clusters_can_be_built: None, tmp_path: Path):  # type: ignore[no-untyped-def]
+    with Cluster(FOUR_HOSTS) as cluster:
+        job = Job(cluster, tmp_path, request.param)
+        yield job
+        job.process.kill()
+        job.process.communicate(timeout=20)
+
+
+def test_a_process_is_killed(job: Job) -> None:
+    since = job.signal(5, "KILL")
+    for seen in job.errors([0, 1, 2, 3, 4, 6, 7], since, 1.0).values():
+        assert seen.kind == "PeerLost" and "rank 5 (host node3)" in seen.text
+    err = job.end()
+    assert job.process.returncode == 137 and "rank 5 (host node3, pid " in err
+
+
+def test_a_process_is_stopped(job: Job) -> None:
+    since = job.signal(5, "STOP")
+    for seen in job.errors([0, 1, 2, 3, 4, 6, 7], since, DEADLINE + 1).values():
+        assert seen.kind == "CollectiveTimeout" and "rank 5 (host node3)" in seen.text
+    job.end()
+
+
+def test_a_host_falls_silent(job: Job) -> None:
+    since = time.time()
+    job.cluster.cut("node3")
+    for seen in job.errors([0, 1, 2, 3, 6, 7], since, DEADLINE + 1).values():
+        assert seen.kind in ("CollectiveTimeout", "PeerLost") and re.search(r"rank [45] \(host node3\)", seen.text), (
+            seen
+        )
+    for rank, seen in job.errors([4, 5], since, DEADLINE + 2).items():  # they cannot know that it is they
+        assert seen.kind in ("CollectiveTimeout", "PeerLost") and f"rank {rank}/8 host node3" in seen.text, seen
+    assert "node3" in job.end()
+
+
+def test_a_host_is_frozen(job: Job) -> None:
+    since = time.time()
+    job.cluster.freeze("node3")
+    for seen in job.errors([0, 1, 2, 3, 6, 7], since, DEADLINE + 1).values():
+        assert seen.kind in ("CollectiveTimeout", "PeerLost") and re.search(r"rank [45] \(host node3\)", seen.text), (
+            seen
+        )
+    job.cluster.thaw("node3")
+    job.end()
+
+
+def test_a_host_is_switched_off(job: Job) -> None:
+    since = time.time()
+    job.cluster.power_off("node3")
+    for seen in job.errors([0, 1, 2, 3, 6, 7], since, DEADLINE + 1).values():
+        assert seen.kind in ("CollectiveTimeout", "PeerLost") and re.search(r"rank [45] \(host node3\)", seen.text), (
+            seen
+        )
+    assert "node3" in job.end()
+
+
+@pytest.mark.parametrize("job", [1_000_000], indirect=True)  # fewer bytes do not go from each host to the next
+def test_connections_are_reset(job: Job) -> None:
+    """By somebody between the hosts, or as half-open ones of which the other side knows nothing any more."""
+    since = time.time()
+    job.cluster.run("node3", ["ss", "-K", "dst", job.cluster.address("node2")], check=False)
+    for seen in job.errors(list(range(8)), since, DEADLINE + 1).values():
+        assert seen.kind == "PeerLost" and re.search(r"rank [2345] \(host node[23]\)", seen.text), seen
+    job.end()
