@@ -29,7 +29,7 @@ try:
     for step in range(100_000_000):
         if step == 20:
             open(f"on.{{ddl.rank()}}", "w").write(str(os.getpid()))
-        ddl.allreduce_(x)
+        {call}
 except ddl.CommunicatorError as error:
     with open(f"part.{{ddl.rank()}}", "w") as file:
         file.write(f"{{time.time()}} {{type(error).__name__}} {{error}}")
@@ -55,9 +55,9 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
 class Job:
     """Eight ranks that all-reduce without end, two on each of node1 to node4."""
 
-    def __init__(self, cluster: Cluster, folder: Path, count: int) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, count: int, call: str = "ddl.allreduce_(x)") -> None:
         self.cluster, self.folder = cluster, folder
-        (folder / "program.py").write_text(PROGRAM.format(count=count))
+        (folder / "program.py").write_text(PROGRAM.format(count=count, call=call))
         line = [sys.executable, "-m", "ddl.run", "-np", "8", "-H", ",".join(f"{host}:2" for host in cluster.hosts)]
         variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": str(DEADLINE)}
         pipe = subprocess.PIPE
@@ -167,3 +167,25 @@ def test_connections_are_reset(job: Job) -> None:
     for seen in job.errors(list(range(8)), since, DEADLINE + 1).values():
         assert seen.kind == "PeerLost" and re.search(r"rank [2345] \(host node[23]\)", seen.text), seen
     job.end()
+
+
+MISMATCHES = {
+    "shape": ("ddl.allreduce_(x[:5] if wrong else x)", "5 x float32", "1000 x float32"),
+    "dtype": ("ddl.allreduce_(x.view(np.int32) if wrong else x)", "int32", "float32"),
+    "op": ("ddl.allreduce_(x, op=ddl.Max if wrong else ddl.Average)", "max", "average"),
+    "order": ("ddl.barrier() if wrong else ddl.allreduce_(x)", "barrier", "allreduce"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(MISMATCHES))
+def test_calls_that_do_not_match(what: str, clusters_can_be_built: None, tmp_path: Path) -> None:
+    call, theirs, ours = MISMATCHES[what]
+    call = f"wrong = step > 40 and os.path.exists('go') and ddl.rank() == 5; {call}"
+    with Cluster(FOUR_HOSTS) as cluster:
+        job = Job(cluster, tmp_path, 1000, call)
+        since = time.time()
+        (tmp_path / "go").touch()
+        for seen in job.errors(list(range(8)), since, DEADLINE + 2).values():
+            assert seen.kind == "CollectiveMismatch" and theirs in seen.text and ours in seen.text, seen
+            assert "rank 5" in seen.text
+        job.end()

@@ -78,6 +78,30 @@ def test_digits_through_mpi(hosts: Cluster, alone: List[float], flavour: str) ->
     train(hosts, ddlrun(*EIGHT, "--launcher", "mpi", TRAIN), variables, alone)
 
 
+LOOK = """
+import glob, os
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        with open(path, errors="replace") as file:
+            assert os.environ["DDL_SECRET"] not in file.read(), path
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has ended since
+print("looked")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich"])
+def test_the_secret_is_on_no_command_line_of_any_host(hosts: Cluster, launcher: str) -> None:
+    folder = ROOT / f".venv-{launcher}" / "bin"
+    if launcher != "ssh" and not (folder / "mpiexec").exists():
+        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+    options = [] if launcher == "ssh" else ["--launcher", "mpi"]
+    variables = environ(PATH=f"{folder}:{os.environ['PATH']}")
+    line = ddlrun(*EIGHT, *options, "--no-prefix", sys.executable, "-c", LOOK)
+    done = hosts.run("node1", line, env=variables, cwd="/", timeout=60, check=False)
+    assert done.stdout.splitlines() == ["looked"] * 8, done.stderr
+
+
 def test_digits_through_slurm(hosts: Cluster, alone: List[float]) -> None:
     reason = why_no_slurm()
     if reason is not None:
