@@ -23,7 +23,7 @@ from ddl.errors import ResourceError
 from ddl.run.config import RunConfig
 from ddl.run.environ import rank_environ, threads_per_rank
 from ddl.run.failures import Exit
-from ddl.run.output import BACKLOG_LIMIT, FileStream, Sink, Stream, prefix_of
+from ddl.run.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_of
 from ddl.run.processes import Guard, adopt_orphans, children, die_with_parent, signal_group
 
 __all__ = ["OWN_WORDS", "GRACE", "Agent", "Worker", "catch_signals"]
@@ -62,7 +62,7 @@ class Agent:
     hang on it). ``sinks`` are where their output and their errors go, unless to files.
     """
 
-    def __init__(self, config: RunConfig, sinks: Tuple[Sink, Sink]) -> None:
+    def __init__(self, config: RunConfig, sinks: Tuple[Outlet, Outlet]) -> None:
         self._config = config
         self._workers: List[Worker] = []
         self._sinks = sinks

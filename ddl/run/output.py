@@ -11,9 +11,9 @@ import collections
 import os
 import re
 import stat
-from typing import IO, Deque, List, Optional
+from typing import IO, Deque, List, Optional, Protocol
 
-__all__ = ["BACKLOG_LIMIT", "LONGEST_LINE", "FileStream", "Sink", "Stream", "prefix_of"]
+__all__ = ["BACKLOG_LIMIT", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
 
 BACKLOG_LIMIT = 1 << 20  #: bytes in a sink's queue above which nothing more should be read for it
 LONGEST_LINE = 64 << 10  #: bytes; what is longer is cut into several lines
@@ -26,6 +26,23 @@ _ENDING = re.compile(rb"\r\n|\n|\r")
 def prefix_of(rank: int, size: int) -> bytes:
     """Return ``[rank] ``, as wide for every rank of the job."""
     return f"[{rank:>{len(str(size - 1))}}] ".encode()
+
+
+class Outlet(Protocol):
+    """Where lines go: a descriptor of this process (``Sink``), or ddlrun on another host (remote.py)."""
+
+    fd: int  #: to poll while ``waiting``
+    backlog: int  #: bytes that are on their way
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``write_some`` has something to do."""
+
+    def put(self, data: bytes, source: object) -> None:
+        """Take whole lines of one source."""
+
+    def write_some(self) -> bool:
+        """Pass on what can be passed on at once; return False if nobody takes it any more."""
 
 
 class Sink:
@@ -118,9 +135,9 @@ class _Lines:
 class Stream:
     """One output pipe of a rank on its way to a sink. ``close`` is idempotent."""
 
-    def __init__(self, pipe: IO[bytes], sink: Sink, prefix: bytes) -> None:
+    def __init__(self, pipe: IO[bytes], sink: Outlet, prefix: bytes) -> None:
         self._pipe = pipe
-        self.sink: Optional[Sink] = sink
+        self.sink: Optional[Outlet] = sink
         self._lines = _Lines(prefix)
 
     @property

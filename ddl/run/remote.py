@@ -35,10 +35,9 @@ _HOST_NUMBERS = ("SLURM_NODEID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"
 
 
 class _Sink:
-    """Where the output of this host's ranks goes: to ddlrun, and on from there. Looks like output.Sink."""
+    """Where the output of this host's ranks goes: to ddlrun, and on from there. An output.Outlet."""
 
-    waiting = False
-    terminal = False
+    waiting = False  # nothing to write here: what is on its way has been sent
 
     def __init__(self, stream: int, control: AgentClient) -> None:
         self.fd = -1
@@ -72,7 +71,7 @@ class _Sink:
 class _RemoteAgent(Agent):
     def __init__(self, assignment: Assignment, control: AgentClient, secret: bytes) -> None:
         self._to_ddlrun = (_Sink(1, control), _Sink(2, control))
-        super().__init__(assignment.config(), self._to_ddlrun)  # type: ignore[arg-type]
+        super().__init__(assignment.config(), self._to_ddlrun)
         self._assignment = assignment
         self._control = control
         self._secret = secret

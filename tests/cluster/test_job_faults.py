@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple
+from typing import Callable, Dict, Iterator, List, NamedTuple
 
 import pytest
 from cluster.hosts import FOUR_HOSTS, Cluster
@@ -103,7 +103,7 @@ class Job:
 
 
 @pytest.fixture(params=[2, 1_000_000], ids=["8B", "4MB"])
-def job(request: pytest.FixtureRequest, clusters_can_be_built: None, tmp_path: Path):  # type: ignore[no-untyped-def]
+def job(request: pytest.FixtureRequest, clusters_can_be_built: None, tmp_path: Path) -> Iterator[Job]:
     with Cluster(FOUR_HOSTS) as cluster:
         job = Job(cluster, tmp_path, request.param)
         yield job
