@@ -77,6 +77,7 @@ def test_every_setting_is_read() -> None:
         "DDL_START_TIMEOUT": "7",
         "DDL_ALGORITHM": "ring",
         "DDL_DIMENSIONS": "4x2",
+        "DDL_RENDEZVOUS_DIR": "/shared",
         "DDL_HOST_ID": "b",
         "DDL_SHM": "0",
         "DDL_SHM_SIZE": "2G",
@@ -88,7 +89,9 @@ def test_every_setting_is_read() -> None:
         "DDL_TCP_CONGESTION": "cubic",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    expected = Settings(1.5, 7.0, "ring", "4x2", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 3, "cubic")
+    expected = Settings(
+        1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 3, "cubic"
+    )
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()

@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import Dict, Iterator, Optional
 
 from cluster.hosts import PATIENCE, Cluster, ClusterError
@@ -55,9 +57,9 @@ def why_no_slurm() -> Optional[str]:
 @contextlib.contextmanager
 def slurm(cluster: Cluster) -> Iterator[Dict[str, str]]:
     """Run Slurm on ``cluster``; the environment variables by which its commands find it. ClusterError if it fails."""
-    folder = cluster.directory / "slurm"
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=cluster.directory))
     for name in ("state", *(f"spool.{host}" for host in cluster.hosts)):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir()
     config = folder / "slurm.conf"
     config.write_text(_CONFIG.format(folder=folder, nodes=",".join(cluster.hosts)))
     environ = {"SLURM_CONF": str(config), "PATH": os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"}
