@@ -27,7 +27,7 @@ from ddl.run.launchers import k8s, mpi, slurm, ssh
 from ddl.run.layout import Layout, arrange
 from ddl.run.placement import parse_rankfile
 
-__all__ = ["main", "parse"]
+__all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts"]
 
 _USAGE = "ddlrun -np N [options] program [argument ...]"
 _NO_VALUE = ("store_true", "help", "version")
@@ -115,8 +115,8 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
 )
 
 #: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
-_LAUNCHERS = {"ssh": ssh.starts, "mpi": mpi.starts, "slurm": slurm.starts}
-_LAUNCHER_NAMES = (*_LAUNCHERS, "k8s", "pods")
+LAUNCHERS = {"ssh": ssh.starts, "mpi": mpi.starts, "slurm": slurm.starts}
+_LAUNCHER_NAMES = (*LAUNCHERS, "k8s", "pods")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -176,7 +176,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         except ConfigError as error:
             raise ConfigError(f"--config-file {given.config_file}: {error}") from error
         given = _parser().parse_args([*from_file, *options])
-    launcher = _launcher(given.launcher, environ)
+    launcher = choose_launcher(given.launcher, environ)
     _check_pod_options(given, launcher)
     head, pod_job = "", None
     if launcher in ("k8s", "pods"):
@@ -228,7 +228,8 @@ def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
         raise ConfigError("--launcher pods needs --head NAME:PORT, where pod 0 is found; --launcher k8s writes it")
 
 
-def _launcher(name: str, environ: Dict[str, str]) -> str:
+def choose_launcher(name: str, environ: Dict[str, str]) -> str:
+    """Return the launcher that ``name``, perhaps "auto", means here; ConfigError if there is none."""
     if name == "auto":
         return "slurm" if slurm.allocation(environ) is not None and shutil.which("srun") else "ssh"
     if name not in _LAUNCHER_NAMES:
@@ -236,20 +237,26 @@ def _launcher(name: str, environ: Dict[str, str]) -> str:
     return name
 
 
+def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ: Dict[str, str]) -> Tuple[Host, ...]:
+    """Return the hosts of -H, of a hostfile or of Slurm's allocation; none: this machine. ConfigError."""
+    if text is not None and path is not None:
+        raise ConfigError("-H and --hostfile say which hosts; give one of them")
+    if path is not None:
+        return parse_hostfile(_read(path, "--hostfile"), path)
+    if text is not None:
+        return parse_hosts(text)
+    return slurm.allocation(environ) or () if launcher == "slurm" else ()
+
+
 def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Layout:
-    said = [name for name in ("hosts", "hostfile", "rankfile") if getattr(given, name) is not None]
-    if len(said) > 1:
-        raise ConfigError(f"{' and '.join(_spelled(name) for name in said)} say which hosts; give one of them")
     hosts: Tuple[Host, ...] = ()
     placement = None
-    if given.hosts is not None:
-        hosts = parse_hosts(given.hosts)
-    elif given.hostfile is not None:
-        hosts = parse_hostfile(_read(given.hostfile, "--hostfile"), given.hostfile)
-    elif given.rankfile is not None:
+    if given.rankfile is None:
+        hosts = read_hosts(given.hosts, given.hostfile, launcher, environ)
+    elif given.hosts is not None or given.hostfile is not None:
+        raise ConfigError("--rankfile says which hosts, and so do -H and --hostfile; give one of them")
+    else:
         placement = parse_rankfile(_read(given.rankfile, "--rankfile"), given.rankfile)
-    elif launcher == "slurm":
-        hosts = slurm.allocation(environ) or ()
     numbers = {name: _number(_spelled(name), getattr(given, name)) for name in _NUMBERS}
     return arrange(hosts, placement, mode=given.mode, **numbers)
 
@@ -325,7 +332,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             return 0
         if config.launcher == "pods":
             return pods.run(config, config.placement, os.environ)
-        starts = _LAUNCHERS[config.launcher](config.placement, os.environ)
+        starts = LAUNCHERS[config.launcher](config.placement, os.environ)
         return ClusterJob(config, config.placement, starts).run()
     except (Error, OSError) as error:
         print(f"ddlrun: {error}", file=sys.stderr)

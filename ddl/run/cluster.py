@@ -90,19 +90,31 @@ class _Launcher:
 
 
 class ClusterJob:
-    """One job on several hosts, from its start to its end. Used once, by the main thread."""
+    """One job on several hosts, from its start to its end. Used once, by the main thread.
+
+    A ``patient`` one asks every host before it gives up, so that afterwards ``problems`` tells of each that is unfit
+    and not only of the first. ``sinks`` are where the job's output and errors go.
+    """
 
     def __init__(
-        self, config: RunConfig, placement: Placement, starts: Sequence[Start], entrance: Optional[Entrance] = None
+        self,
+        config: RunConfig,
+        placement: Placement,
+        starts: Sequence[Start],
+        entrance: Optional[Entrance] = None,
+        *,
+        patient: bool = False,
+        sinks: Optional[Tuple[Sink, Sink]] = None,
     ) -> None:
         self._config = config
         self._placement = placement
         self._starts = starts
+        self._patient = patient
         self._entrance = entrance
         self._hosts = [_Host(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
         self._launchers: List[_Launcher] = []
         self._reading: List[Stream] = []
-        self._sinks = (Sink(1), Sink(2))
+        self._sinks = sinks if sinks is not None else (Sink(1), Sink(2))
         self._news: Deque[Tuple[int, Optional[Message]]] = collections.deque()  # from the server's thread
         self._exits: List[Exit] = []
         self._ended: Set[int] = set()  # ranks
@@ -112,6 +124,11 @@ class ClusterJob:
         self._stop_signal = 0
         self._plan: List[Tuple[float, int]] = []
         self._stopping = False
+
+    @property
+    def problems(self) -> Dict[int, str]:
+        """Why hosts, by number, could not take part, or not until the end."""
+        return {host.number: host.gone for host in self._hosts if host.gone}
 
     def run(self) -> int:
         """Run the job; return ddlrun's exit status."""
@@ -203,19 +220,25 @@ class ClusterJob:
         return Settings.from_environ({**os.environ, **dict(self._config.environ)}).start_timeout
 
     def _gather(self) -> None:
-        """Wait until every agent has called, or until one cannot."""
+        """Wait until every agent has called, or until one cannot; if patient, also for the others."""
         deadline = time.monotonic() + self._start_timeout
-        while not self._problem and not self._stop_signal and any(host.said is None for host in self._hosts):
+        while not self._stop_signal and (self._patient or not self._problem):
+            missing = [host for host in self._hosts if host.said is None and not host.over]
+            if not missing:
+                break
             if time.monotonic() >= deadline:
-                missing = [host.name for host in self._hosts if host.said is None]
-                self._problem = (
-                    f"no agent has called from {', '.join(missing)} within {self._start_timeout:g} s "
-                    "(--start-timeout); can those hosts reach this one, or does a firewall keep them from it?"
+                problem = (
+                    f"no agent has called from {', '.join(host.name for host in missing)} within "
+                    f"{self._start_timeout:g} s (--start-timeout); can those hosts reach this one, or does a firewall "
+                    "keep them from it?"
                 )
+                for host in missing:
+                    self._unfit(host, problem)
                 break
             self._turn(deadline)
-        if not self._problem and not self._stop_signal:
-            self._problem = self._unlike()
+        for host in self._hosts:
+            if host.said is not None and not host.over:
+                self._check(host, host.said)
         if self._problem or self._stop_signal:
             self._signal(signal.SIGTERM)
             return
@@ -223,16 +246,19 @@ class ClusterJob:
             self._server.post(host.number, self._assignment(host).message())
         self._running = True
 
-    def _unlike(self) -> str:
-        """Return in which way a host does not fit; empty if all do."""
+    def _check(self, host: _Host, said: Message) -> None:
+        """Find out in which way a host does not fit, if it does not."""
         python = ".".join(platform.python_version_tuple()[:2])
-        for host in self._hosts:
-            assert host.said is not None
-            if host.said["version"] != __version__:
-                return f"host {host.name} has DDL {host.said['version']}, this one {__version__}; install the same one"
-            if ".".join(host.said["python"].split(".")[:2]) != python:
-                return f"host {host.name} has Python {host.said['python']}, this one {python}; use the same one"
-        return ""
+        if said["version"] != __version__:
+            self._unfit(
+                host, f"host {host.name} has DDL {said['version']}, this one {__version__}; install the same one"
+            )
+        elif ".".join(said["python"].split(".")[:2]) != python:
+            self._unfit(host, f"host {host.name} has Python {said['python']}, this one {python}; use the same one")
+
+    def _unfit(self, host: _Host, reason: str) -> None:
+        host.gone = reason
+        self._problem = self._problem or reason
 
     def _assignment(self, host: _Host) -> Assignment:
         config = self._config
@@ -245,7 +271,7 @@ class ClusterJob:
             host=host.number,
             hosts=len(self._hosts),
             command=config.command,
-            directory=os.getcwd(),
+            directory=os.getcwd() if config.directory is None else config.directory,
             environ=tuple({**carried, **dict(config.environ)}.items()),
             output_dir=None if config.output_dir is None else os.path.abspath(config.output_dir),
             prefix=config.prefix,
@@ -403,6 +429,7 @@ class ClusterJob:
             deadline = time.monotonic() + GRACE
         for launcher in self._launchers:
             launcher.process.wait()
+            self._read_out(launcher)  # an agent's last words, say
             for stream in launcher.streams:
                 stream.close()
             if launcher.process.stdin is not None:

@@ -36,6 +36,7 @@ class RunConfig:
     verbose: bool = False
     placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
     launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
+    directory: Optional[str] = None  #: where ranks on several hosts start; None: where ddlrun was started
     interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route
     head: str = ""  #: where pods find pod 0, as name:port; empty: these are no pods
     pod_job: Optional[PodJob] = None  #: print a manifest of this instead of running anything

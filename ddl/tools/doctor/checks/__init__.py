@@ -1,0 +1,1 @@
+"""What ``ddl doctor`` looks at; ../verdicts.py runs all of it."""

@@ -1,0 +1,128 @@
+"""``ddl doctor``: looks at hosts as a job would find them and prints a verdict per line, and what each link carries.
+
+Status 0 if there is no error (warnings are none), 1 if there is, 2 for bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ddl.tools.doctor.facts import Facts, Link
+from ddl.tools.doctor.rails import rails_of
+from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
+from ddl.tools.doctor.verdicts import ERROR, OK, WARNING, Verdict, judge
+from ddl.tools.doctor.words import duration, rate
+
+__all__ = ["add_arguments", "link_table", "run", "summary", "verdict_lines"]
+
+_HOSTS_SHOWN = 3  # in a line, before they are counted
+_ROWS_SHOWN = 40  # of the table of links
+
+
+def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Add the options of ``ddl doctor``."""
+    add_host_arguments(parser)
+    parser.add_argument("--json", metavar="FILE", help="write facts and verdicts there, too; -: nothing but that, here")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print warnings and errors only")
+    parser.add_argument("program", nargs="*", metavar="PROGRAM", help="what would run, to see whether it is everywhere")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, judge and print; return the exit status."""
+    try:
+        facts = survey(request(arguments, arguments.program))
+    except Stopped as stopped:
+        return stopped.status
+    verdicts = judge(facts)
+    failed = any(verdict.level == ERROR for verdict in verdicts)
+    if arguments.json:
+        write_json(arguments.json, {"facts": facts.to_json(), "verdicts": [asdict(one) for one in verdicts]})
+        if arguments.json == "-":
+            return int(failed)
+    if not arguments.quiet:
+        table = link_table(facts)
+        print("\n".join([*table, ""]) if table else "", end="\n" if table else "")
+    shown = [one for one in verdicts if not arguments.quiet or one.level != OK]
+    print("\n".join([*verdict_lines(shown, facts), summary(verdicts)]))
+    return int(failed)
+
+
+def write_json(path: str, content: Dict[str, object]) -> None:
+    """Write ``content`` to a file, or for "-" to standard output."""
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def verdict_lines(verdicts: Sequence[Verdict], facts: Facts) -> List[str]:
+    """Return a line for each verdict: level, check, hosts, text, remedy."""
+    rows = [(one.level, one.check, _hosts(one.hosts, facts)) for one in verdicts]
+    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return [
+        "  ".join(word.ljust(width) for word, width in zip(row, wide))
+        + "  "
+        + one.text
+        + (f"; remedy: {one.remedy}" if one.remedy else "")
+        for row, one in zip(rows, verdicts)
+    ]
+
+
+def _hosts(names: Sequence[str], facts: Facts) -> str:
+    if len(names) == len(facts.hosts) > 1:
+        return "all hosts"
+    return ",".join(names) if len(names) <= _HOSTS_SHOWN else f"{names[0]} and {len(names) - 1} more"
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Return the last line."""
+    counts = {level: sum(one.level == level for one in verdicts) for level in (OK, WARNING, ERROR)}
+    return f"{counts[OK]} ok, {_count(counts[WARNING], 'warning')}, {_count(counts[ERROR], 'error')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def link_table(facts: Facts) -> List[str]:
+    """Return what each pair of hosts measured on each rail, the slowest first where there are many."""
+    pairs: Dict[Tuple[int, int, int, str], Dict[bool, Link]] = {}
+    for index, rail in enumerate(rails_of(facts)):
+        for (source, target), link in rail.links.items():
+            low, high = sorted((source, target))
+            pairs.setdefault((low, high, index, rail.name), {})[source == low] = link
+    rows = []
+    for (low, high, _, name), both in sorted(pairs.items()):
+        trips = [link.latency for link in both.values() if link.latency is not None]
+        rates = [link.bandwidth or 0.0 for link in both.values()]
+        row = (
+            facts.host(low).name,
+            facts.host(high).name,
+            name,
+            duration(min(trips)) if trips else "-",
+            _rate(both.get(True)),
+            _rate(both.get(False)),
+        )
+        rows.append((min(rates), row))
+    if len(rows) > _ROWS_SHOWN:
+        rows.sort(key=lambda entry: entry[0])
+    shown = [("host", "host", "rail", "latency", "forth", "back"), *(row for _, row in rows[:_ROWS_SHOWN])]
+    if not rows:
+        return []
+    wide = [max(len(row[column]) for row in shown) for column in range(6)]
+    aligned = [str.ljust] * 3 + [str.rjust] * 3
+    lines = ["  ".join(pad(word, width) for pad, word, width in zip(aligned, row, wide)) for row in shown]
+    more = len(rows) - _ROWS_SHOWN
+    return lines + ([f"… and {more} faster ones; --json has them all"] if more > 0 else [])
+
+
+def _rate(link: Optional[Link]) -> str:
+    if link is None or link.bandwidth is None:
+        return link.problem if link is not None and link.problem else "-"
+    return rate(link.bandwidth)

@@ -1,0 +1,245 @@
+"""What a probe finds out about the ways to other hosts: who can be reached, how far, how wide, how late its clock is.
+
+A ``Responder`` (responder.py) there answers. All waiting has a deadline, and nothing is fatal: what does not work is
+what was to be found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import statistics
+import struct
+import time
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+from ddl.bootstrap.auth import prove_as_client, read_exactly
+from ddl.errors import Error
+from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, TOKEN, WANTS
+
+__all__ = ["Attempt", "Target", "connect_all", "measure", "schedule", "try_large_packets"]
+
+_CONNECT_SECONDS = 3.5  #: two more tries of the kernel's, after 1 s and 3 s
+_AT_ONCE = 200  #: connections under way at a time, well below any limit of descriptors
+_LARGE_SECONDS = 1.2
+_RETRY_SECONDS = 0.3
+_ROUND_TRIPS = 64
+_IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 14, 10, 3  # linux/in.h; the socket module lacks them
+_HEADERS = 28  # bytes of IP and UDP
+
+
+# --- who can be reached ---
+
+
+@dataclass(frozen=True)
+class Target:
+    """An address of another host and the port of a responder there."""
+
+    host: int
+    address: str
+    port: int
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of connecting: a problem or none, and our own address on that way."""
+
+    problem: str = ""
+    stranger: bool = False
+    source: str = ""
+    mtu: int = 0
+
+
+def connect_all(targets: Sequence[Target]) -> Dict[Target, Attempt]:
+    """Connect to all, many at a time, and see who answers."""
+    found: Dict[Target, Attempt] = {}
+    for start in range(0, len(targets), _AT_ONCE):
+        found.update(_connect_some(targets[start : start + _AT_ONCE]))
+    return found
+
+
+def _connect_some(targets: Sequence[Target]) -> Dict[Target, Attempt]:
+    found: Dict[Target, Attempt] = {}
+    waiting: Dict[int, Tuple[Target, socket.socket]] = {}
+    poller = select.poll()
+    with contextlib.ExitStack() as stack:
+        for target in targets:
+            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            sock.setblocking(False)
+            code = sock.connect_ex((target.address, target.port))
+            if code not in (0, errno.EINPROGRESS):
+                found[target] = Attempt(_named(code))
+                continue
+            waiting[sock.fileno()] = (target, sock)
+            poller.register(sock, select.POLLOUT)
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        connected: Dict[int, Tuple[Target, socket.socket]] = {}
+        while waiting and time.monotonic() < deadline:
+            for fd, events in poller.poll(max(1, int(1000 * (deadline - time.monotonic())))):
+                target, sock = waiting[fd] if fd in waiting else connected[fd]
+                if fd not in connected and events & (select.POLLOUT | select.POLLERR):
+                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code:
+                        found[target] = Attempt(_named(code))
+                        poller.unregister(fd)
+                        del waiting[fd]
+                    else:
+                        connected[fd] = waiting[fd]
+                        poller.modify(fd, select.POLLIN)
+                elif fd in connected:
+                    found[target] = _greeted(target, sock)
+                    poller.unregister(fd)
+                    del waiting[fd]
+        for target, _ in waiting.values():
+            found[target] = Attempt("timeout")
+    return found
+
+
+def _named(code: int) -> str:
+    """Return a word for an error of connect: our own for the usual ones, which a verdict must tell apart."""
+    words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout", errno.EHOSTUNREACH: "unreachable"}
+    words.update({errno.ENETUNREACH: "no route", errno.EACCES: "forbidden", errno.EPERM: "forbidden"})
+    return words.get(code) or os.strerror(code)
+
+
+def _greeted(target: Target, sock: socket.socket) -> Attempt:
+    try:
+        token = sock.recv(TOKEN)
+        source = str(sock.getsockname()[0])
+        mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    except OSError as error:
+        return Attempt(_named(error.errno or 0))
+    return Attempt("", token != target.token, source, mtu)
+
+
+# --- whether large packets pass ---
+
+
+def try_large_packets(targets: Sequence[Target], mtus: Sequence[int]) -> List[Optional[bool]]:
+    """Return for each target whether a packet of ``mtu`` bytes comes to its datagram port; None: not even small ones.
+
+    They are sent whole or not at all, whatever the kernel has heard about the path: some switch on the way drops what
+    is too long for it and tells nobody, and then a connection works until it has much to say.
+    """
+    arrived: Dict[Target, List[int]] = {target: [] for target in targets}
+    for start in range(0, len(targets), _AT_ONCE):
+        some = range(start, min(start + _AT_ONCE, len(targets)))
+        _send_datagrams({targets[at]: (TOKEN, mtus[at] - _HEADERS) for at in some}, arrived)
+    return [mtu - _HEADERS in arrived[target] if arrived[target] else None for target, mtu in zip(targets, mtus)]
+
+
+def _send_datagrams(sizes: Dict[Target, Tuple[int, int]], arrived: Dict[Target, List[int]]) -> None:
+    """Send each target datagrams of its sizes, again and again, until all have been confirmed or time is over."""
+    with contextlib.ExitStack() as stack:
+        socks: Dict[int, Tuple[Target, socket.socket]] = {}
+        poller = select.poll()
+        for target in sizes:
+            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
+            with contextlib.suppress(OSError):  # no way there, which connect_all has told already
+                sock.connect((target.address, target.port))
+                poller.register(sock, select.POLLIN)
+                socks[sock.fileno()] = (target, sock)
+        deadline = time.monotonic() + _LARGE_SECONDS
+        again = 0.0
+        while time.monotonic() < deadline and any(len(arrived[target]) < 2 for target, _ in socks.values()):
+            if time.monotonic() >= again:
+                again = time.monotonic() + _RETRY_SECONDS
+                for target, sock in socks.values():
+                    for size in sizes[target]:
+                        if size not in arrived[target]:
+                            with contextlib.suppress(OSError):  # too long for our own interface, or refused
+                                sock.send(target.token.ljust(size, b"."))
+            for fd, _ in poller.poll(20):
+                target, sock = socks[fd]
+                with contextlib.suppress(OSError):
+                    answer = sock.recv(1 << 16)
+                    size = int.from_bytes(answer[TOKEN:], "big")
+                    if answer.startswith(target.token) and size not in arrived[target]:
+                        arrived[target].append(size)
+
+
+# --- how far, how wide, how late ---
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one connection showed; None is what did not come in time."""
+
+    latency: Optional[float] = None
+    bandwidth: Optional[float] = None
+    offset: Optional[float] = None
+    uncertainty: float = 0.0
+
+
+def measure(target: Target, secret: bytes, sample: float) -> Measured:
+    """Measure round trips, clocks and, for ``sample`` seconds, how much one connection carries."""
+    latency = bandwidth = offset = None
+    uncertainty = 0.0
+    with contextlib.suppress(OSError, Error), _connection(target, secret) as sock:
+        trips = []
+        clocks = []
+        for _ in range(_ROUND_TRIPS):
+            begin, wall = time.monotonic(), time.time()
+            sock.sendall(WANTS.pack(b"t", 0))
+            (theirs,) = TIME.unpack(read_exactly(sock, TIME.size, begin + 2))
+            trips.append(time.monotonic() - begin)
+            clocks.append((trips[-1], theirs - (wall + trips[-1] / 2)))
+        latency = statistics.median(trips) / 2
+        shortest, offset = min(clocks)
+        uncertainty = shortest / 2
+        bandwidth = _flood(sock, sample)
+    return Measured(latency, bandwidth, offset, uncertainty)
+
+
+@contextlib.contextmanager
+def _connection(target: Target, secret: bytes) -> Iterator[socket.socket]:
+    with socket.create_connection((target.address, target.port), timeout=2) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if read_exactly(sock, TOKEN, time.monotonic() + 2) == target.token:
+            prove_as_client(sock, secret, time.monotonic() + 2)
+            yield sock
+        else:
+            raise ConnectionError("somebody else answers there")
+
+
+def _flood(sock: socket.socket, seconds: float) -> Optional[float]:
+    """Send as much as goes until the other side says how much came; None if next to nothing passed."""
+    deadline = time.monotonic() + seconds + 2
+    sock.sendall(WANTS.pack(b"f", seconds))
+    data = memoryview(bytes(CHUNK))
+    sock.setblocking(False)
+    poller = select.poll()
+    poller.register(sock, select.POLLIN | select.POLLOUT)
+    while time.monotonic() < deadline:
+        events = [event for _, event in poller.poll(100)]
+        if events and events[0] & select.POLLIN:
+            count, took = FLOOD.unpack(read_exactly(sock, FLOOD.size, deadline))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is unsent is nothing
+            return 8 * count / took if took > 0 and count > CHUNK // 16 else None
+        if events:
+            with contextlib.suppress(BlockingIOError):
+                sock.send(data)
+    return None
+
+
+def schedule(hosts: int) -> List[Tuple[int, int]]:
+    """Return all ordered pairs of hosts, in an order in which each host's turns are spread over the whole time.
+
+    It is the order of a tournament (the circle method), one match after the other: links may share a cable, so
+    only who is alone measures it. Each match is played both ways.
+    """
+    seats: List[Optional[int]] = [*range(hosts), *([None] if hosts % 2 else [])]
+    pairs = []
+    for _ in range(len(seats) - 1):
+        for here, there in zip(seats[: len(seats) // 2], reversed(seats)):
+            if here is not None and there is not None:
+                pairs += [(here, there), (there, here)]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return pairs

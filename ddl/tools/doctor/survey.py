@@ -1,0 +1,208 @@
+"""Runs the probes on the hosts, as ddlrun would run a job there, and makes one ``Facts`` of what they print.
+
+A host on which nothing can be started is a fact, too: it is noted with the reason, and the others are asked again
+without it. Used by the main thread (ClusterJob catches signals). The probes get ``limit`` seconds, whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from ddl.bootstrap.environ import Settings
+from ddl.errors import ConfigError
+from ddl.run.cli import LAUNCHERS, choose_launcher, read_hosts
+from ddl.run.cluster import ClusterJob
+from ddl.run.config import RunConfig
+from ddl.run.hosts import Host as NamedHost
+from ddl.run.output import Sink
+from ddl.run.placement import Placement, place
+from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, link_from_json, local_from_json
+from ddl.tools.doctor.probe import MARK
+
+__all__ = ["Request", "Stopped", "add_host_arguments", "request", "survey"]
+
+_RANKS = 2  #: per host where nobody says otherwise: so many it takes to see whether they share memory
+
+
+class Stopped(Exception):
+    """Somebody stopped the survey; ``status`` is what a shell expects then."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"stopped with status {status}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to survey, after all checks."""
+
+    placement: Placement
+    launcher: str
+    interface: str
+    patience: float
+    script: str = ""
+
+
+def add_host_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which hosts, spelled as ddlrun's."""
+    parser.add_argument("-H", "--host", "--hosts", dest="hosts", metavar="HOST[:SLOTS],...", help="hosts to look at")
+    parser.add_argument("--hostfile", "--machinefile", metavar="FILE", help="the same from a file, as ddlrun reads it")
+    parser.add_argument(
+        "-np", "--num-proc", type=int, metavar="N", help="ranks in all; without: all slots, or two per host"
+    )
+    parser.add_argument("--launcher", default="auto", metavar="NAME", help="ssh, mpi or slurm, as for ddlrun")
+    parser.add_argument(
+        "--network-interface", "--network-interfaces", dest="interface", default="", metavar="NAME|CIDR",
+        help="interface that the job would use on every host; without: the one that leads here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--start-timeout", type=float, default=30.0, metavar="SECONDS", help="wait so long for a host to answer (30)"
+    )
+
+
+def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> Request:
+    """Return what the options ask for; ConfigError says what is wrong with them."""
+    environ = dict(os.environ)
+    if not 0 < arguments.start_timeout < 1e6:
+        raise ConfigError(f"--start-timeout {arguments.start_timeout:g}: it must be a number of seconds above 0")
+    if arguments.num_proc is not None and arguments.num_proc < 1:
+        raise ConfigError(f"-np {arguments.num_proc}: it must be a whole number from 1 up")
+    launcher = choose_launcher(arguments.launcher, environ)
+    if launcher not in LAUNCHERS:
+        raise ConfigError(f"--launcher {launcher}: hosts are asked over one of {', '.join(LAUNCHERS)}; choose one")
+    hosts = read_hosts(arguments.hosts, arguments.hostfile, launcher, environ) or (NamedHost("localhost"),)
+    if arguments.num_proc is None and hosts[0].slots is None:
+        hosts = tuple(NamedHost(host.name, _RANKS) for host in hosts)
+    placement = place(hosts, arguments.num_proc)
+    Settings.from_environ(environ)  # every probe would find the same mistake
+    script = next((word for word in program if word.endswith(".py")), "")
+    return Request(placement, launcher, arguments.interface, arguments.start_timeout, script)
+
+
+@dataclass
+class _Found:
+    """What the probes have said, by host numbers of the request."""
+
+    locals: Dict[int, Local] = field(default_factory=dict)
+    finished: List[int] = field(default_factory=list)
+    links: List[Link] = field(default_factory=list)
+    groups: Optional[Tuple[Tuple[int, ...], ...]] = None
+    groups_problem: str = ""
+
+
+def survey(wanted: Request) -> Facts:
+    """Find out everything. ConfigError if there is no launcher; Stopped by a signal."""
+    placement, problems = wanted.placement, {}  # type: Placement, Dict[int, str]
+    found, failure = _Found(), ""
+    while len(problems) < len(placement.hosts):
+        present = [number for number in range(len(placement.hosts)) if number not in problems]
+        found, gone, failure = _run(wanted, present)
+        problems.update(gone)
+        if not gone or any(number in found.locals for number in gone):
+            break
+        failure = ""  # nothing has begun, as some host was unfit: once more without it
+    hosts = tuple(
+        Host(
+            number,
+            name,
+            placement.ranks[number],
+            problems.get(number, "") if number not in found.locals else "",
+            found.locals.get(number),
+            number in found.finished,
+        )
+        for number, name in enumerate(placement.hosts)
+    )
+    connections = Settings.from_environ().connections
+    return Facts(hosts, tuple(found.links), found.groups, found.groups_problem, failure, wanted.script, connections)
+
+
+def _run(wanted: Request, present: Sequence[int]) -> Tuple[_Found, Dict[int, str], str]:
+    """Run one job on the hosts with these numbers; return what was found, who was lost and how it ended."""
+    whole = wanted.placement
+    part = place([NamedHost(whole.hosts[at], len(whole.ranks[at])) for at in present], None)
+    task = Task(whole.hosts, os.getcwd(), wanted.script, patience=wanted.patience)
+    config = RunConfig(
+        num_proc=part.size,
+        command=(sys.executable, "-m", "ddl.tools.doctor.probe", task.text()),
+        environ=(("DDL_START_TIMEOUT", f"{wanted.patience:g}"),),
+        prefix=False,
+        placement=part,
+        launcher=wanted.launcher,
+        directory="/",  # the job's own may be missing on some host, which shall be one fact of many
+        interface=wanted.interface,
+    )
+    starts = LAUNCHERS[wanted.launcher](part, os.environ)
+    said = io.StringIO()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        job = ClusterJob(config, part, starts, patient=True, sinks=(Sink(out.fileno()), Sink(err.fileno())))
+        with _alarm(limit(len(present), wanted.patience)), contextlib.redirect_stderr(said):
+            status = job.run()
+        last = _last_lines(err)
+        found = _read(out, present, [rank for at in present for rank in whole.ranks[at]])
+    if status > 128 and status - 128 in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        raise Stopped(status)
+    gone = {present[number]: reason for number, reason in job.problems.items()}
+    failure = ""
+    if status == 128 + signal.SIGALRM:
+        failure = f"measuring was not over after {limit(len(present), wanted.patience):g} s"
+    elif status:
+        failure = "; ".join([*said.getvalue().strip().splitlines(), *last])
+    return found, gone, failure
+
+
+def _last_lines(err: IO[bytes]) -> List[str]:
+    err.seek(0)
+    lines = err.read().decode(errors="replace").split("\n")
+    return [line.strip() for line in lines if line.strip()][-3:]
+
+
+def limit(hosts: int, patience: float) -> float:
+    """Return the seconds after which a run is ended: several times what it takes where all is well."""
+    return 20 + 3 * patience + hosts * (hosts - 1)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Let SIGALRM come after so long, by which ClusterJob stops as by any signal that it did not expect."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _read(out: IO[bytes], hosts: Sequence[int], ranks: Sequence[int]) -> _Found:
+    """Read what the probes printed. They know hosts and ranks by their numbers in this run, we by the request's."""
+    found = _Found()
+    out.seek(0)
+    for line in out.read().decode(errors="replace").splitlines():
+        if not line.startswith(MARK):
+            continue  # some library greets
+        record: Dict[str, Any] = json.loads(line[len(MARK) :])
+        kind = record["kind"]
+        if kind == "local":
+            local = local_from_json(record["local"])
+            routes = {str(hosts[int(number)]): source for number, source in local.routes.items()}
+            found.locals[hosts[record["host"]]] = dataclasses.replace(local, routes=routes)
+        elif kind == "finished":
+            found.finished.append(hosts[record["host"]])
+        elif kind == "link":
+            link = link_from_json(record["link"])
+            found.links.append(dataclasses.replace(link, source=hosts[link.source], target=hosts[link.target]))
+        elif "groups" in record:
+            found.groups = tuple(tuple(ranks[rank] for rank in group) for group in record["groups"])
+        else:
+            found.groups_problem = found.groups_problem or record["problem"]
+    return found

@@ -1,0 +1,47 @@
+"""Numbers, hosts and pairs of hosts as people read them."""
+
+from __future__ import annotations
+
+from typing import Iterable, Sequence, Tuple
+
+__all__ = ["bytes_text", "duration", "pairs_text", "rate"]
+
+_SHOWN = 3  # pairs of hosts in one line
+
+
+def duration(seconds: float) -> str:
+    """Return ``38 µs``, ``1.2 ms`` or ``2.5 s``."""
+    unit, scale = ("s", 1.0) if abs(seconds) >= 1 else ("ms", 1e-3) if abs(seconds) >= 1e-3 else ("µs", 1e-6)
+    value = seconds / scale
+    return f"{value:.0f} {unit}" if abs(value) >= 10 else f"{value:.1f} {unit}"
+
+
+def rate(bits_per_s: float) -> str:
+    """Return ``94 Gb/s`` or ``961 Mb/s``."""
+    value, unit = (bits_per_s / 1e9, "Gb/s") if bits_per_s >= 1e9 else (bits_per_s / 1e6, "Mb/s")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def bytes_text(count: int) -> str:
+    """Return ``64 MiB``."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.3g} {unit}"
+    return f"{count} bytes"
+
+
+def pairs_text(pairs: Iterable[Tuple[str, str]]) -> str:
+    """Return ``a → b, b → a and 10 more``; both ways between two hosts are ``a ↔ b``."""
+    there = list(dict.fromkeys(pairs))
+    texts = []
+    for source, target in there:
+        if (target, source) in there:
+            texts.append(" ↔ ".join(sorted((source, target))))
+        else:
+            texts.append(f"{source} → {target}")
+    return _shortened(list(dict.fromkeys(texts)))
+
+
+def _shortened(texts: Sequence[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,389 @@
+"""Every verdict of ``ddl doctor``, from made-up facts: two healthy hosts, and what a case changes about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any, Callable, List, Tuple
+
+import pytest
+
+from ddl.tools.doctor import local as local_module
+from ddl.tools.doctor import verdicts
+from ddl.tools.doctor.checks.hosts import descriptors_needed
+from ddl.tools.doctor.checks.starting import diagnose
+from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict
+from ddl.tools.doctor.command import link_table, summary, verdict_lines
+from ddl.tools.doctor.facts import Facts, Host, Interface, Link, Local, Task, facts_from_json
+from ddl.tools.doctor.link import schedule
+from ddl.tools.doctor.words import bytes_text, duration, pairs_text, rate
+
+NAMES = ("a", "b", "c", "d")
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
+
+
+def address(host: int, rail: int = 0) -> str:
+    return f"10.1.{rail}.{host + 1}"
+
+
+def healthy(hosts: int = 2, rails: int = 1) -> Facts:
+    """All is well: ``hosts`` hosts of two ranks with ``rails`` rails."""
+    some = range(hosts)
+    found = []
+    for number in some:
+        local = Local(
+            name=NAMES[number],
+            version="1",
+            python="3.11.1",
+            interfaces=tuple(Interface(f"eth{rail}", address(number, rail)) for rail in range(rails)),
+            chosen=address(number),
+            routes={str(other): address(number) for other in some if other != number},
+            names={NAMES[other]: (address(other),) for other in some},
+            reverse={address(other): NAMES[other] for other in some},
+        )
+        found.append(Host(number, NAMES[number], (2 * number, 2 * number + 1), local=local))
+    links = [
+        Link(one, two, address(two, rail), f"eth{rail}", f"eth{rail}", latency=2e-5, bandwidth=9e9, offset=1e-6)
+        for rail in range(rails)
+        for one in some
+        for two in some
+        if one != two
+    ]
+    return Facts(tuple(found), tuple(links), groups=tuple(host.ranks for host in found), script="train.py")
+
+
+def with_local(facts: Facts, number: int, **changes: Any) -> Facts:
+    hosts = list(facts.hosts)
+    local = hosts[number].local
+    assert local is not None
+    hosts[number] = dataclasses.replace(hosts[number], local=dataclasses.replace(local, **changes))
+    return dataclasses.replace(facts, hosts=tuple(hosts))
+
+
+def with_links(facts: Facts, which: Callable[[Link], bool], **changes: Any) -> Facts:
+    changed = tuple(dataclasses.replace(link, **changes) if which(link) else link for link in facts.links)
+    assert changed != facts.links
+    return dataclasses.replace(facts, links=changed)
+
+
+def bad(facts: Facts) -> List[Verdict]:
+    return [verdict for verdict in verdicts.judge(facts) if verdict.level != OK]
+
+
+def on_b(**changes: Any) -> Facts:
+    return with_local(healthy(), 1, **changes)
+
+
+def to_b(link: Link) -> bool:
+    return link.target == 1 and link.address == address(1)
+
+
+def of_rail_1(link: Link) -> bool:
+    return link.interface == "eth1"
+
+
+def with_problem(text: str) -> Facts:
+    facts = healthy()
+    gone = dataclasses.replace(facts.hosts[1], local=None, problem=text, finished=False)
+    hosts, links = (facts.hosts[0], gone), ()
+    return dataclasses.replace(facts, hosts=hosts, links=links, groups=((0, 1),))
+
+
+def mtus(small: int) -> Facts:
+    return on_b(interfaces=(Interface("eth0", address(1), mtu=small),))
+
+
+def speed(bits: float) -> Facts:
+    facts = with_links(healthy(), lambda link: True, bandwidth=4e9)
+    for number in range(2):
+        facts = with_local(facts, number, interfaces=(Interface("eth0", address(number), speed=bits),))
+    return facts
+
+
+def twins() -> Facts:
+    names = {name: (address(0),) for name in "ab"}
+    interfaces = (Interface("eth0", address(0)),)
+    facts = on_b(chosen=address(0), routes={}, interfaces=interfaces, names=names, reverse={})
+    return with_local(dataclasses.replace(facts, links=()), 0, routes={}, names=names, reverse={})
+
+
+def cut_rail() -> Facts:
+    def concerned(link: Link) -> bool:
+        return of_rail_1(link) and 1 in (link.source, link.target)
+
+    gone = {"problem": "unreachable", "ports": ("unreachable",) * 2, "latency": None, "bandwidth": None}
+    return with_links(healthy(3, 2), concerned, **gone)
+
+
+def unfinished() -> Facts:
+    facts = healthy()
+    return dataclasses.replace(facts, hosts=(facts.hosts[0], dataclasses.replace(facts.hosts[1], finished=False)))
+
+
+def refused(*calls: str) -> Facts:
+    return on_b(refused=calls, container="docker")
+
+
+def blocked(problem: str, *ports: str) -> Facts:
+    return with_links(healthy(), to_b, problem=problem, ports=ports or (problem, problem))
+
+
+Case = Tuple[str, Facts, str, str, Tuple[str, ...], str]
+ONE_SLOW = with_links(healthy(4), lambda link: (link.source, link.target) == (1, 3), bandwidth=1e9)
+ONE_FAR = with_links(healthy(4), lambda link: 2 in (link.source, link.target), latency=5e-4)
+CASES: List[Case] = [
+    # name, facts, level, check, hosts, words of the text or remedy
+    ("loopback", on_b(chosen="127.0.0.1"), ERROR, "interface", ("b",), "loopback"),
+    ("no interface", on_b(chosen="10.9.9.9"), ERROR, "interface", ("b",), "10.9.9.9"),
+    (
+        "carrier",
+        on_b(interfaces=(Interface("eth0", address(1), carrier=False),)),
+        ERROR,
+        "interface",
+        ("b",),
+        "no carrier",
+    ),
+    ("no route", on_b(routes={"0": ""}), ERROR, "interface", ("b",), "no route to a"),
+    ("route to itself", on_b(routes={"0": "127.0.0.1"}), ERROR, "interface", ("b",), "leads to this host itself"),
+    ("other way", with_local(healthy(2, 2), 1, routes={"0": address(1, 1)}), WARNING, "interface", ("b",), "by eth1"),
+    ("same machine", twins(), ERROR, "interface", ("a", "b"), "same address"),
+    ("name unknown", on_b(names={"a": (), "b": (address(1),)}), WARNING, "names", ("b",), "a is not known"),
+    (
+        "name of another",
+        with_local(healthy(3), 1, names={"b": (address(1),), "a": (address(2),)}),
+        ERROR,
+        "names",
+        ("b",),
+        "which is c",
+    ),
+    (
+        "name of itself",
+        on_b(names={"a": ("127.0.1.1",), "b": (address(1),)}),
+        ERROR,
+        "names",
+        ("b",),
+        "this host itself",
+    ),
+    ("name of nobody", on_b(names={"a": ("8.8.8.8",), "b": (address(1),)}), WARNING, "names", ("b",), "translated"),
+    (
+        "own name on loopback",
+        on_b(names={"a": (address(0),), "b": ("127.0.1.1",)}),
+        WARNING,
+        "names",
+        ("b",),
+        "its own name, b, leads to 127.0.1.1",
+    ),
+    ("slow names", on_b(unanswered=("a",)), WARNING, "names", ("b",), "resolv.conf"),
+    ("reverse", on_b(reverse={address(0): "b.example"}), WARNING, "names", ("b",), "is called b.example"),
+    ("dropped", blocked("timeout"), ERROR, "ports", (), "no answer"),
+    ("refused", blocked("refused"), ERROR, "ports", (), "refused"),
+    ("forbidden", blocked("forbidden"), ERROR, "ports", (), "own"),
+    ("some ports", blocked("", "", "timeout"), ERROR, "ports", (), "some ports only"),
+    ("another error", blocked("odd"), ERROR, "ports", (), "ends with 'odd'"),
+    ("stranger", with_links(healthy(), to_b, stranger=True), ERROR, "ports", (), "somebody else"),
+    (
+        "cut rail",
+        cut_rail(),
+        WARNING,
+        "ports",
+        ("b",),
+        "a ↔ b, b ↔ c: the host cannot be reached on eth1",
+    ),
+    ("mtu", mtus(1400), WARNING, "mtu", (), "MTU 1400 on one side of eth0 and 1500"),
+    ("black hole", with_links(healthy(), to_b, large=False), ERROR, "mtu", (), "packets of 1500 bytes vanish"),
+    ("tunnel", with_links(healthy(), to_b, mtu=1420), WARNING, "mtu", (), "the path takes 1420 bytes"),
+    ("far", with_links(healthy(), to_b, latency=3e-3), WARNING, "latency", (), "1 ms and more"),
+    ("farther", ONE_FAR, WARNING, "latency", ("c",), "five times as long"),
+    ("stall", with_links(healthy(), to_b, bandwidth=None), ERROR, "bandwidth", (), "data does not pass"),
+    ("thin", with_links(healthy(), to_b, bandwidth=1e8), WARNING, "bandwidth", (), "less than 500 Mb/s"),
+    ("half speed", speed(1e10), WARNING, "bandwidth", (), "less than half of what eth0 should carry (10 Gb/s)"),
+    ("one slow", ONE_SLOW, WARNING, "bandwidth", ("b", "d"), "b → d: less than a third of what other hosts have"),
+    ("slow rail", with_links(healthy(2, 2), of_rail_1, bandwidth=1e9), WARNING, "bandwidth", (), "eth1 carries 1 Gb/s"),
+    (
+        "faster rail",
+        with_links(healthy(2, 2), of_rail_1, bandwidth=9e10),
+        WARNING,
+        "bandwidth",
+        (),
+        "--network-interface eth1",
+    ),
+    ("clock", with_links(healthy(3), lambda link: link.target == 1, offset=-90.2), WARNING, "clock", ("b",), "90 s"),
+    ("descriptors", on_b(descriptors=40, descriptors_hard=40), ERROR, "descriptors", ("b",), "LimitNOFILE=1024"),
+    ("soft limit", on_b(descriptors=40), ERROR, "descriptors", ("b",), "ulimit -n 1024"),
+    ("few descriptors", on_b(descriptors=256), WARNING, "descriptors", ("b",), "data loaders"),
+    ("memlock", on_b(memlock=8 << 20, pinning="the GPU"), WARNING, "memlock", ("b",), "only 8 MiB"),
+    ("shm", on_b(shm=64 << 20), WARNING, "shm", ("b",), "/dev/shm has 64 MiB"),
+    ("no shm", on_b(shm=0), WARNING, "shm", ("b",), "no /dev/shm"),
+    ("memfd", on_b(memfd_problem="memfd_create: denied"), ERROR, "memfd", ("b",), "seccomp"),
+    (
+        "apart",
+        dataclasses.replace(healthy(), groups=((0, 1), (2,), (3,))),
+        WARNING,
+        "sharing",
+        ("b",),
+        "in 2 groups that share no memory",
+    ),
+    (
+        "no meeting",
+        dataclasses.replace(healthy(), groups=None, groups_problem="rank 2: never came"),
+        ERROR,
+        "sharing",
+        (),
+        "rank 2: never came",
+    ),
+    ("bound", on_b(usable=1), WARNING, "cpus", ("b",), "bound to one of 8 cores"),
+    ("crowded", on_b(usable=1, cores=1), WARNING, "cpus", ("b",), "2 ranks take turns on 1 of 1 cores"),
+    ("quota", on_b(quota=1.5), WARNING, "cpus", ("b",), "the time of 1.5 cores"),
+    ("container", refused("mbind"), WARNING, "container", ("b",), "mbind is refused (docker)"),
+    ("core", on_b(core_problem="ImportError: no numpy"), ERROR, "core", ("b",), "no numpy"),
+    ("directory", on_b(directory_problem="the directory /x is not there"), ERROR, "directory", ("b",), "/x"),
+    ("script", on_b(script_problem="the script /x/y.py is not there"), ERROR, "script", ("b",), "y.py"),
+    ("ended", dataclasses.replace(healthy(), failure="rank 1 died"), ERROR, "probe", None, "rank 1 died"),
+    (
+        "unfinished",
+        unfinished(),
+        ERROR,
+        "probe",
+        ("b",),
+        "not finished",
+    ),
+    ("silent", with_problem(""), ERROR, "start", ("b",), "said nothing of itself"),
+    ("unreachable", with_problem("ssh: connect to host b port 22: No route to host"), ERROR, "start", ("b",), "sshd"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+def test_each_trouble_has_its_verdict_and_no_other(case: Case) -> None:
+    _, facts, level, check, hosts, words = case
+    found = bad(facts)
+    assert len(found) == 1, found
+    verdict = found[0]
+    assert (verdict.level, verdict.check) == (level, check)
+    if hosts is not None:
+        assert verdict.hosts == (hosts or ("a", "b"))
+    assert words in f"{verdict.text}; {verdict.remedy}"
+    assert verdict.remedy
+    line = verdict_lines([verdict], facts)[0]
+    assert "\n" not in line and line.startswith(level)
+
+
+def test_all_is_well() -> None:
+    found = verdicts.judge(healthy())
+    assert {verdict.level for verdict in found} == {OK}
+    checks = [verdict.check for verdict in found]
+    assert len(set(checks)) == len(checks), "one line for each check where all hosts are alike"
+    assert all(verdict.hosts == ("a", "b") for verdict in found)
+    assert summary(found) == f"{len(found)} ok, 0 warnings, 0 errors"
+
+
+def test_one_machine_has_no_links_and_may_use_loopback() -> None:
+    alone = dataclasses.replace(healthy(), hosts=healthy().hosts[:1], links=(), groups=((0, 1),))
+    alone = with_local(alone, 0, chosen="127.0.0.1", routes={}, names={"a": ("127.0.1.1",)}, reverse={})
+    found = verdicts.judge(alone)
+    assert {verdict.level for verdict in found} == {OK}
+    assert not {"ports", "mtu", "latency", "bandwidth", "clock"} & {verdict.check for verdict in found}
+
+
+def test_addresses_that_join_no_hosts_are_no_rails() -> None:
+    """A bridge of containers that another host cannot reach, in a network of its own, is nobody's trouble."""
+    facts = healthy()
+    bridge = Link(0, 1, "172.18.0.1", "eth0", "docker0", problem="timeout", ports=("timeout",) * 2)
+    assert not bad(dataclasses.replace(facts, links=(*facts.links, bridge)))
+
+
+@pytest.mark.parametrize(
+    "said, check, words",
+    [
+        ("ssh: Could not resolve hostname x: Name or service not known", "start", "/etc/hosts"),
+        ("root@x: Permission denied (publickey).", "start", "ssh-copy-id"),
+        ("Host key verification failed.", "start", "known_hosts"),
+        ("ssh: connect to host x port 22: Connection refused", "start", "sshd"),
+        ("ssh ended with status 127 before it had an agent: sh: exec: /opt/python: not found", "python", "same path"),
+        ("/usr/bin/python3: No module named ddl", "start", "install DDL"),
+        ("ModuleNotFoundError: No module named 'ddl'", "start", "install DDL"),
+        ("host x has DDL 0.0.9, this one 0.1.0; install the same one", "version", "same version"),
+        ("host x has Python 3.9.1, this one 3.11.2; use the same one", "python", "same Python"),
+        ("no agent has called from x within 30 s (--start-timeout)", "start", "32768"),
+        ("there is no network interface 'ib0' on x; it has eth0 (10.1.0.1)", "interface", "--network-interface"),
+        ("something new", "start", "ddl.run.remote"),
+    ],
+)
+def test_what_launchers_say_is_understood(said: str, check: str, words: str) -> None:
+    found, remedy = diagnose(said)
+    assert found == check
+    assert words in remedy
+
+
+def test_the_document_lists_every_check() -> None:
+    text = DOCUMENT.read_text()
+    checks = {case[3] for case in CASES} | {"version", "python"}
+    assert not [check for check in checks if f"| `{check}` |" not in text]
+
+
+def test_facts_survive_json() -> None:
+    facts = healthy(3, 2)
+    assert facts_from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    task = Task(("a", "b"), "/x", "y.py")
+    assert Task.parse(task.text()) == task
+
+
+def test_the_table_has_a_row_for_each_pair_and_rail() -> None:
+    facts = with_links(healthy(3, 2), lambda link: to_b(link) and link.source == 0, latency=None, bandwidth=None,
+                       problem="refused")  # fmt: skip
+    rows = [line.split() for line in link_table(facts)]
+    assert rows[0] == ["host", "host", "rail", "latency", "forth", "back"]
+    assert [row[:3] for row in rows[1:]] == [
+        [one, two, rail] for one, two in (("a", "b"), ("a", "c"), ("b", "c")) for rail in ("eth0", "eth1")
+    ]
+    assert rows[1][3:] == ["20", "µs", "refused", "9", "Gb/s"]
+    assert not link_table(dataclasses.replace(facts, links=()))
+
+
+@pytest.mark.parametrize("hosts", range(1, 10))
+def test_the_schedule_has_every_pair_once_each_way(hosts: int) -> None:
+    pairs = schedule(hosts)
+    assert sorted(pairs) == [(one, two) for one in range(hosts) for two in range(hosts) if one != two]
+
+
+def test_descriptors_grow_with_the_job() -> None:
+    assert descriptors_needed(2, 2) - descriptors_needed(1, 2) == 3
+    assert descriptors_needed(1000, 16) > 16000
+
+
+def test_the_name_service_may_be_slow() -> None:
+    def ask(name: str) -> str:
+        if name == "slow":
+            time.sleep(3)
+        if name == "bad":
+            raise OSError("no such name")
+        return name.upper()
+
+    begin = time.monotonic()
+    assert local_module.answers_in_time(ask, ["quick", "slow", "bad"], "", begin + 0.3) == {"quick": "QUICK", "bad": ""}
+    assert time.monotonic() - begin < 2
+
+
+def test_the_quota_is_the_least_of_all_groups_above(tmp_path: Path) -> None:
+    def put(path: str, text: str) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    put("proc/self/cgroup", "4:cpu,cpuacct:/job\n3:memory:/job\n0::/a/b\n")
+    assert local_module.quota(str(tmp_path)) == 0
+    put("sys/fs/cgroup/a/b/cpu.max", "max 100000\n")
+    put("sys/fs/cgroup/a/cpu.max", "150000 100000\n")
+    assert local_module.quota(str(tmp_path)) == 1.5
+    put("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "50000\n")
+    put("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n")
+    assert local_module.quota(str(tmp_path)) == 0.5
+
+
+def test_numbers_and_pairs_as_people_read_them() -> None:
+    assert [duration(value) for value in (2.5, 1.2e-3, 38e-6, 0.0)] == ["2.5 s", "1.2 ms", "38 µs", "0.0 µs"]
+    assert [rate(value) for value in (9.4e10, 961e6, 1e11)] == ["94 Gb/s", "961 Mb/s", "100 Gb/s"]
+    assert [bytes_text(value) for value in (64 << 20, 3 << 29, 12)] == ["64 MiB", "1.5 GiB", "12 bytes"]
+    assert pairs_text([("a", "b"), ("b", "a"), ("c", "a")]) == "a ↔ b, c → a"
+    assert pairs_text([(name, "x") for name in "abcde"]) == "a → x, b → x, c → x and 2 more"
