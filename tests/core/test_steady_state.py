@@ -107,25 +107,37 @@ def found(answers: Calls, kind: str) -> List[Dict[str, int]]:
     ]
 
 
-def check_windows(answers: Calls) -> List[Dict[str, int]]:
-    """Check that no window in which nobody slept has an allocation or a mutex; return the system calls of all."""
+def costs_awake(answers: Calls) -> Dict[int, List[Dict[str, int]]]:
+    """The allocations and mutexes of each window in which nobody slept, if there were any: by the window's number."""
     allocations, mutexes, calls = (found(answers, kind) for kind in ("allocations", "mutexes", "system calls"))
     assert len(calls) == WINDOWS
     awake = [
         number for number, one in enumerate(calls) if not any(name.endswith((": syscall", ": poll")) for name in one)
     ]
     assert awake, f"somebody slept in every window: {calls}"
-    costs = {number: (allocations[number], mutexes[number]) for number in awake}
-    dear = {number: cost for number, cost in costs.items() if cost != ({}, {})}
-    # What calls cost shows in every window. Something rare does not: the GIL changing hands on a crowded machine, or a
-    # question about an operation that took a second.
-    assert len(dear) <= len(awake) // 20, f"windows that cost something: {dear} of {len(awake)}"
-    return calls
+    return {number: [allocations[number], mutexes[number]] for number in awake if allocations[number] or mutexes[number]}
 
 
-def check_free(answers: Calls) -> None:
+def run_free(counter: Path, case: str, **env: str) -> List[Dict[str, int]]:
+    """Run ``case``; check that no window in which nobody slept costs anything; return the system calls of all.
+
+    On a crowded machine something that happens once may fall into a window: a connection that is adopted late, the
+    GIL changing hands. What calls themselves cost comes again, so a run with few such windows is made once more.
+    """
+    answers = run_ranks(counter, case, **env)
+    dear = costs_awake(answers)
+    if 0 < len(dear) <= WINDOWS // 20:
+        answers = run_ranks(counter, case, **env)
+        again = costs_awake(answers)
+        assert not again, f"windows that cost something: {again}, and in the run before {dear}"
+    else:
+        assert not dear, f"windows that cost something: {dear}"
+    return found(answers, "system calls")
+
+
+def check_free(counter: Path, case: str) -> None:
     """No allocation, no mutex; and one window without anything at all."""
-    calls = check_windows(answers)
+    calls = run_free(counter, case)
     assert {} in calls, f"the core made system calls in each of {WINDOWS} windows: {calls}"
 
 
@@ -134,7 +146,7 @@ PREPARED = [f"{size} {memory}" for size in ("8 B", "1 KiB", "64 KiB", "4 MiB") f
 
 @pytest.mark.parametrize("case", PREPARED)
 def test_a_prepared_operation_costs_nothing(counter: Path, case: str) -> None:
-    check_free(run_ranks(counter, case))
+    check_free(counter, case)
 
 
 VERBS = [
@@ -152,12 +164,12 @@ VERBS = [
 
 @pytest.mark.parametrize("case", VERBS)
 def test_a_blocking_call_allocates_nothing(counter: Path, case: str) -> None:
-    check_free(run_ranks(counter, case))
+    check_free(counter, case)
 
 
 @pytest.mark.parametrize("case", ["tcp 8 B", "tcp 64 KiB", "tcp 4 MiB"])
 def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
-    for calls in check_windows(run_ranks(counter, case, DDL_SHM="0")):
+    for calls in run_free(counter, case, DDL_SHM="0"):
         functions = {name.split(": ")[1] for name in calls}
         assert {"sendmsg", "readv"} <= functions <= {"sendmsg", "readv", "sched_yield", "poll", "eventfd_read"}, calls
 
