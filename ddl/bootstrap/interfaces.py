@@ -7,11 +7,11 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Sequence
 
 from ddl.errors import ConfigError
 
-__all__ = ["address_of", "addresses", "is_local", "source_towards"]
+__all__ = ["address_of", "addresses", "addresses_towards", "is_local", "source_towards"]
 
 _SIOCGIFADDR = 0x8915
 
@@ -56,6 +56,13 @@ def source_towards(host: str) -> Optional[str]:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def addresses_towards(hosts: Sequence[str]) -> List[str]:
+    """Return this host's addresses, those first that its packets to ``hosts`` bear; loopback if there is no other."""
+    found = [*map(source_towards, hosts), *addresses().values()]
+    real = [address for address in found if address is not None and not address.startswith("127.")]
+    return list(dict.fromkeys(real)) or ["127.0.0.1"]
 
 
 def is_local(host: str) -> bool:

@@ -9,24 +9,24 @@ by themselves before they are stopped; or it is told to stop (Ctrl-C, SIGTERM, S
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import signal
-import socket
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
 from ddl.run.config import RunConfig
 from ddl.run.environ import rank_environ, threads_per_rank
 from ddl.run.failures import Exit
+from ddl.run.loop import Handlers, catch_signals, drain, wait_once
 from ddl.run.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_of
 from ddl.run.processes import Guard, adopt_orphans, children, die_with_parent, signal_group
 
-__all__ = ["OWN_WORDS", "GRACE", "Agent", "Worker", "catch_signals"]
+__all__ = ["OWN_WORDS", "GRACE", "Agent", "Worker"]
 
 OWN_WORDS = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
 GRACE = 0.5  #: seconds between asking a process to end and killing it
@@ -102,7 +102,7 @@ class Agent:
     def ended(self, worker: Worker) -> None:
         """A rank has ended, and its pipes may still hold output."""
 
-    def others(self) -> Dict[int, Tuple[int, Callable[[], None]]]:
+    def others(self) -> Handlers:
         """Return what else to wait for: by descriptor, the events of poll(2), and what to do then."""
         return {}
 
@@ -152,29 +152,15 @@ class Agent:
 
     def _turn(self, until: Optional[float]) -> None:
         """Wait for something to do, at most ``until``, and do it."""
-        poller = select.poll()
-        poller.register(self._woken, select.POLLIN)
-        readers = {s.fileno(): s for s in self._reading if s.sink is None or s.sink.backlog < BACKLOG_LIMIT}
-        writers = {sink.fd: sink for sink in self._sinks if sink.waiting}
-        for fd in readers:
-            poller.register(fd, select.POLLIN)
-        for fd in writers:
-            poller.register(fd, select.POLLOUT)
-        wait = None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
-        others = self.others()
-        for fd, (events, _) in others.items():
-            poller.register(fd, events)
-        for fd, _ in poller.poll(wait):
-            if fd in others:
-                others[fd][1]()
-            elif fd in readers and not readers[fd].pump():
-                self._reading.remove(readers[fd])
-            elif fd in writers and not writers[fd].write_some():
-                self.stop(signal.SIGPIPE)  # nobody reads our output any more
-        try:
-            numbers = self._woken.recv(4096)
-        except BlockingIOError:
-            numbers = b""
+        handlers = {self._woken.fileno(): (select.POLLIN, lambda: None), **self.others()}
+        for stream in self._reading:
+            if stream.sink is None or stream.sink.backlog < BACKLOG_LIMIT:
+                handlers[stream.fileno()] = (select.POLLIN, partial(self._pump, stream))
+        for sink in self._sinks:
+            if sink.waiting:
+                handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
+        wait_once(handlers, until)
+        numbers = drain(self._woken)
         for number in numbers:
             if number != signal.SIGCHLD:
                 self.stop(number)
@@ -183,6 +169,14 @@ class Agent:
         while self._plan and self._plan[0][0] <= time.monotonic():
             self._look()  # who ended before the signal has ended by itself
             self._send(self._plan.pop(0)[1])
+
+    def _pump(self, stream: Stream) -> None:
+        if not stream.pump():
+            self._reading.remove(stream)
+
+    def _write(self, sink: Outlet) -> None:
+        if not sink.write_some():
+            self.stop(signal.SIGPIPE)  # nobody reads our output any more
 
     def _look(self) -> None:
         """Find out which ranks have ended."""
@@ -258,25 +252,3 @@ class Agent:
         self._reading = []
         while any(sink.backlog for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
             self._turn(end if self._stop_signal else None)
-
-
-def catch_signals() -> Tuple[socket.socket, Callable[[], None]]:
-    """Let signals wake the loop: return a socket that receives their numbers, and what undoes it."""
-    woken, waker = socket.socketpair()
-    woken.setblocking(False)
-    waker.setblocking(False)
-    old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    old: Dict[int, Any] = {}
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Who started us with a signal ignored (nohup) wants us to survive it.
-        if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
-            old[number] = signal.signal(number, lambda *_: None)
-
-    def restore() -> None:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(old_fd)
-        woken.close()
-        waker.close()
-
-    return woken, restore

@@ -9,40 +9,39 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import os
 import platform
 import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from functools import partial
+from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddl._version import __version__
 from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.environ import Settings
-from ddl.bootstrap.interfaces import addresses, source_towards
+from ddl.bootstrap.interfaces import addresses_towards
 from ddl.bootstrap.store import StoreServer
 from ddl.bootstrap.verdict import Message, name_ranks
-from ddl.errors import ConfigError
-from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS, catch_signals
+from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS
 from ddl.run.config import RunConfig
-from ddl.run.control import INVITATION, Assignment, Invitation
+from ddl.run.control import Invitation, assignment_of
 from ddl.run.failures import Exit, first_failure, report
+from ddl.run.hosts import bare_name
 from ddl.run.launchers import Start
+from ddl.run.launches import Launches
+from ddl.run.loop import catch_signals, drain, wait_once
 from ddl.run.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.run.placement import Placement
-from ddl.run.processes import Guard, signal_group
+from ddl.run.processes import Guard
 
 __all__ = ["ClusterJob", "Entrance"]
 
-#: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
-_CARRIED = ("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_", "TORCH_")
-_CARRIED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
+_SHOWN = 3  # connections that cannot be made, before they are counted
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class _Host:
     number: int
     name: str
     ranks: Tuple[int, ...]
-    said: Optional[Message] = None  # its hello
+    said: Dict[str, Message] = field(default_factory=dict)  # by type, of the messages before the start
     done: bool = False
     gone: str = ""  # why it cannot say any more how its ranks ended
     unasked: Dict[int, int] = field(default_factory=lambda: {1: 0, 2: 0})  # bytes to be confirmed, by stream
@@ -73,20 +72,6 @@ class _Host:
     @property
     def label(self) -> str:
         return f"host {self.name} ({name_ranks(self.ranks)})"
-
-
-@dataclass
-class _Launcher:
-    """A process that starts agents, and what it says itself."""
-
-    start: Start
-    process: subprocess.Popen[bytes]
-    streams: Tuple[Stream, ...]
-    status: Optional[int] = None
-
-    @property
-    def tail(self) -> List[str]:
-        return [line for stream in self.streams for line in stream.tail]
 
 
 class ClusterJob:
@@ -112,9 +97,8 @@ class ClusterJob:
         self._patient = patient
         self._entrance = entrance
         self._hosts = [_Host(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
-        self._launchers: List[_Launcher] = []
-        self._reading: List[Stream] = []
         self._sinks = sinks if sinks is not None else (Sink(1), Sink(2))
+        self._launches = Launches(self._sinks[1])
         self._news: Deque[Tuple[int, Optional[Message]]] = collections.deque()  # from the server's thread
         self._exits: List[Exit] = []
         self._ended: Set[int] = set()  # ranks
@@ -146,7 +130,10 @@ class ClusterJob:
                 self._supervise()
                 self._last_output()
         finally:
-            self._end_launchers()
+            self._launches.close()
+            for sink in self._sinks:
+                while sink.waiting and sink.write_some():
+                    pass
             guard.dismiss()
             restore()
             self._news_reader.close()
@@ -170,114 +157,94 @@ class ClusterJob:
 
     def _launch(self, secret: bytes, guard: Guard) -> None:
         _, port = parse_address(self._server.address)
-        patience = self._start_timeout
-        for start in self._starts:
-            known = self._known_addresses(start.hosts)
-            invitation = Invitation(
-                secret, tuple(format_address(address, port) for address in known), start.host, patience
-            ).text()
-            environ = {**os.environ, **start.environ}
-            if not start.stdin:
-                environ[INVITATION] = invitation
-            try:
-                process = subprocess.Popen(
-                    start.command,
-                    env=environ,
-                    stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    cwd="/",  # python -m would import from the directory it stands in; agents go to ours by themselves
-                    start_new_session=True,
-                    bufsize=0,
-                )
-            except OSError as error:
-                raise ConfigError(f"{start.command[0]} cannot be started: {error}") from error
-            guard.add(process.pid)
-            streams = tuple(
-                Stream(pipe, self._sinks[1], f"[{start.label}] ".encode())
-                for pipe in (process.stdout, process.stderr)
-                if pipe is not None
-            )
-            self._reading += streams
-            self._launchers.append(_Launcher(start, process, streams))
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):  # it has ended at once; its status will tell
-                    process.stdin.write(invitation.encode() + b"\n")
-            self._say(f"{start.label}: {' '.join(start.command)}")
-
-    def _known_addresses(self, hosts: Sequence[int]) -> List[str]:
-        """Return the addresses at which agents of ``hosts`` find us, the likely one first; loopback never leads."""
-        names = [self._hosts[host].name for host in hosts]
         # With an entrance, the others know where we are, and their names may not be known yet.
         others = [host.name for host in self._hosts] if self._entrance is None else []
-        found = [source_towards(name.rpartition("@")[2].strip("[]")) for name in (*names, *others)]
-        found += addresses().values()
-        real = [address for address in found if address is not None and not address.startswith("127.")]
-        return list(dict.fromkeys(real)) or ["127.0.0.1"]
+        for start in self._starts:
+            names = [self._hosts[number].name for number in start.hosts]
+            found = addresses_towards([bare_name(name) for name in (*names, *others)])
+            known = tuple(format_address(address, port) for address in found)
+            self._launches.begin(start, Invitation(secret, known, start.host, self._start_timeout), guard)
+            self._say(f"{start.label}: {' '.join(start.command)}")
 
     @property
     def _start_timeout(self) -> float:
         return Settings.from_environ({**os.environ, **dict(self._config.environ)}).start_timeout
 
     def _gather(self) -> None:
-        """Wait until every agent has called, or until one cannot; if patient, also for the others."""
+        """Let every host prove fit, step by step; unless patient, give up on the first that does not."""
+        complaint = "can those hosts reach this one, or does a firewall keep them from it?"
+        self._hear_from_all("hello", "no agent has called from", complaint)
+        for host in self._fit():
+            if "hello" in host.said:
+                self._compare(host, host.said["hello"])
+        if self._wanted:
+            self._post_all(lambda host: assignment_of(self._config, self._placement, host.number).message())
+            self._hear_from_all("ready", "directory and program are still not seen to be there on", "are disks slow?")
+        if self._wanted and len(self._hosts) > 1 and not self._patient:
+            peers = [{"number": host.number, "name": host.name, **_door(host)} for host in self._hosts]
+            self._post_all(lambda host: {"type": "meet", "peers": peers})
+            self._hear_from_all("met", "nothing is heard any more from", "are they very busy?")
+            self._conclude_meeting()
+        if self._wanted:
+            self._running = True
+            self._post_all(lambda host: {"type": "go"})
+        else:
+            self._signal(signal.SIGTERM)
+
+    @property
+    def _wanted(self) -> bool:
+        return not self._problem and not self._stop_signal
+
+    def _fit(self) -> List[_Host]:
+        return [host for host in self._hosts if not host.over]
+
+    def _post_all(self, message: Callable[[_Host], Message]) -> None:
+        for host in self._hosts:
+            self._server.post(host.number, message(host))
+
+    def _hear_from_all(self, kind: str, complaint: str, question: str) -> None:
+        """Wait until every agent has said it, or until one cannot; if patient, also for the others."""
         deadline = time.monotonic() + self._start_timeout
         while not self._stop_signal and (self._patient or not self._problem):
-            missing = [host for host in self._hosts if host.said is None and not host.over]
+            missing = [host for host in self._fit() if kind not in host.said]
             if not missing:
                 break
             if time.monotonic() >= deadline:
-                problem = (
-                    f"no agent has called from {', '.join(host.name for host in missing)} within "
-                    f"{self._start_timeout:g} s (--start-timeout); can those hosts reach this one, or does a firewall "
-                    "keep them from it?"
-                )
+                names = ", ".join(host.name for host in missing)
                 for host in missing:
-                    self._unfit(host, problem)
+                    reason = f"{complaint} {names} within {self._start_timeout:g} s (--start-timeout); {question}"
+                    self._unfit(host, reason)
                 break
             self._turn(deadline)
-        for host in self._hosts:
-            if host.said is not None and not host.over:
-                self._check(host, host.said)
-        if self._problem or self._stop_signal:
-            self._signal(signal.SIGTERM)
-            return
-        for host in self._hosts:
-            self._server.post(host.number, self._assignment(host).message())
-        self._running = True
 
-    def _check(self, host: _Host, said: Message) -> None:
+    def _compare(self, host: _Host, hello: Message) -> None:
         """Find out in which way a host does not fit, if it does not."""
         python = ".".join(platform.python_version_tuple()[:2])
-        if said["version"] != __version__:
+        if hello["version"] != __version__:
             self._unfit(
-                host, f"host {host.name} has DDL {said['version']}, this one {__version__}; install the same one"
+                host, f"host {host.name} has DDL {hello['version']}, this one {__version__}; install the same one"
             )
-        elif ".".join(said["python"].split(".")[:2]) != python:
-            self._unfit(host, f"host {host.name} has Python {said['python']}, this one {python}; use the same one")
+        elif ".".join(hello["python"].split(".")[:2]) != python:
+            self._unfit(host, f"host {host.name} has Python {hello['python']}, this one {python}; use the same one")
+
+    def _conclude_meeting(self) -> None:
+        problems: List[str] = []
+        for host in self._hosts:
+            met = host.said.get("met", {})
+            problems += met.get("problems", ())
+            for warning in met.get("warnings", ()):
+                print(f"ddlrun: warning: {warning}", file=sys.stderr, flush=True)
+        if problems:
+            shown = "; ".join(problems[:_SHOWN]) + (f"; and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN))
+            self._problem = self._problem or (
+                f"{shown}. Ranks could not send one another data. Let the hosts connect to one another on all TCP "
+                "ports from 32768 up, or name the network that joins them (--network-interface); 'ddl doctor' with "
+                "the same hosts tells more"
+            )
 
     def _unfit(self, host: _Host, reason: str) -> None:
         host.gone = reason
         self._problem = self._problem or reason
-
-    def _assignment(self, host: _Host) -> Assignment:
-        config = self._config
-        carried = {
-            name: value for name, value in os.environ.items() if name.startswith(_CARRIED) or name in _CARRIED_NAMES
-        }
-        return Assignment(
-            ranks=host.ranks,
-            size=self._placement.size,
-            host=host.number,
-            hosts=len(self._hosts),
-            command=config.command,
-            directory=os.getcwd() if config.directory is None else config.directory,
-            environ=tuple({**carried, **dict(config.environ)}.items()),
-            output_dir=None if config.output_dir is None else os.path.abspath(config.output_dir),
-            prefix=config.prefix,
-            verbose=config.verbose,
-            interface=config.interface,
-        )
 
     # --- the loop ---
 
@@ -286,27 +253,22 @@ class ClusterJob:
             self._turn(self._plan[0][0] if self._plan else None)
 
     def _turn(self, until: Optional[float]) -> None:
-        poller = select.poll()
-        poller.register(self._woken, select.POLLIN)
-        poller.register(self._news_reader, select.POLLIN)
-        readers = {stream.fileno(): stream for stream in self._reading}
-        writers = {sink.fd: sink for sink in self._sinks if sink.waiting}
-        for fd in readers:
-            poller.register(fd, select.POLLIN)
-        for fd in writers:
-            poller.register(fd, select.POLLOUT)
-        wait = None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
-        for fd, _ in poller.poll(wait):
-            if fd in readers and not readers[fd].pump():
-                self._reading.remove(readers[fd])
-            elif fd in writers and not writers[fd].write_some():
-                self._told(signal.SIGPIPE)  # nobody reads our output any more
-        for number in _drain(self._woken):
+        handlers: Dict[int, Tuple[int, Callable[[], None]]] = {
+            self._woken.fileno(): (select.POLLIN, lambda: None),
+            self._news_reader.fileno(): (select.POLLIN, lambda: None),
+        }
+        for stream in self._launches.reading:
+            handlers[stream.fileno()] = (select.POLLIN, partial(self._pump, stream))
+        for sink in self._sinks:
+            if sink.waiting:
+                handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
+        wait_once(handlers, until)
+        for number in drain(self._woken):
             if number == signal.SIGCHLD:
-                self._look_at_launchers()
+                self._look_at_launches()
             else:
                 self._told(number)
-        _drain(self._news_reader)
+        drain(self._news_reader)
         while self._news:
             host, message = self._news.popleft()
             self._heard(self._hosts[host], message)
@@ -314,15 +276,24 @@ class ClusterJob:
         while self._plan and self._plan[0][0] <= time.monotonic():
             self._signal(self._plan.pop(0)[1])
 
+    def _pump(self, stream: Stream) -> None:
+        if not stream.pump():
+            self._launches.reading.remove(stream)
+
+    def _write(self, sink: Sink) -> None:
+        if not sink.write_some():
+            self._told(signal.SIGPIPE)  # nobody reads our output any more
+
     def _heard(self, host: _Host, message: Optional[Message]) -> None:
         if message is None:
             if not host.over:
                 self._lost(host, "the connection to its agent is gone (host or network down, or it was killed)")
             return
         kind = message["type"]
-        if kind == "hello":
-            host.said = message
-            self._say(f"host {host.name} is {message['name']}, Python {message['python']}")
+        if kind in ("hello", "ready", "met"):
+            host.said[kind] = message
+            if kind == "hello":
+                self._say(f"host {host.name} is {message['name']}, Python {message['python']}")
         elif kind == "out":
             data = message["data"].encode("latin-1")
             self._sinks[message["stream"] - 1].put(data, (host.number, message["source"]))
@@ -389,26 +360,12 @@ class ClusterJob:
             elif not host.over:
                 self._lost(host, "its agent does not answer")
 
-    def _look_at_launchers(self) -> None:
-        for launcher in self._launchers:
-            if launcher.status is not None:
-                continue
-            launcher.status = launcher.process.poll()
-            if launcher.status is None:
-                continue
-            for host in (self._hosts[number] for number in launcher.start.hosts):
+    def _look_at_launches(self) -> None:
+        for start, last in self._launches.ended():
+            for host in (self._hosts[number] for number in start.hosts):
                 # One whose agent has called may still have things to say: its connection tells when it is gone.
-                if host.said is None and not host.over:
-                    program = os.path.basename(launcher.start.command[0])
-                    self._read_out(launcher)
-                    last = "; ".join(launcher.tail[-3:]) or "it said nothing"
-                    self._lost(host, f"{program} ended with status {launcher.status} before it had an agent: {last}")
-
-    def _read_out(self, launcher: _Launcher) -> None:
-        for stream in launcher.streams:
-            while stream in self._reading and select.select([stream], [], [], 0)[0]:
-                if not stream.pump():
-                    self._reading.remove(stream)
+                if not host.said and not host.over:
+                    self._lost(host, last)
 
     # --- the end ---
 
@@ -416,27 +373,6 @@ class ClusterJob:
         end = time.monotonic() + LAST_OUTPUT
         while any(sink.waiting for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
             self._turn(end if self._stop_signal else None)
-
-    def _end_launchers(self) -> None:
-        """Their agents have ended, or cannot be reached: give them a moment, then end them."""
-        deadline = time.monotonic() + GRACE
-        for number in (0, signal.SIGTERM, signal.SIGKILL):
-            for launcher in self._launchers:
-                if launcher.process.poll() is None and number:
-                    signal_group(launcher.process.pid, number)
-            while time.monotonic() < deadline and any(entry.process.poll() is None for entry in self._launchers):
-                time.sleep(0.01)
-            deadline = time.monotonic() + GRACE
-        for launcher in self._launchers:
-            launcher.process.wait()
-            self._read_out(launcher)  # an agent's last words, say
-            for stream in launcher.streams:
-                stream.close()
-            if launcher.process.stdin is not None:
-                launcher.process.stdin.close()
-        for sink in self._sinks:
-            while sink.waiting and sink.write_some():
-                pass
 
     def _conclude(self, server: StoreServer) -> int:
         if self._stop_signal:
@@ -459,8 +395,6 @@ class ClusterJob:
             print(f"ddlrun: {text}", file=sys.stderr, flush=True)
 
 
-def _drain(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(4096)
-    except BlockingIOError:
-        return b""
+def _door(host: _Host) -> Dict[str, str]:
+    ready = host.said["ready"]
+    return {"address": ready["address"], "token": ready["token"]}

@@ -5,26 +5,35 @@ The invitation
     environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
     where the launcher's own variables tell it), ``timeout`` in seconds.
 From an agent
-    ``hello`` (name, version, python); ``problem`` text: it cannot start its ranks, or somebody else stops it; ``say``
-    text; ``out`` (stream 1 or 2, source, data: bytes as latin-1); ``exit`` (rank, pid, code, stopped, tail); ``done``:
-    all have ended, it leaves.
+    ``hello`` (name, version, python); ``ready`` (address, token): it can start its ranks, and has a door there; ``met``
+    (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot start its ranks, or somebody
+    else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1); ``exit`` (rank, pid, code,
+    stopped, tail); ``done``: all have ended, it leaves.
 To an agent
-    ``job`` (what ``Assignment`` holds); ``signal`` number: stop the ranks by it, and insist; ``took`` (stream, bytes):
-    so much of its output has been passed on. An agent reads no more from its ranks while a megabyte is under way.
+    ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
+    host), answered by ``met``; ``go``: start the ranks; ``signal`` number: stop the ranks by it, and insist; ``took``
+    (stream, bytes): so much of its output has been passed on. An agent reads no more from its ranks while a megabyte is
+    under way.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ProtocolError
 from ddl.run.config import RunConfig
+from ddl.run.placement import Placement
 
-__all__ = ["INVITATION", "Assignment", "Invitation"]
+__all__ = ["INVITATION", "Assignment", "Invitation", "assignment_of"]
+
+#: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
+_CARRIED = ("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_", "TORCH_")
+_CARRIED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
 
 INVITATION = "DDL_INVITATION"  #: the variable that holds it where it does not come over standard input
 
@@ -91,3 +100,21 @@ class Assignment:
     def config(self) -> RunConfig:
         """Return what the agent's ranks are started by."""
         return RunConfig(self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose)
+
+
+def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignment:
+    """Return what host number ``host`` has to do, in ddlrun's own directory unless ``config`` names one."""
+    carried = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED) or name in _CARRIED_NAMES}
+    return Assignment(
+        ranks=placement.ranks[host],
+        size=placement.size,
+        host=host,
+        hosts=len(placement.hosts),
+        command=config.command,
+        directory=os.getcwd() if config.directory is None else config.directory,
+        environ=tuple({**carried, **dict(config.environ)}.items()),
+        output_dir=None if config.output_dir is None else os.path.abspath(config.output_dir),
+        prefix=config.prefix,
+        verbose=config.verbose,
+        interface=config.interface,
+    )

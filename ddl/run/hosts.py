@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 
-__all__ = ["Host", "expand_counts", "expand_nodes", "parse_hostfile", "parse_hosts"]
+__all__ = ["Host", "bare_name", "expand_counts", "expand_nodes", "parse_hostfile", "parse_hosts"]
 
 #: Letters, digits and what occurs in names, addresses (also IPv6 in brackets) and ``user@host``; never an option.
 _NAME = re.compile(r"(?!-)(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])", re.ASCII)
@@ -27,6 +27,11 @@ class Host:
 
     name: str
     slots: Optional[int] = None
+
+
+def bare_name(name: str) -> str:
+    """Return what the name service is asked for: ``b`` of ``user@b``, an IPv6 address without its brackets."""
+    return name.rpartition("@")[2].strip("[]")
 
 
 def parse_hosts(text: str, where: str = "-H") -> Tuple[Host, ...]:

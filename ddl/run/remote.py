@@ -14,21 +14,21 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 from ddl._version import __version__
+from ddl.bootstrap.address import format_address
 from ddl.bootstrap.environ import Identity
-from ddl.bootstrap.interfaces import address_of
+from ddl.bootstrap.reach import Door
 from ddl.bootstrap.store import AgentClient
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.run.agent import GRACE, Agent, Worker
 from ddl.run.control import INVITATION, Assignment, Invitation
+from ddl.run.loop import Handlers
+from ddl.run.preflight import Peer, look_around, open_door, prepare
 
 __all__ = ["attend", "call", "main"]
 
-#: What launchers tell the processes that they start: true of the agent, not of its ranks.
-_LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
-_LAUNCHERS_NAMES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK_PID")
 _FRAME = 128 << 10  # bytes of output in one message; JSON may take six times as much
 #: Where launchers that start one process per host say which of them this is.
 _HOST_NUMBERS = ("SLURM_NODEID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -98,7 +98,7 @@ class _RemoteAgent(Agent):
         fields = {"rank": entry.rank, "pid": entry.pid, "code": entry.code, "stopped": entry.stopped}
         self._send_up({"type": "exit", **fields, "tail": worker.streams[1].tail})
 
-    def others(self) -> Dict[int, Tuple[int, Callable[[], None]]]:
+    def others(self) -> Handlers:
         return {} if self._lost else {self._control.fileno(): (select.POLLIN, self._hear)}
 
     def _hear(self) -> None:
@@ -166,31 +166,6 @@ def call(invitation: Invitation, host: int) -> AgentClient:
             raise RendezvousError(f"ddlrun cannot be reached from this host: {'; '.join(dict.fromkeys(problems))}")
 
 
-def _prepare(assignment: Assignment) -> None:
-    """Take over directory and environment; Error says what is missing on this host."""
-    for name in list(os.environ):
-        if name.startswith(_LAUNCHERS_OWN) or name in _LAUNCHERS_NAMES:
-            del os.environ[name]
-    os.environ.update(assignment.environ)
-    try:
-        os.chdir(assignment.directory)
-    except OSError as error:
-        raise ConfigError(
-            f"the directory {assignment.directory} cannot be entered: {error.strerror}; the job runs in the directory "
-            "in which ddlrun was started, so make it available on every host"
-        ) from error
-    program = assignment.command[0]
-    if not os.access(program, os.X_OK):
-        raise ConfigError(f"the program {program} is not here, or cannot be executed; install it on every host")
-    script = next((word for word in assignment.command[1:2] if word == "-u"), None) and assignment.command[2]
-    if script and not os.path.isfile(script):
-        raise ConfigError(f"the script {script} is not in {assignment.directory}; make it available on every host")
-    # Two hosts never share memory; names may lie (containers, copies of one disk), ddlrun's numbers do not.
-    os.environ.setdefault("DDL_HOST_ID", f"{socket.gethostname()}#{assignment.host}")
-    if assignment.interface:
-        os.environ["DDL_INTERFACE"] = address_of(assignment.interface)
-
-
 def main() -> int:
     """Be the agent of this host; return its exit status."""
     invitation = _invitation(os.environ)
@@ -201,34 +176,52 @@ def main() -> int:
 
 
 def attend(control: AgentClient, secret: bytes) -> int:
-    """Say hello, wait for this host's part of the job and do it; return the agent's exit status."""
+    """Say hello, take this host's part of the job, see whether it can be done, and do it; return the exit status."""
     python = platform.python_version()
     control.send({"type": "hello", "name": socket.gethostname(), "version": __version__, "python": python})
-    message = _first(control)
-    if message is None:
-        return 1
     try:
+        message = _next(control, "job")
+        if message is None:
+            return 1
         assignment = Assignment.parse(message)
-        _prepare(assignment)
+        prepare(assignment)
+        if not _meet(control, assignment.host):
+            return 1
         return _RemoteAgent(assignment, control, secret).run()
     except (Error, OSError) as error:
         control.send({"type": "problem", "text": str(error)})
         return 1
 
 
-def _first(control: AgentClient) -> Optional[Mapping[str, Any]]:
-    """Wait for the job; None if ddlrun goes away before (another host may have had a problem)."""
+def _meet(control: AgentClient, host: int) -> bool:
+    """Open a door to the other hosts and look whether theirs can be reached; return whether the job begins."""
+    with open_door(control.local_host) as door:
+        address = format_address(door.address, door.port)
+        control.send({"type": "ready", "address": address, "token": door.token.hex()})
+        while True:
+            message = _next(control, "meet", "go", door=door)
+            if message is None or message["type"] == "go":
+                return message is not None
+            peers = [Peer(**entry) for entry in message["peers"]]
+            control.send({"type": "met", **look_around(host, peers, door)})
+
+
+def _next(control: AgentClient, *expected: str, door: Optional[Door] = None) -> Optional[Mapping[str, Any]]:
+    """Wait for a message, and greet whoever is at the door; None if ddlrun gives up (a host had a problem) or ends."""
     while True:
-        select.select([control], [], [])
+        waited = [control.fileno()] if door is None else [control.fileno(), door.fileno()]
+        readable, _, _ = select.select(waited, [], [])
+        if door is not None and door.fileno() in readable:
+            door.greet()
+        if control.fileno() not in readable:
+            continue
         message = control.receive()
-        if message is None:
+        if message is None or message.get("type") == "signal":
             return None
         if message:
-            if message["type"] == "job":
+            if message["type"] in expected:
                 return message
-            if message["type"] == "signal":
-                return None
-            raise ProtocolError(f"ddlrun said {message['type']!r} before there was a job")
+            raise ProtocolError(f"ddlrun said {message['type']!r}, not {' or '.join(expected)}")
 
 
 if __name__ == "__main__":

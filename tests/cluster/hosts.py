@@ -281,6 +281,20 @@ class Cluster:
         """Undo ``link_down``."""
         self._batch("fabric", [f"link set {self._port(host, rail)} up"])
 
+    def refuse(self, host: str, source: str, rail: int = 0) -> None:
+        """Let the host's firewall drop what would open a TCP connection from ``source`` to a port from 32768 up.
+
+        A classifier in classic BPF, as there is no nftables in every kernel: IP, TCP, SYN without ACK, source, port.
+        """
+        number = int.from_bytes(bytes(map(int, self.address(source, rail).split("."))), "big")
+        ip_and_tcp = "40 0 0 12,21 0 9 2048,48 0 0 23,21 0 7 6"
+        opens, comes_from = "48 0 0 47,84 0 0 18,21 0 4 2", f"32 0 0 26,21 0 2 {number}"
+        high_port, drop = "40 0 0 36,53 1 0 32768", "6 0 0 4294967295,6 0 0 2"
+        code = f"13,{ip_and_tcp},{opens},{comes_from},{high_port},{drop}"
+        self.run(host, ["tc", "qdisc", "add", "dev", f"rail{rail}", "clsact"])
+        rule = ["filter", "add", "dev", f"rail{rail}", "ingress", "bpf", "da", "bytecode", code]
+        self.run(host, ["tc", *rule])
+
     def freeze(self, host: str) -> None:
         """Stop all processes of the host, which do not notice; its kernel goes on acknowledging what comes."""
         self._control(host, "cgroup.freeze", "1", "frozen 1")

@@ -21,6 +21,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 from cluster.hosts import Cluster, Shape
 
+from ddl import _core
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 TWO_AND_A_SLOW_RAIL = Shape(2, rails=(10**9, 10**9 // 8))
@@ -123,6 +125,10 @@ def test_an_ill_host(own_cluster: Cluster, tmp_path: Path) -> None:
         f"mount -t tmpfs tmpfs {job}",
         "mount -t tmpfs -o size=1m tmpfs /dev/shm",
         "ip link set rail0 mtu 1400",
+        # An adapter that locks memory, and little that may be locked.
+        "mount -t tmpfs tmpfs /sys/class",
+        "mkdir -p /sys/class/infiniband/mlx5_0",
+        "prlimit --pid $sshd --memlock=65536:65536",
     )
     cluster.cut("node2", 1)
     path = f"{ROOT}:{clock}"
@@ -133,6 +139,7 @@ def test_an_ill_host(own_cluster: Cluster, tmp_path: Path) -> None:
         ("warning", "cpus", "all 2 ranks are bound to one of"),
         ("warning", "clock", "node1 ↔ node2, node2 ↔ node3: clocks are 90 s apart"),
         ("warning", "shm", "/dev/shm has 1 MiB"),
+        ("warning", "memlock", "only 64 KiB of memory may be locked, and the RDMA adapter mlx5_0"),
         ("warning", "mtu", "node1 ↔ node2, node2 ↔ node3: MTU 1400 on one side of rail0 and 1500 on the other"),
         ("warning", "ports", "on rail1"),
         ("error", "script", "train.py is not there"),
@@ -141,29 +148,16 @@ def test_an_ill_host(own_cluster: Cluster, tmp_path: Path) -> None:
     ):
         verdict = seen.find(level, check)
         assert words in verdict["text"] and verdict["hosts"] == ["node2"] and verdict["remedy"], verdict
-    expected = {"descriptors", "cpus", "clock", "shm", "mtu", "ports", "script", "names"}
+    expected = {"descriptors", "cpus", "clock", "shm", "memlock", "mtu", "ports", "script", "names"}
     assert {check for level, check in seen.bad - NOISE} == expected
     last = seen.out.splitlines()
     assert last[-2].startswith("error") and re.fullmatch(r"\d+ ok, \d+ warnings, 3 errors", last[-1])
 
 
-def drop_connections(cluster: Cluster, host: str, source: str) -> None:
-    """Let the host's firewall drop what would open a connection from an address to a port from 32768 up.
-
-    A classifier in classic BPF, as there is no nftables in every kernel: IP, TCP, SYN without ACK, source, port.
-    """
-    number = int.from_bytes(bytes(map(int, source.split("."))), "big")
-    code = f"13,40 0 0 12,21 0 9 2048,48 0 0 23,21 0 7 6,48 0 0 47,84 0 0 18,21 0 4 2,32 0 0 26,21 0 2 {number}," + (
-        "40 0 0 36,53 1 0 32768,6 0 0 4294967295,6 0 0 2"
-    )
-    rule = f"tc filter add dev rail0 ingress bpf da bytecode '{code}'"
-    shell(cluster, host, "tc qdisc add dev rail0 clsact", rule)
-
-
 @pytest.mark.parametrize("own_cluster", [THREE_WITH_RAILS], indirect=True)
 def test_a_firewall_and_a_black_hole_for_large_packets(own_cluster: Cluster, tmp_path: Path) -> None:
     cluster = own_cluster
-    drop_connections(cluster, "node2", cluster.address("node3"))
+    cluster.refuse("node2", "node3")
     for host in ("node1", "node2"):
         shell(cluster, host, "ip link set rail1 mtu 9000")  # and the switch between them still has 1500
     job = tmp_path / "job"
@@ -182,6 +176,47 @@ def test_a_firewall_and_a_black_hole_for_large_packets(own_cluster: Cluster, tmp
     assert re.search(r"^node2 +node3 +rail0 .* timeout$", seen.out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("own_cluster", [Shape(4, rails=(None, None))], indirect=True)
+def test_a_rail_that_does_not_lead_everywhere(own_cluster: Cluster, tmp_path: Path) -> None:
+    """Data is to go by rail1, where node2's cable is out and node3 has no route; ranks may share no memory."""
+    cluster = own_cluster
+    cluster.link_down("node2", 1)
+    shell(cluster, "node3", "ip route del 10.77.1.0/24")
+    chosen = ["-H", "node1:2,node2:2,node3:2", "--network-interface", "10.77.1.0/24"]
+    seen = doctor(cluster, *chosen, cwd=tmp_path, DDL_SHM="0")
+    assert seen.status == 1, seen.out
+    found = [one for one in seen.verdicts if (one["level"], one["check"]) == ("error", "interface")]
+    assert sorted((one["hosts"], one["text"]) for one in found) == [
+        (["node2"], "rail1 (10.77.1.2) has no carrier"),
+        (["node3"], "there is no route to node1, node2"),
+    ]
+    sharing = seen.find("warning", "sharing")
+    assert len(sharing["hosts"]) == 3 and "2 ranks are in 2 groups that share no memory" in sharing["text"]
+    assert {(level, check) for level, check in seen.bad - NOISE} == {
+        ("error", "interface"),
+        ("error", "ports"),
+        ("warning", "sharing"),
+    }
+    loopback = doctor(cluster, "-H", "node1:1,node2:1", "--network-interface", "lo", cwd=tmp_path)
+    text = "data is awaited on loopback (127.0.0.1), where no other host comes"
+    assert loopback.status == 1 and loopback.find("error", "interface")["text"] == text
+
+
+def test_one_machine_twice_and_a_core_that_does_not_load(own_cluster: Cluster, tmp_path: Path) -> None:
+    cluster = own_cluster
+    core = Path(_core.__file__)
+    nothing = tmp_path / "nothing.so"
+    nothing.write_bytes(b"no library")
+    shell(cluster, "node2", f"mount --bind {nothing} {core}")
+    seen = doctor(cluster, "-H", "node1,node2,10.77.0.1", cwd=tmp_path)
+    assert seen.status == 1, seen.out
+    twins = seen.find("error", "interface")
+    assert (twins["hosts"], twins["text"]) == (["node1", "10.77.0.1"], "they have the same address, 10.77.0.1")
+    broken = seen.find("error", "core")
+    assert broken["hosts"] == ["node2"] and "native core cannot be used: ImportError" in broken["text"]
+    assert "the native core cannot be loaded" in seen.find("error", "sharing")["text"]
+
+
 @pytest.mark.parametrize("own_cluster", [Shape(6)], indirect=True)
 def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> None:
     """Another version, no Python, a dead host, one that cannot call back, one that nobody knows; and a good one."""
@@ -192,7 +227,7 @@ def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> 
     shell(cluster, "node2", f"mount --bind {other}/ddl {ROOT}/ddl")
     shell(cluster, "node3", f"mount -t tmpfs tmpfs {Path(sys.executable).parent}")
     cluster.power_off("node4")
-    drop_connections(cluster, "node1", cluster.address("node5"))
+    cluster.refuse("node1", "node5")
     hosts = ",".join([*cluster.hosts, "nobody"])
     begin = time.monotonic()
     seen = doctor(cluster, "-H", hosts, "--start-timeout", "6", "--network-interface", "10.77.0.0/16", cwd=tmp_path)

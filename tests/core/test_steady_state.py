@@ -115,7 +115,9 @@ def costs_awake(answers: Calls) -> Dict[int, List[Dict[str, int]]]:
         number for number, one in enumerate(calls) if not any(name.endswith((": syscall", ": poll")) for name in one)
     ]
     assert awake, f"somebody slept in every window: {calls}"
-    return {number: [allocations[number], mutexes[number]] for number in awake if allocations[number] or mutexes[number]}
+    return {
+        number: [allocations[number], mutexes[number]] for number in awake if allocations[number] or mutexes[number]
+    }
 
 
 def run_free(counter: Path, case: str, **env: str) -> List[Dict[str, int]]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Dict, List
 
 import pytest
 from run.launcher import ROOT, Launcher, eventually
 
 from ddl.bootstrap import interfaces
+from ddl.bootstrap.reach import Door
 from ddl.errors import ConfigError, ProtocolError
 from ddl.run.cli import parse
 from ddl.run.control import Assignment, Invitation
 from ddl.run.launchers import mpi, slurm, ssh
 from ddl.run.placement import Placement
+from ddl.run.preflight import Peer, look_around, open_door, script_of, wrong_names
 
 pytestmark = pytest.mark.processes
 HERE = ("-H", "localhost:2")
@@ -166,8 +171,8 @@ def test_a_host_that_never_calls(launcher: Launcher, tmp_path: Path) -> None:
 def test_what_is_missing_on_a_host_is_said_before_anything_starts(tmp_path: Path) -> None:
     here = Assignment((0,), 1, 0, 1, (sys.executable, "-u", "train.py"), str(tmp_path), (), None, True, False, "")
     program = "import sys\n"
-    program += "from ddl.run.remote import _prepare; from ddl.run.control import Assignment; import json\n"
-    program += "_prepare(Assignment.parse(json.loads(sys.stdin.read())))"
+    program += "from ddl.run.preflight import prepare; from ddl.run.control import Assignment; import json\n"
+    program += "prepare(Assignment.parse(json.loads(sys.stdin.read())))"
     for change, words in [
         ({"directory": "/no/such"}, "the directory /no/such cannot be entered"),
         ({"command": ("/no/python", "-u", "train.py")}, "the program /no/python is not here"),
@@ -184,6 +189,88 @@ def test_what_is_missing_on_a_host_is_said_before_anything_starts(tmp_path: Path
             cwd=ROOT,
         )
         assert words in done.stderr, done.stderr
+
+
+def test_scripts_are_recognised() -> None:
+    for line, script in [
+        ("/usr/bin/python3.11 -u train.py --config other.py", "train.py"),
+        ("python -O -B dir/train.py", "dir/train.py"),
+        ("python -m train.py", ""),
+        ("python -c train.py", ""),
+        ("python -u", ""),
+        ("python -u data.csv x.py", ""),
+        ("./program train.py", ""),
+    ]:
+        assert script_of(line.split()) == script
+
+
+def peer(number: int, address: str, token: bytes = b"") -> Peer:
+    return Peer(number, f"me@h{number}", address, token.hex())
+
+
+def test_a_host_looks_around() -> None:
+    """One door is open, at one somebody else answers, one is closed; and there is nobody else to look at."""
+    with Door("127.0.0.1") as own, Door("127.0.0.1") as right, Door("127.0.0.1") as wrong:
+        closed = Door("127.0.0.1")
+        with closed:
+            pass
+        peers = [
+            peer(0, f"127.0.0.1:{own.port}", own.token),
+            peer(1, f"127.0.0.1:{right.port}", right.token),
+            peer(2, f"127.0.0.1:{wrong.port}", right.token),
+            peer(3, f"127.0.0.1:{closed.port}", closed.token),
+        ]
+        threads = [threading.Thread(target=greet_one, args=(door,)) for door in (right, wrong)]
+        for thread in threads:
+            thread.start()
+        found = look_around(0, peers, own)
+        for thread in threads:
+            thread.join()
+    assert found["problems"] == [
+        f"me@h0 cannot connect to me@h2 at 127.0.0.1:{wrong.port}: somebody else answers there",
+        f"me@h0 cannot connect to me@h3 at 127.0.0.1:{closed.port}: refused",
+    ]
+
+
+def greet_one(door: Door) -> None:
+    assert select.select([door], [], [], 20)[0]
+    door.greet()
+
+
+def test_two_hosts_look_around_at_once() -> None:
+    """Each greets the other while it waits for the other's greeting."""
+    with Door("127.0.0.1") as one, Door("127.0.0.1") as other:
+        peers = [peer(0, f"127.0.0.1:{one.port}", one.token), peer(1, f"127.0.0.1:{other.port}", other.token)]
+        found: List[Dict[str, List[str]]] = []
+        thread = threading.Thread(target=lambda: found.append(look_around(0, peers, one)))
+        thread.start()
+        # The second one goes on greeting after it has seen all, as agents do until the job begins.
+        found.append(look_around(1, peers, other))
+        while thread.is_alive():
+            if select.select([other], [], [], 0.05)[0]:
+                other.greet()
+    assert [entry["problems"] for entry in found] == [[], []]
+
+
+def test_names_that_lead_to_other_hosts() -> None:
+    peers = [peer(0, "10.0.0.1:1"), peer(1, "10.0.0.2:2")]
+    for found, words in [
+        ({"h0": ["127.0.1.1"], "h1": ["10.0.0.2"]}, []),
+        ({"h0": ["10.0.0.1"], "h1": []}, []),  # DDL needs no names
+        ({"h0": ["10.0.0.1"], "h1": ["192.168.0.7"]}, []),  # another interface of it, or an address that is translated
+        ({"h0": ["10.0.0.1"], "h1": ["10.0.0.1"]}, ["on me@h0, the name me@h1 leads to 10.0.0.1, which is me@h0"]),
+        ({"h0": ["10.0.0.2"], "h1": ["10.0.0.2"]}, ["on me@h0, the name me@h0 leads to 10.0.0.2, which is me@h1"]),
+        ({"h0": ["10.0.0.1"], "h1": ["127.0.0.1"]}, ["on me@h0, the name me@h1 leads to 127.0.0.1, which is me@h0"]),
+        ({"h0": ["10.0.0.1"]}, ["me@h0 got no answer within 1 s when it asked for the address of me@h1"]),
+    ]:
+        warnings = list(wrong_names(peers[0], peers, found))
+        assert [text.partition(";")[0] for text in warnings] == words
+
+
+def test_an_address_that_this_host_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDL_INTERFACE", "192.0.2.1")
+    with pytest.raises(ConfigError, match="data cannot be awaited on 192.0.2.1: .*--network-interface"):
+        open_door("127.0.0.1")
 
 
 def test_invitations_are_read_back_and_not_shown() -> None:

@@ -10,6 +10,7 @@ from typing import List, Mapping, Tuple
 
 from ddl.bootstrap.interfaces import is_local
 from ddl.errors import ConfigError
+from ddl.run.hosts import bare_name
 from ddl.run.launchers import Start
 from ddl.run.placement import Placement
 
@@ -22,8 +23,7 @@ def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:
     """Return what starts the agents. ConfigError if there is no ssh."""
     found = []
     for number, host in enumerate(placement.hosts):
-        name = host.rpartition("@")[2].strip("[]")
-        if is_local(name):
+        if is_local(bare_name(host)):
             command: Tuple[str, ...] = (sys.executable, "-m", "ddl.run.remote")
         else:
             command = (_ssh(environ), *_OPTIONS, host.strip("[]"), _remote_command(environ))

@@ -1,4 +1,4 @@
-"""What a probe finds out about the ways to other hosts: who can be reached, how far, how wide, how late its clock is.
+"""What a probe finds out about the ways to other hosts: what passes, how far, how wide, how late its clock is.
 
 A ``Responder`` (responder.py) there answers. All waiting has a deadline, and nothing is fatal: what does not work is
 what was to be found out.
@@ -7,8 +7,6 @@ what was to be found out.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import select
 import socket
 import statistics
@@ -18,103 +16,18 @@ from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ddl.bootstrap.auth import prove_as_client, read_exactly
+from ddl.bootstrap.reach import TOKEN, Target
 from ddl.errors import Error
-from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, TOKEN, WANTS
+from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, WANTS
 
-__all__ = ["Attempt", "Target", "connect_all", "measure", "schedule", "try_large_packets"]
+__all__ = ["measure", "schedule", "try_large_packets"]
 
-_CONNECT_SECONDS = 3.5  #: two more tries of the kernel's, after 1 s and 3 s
-_AT_ONCE = 200  #: connections under way at a time, well below any limit of descriptors
+_AT_ONCE = 200  #: sockets at a time, well below any limit of descriptors
 _LARGE_SECONDS = 1.2
 _RETRY_SECONDS = 0.3
 _ROUND_TRIPS = 64
-_IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 14, 10, 3  # linux/in.h; the socket module lacks them
+_IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h; the socket module lacks them
 _HEADERS = 28  # bytes of IP and UDP
-
-
-# --- who can be reached ---
-
-
-@dataclass(frozen=True)
-class Target:
-    """An address of another host and the port of a responder there."""
-
-    host: int
-    address: str
-    port: int
-    token: bytes
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What came of connecting: a problem or none, and our own address on that way."""
-
-    problem: str = ""
-    stranger: bool = False
-    source: str = ""
-    mtu: int = 0
-
-
-def connect_all(targets: Sequence[Target]) -> Dict[Target, Attempt]:
-    """Connect to all, many at a time, and see who answers."""
-    found: Dict[Target, Attempt] = {}
-    for start in range(0, len(targets), _AT_ONCE):
-        found.update(_connect_some(targets[start : start + _AT_ONCE]))
-    return found
-
-
-def _connect_some(targets: Sequence[Target]) -> Dict[Target, Attempt]:
-    found: Dict[Target, Attempt] = {}
-    waiting: Dict[int, Tuple[Target, socket.socket]] = {}
-    poller = select.poll()
-    with contextlib.ExitStack() as stack:
-        for target in targets:
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            sock.setblocking(False)
-            code = sock.connect_ex((target.address, target.port))
-            if code not in (0, errno.EINPROGRESS):
-                found[target] = Attempt(_named(code))
-                continue
-            waiting[sock.fileno()] = (target, sock)
-            poller.register(sock, select.POLLOUT)
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        connected: Dict[int, Tuple[Target, socket.socket]] = {}
-        while waiting and time.monotonic() < deadline:
-            for fd, events in poller.poll(max(1, int(1000 * (deadline - time.monotonic())))):
-                target, sock = waiting[fd] if fd in waiting else connected[fd]
-                if fd not in connected and events & (select.POLLOUT | select.POLLERR):
-                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    if code:
-                        found[target] = Attempt(_named(code))
-                        poller.unregister(fd)
-                        del waiting[fd]
-                    else:
-                        connected[fd] = waiting[fd]
-                        poller.modify(fd, select.POLLIN)
-                elif fd in connected:
-                    found[target] = _greeted(target, sock)
-                    poller.unregister(fd)
-                    del waiting[fd]
-        for target, _ in waiting.values():
-            found[target] = Attempt("timeout")
-    return found
-
-
-def _named(code: int) -> str:
-    """Return a word for an error of connect: our own for the usual ones, which a verdict must tell apart."""
-    words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout", errno.EHOSTUNREACH: "unreachable"}
-    words.update({errno.ENETUNREACH: "no route", errno.EACCES: "forbidden", errno.EPERM: "forbidden"})
-    return words.get(code) or os.strerror(code)
-
-
-def _greeted(target: Target, sock: socket.socket) -> Attempt:
-    try:
-        token = sock.recv(TOKEN)
-        source = str(sock.getsockname()[0])
-        mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
-    except OSError as error:
-        return Attempt(_named(error.errno or 0))
-    return Attempt("", token != target.token, source, mtu)
 
 
 # --- whether large packets pass ---

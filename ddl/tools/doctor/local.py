@@ -21,6 +21,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 
 from ddl._version import __version__
 from ddl.bootstrap.interfaces import addresses, source_towards
+from ddl.run.hosts import bare_name
 from ddl.tools.doctor.facts import Interface, Local, Task
 
 __all__ = ["answers_in_time", "examine", "interfaces", "quota"]
@@ -125,7 +126,7 @@ def _names(
     """Ask for the addresses of the hosts' names, and for the names of their addresses."""
 
     def forward(host: str) -> Tuple[str, ...]:
-        found = socket.getaddrinfo(host.rpartition("@")[2].strip("[]"), None, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(bare_name(host), None, socket.AF_INET, socket.SOCK_STREAM)
         return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def backward(address: str) -> str:

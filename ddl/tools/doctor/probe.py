@@ -15,12 +15,13 @@ import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.reach import TOKEN, Attempt, Target, connect_all
 from ddl.bootstrap.store import StoreClient
 from ddl.errors import Error
 from ddl.tools.doctor.facts import Interface, Link, Task
-from ddl.tools.doctor.link import Attempt, Target, connect_all, measure, schedule, try_large_packets
+from ddl.tools.doctor.link import measure, schedule, try_large_packets
 from ddl.tools.doctor.local import examine, interfaces
-from ddl.tools.doctor.responder import TOKEN, Responder
+from ddl.tools.doctor.responder import Responder
 
 __all__ = ["MARK", "main"]
 

@@ -17,9 +17,8 @@ from typing import Tuple
 from ddl.bootstrap.auth import prove_as_server, read_exactly
 from ddl.errors import Error
 
-__all__ = ["CHUNK", "FLOOD", "TIME", "TOKEN", "WANTS", "Responder"]
+__all__ = ["CHUNK", "FLOOD", "TIME", "WANTS", "Responder"]
 
-TOKEN = 16  #: bytes by which a responder is known
 CHUNK = 1 << 20  #: bytes sent or received at a time
 WANTS = struct.Struct("!cd")  #: what, and for how many seconds
 TIME = struct.Struct("!d")  #: the answer to "t": seconds since the epoch

@@ -50,7 +50,7 @@ _SAYINGS: Tuple[Tuple[str, str, str], ...] = (
         "let that host connect to this one on any port from 32768 up: it reached nobody on this one's addresses",
     ),
     (
-        r"there is no network interface",
+        r"there is no network interface|data cannot be awaited on",
         "interface",
         "name one that every host has: --network-interface NAME, or the network as 10.1.0.0/16 if names differ",
     ),
