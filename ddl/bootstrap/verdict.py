@@ -242,7 +242,7 @@ class Verdict:
         silent = sorted(probing.members - answered - self._left.keys())
         if silent:
             verb, whose = ("does", "its host is") if len(silent) == 1 else ("do", "their hosts are")
-            return silent[0], f"{name_ranks(silent)} {verb} not answer (stopped, or {whose} unreachable)"
+            return silent[0], f"{name_ranks(silent)} {verb} not answer (stopped, or {whose} unreachable or very slow)"
         behind = {r: s for r, s in sorted(probing.states.items()) if 0 <= s["submitted"] < seq}
         behind = {r: s for r, s in behind.items() if r not in probing.suspects}
         if behind:

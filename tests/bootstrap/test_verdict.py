@@ -173,7 +173,7 @@ def test_silent_ranks(final: bool) -> None:
     verdict = job()
     verdict.received(1, stalled(final=final), 1.0)
     verdict.received(0, state(submitted=2, op=""), 1.1)  # also behind, but it answers
-    text = "ranks 2, 3 do not answer (stopped, or their hosts are unreachable)"
+    text = "ranks 2, 3 do not answer (stopped, or their hosts are unreachable or very slow)"
     expected = told([0, 1, 2, 3], fail(0, "CollectiveTimeout", 2, text)) if final else told([1], stall(text))
     assert verdict.tick(1.0 + PROBE_GRACE) == expected
     assert verdict.received(3, state(), 1.4) == []  # too late
@@ -182,7 +182,7 @@ def test_silent_ranks(final: bool) -> None:
 def test_one_silent_rank() -> None:
     verdict = job(2)
     verdict.received(0, stalled(final=True), 1.0)
-    text = "rank 1 does not answer (stopped, or its host is unreachable)"
+    text = "rank 1 does not answer (stopped, or its host is unreachable or very slow)"
     assert verdict.tick(2.0) == told([0, 1], fail(0, "CollectiveTimeout", 1, text))
 
 

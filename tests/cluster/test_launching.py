@@ -79,13 +79,19 @@ def test_digits_through_mpi(hosts: Cluster, alone: List[float], flavour: str) ->
 
 
 LOOK = """
-import glob, os
-for path in glob.glob("/proc/[0-9]*/cmdline"):
+import glob, os, stat, sys
+def look(path):
     try:
         with open(path, errors="replace") as file:
             assert os.environ["DDL_SECRET"] not in file.read(), path
     except (FileNotFoundError, ProcessLookupError):
         pass  # it has ended since
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    look(path)
+for folder in sys.argv[1:]:
+    for path in glob.glob(folder + "/**", recursive=True):
+        if os.path.isfile(path) and os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            look(path)
 print("looked")
 """
 
@@ -100,6 +106,18 @@ def test_the_secret_is_on_no_command_line_of_any_host(hosts: Cluster, launcher: 
     line = ddlrun(*EIGHT, *options, "--no-prefix", sys.executable, "-c", LOOK)
     done = hosts.run("node1", line, env=variables, cwd="/", timeout=60, check=False)
     assert done.stdout.splitlines() == ["looked"] * 8, done.stderr
+
+
+def test_the_secret_is_on_no_command_line_of_slurms_and_in_no_file(hosts: Cluster) -> None:
+    reason = why_no_slurm()
+    if reason is not None:
+        missing(reason)
+    with slurm(hosts) as variables:
+        folder = str(Path(variables["SLURM_CONF"]).parent)
+        look = ddlrun("--no-prefix", sys.executable, "-c", LOOK, folder)
+        line = ["salloc", "-N4", "-n8", "--ntasks-per-node=2", "-Q", *look]
+        done = hosts.run("node1", line, env={**environ(), **variables}, cwd="/", timeout=60, check=False)
+        assert done.stdout.splitlines() == ["looked"] * 8, done.stderr
 
 
 def test_digits_through_slurm(hosts: Cluster, alone: List[float]) -> None:
