@@ -192,7 +192,43 @@ def test_nothing_is_left_and_the_host_is_named(how: str, clusters_can_be_built: 
             assert "the connection to its agent is gone" in err and "host node" in err
         if how == "cut":
             time.sleep(1)
-        deadline = time.monotonic() + 20
-        while left(cluster) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not left(cluster)
+        assert eventually_gone(cluster), left(cluster)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("launcher", "program", "goes_on"),
+    [("ssh", "ssh -T .*node2", True), ("mpich", "mpiexec -launcher", False), ("openmpi", "prterun", False)],
+)
+def test_a_launcher_dies(launcher: str, program: str, goes_on: bool, clusters_can_be_built: None) -> None:
+    """A job needs ssh only to begin. MPI's launchers take their agents along; then a host is named."""
+    folder = ROOT / f".venv-{launcher}" / "bin"
+    if launcher != "ssh" and not (folder / "mpiexec").exists():
+        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+    options = [] if launcher == "ssh" else ["--launcher", "mpi"]
+    variables = environ(PATH=f"{folder}:{os.environ['PATH']}")
+    line = ddlrun(*options, "-H", "node1:1,node2:1,node3:1", "sh", "-c", "echo on; exec sleep 61")
+    pipe = subprocess.PIPE
+    with Cluster(FOUR_HOSTS) as cluster:
+        with cluster.popen(
+            "node1", line, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        ) as job:
+            assert job.stdout is not None
+            assert sorted(job.stdout.readline() for _ in range(3)) == ["[0] on\n", "[1] on\n", "[2] on\n"]
+            assert cluster.run("node1", ["pkill", "-9", "-f", program], check=False).returncode == 0
+            if goes_on:
+                time.sleep(1)
+                assert job.poll() is None
+                cluster.run("node1", ["pkill", "-TERM", "-f", "ddl.run -"])
+            _, err = job.communicate(timeout=40)
+        assert job.returncode == (143 if goes_on else 1), err
+        named = r"host node\d \(rank \d\): (the connection to its agent is gone|its agent was told to stop by SIGTERM)"
+        assert goes_on or re.search(named, err), err
+        assert eventually_gone(cluster), left(cluster)
+
+
+def eventually_gone(cluster: Cluster) -> bool:
+    deadline = time.monotonic() + 20
+    while left(cluster) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not left(cluster)
