@@ -206,10 +206,11 @@ def test_a_launcher_dies(launcher: str, program: str, goes_on: bool, clusters_ca
     if launcher != "ssh" and not (folder / "mpiexec").exists():
         missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
     options = [] if launcher == "ssh" else ["--launcher", "mpi"]
-    variables = environ(PATH=f"{folder}:{os.environ['PATH']}")
     line = ddlrun(*options, "-H", "node1:1,node2:1,node3:1", "sh", "-c", "echo on; exec sleep 61")
     pipe = subprocess.PIPE
     with Cluster(FOUR_HOSTS) as cluster:
+        # A prterun that is killed leaves a directory, over which the next one of the same process id would stumble.
+        variables = environ(PATH=f"{folder}:{os.environ['PATH']}", TMPDIR=str(cluster.directory))
         with cluster.popen(
             "node1", line, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
         ) as job:
