@@ -15,7 +15,7 @@ from ddl.tools.doctor.facts import Facts, Link
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
 from ddl.tools.doctor.verdicts import ERROR, OK, WARNING, Verdict, judge
-from ddl.tools.doctor.words import duration, rate
+from ddl.tools.doctor.words import counted, duration, rate
 
 __all__ = ["add_arguments", "link_table", "run", "summary", "verdict_lines"]
 
@@ -83,11 +83,7 @@ def _hosts(names: Sequence[str], facts: Facts) -> str:
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return the last line."""
     counts = {level: sum(one.level == level for one in verdicts) for level in (OK, WARNING, ERROR)}
-    return f"{counts[OK]} ok, {_count(counts[WARNING], 'warning')}, {_count(counts[ERROR], 'error')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{counts[OK]} ok, {counted(counts[WARNING], 'warning')}, {counted(counts[ERROR], 'error')}"
 
 
 def link_table(facts: Facts) -> List[str]:
