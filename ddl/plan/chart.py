@@ -77,7 +77,7 @@ class Rows:
             if level == levels and not shares:
                 continue
             margin = HALF + _PADDING * (level - 1)
-            for place, group in groupby(shown, key=lambda rank: topology.coordinates(rank)[level:]):  # noqa: B023
+            for place, group in groupby(shown, key=lambda rank: topology.coordinates(rank)[level:]):
                 rows = [self.at[rank] for rank in group]
                 label = f"{topology.dimensions[level].name.rstrip('s')} {place[0]}" if place else ""
                 self.frames.append(Frame(level, label, shares, rows[0] - margin, rows[-1] + margin))

@@ -6,8 +6,6 @@ Status 0 if there is no error (warnings are none), 1 if there is, 2 for bad usag
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -16,6 +14,7 @@ from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
 from ddl.tools.doctor.verdicts import ERROR, OK, WARNING, Verdict, judge
 from ddl.tools.doctor.words import counted, duration, rate
+from ddl.tools.json_file import write_json
 
 __all__ = ["add_arguments", "link_table", "run", "summary", "verdict_lines"]
 
@@ -49,16 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     shown = [one for one in verdicts if not arguments.quiet or one.level != OK]
     print("\n".join([*verdict_lines(shown, facts), summary(verdicts)]))
     return int(failed)
-
-
-def write_json(path: str, content: Dict[str, object]) -> None:
-    """Write ``content`` to a file, or for "-" to standard output."""
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
 
 
 def verdict_lines(verdicts: Sequence[Verdict], facts: Facts) -> List[str]:

@@ -14,8 +14,8 @@ from ddl.plan import Collective, Plan, algorithms, build
 from ddl.plan.draw import draw
 from ddl.plan.layout import ROOTED
 from ddl.plan.verify import verify
-from ddl.tools.doctor.command import write_json
 from ddl.tools.doctor.words import bytes_text, counted
+from ddl.tools.json_file import write_json
 from ddl.tools.plan.figures import Figures, figures
 from ddl.tools.plan.report import report, steps_lines
 from ddl.topology import Topology
@@ -76,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verify or seconds <= _MOST_SECONDS:
         plans = [build(collective, line.algorithm, topology, rank, root) for rank in range(topology.size)]
         proof = verify(plans)
+        if any(plan.in_place for plan in plans):
+            verify(plans, in_place=True)  # the same steps, but here they could overwrite what is still to be read
     found = figures(plans, proof, topology, arguments.bytes, line)
     if arguments.svg:
         if proof is None:
@@ -117,7 +119,7 @@ def _line(collective: Collective, topology: Topology, algorithm: Optional[str], 
 def _effort(plan: Plan) -> float:
     """Estimate the seconds to verify the plans of all ranks: a step with a peer compares clocks of all ranks."""
     each = sum(max(1, len(step.peers)) * (plan.size + step.count) for channel in plan.channels for step in channel)
-    return each * plan.size * _SECONDS_EACH
+    return each * plan.size * _SECONDS_EACH * (2 if plan.in_place else 1)
 
 
 def _subtitle(found: Figures) -> str:
