@@ -21,8 +21,9 @@ __all__ = ["Dimension", "Link", "Topology"]
 #: What ``parse`` calls the dimensions of a mode string, innermost first.
 _NAMES = ("ranks", "hosts", "racks", "aisles")
 _SIZES = re.compile(r"[0-9]+(?:[xX][0-9]+)*")
-#: A longer digit string is a typing error; it is refused before it is multiplied.
+#: A longer digit string, or more ranks, is a typing error; it is refused before memory is taken for it.
 _LARGEST_SIZE_DIGITS = 9
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class Topology:
                 f"mode {text!r}: its sizes multiply to {given}, but the job has {size} ranks; "
                 "make the product equal to the number of ranks"
             )
+        if given > _MOST_RANKS:
+            raise ConfigError(f"mode {text!r}: its sizes multiply to {given}; more than {_MOST_RANKS} are refused")
         names = _NAMES + tuple(f"dimension{i + 1}" for i in range(len(_NAMES), len(sizes)))
         dimensions = tuple(Dimension(names[i], p, i < shared) for i, p in enumerate(sizes))
         return cls(dimensions, tuple(range(given)))
@@ -173,6 +176,14 @@ class Topology:
         position = self.position(rank)
         start = position - position // stride % size * stride
         return self.order[start : start + stride * size : stride]
+
+    def crossed(self, rank: int, other: int) -> int:
+        """Return the outermost dimension (an index) in which two different ranks differ: whose link joins them."""
+        pairs = zip(self.coordinates(rank), self.coordinates(other))
+        differing = [dimension for dimension, (mine, theirs) in enumerate(pairs) if mine != theirs]
+        if not differing:
+            raise InvalidArgument(f"topology {self}: no link joins rank {rank} to itself; give two different ranks")
+        return differing[-1]
 
     def local_group(self, rank: int) -> Tuple[int, ...]:
         """Return the ranks that share memory with ``rank`` and itself, in order of position."""

@@ -26,7 +26,7 @@ class Lane:
         self.clock = [0] * lanes
         self.depth = 0  # length of the longest chain of messages and meets that led here
         self.notices: List[Tuple[int, List[int], int]] = []  # phase, clock, depth
-        self.messages = self.signals = self.chunks_sent = self.chunks_read = self.chunks_written = 0
+        self.depths: List[int] = []  # the depth after each step that is done
 
     @property
     def rank(self) -> int:

@@ -69,6 +69,7 @@ class Replay:
                     self._waiting[wait].append(lane)
                     break
                 lane.next += 1
+                lane.depths.append(lane.depth)
                 lane.clock[lane.number] = lane.next
         if blocked:
             raise self._deadlock(blocked)
@@ -93,9 +94,6 @@ class Replay:
         message = _Message(lane, step, *self.memory.send(lane, step))
         self._queues[lane.rank, step.peers[0], lane.channel].append(message)
         self._wake((lane.number, "message"))
-        lane.messages += step.count > 0
-        lane.signals += step.count == 0
-        lane.chunks_sent += step.count
         return None
 
     def _receive(self, lane: Lane, step: Step) -> Optional[_Wait]:
@@ -120,20 +118,17 @@ class Replay:
         for peer in step.peers:
             values = self.memory.add(lane, step, values, self.memory.read(lane, step, peer, step.src))
         self.memory.write(lane, step, lane.rank, step.dst, values)
-        lane.chunks_read += step.count * len(step.peers)
         return None
 
     def _copy_from(self, lane: Lane, step: Step) -> Optional[_Wait]:
         values = self.memory.read(lane, step, step.peers[0], step.src)
         self.memory.write(lane, step, lane.rank, step.dst, values)
-        lane.chunks_read += step.count
         return None
 
     def _copy_to(self, lane: Lane, step: Step) -> Optional[_Wait]:
         values = self.memory.read(lane, step, lane.rank, step.src)
         for peer in step.peers:
             self.memory.write(lane, step, peer, step.dst, values)
-        lane.chunks_written += step.count * len(step.peers)
         return None
 
     def _copy(self, lane: Lane, step: Step) -> Optional[_Wait]:

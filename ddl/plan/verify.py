@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from ddl.plan.checks import PlanError, check_layouts, check_steps, failure, sources
+from ddl.plan.counts import count
 from ddl.plan.ir import Collective, Plan
 from ddl.plan.layout import REDUCING
 from ddl.plan.memory import Lane
@@ -37,6 +38,8 @@ class Proof:
     chunks_written: Tuple[int, ...]  #: chunks that it writes directly into peers' memory
     steps: Tuple[int, ...]  #: lines of its plan
     rounds: Tuple[int, ...]  #: longest chain of messages and meets that its end depends on
+    #: By rank, channel and step: how many rounds are over, at the earliest, when the step is done.
+    depths: Tuple[Tuple[Tuple[int, ...], ...], ...]
 
     def bytes_sent(self, rank: int, nbytes: int) -> Fraction:
         """Return how many bytes ``rank`` sends if all chunks together have ``nbytes``, evenly cut."""
@@ -84,19 +87,21 @@ def _check_barrier(plans: Sequence[Plan], replay: Replay) -> None:
 
 
 def _count(plans: Sequence[Plan], lanes: Sequence[Lane]) -> Proof:
-    counted = ("messages", "signals", "chunks_sent", "chunks_read", "chunks_written")
-    sums = {name: [0] * len(plans) for name in counted}
-    rounds = [0] * len(plans)
+    counts = [count(plan) for plan in plans]
+    depths: List[List[Tuple[int, ...]]] = [[] for _ in plans]
     for lane in lanes:
-        for name in counted:
-            sums[name][lane.rank] += getattr(lane, name)
-        rounds[lane.rank] = max(rounds[lane.rank], lane.depth)
+        depths[lane.rank].append(tuple(lane.depths))
     return Proof(
         collective=plans[0].collective,
         algorithm=plans[0].algorithm,
         size=len(plans),
         chunks=plans[0].chunks,
+        messages=tuple(c.messages for c in counts),
+        signals=tuple(c.signals for c in counts),
+        chunks_sent=tuple(c.chunks_sent for c in counts),
+        chunks_read=tuple(c.chunks_read for c in counts),
+        chunks_written=tuple(c.chunks_written for c in counts),
         steps=tuple(sum(len(channel) for channel in plan.channels) for plan in plans),
-        rounds=tuple(rounds),
-        **{name: tuple(counts) for name, counts in sums.items()},
+        rounds=tuple(max((lane[-1] for lane in of_rank if lane), default=0) for of_rank in depths),
+        depths=tuple(tuple(of_rank) for of_rank in depths),
     )

@@ -12,12 +12,13 @@ from typing import List, Tuple
 
 import pytest
 
+from ddl.plan.words import ranks_text
+from ddl.svg import shortened
 from ddl.tools import cli
 from ddl.tools.doctor.facts import Facts, Host, Interface, Link, Local
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.topo.drawing import draw
-from ddl.tools.topo.svg import shortened
-from ddl.tools.topo.tree import ranks_text, tree
+from ddl.tools.topo.tree import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,8 +6,6 @@ Status 0 if there is no error (warnings are none), 1 if there is, 2 for bad usag
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -15,7 +13,8 @@ from ddl.tools.doctor.facts import Facts, Link
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
 from ddl.tools.doctor.verdicts import ERROR, OK, WARNING, Verdict, judge
-from ddl.tools.doctor.words import duration, rate
+from ddl.tools.doctor.words import counted, duration, rate
+from ddl.tools.json_file import write_json
 
 __all__ = ["add_arguments", "link_table", "run", "summary", "verdict_lines"]
 
@@ -51,16 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed)
 
 
-def write_json(path: str, content: Dict[str, object]) -> None:
-    """Write ``content`` to a file, or for "-" to standard output."""
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-
-
 def verdict_lines(verdicts: Sequence[Verdict], facts: Facts) -> List[str]:
     """Return a line for each verdict: level, check, hosts, text, remedy."""
     rows = [(one.level, one.check, _hosts(one.hosts, facts)) for one in verdicts]
@@ -83,11 +72,7 @@ def _hosts(names: Sequence[str], facts: Facts) -> str:
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return the last line."""
     counts = {level: sum(one.level == level for one in verdicts) for level in (OK, WARNING, ERROR)}
-    return f"{counts[OK]} ok, {_count(counts[WARNING], 'warning')}, {_count(counts[ERROR], 'error')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{counts[OK]} ok, {counted(counts[WARNING], 'warning')}, {counted(counts[ERROR], 'error')}"
 
 
 def link_table(facts: Facts) -> List[str]:

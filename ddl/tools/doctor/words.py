@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Sequence, Tuple
+from fractions import Fraction
+from typing import Iterable, Sequence, Tuple, Union
 
-__all__ = ["bytes_text", "duration", "pairs_text", "rate"]
+__all__ = ["bytes_text", "counted", "duration", "pairs_text", "rate"]
 
 _SHOWN = 3  # pairs of hosts in one line
 
@@ -22,12 +23,17 @@ def rate(bits_per_s: float) -> str:
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def bytes_text(count: int) -> str:
+def bytes_text(count: Union[int, Fraction]) -> str:
     """Return ``64 MiB``."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << shift:
-            return f"{count / (1 << shift):.3g} {unit}"
-    return f"{count} bytes"
+    units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
+    unit, shift = next((one for one in units if count >= 1 << one[1]), ("bytes", 0))
+    value = float(count / Fraction(1 << shift))
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 host`` or ``3 hosts``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def pairs_text(pairs: Iterable[Tuple[str, str]]) -> str:

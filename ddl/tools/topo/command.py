@@ -10,10 +10,11 @@ import json
 from typing import Sequence
 
 from ddl.errors import ConfigError
-from ddl.tools.doctor.command import link_table, write_json
+from ddl.tools.doctor.command import link_table
 from ddl.tools.doctor.facts import Facts, facts_from_json
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
+from ddl.tools.json_file import write_json
 from ddl.tools.topo.drawing import draw
 from ddl.tools.topo.tree import tree
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
+from ddl.plan.words import ranks_text
 from ddl.tools.doctor.facts import Facts, Host
 from ddl.tools.doctor.rails import Rail
 from ddl.tools.doctor.words import duration, rate
 
-__all__ = ["groups_of", "measured", "rail_text", "ranks_text", "tree"]
+__all__ = ["groups_of", "measured", "rail_text", "tree"]
 
 
 def tree(facts: Facts, rails: Sequence[Rail]) -> List[str]:
@@ -55,15 +56,6 @@ def groups_of(facts: Facts, host: Host) -> List[Tuple[Tuple[int, ...], bool]]:
         return [(host.ranks, False)]
     groups = [tuple(rank for rank in group if rank in host.ranks) for group in facts.groups]
     return [(group, len(group) > 1) for group in groups if group]
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0, 1`` or ``ranks 0–7``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}–{ranks[-1]}"
-    return "ranks " + ", ".join(map(str, ranks))
 
 
 def rail_text(rail: Rail) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import List
 from xml.sax.saxutils import escape, quoteattr
 
@@ -42,8 +43,23 @@ class Pen:
             f'stroke-width="{width:g}"{_dashed(dash)}/>'
         )
 
-    def dot(self, x: float, y: float, *, color: str) -> None:
-        self._elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, *, color: str, width: float = 2) -> None:
+        """Draw a line with a head at its second end."""
+        length = math.hypot(x2 - x1, y2 - y1) or 1.0
+        along, across = (x2 - x1) / length, (y2 - y1) / length  # the direction, as a vector of length 1
+        head = 4 + 2 * width
+        x, y = x2 - head * along, y2 - head * across  # the middle of the head's base
+        self.line(x1, y1, x, y, color=color, width=width)
+        corners = [(x2, y2)] + [(x - side * head * across / 2, y + side * head * along / 2) for side in (1, -1)]
+        points = " ".join(f"{corner_x:.1f},{corner_y:.1f}" for corner_x, corner_y in corners)
+        self._elements.append(f'<polygon points="{points}" fill="{color}"/>')
+
+    def dot(self, x: float, y: float, *, color: str, fill: str = "") -> None:
+        """Draw a dot, or with ``fill`` a ring around that colour."""
+        self._elements.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if fill else 4}" fill="{fill or color}"'
+            + (f' stroke="{color}" stroke-width="1.6"/>' if fill else "/>")
+        )
 
     def text(
         self,

@@ -1,0 +1,110 @@
+"""What ``ddl plan`` prints: the figures as a table, and the steps of one rank."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from ddl.plan import Plan
+from ddl.plan.counts import Counts
+from ddl.plan.verify import Proof
+from ddl.plan.words import step_text
+from ddl.tools.doctor.words import bytes_text, duration
+from ddl.tools.plan.figures import Figures
+
+__all__ = ["report", "steps_lines"]
+
+#: The columns of the table: what is counted, and whether in chunks.
+_COLUMNS: Dict[str, Tuple[Callable[[Counts], int], bool]] = {
+    "messages": (lambda counts: counts.messages, False),
+    "empty": (lambda counts: counts.signals, False),
+    "sent": (lambda counts: counts.chunks_sent, True),
+    "received": (lambda counts: counts.chunks_received, True),
+    "read": (lambda counts: counts.chunks_read, True),
+    "written": (lambda counts: counts.chunks_written, True),
+}
+
+
+def report(found: Figures, seconds: float) -> List[str]:
+    """Return the lines about all ranks; ``seconds``: what it takes to verify them."""
+    return [_title(found), _verdict(found, seconds), "", *_sizes(found), "", *_table(found), *_paper(found)]
+
+
+def _title(found: Figures) -> str:
+    size, local = found.topology.size, found.topology.local_size
+    sharing = "all share memory" if local == size else f"groups of {local} share memory"
+    sharing = "no two share memory" if local == 1 else sharing
+    who = f"{size} ranks, {sharing}" if size > 1 else "one rank"
+    what = f"{found.collective.name.lower()} of {bytes_text(found.nbytes)}" if found.chunks else "barrier"
+    return f"{what} by {found.line.algorithm} on {found.topology}: {who}"
+
+
+def _verdict(found: Figures, seconds: float) -> str:
+    if found.verified:
+        return "verified: the result is right, nobody waits for ever and nothing is overwritten, at any speeds"
+    return f"NOT VERIFIED: with so many ranks that takes about {duration(seconds)}; --verify does it"
+
+
+def _sizes(found: Figures) -> List[str]:
+    rounds = "not known, as it was not verified" if found.rounds is None else str(found.rounds)
+    lines = [f"rounds  {rounds}"]
+    if found.chunks:
+        lines.append(f"chunks  {found.chunks} of {bytes_text(found.chunk_bytes)}")
+        pieces = "one"
+        if found.pieces > 1:
+            size = bytes_text(found.line.piece_bytes)
+            pieces = f"about {found.pieces} of {size}, {found.line.in_flight} at once; each runs the plan once"
+        lines.append(f"pieces  {pieces}")
+    return lines
+
+
+def _table(found: Figures) -> List[str]:
+    """A line for each dimension over which anything goes, and their sum."""
+    names = [f"between {dimension.name}" for dimension in found.topology.dimensions]
+    alike = len({(rank.everybody, rank.dimensions) for rank in found.ranks}) == 1
+    who = "each rank" if alike and found.verified else "least–most" if found.verified else f"rank {found.ranks[0].rank}"
+    rows = [(name, [rank.dimensions[d] for rank in found.ranks]) for d, name in enumerate(names)]
+    rows = [(name, counts) for name, counts in rows if any(one != Counts() for one in counts)]
+    if not rows:
+        return [f"{who}: nothing is sent, read or written"]
+    everybody = [rank.everybody for rank in found.ranks]
+    columns = [name for name, (of, _) in _COLUMNS.items() if any(map(of, everybody))]
+    cells = [[who, *columns]]
+    cells += [[name, *(_cell(found, column, counts) for column in columns)] for name, counts in rows]
+    if len(rows) > 1:
+        cells.append(["together", *(_cell(found, column, everybody) for column in columns)])
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in cells
+    ]
+
+
+def _cell(found: Figures, column: str, counts: Sequence[Counts]) -> str:
+    of, in_chunks = _COLUMNS[column]
+    least, most = min(map(of, counts)), max(map(of, counts))
+    texts = [bytes_text(n * found.chunk_bytes) if in_chunks and n else str(n) for n in (least, most)]
+    return ("-" if not most else texts[0]) if least == most else "–".join(texts)
+
+
+def _paper(found: Figures) -> List[str]:
+    if found.paper is None or found.topology.size == 1:
+        return []
+    messages, nbytes = found.paper
+    moved = [rank.everybody.chunks_sent + rank.everybody.chunks_direct for rank in found.ranks]
+    least, most = (bytes_text(n * found.chunk_bytes) for n in (min(moved), max(moved)))
+    here = least if least == most else f"{least} to {most}"
+    return [
+        "",
+        f"A multi-ring by the paper's formulas: {messages} messages, {bytes_text(nbytes)}. "
+        f"Here sent, read and written: {here}.",
+    ]
+
+
+def steps_lines(plan: Plan, proof: Optional[Proof]) -> List[str]:
+    """Return a table of a plan's steps; ``round``: how many rounds are over, at the earliest, when it is done."""
+    lines = ["", f"rank {plan.rank}:", "step  round  what"]
+    for channel, steps in enumerate(plan.channels):
+        for index, step in enumerate(steps):
+            depth = str(proof.depths[plan.rank][channel][index]) if proof else "?"
+            lines.append(f"{index:4}  {depth:>5}  {step_text(step)}")
+    return lines
