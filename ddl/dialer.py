@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Iterable, List, Set, Tuple
+from typing import Dict, Iterable, List, Set, Tuple
 
 from ddl import _core
 from ddl.bootstrap.connect import connect_data
@@ -48,17 +48,25 @@ class Dialer:
             if peer > self._rank or not missing:
                 continue
             self._called.update((peer, stream) for stream in missing)
-            threading.Thread(target=self._call, args=(peer, missing), name=f"ddl-dial-{peer}", daemon=True).start()
+            by_rail: Dict[int, List[int]] = {}
+            for stream in missing:
+                by_rail.setdefault(self._rail(stream), []).append(stream)
+            for rail, streams_there in by_rail.items():
+                name = f"ddl-dial-{peer}" + (f"-rail{rail}" if rail else "")
+                threading.Thread(target=self._call, args=(peer, rail, streams_there), name=name, daemon=True).start()
 
     def close(self) -> None:
         """Make no more attempts."""
         self._closed.set()
 
-    def _call(self, peer: int, streams: List[int]) -> None:
+    def _rail(self, stream: int) -> int:
+        return stream // _core.STREAMS if len(self._job.rails) > 1 else 0
+
+    def _call(self, peer: int, rail: int, streams: List[int]) -> None:
         start = time.monotonic()
         while streams and not self._closed.is_set() and not self._core.failed:
             try:
-                self._connect(peer, streams[0])
+                self._connect(peer, rail, streams[0])
                 streams.pop(0)
             except (OSError, Error) as error:
                 waited = time.monotonic() - start
@@ -68,21 +76,30 @@ class Dialer:
                     log.info("rank %d: rank %d accepts no connections any more: %s", self._rank, peer, error)
                     return
                 if waited > self._job.settings.start_timeout:
-                    self._give_up(peer, error)
+                    self._give_up(peer, rail, streams[0], error)
                     return
                 self._closed.wait(_PAUSE_SECONDS)
 
-    def _connect(self, peer: int, number: int) -> None:
+    def _connect(self, peer: int, rail: int, number: int) -> None:
         hello = {"communicator": self._number, "rank": self._rank, "stream": number}
-        address = self._job.peers[self._ranks[peer]].address
+        address = self._job.address(self._ranks[peer], rail)
+        source = self._job.address(self._job.identity.rank, rail)[0] if len(self._job.rails) > 1 else ""
         deadline = time.monotonic() + _ATTEMPT_SECONDS
-        sock = connect_data(address, self._job.secret, hello, deadline, self._job.settings.congestion)
+        sock = connect_data(address, self._job.secret, hello, deadline, self._job.settings.congestion, source)
         self._core.add_connection(peer, number, sock.detach())
 
-    def _give_up(self, peer: int, error: Exception) -> None:
-        host, port = self._job.peers[self._ranks[peer]].address
+    def _give_up(self, peer: int, rail: int, number: int, error: Exception) -> None:
+        host, port = self._job.address(self._ranks[peer], rail)
         reason = (
             f"cannot connect to {host}:{port}: {error}; is a firewall between the hosts, or was the wrong interface "
             "chosen (DDL_INTERFACE)?"
         )
-        self._core.fail("PeerLost", peer, reason, True)
+        others = [
+            number % _core.STREAMS + other * _core.STREAMS for other in range(len(self._job.rails)) if other != rail
+        ]
+        if any(self._core.connected(peer, other) for other in others):
+            log.warning(
+                "rank %d: rank %d is reached without rail %s: %s", self._rank, peer, self._job.rails[rail], reason
+            )
+        else:
+            self._core.fail("PeerLost", peer, reason, True)

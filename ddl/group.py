@@ -85,6 +85,7 @@ class Group:
         self.topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
         core.introduce(self._who(), [job.rank_label(world) for world in self.ranks])
         core.set_planner(self._plan)
+        core.set_rails(len(job.rails))
         self._dialer = Dialer(job, core, number, self.rank, self.ranks)
         self._member = Member(number, core, self.ranks)
         if job.agent is not None:
@@ -141,7 +142,8 @@ class Group:
     def _connect(self, peers: Sequence[int], lane: int, channels: int, in_flight: int) -> None:
         slots = _SLOTS[lane][:in_flight]
         streams = [_core.stream_of(slot, channel) for slot in slots for channel in range(channels)]
-        each = self.job.settings.connections if lane == _core.LANE_LARGE else 1
+        rails = len(self.job.rails)
+        each = rails if rails > 1 else self.job.settings.connections if lane == _core.LANE_LARGE else 1
         self._dialer.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
 
     # --- life ---

@@ -17,10 +17,11 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl._version import __version__
-from ddl.bootstrap import launched
+from ddl.bootstrap import launched, rails
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.rails import Offer
 from ddl.bootstrap.store import StoreClient, WatchClient
 from ddl.errors import ConfigError, Error, ProtocolError
 
@@ -36,7 +37,7 @@ class Peer:
     rank: int
     host: str  # for people
     host_id: str  # ranks with different ones do not even try to share memory
-    address: Tuple[str, int]  # its data listener
+    offers: Tuple[Offer, ...]  # its data listeners
     unix_name: str
     nonce: Nonce
     board_offset: int  # of the world communicator
@@ -44,14 +45,14 @@ class Peer:
     version: str
 
     def text(self) -> str:
-        fields = dict(vars(self), nonce=[self.nonce.offset, self.nonce.text], address=list(self.address))
+        fields = dict(vars(self), nonce=[self.nonce.offset, self.nonce.text])
         return json.dumps(fields)
 
     @staticmethod
     def parse(text: str) -> Peer:
         fields = json.loads(text)
         fields["nonce"] = Nonce(*fields["nonce"])
-        fields["address"] = tuple(fields["address"])
+        fields["offers"] = tuple(Offer(*offer) for offer in fields["offers"])
         return Peer(**fields)
 
     @property
@@ -91,6 +92,7 @@ class Job:
         self.memories: Dict[int, _core.PeerMemory] = {}
         self.peers: Tuple[Peer, ...] = ()
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
+        self.rails: Tuple[str, ...] = ("",)
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
@@ -118,14 +120,14 @@ class Job:
         deadline = time.monotonic() + limit
         store = self._store = StoreClient(identity.store, self.secret, identity.rank, limit)
         watch = WatchClient(identity.store, self.secret, identity.rank, limit)
-        data = listen_data(self.settings.interface or store.local_host, self.settings.congestion)
+        listeners, offers = self._listen(store.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
         self.agent = Agent(
             rank=identity.rank,
             secret=self.secret,
             watch=watch,
-            data_listener=data,
+            data_listeners=listeners,
             memory_listener=memory,
             nonce_of=self._nonce_of,
             congestion=self.settings.congestion,
@@ -134,7 +136,7 @@ class Job:
             rank=identity.rank,
             host=socket.gethostname(),
             host_id=self.settings.host_id or _boot_id(),
-            address=data.getsockname()[:2],
+            offers=tuple(offers),
             unix_name=unix_name,
             nonce=nonce,
             board_offset=board_offset,
@@ -143,6 +145,9 @@ class Job:
         )
         self.peers = tuple(Peer.parse(text) for text in store.check_in(me.text(), limit, round=2 * self.round))
         self.identity = launched.numbered(identity, [f"{peer.host} {peer.host_id}" for peer in self.peers])
+        self.rails = rails.choose(
+            [peer.host_id for peer in self.peers], [p.offers for p in self.peers], self.settings.rails
+        )
         self._introduced.set()
         self._check_versions()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
@@ -150,6 +155,28 @@ class Job:
         left = max(1.0, deadline - time.monotonic())
         answers = store.check_in(json.dumps(met), left, round=2 * self.round + 1)
         self._conclude([json.loads(text) for text in answers])
+
+    def _listen(self, towards_store: str) -> Tuple[List[socket.socket], List[Offer]]:
+        """Listen for data wherever there may be a rail: the first place is a must."""
+        listeners: List[socket.socket] = []
+        offers = []
+        for place in rails.places(self.settings.interface, towards_store):
+            try:
+                listener = listen_data(place.address, self.settings.congestion)
+            except OSError:
+                if not listeners:
+                    raise
+                continue
+            listeners.append(listener)
+            offers.append(place._replace(port=listener.getsockname()[1]))
+        return listeners, offers
+
+    def address(self, rank: int, rail: int) -> Tuple[str, int]:
+        """Return where ``rank`` takes data on a rail."""
+        offers = self.peers[rank].offers
+        if len(self.rails) == 1:
+            return offers[0].address, offers[0].port
+        return next((offer.address, offer.port) for offer in offers if offer.network == self.rails[rail])
 
     def _nonce_of(self, rank: int) -> Nonce:
         """Called when a rank swaps memory with us, which may be before the store's answer has come to us."""

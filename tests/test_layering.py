@@ -25,13 +25,13 @@ CPP_MAY_INCLUDE = {
     "python": {"base", "reduce", "wire", "memory", "engine"},
 }
 # A concrete transport is included by itself and by the one file that chooses among them.
-CONCRETE_TRANSPORTS = {"tcp", "shm", "faulty", "ucx", "cuda"}
+CONCRETE_TRANSPORTS = {"tcp", "shm", "rails", "faulty", "ucx", "cuda"}
 CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
 
 # ddl.run must start in milliseconds: these modules of ddl are plain data, without numpy or the extension.
 RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
     f"ddl.bootstrap.{name}"
-    for name in ("address", "auth", "environ", "interfaces", "reach", "requests", "server", "store", "verdict")
+    for name in ("address", "auth", "environ", "interfaces", "rails", "reach", "requests", "server", "store", "verdict")
 }
 TOOLS = "ddl/tools"
 PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/svg.py"]

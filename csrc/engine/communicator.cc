@@ -192,6 +192,12 @@ bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* calle
   return true;
 }
 
+void Communicator::tend() {
+  std::lock_guard<SpinLock> lock(lock_);
+  if (shut_down_.load()) return;
+  for (auto& lane : lanes_) lane->tend();
+}
+
 void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, bool tell) {
   // What this rank was in, if it was in anything: the last operation it submitted.
   std::string operation;

@@ -54,6 +54,8 @@ class Communicator {
   int size() const { return options_.size; }
   Neighbourhood& neighbourhood() { return neighbourhood_; }
   Failure& failure() { return failure_; }
+  // Before there is any connection.
+  void set_rails(int rails) { links_.set_rails(rails); }
   void add_connection(int peer, int stream, int fd);
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }
 
@@ -75,6 +77,8 @@ class Communicator {
   // timeout < 0: its deadline decides.
   bool wait(Operation& operation, Nanoseconds timeout, Caller* caller);
 
+  // Somebody waits for something: looks whether this rank has lost what it sent.
+  void tend();
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);
   // What this rank did as its operation number `sequence`, "" if that is not known (any more, or yet).
   std::string operation_text(uint64_t sequence) const;

@@ -393,7 +393,7 @@ std::vector<int> Executor::waiting_for() const {
   return peers;
 }
 
-void Executor::poll_fds(std::vector<std::pair<int, bool>>* fds) const {
+void Executor::poll_fds(Polled* fds) const {
   if (idle()) return;
   for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
     if (channels_[c].posted) channels_[c].link->poll_fds(fds);

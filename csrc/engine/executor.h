@@ -36,7 +36,7 @@ class Executor {
 
   // The ranks that the piece cannot go on without; and what to poll for them.
   std::vector<int> waiting_for() const;
-  void poll_fds(std::vector<std::pair<int, bool>>* fds) const;  // descriptor, and whether to wait for room as well
+  void poll_fds(Polled* fds) const;
 
  private:
   struct ChannelState {

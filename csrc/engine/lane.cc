@@ -18,6 +18,7 @@ constexpr Nanoseconds kSleep = 20 * kMillisecond;  // longest sleep: peers are l
 constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shared memory are waited for
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
+constexpr Nanoseconds kTending = 100 * kMillisecond;
 constexpr Nanoseconds kFirstQuestion = kSecond;  // an operation that takes longer is asked about
 constexpr Nanoseconds kNextQuestion = 10 * kSecond;
 constexpr int kQuickLooks = 40;  // about 2 us
@@ -84,6 +85,13 @@ void Lane::wake() {
   wake_if_sleeping(sleep_word_);
   std::lock_guard<std::mutex> lock(starting_);  // not a descriptor that stop() closes meanwhile, and another has then
   if (wake_fd_) ::eventfd_write(wake_fd_.get(), 1);
+}
+
+void Lane::tend() {
+  if (!enter()) return;
+  links_->adopt(id_);
+  links_->tend(id_);
+  leave();
 }
 
 void Lane::drain() {
@@ -277,7 +285,7 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   if (caller != nullptr) caller->let_go();
   const Nanoseconds now = now_ns();
   if (waiting->since == 0) {
-    waiting->since = waiting->looked = waiting->interrupts = now;
+    waiting->since = waiting->looked = waiting->interrupts = waiting->tended = now;
     for (Executor* executor : active_) begin_clock(executor->operation(), now);
   }
   const Nanoseconds waited = now - waiting->since;
@@ -300,6 +308,10 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
     check_on_peers(after);
     check_deadlines(after);
     failure_->settle(after);
+  }
+  if (after - waiting->tended >= kTending) {
+    waiting->tended = after;
+    links_->tend(id_);
   }
   if (caller != nullptr && after - waiting->interrupts >= kInterruptChecks) {
     waiting->interrupts = after;

@@ -54,6 +54,8 @@ class Lane {
   void run(const Work& work, Caller* caller);
   // After `submit`: has the progress thread take it, if nobody drives.
   void kick();
+  // Looks after what earlier operations have sent, if nobody drives.
+  void tend();
   // Something outside changed (a verdict, a new connection): look again.
   void wake();
   // After a failure: returns when every operation has been completed with it.
@@ -66,6 +68,7 @@ class Lane {
     Nanoseconds since = 0;
     Nanoseconds looked = 0;      // when the slow checks ran last
     Nanoseconds interrupts = 0;  // when the user was asked last
+    Nanoseconds tended = 0;      // when other links were looked after
     int looks = 0;               // how often nothing had moved
   };
 
@@ -110,8 +113,8 @@ class Lane {
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<Executor*> active_;  // in the order of admission
   size_t next_slot_ = 0;
-  int long_waits_ = 0;                         // how many more than short ones, lately
-  std::vector<std::pair<int, bool>> sockets_;  // reused by every sleep
+  int long_waits_ = 0;  // how many more than short ones, lately
+  Polled sockets_;      // reused by every sleep
   std::vector<pollfd> polled_;
   Operation* queue_ = nullptr;    // submitted, the oldest first
   Operation* current_ = nullptr;  // has pieces that are not issued yet

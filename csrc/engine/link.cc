@@ -5,12 +5,15 @@
 #include <string>
 
 #include "base/error.h"
+#include "transport/factory.h"
 
 namespace ddl {
 
 namespace {
 
 constexpr size_t kMaxParts = 64;  // iovecs given to the transport at once
+// Over rails, messages up to here are copied, and sent for who waits; longer ones when the peer has them.
+constexpr uint64_t kCopiedMessage = 64 << 10;
 
 Descriptor descriptor_of(const Header& h) { return descriptor_from(h.signature, h.count, h.sequence, h.history); }
 
@@ -23,6 +26,15 @@ void Link::add(std::unique_ptr<Endpoint> endpoint) {
   connections_.back()->endpoint = std::move(endpoint);
 }
 
+void Link::add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all) {
+  if (rails_ == nullptr) {
+    auto rails = make_rails(peer_, rails_in_all);
+    rails_ = rails.get();
+    add(std::move(rails));
+  }
+  rails_->add(std::move(rail));
+}
+
 uint64_t Link::send(const Header& header, const std::vector<iovec>& parts) {
   const uint64_t number = outgoing_.end();
   Outgoing& out = outgoing_.push();
@@ -32,6 +44,7 @@ uint64_t Link::send(const Header& header, const std::vector<iovec>& parts) {
   out.cut = out.written = 0;
   out.part = out.in_part = 0;
   out.begun = false;
+  out.kept = rails_ != nullptr && header.bytes > kCopiedMessage && codec_of(header) == WireCodec::kNone;
   if (header.bytes > 0) {
     messages_.fetch_add(1, std::memory_order_relaxed);
     payload_.fetch_add(header.bytes, std::memory_order_relaxed);
@@ -53,7 +66,7 @@ uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landi
 }
 
 bool Link::progress() {
-  bool moved = false;
+  bool moved = rails_ != nullptr && rails_->progress();
   // A segment for each connection that takes one, and round again: none is left out while another is ready. Messages
   // begin with one after the other, so that those of one segment use all, too.
   const size_t n = connections_.size();
@@ -64,17 +77,31 @@ bool Link::progress() {
     moved |= sent;
   }
   for (const auto& connection : connections_) moved |= progress_incoming(connection.get());
-  return moved;
+  return settle() || moved;
+}
+
+// Forgets the messages that have been sent; returns whether there were any.
+bool Link::settle() {
+  const uint64_t before = outgoing_.first();
+  while (!outgoing_.empty()) {
+    const Outgoing& out = outgoing_.front();
+    if (!out.begun || out.written < out.header.bytes) break;
+    if (rails_ != nullptr && rails_->settled() < out.end) break;
+    outgoing_.pop();
+  }
+  return outgoing_.first() != before;
 }
 
 void Link::abandon() {
   outgoing_.clear();
   incoming_.clear();
   cutting_ = outgoing_.end();
+  if (rails_ != nullptr) rails_->abandon();
   for (const auto& connection : connections_) connection->sending = connection->placed = false;
 }
 
-void Link::poll_fds(std::vector<std::pair<int, bool>>* fds) const {
+void Link::poll_fds(Polled* fds) const {
+  if (rails_ != nullptr) return rails_->poll_fds(fds, !incoming_.empty());
   for (const auto& connection : connections_) {
     const int fd = connection->endpoint->poll_fd();
     if (fd >= 0 && !connection->ended) fds->emplace_back(fd, connection->sending);
@@ -136,7 +163,9 @@ bool Link::progress_outgoing(Connection* c) {
   while (c->sending) {
     iovec* const parts = c->out_parts.data() + c->out_next;
     const size_t n = std::min(kMaxParts, c->out_parts.size() - c->out_next);
-    size_t bytes = c->endpoint->write(parts, static_cast<int>(n));
+    const bool kept = outgoing_[c->out_message].kept;
+    size_t bytes =
+        kept ? rails_->write_kept(parts, static_cast<int>(n)) : c->endpoint->write(parts, static_cast<int>(n));
     if (bytes == 0) return moved;
     moved = true;
     while (bytes > 0) {
@@ -149,11 +178,10 @@ bool Link::progress_outgoing(Connection* c) {
     }
     if (c->out_next < c->out_parts.size()) continue;
     c->sending = false;
-    outgoing_[c->out_message].written += c->out_length;
-    while (!outgoing_.empty() && outgoing_.front().begun &&
-           outgoing_.front().written == outgoing_.front().header.bytes) {
-      outgoing_.pop();
-    }
+    Outgoing& out = outgoing_[c->out_message];
+    out.written += c->out_length;
+    if (rails_ != nullptr) out.end = rails_->accepted();
+    settle();
   }
   return moved;
 }

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/growing_ring.h"
 #include "engine/descriptor.h"
-#include "engine/ring.h"
 #include "reduce/reduce.h"
 #include "reduce/wire_codec.h"
 #include "transport/endpoint.h"
@@ -64,6 +64,8 @@ class Link {
   Link(int peer, size_t connections, Staging* staging)
       : peer_(peer), expected_(connections), single_(connections == 1), staging_(staging) {}
   void add(std::unique_ptr<Endpoint> endpoint);
+  // One of `rails_in_all` rails, which together are the link's only connection.
+  void add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all);
 
   // Both return the number of the message, to ask after. `header.bytes` and `header.codec` are given by the caller.
   uint64_t send(const Header& header, const std::vector<iovec>& parts);
@@ -79,7 +81,7 @@ class Link {
   int peer() const { return peer_; }
   bool over_sockets() const { return !connections_.empty() && connections_.front()->endpoint->poll_fd() >= 0; }
   // Descriptors to poll, and whether to wait for room as well; none for a transport without.
-  void poll_fds(std::vector<std::pair<int, bool>>* fds) const;
+  void poll_fds(Polled* fds) const;
   // Forgets what is under way (after a failure), so that no memory of the operations is touched again.
   void abandon();
 
@@ -92,6 +94,8 @@ class Link {
     size_t in_part = 0;    // and where in it
     uint64_t written = 0;  // bytes that the transports have taken
     bool begun = false;
+    bool kept = false;  // its memory is read until the peer has it
+    uint64_t end = 0;   // of its last byte in the stream over rails
   };
   struct Incoming {
     Header expected;
@@ -125,6 +129,7 @@ class Link {
     std::array<char, 8> left_bytes;
   };
 
+  bool settle();
   bool progress_outgoing(Connection* c);
   bool cut_segment(Connection* c);
   bool progress_incoming(Connection* c);
@@ -141,6 +146,7 @@ class Link {
   const bool single_;
   Staging* const staging_;
   std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its own
+  Rails* rails_ = nullptr;                                // the only connection, if it is over rails
   Ring<Outgoing> outgoing_;
   Ring<Incoming> incoming_;
   uint64_t cutting_ = 0;      // the first message that is not all given to connections

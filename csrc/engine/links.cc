@@ -41,7 +41,7 @@ Link* Links::link(const Key& key) {
   std::unique_ptr<Link>& link = links_[key];
   if (link == nullptr) {
     const LaneId lane = lane_of_slot(key.second / kMaxChannels);
-    const bool single = lane != LaneId::kLarge || neighbourhood_.board(key.first) != nullptr;
+    const bool single = rails_ > 1 || lane != LaneId::kLarge || neighbourhood_.board(key.first) != nullptr;
     const size_t connections = single ? 1 : static_cast<size_t>(connections_);
     link = std::make_unique<Link>(key.first, connections, &staging_[static_cast<size_t>(lane)]);
   }
@@ -58,7 +58,11 @@ void Links::adopt(LaneId lane) {
       ++i;
       continue;
     }
-    link(key)->add(std::move(endpoint));
+    if (rails_ > 1) {
+      link(key)->add_rail(std::move(endpoint), static_cast<size_t>(rails_));
+    } else {
+      link(key)->add(std::move(endpoint));
+    }
     arrived_.erase(arrived_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   waiting.store(0, std::memory_order_release);
@@ -77,6 +81,25 @@ Link* Links::find(int peer, int stream) {
                                theirs->ring_offset(rank_, stream), &mine->lanes[lane].sleeping,
                                &theirs->lanes[lane].sleeping}));
   return made;
+}
+
+void Links::tend(LaneId lane) {
+  if (rails_ < 2) return;
+  std::vector<Link*> concerned;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, link] : links_) {
+      if (lane_number(key.second) == static_cast<size_t>(lane) && link->over_sockets())
+        concerned.push_back(link.get());
+    }
+  }
+  for (Link* link : concerned) {
+    try {
+      link->progress();
+    } catch (const std::runtime_error&) {
+      // A lost peer, or a message that does not fit: who waits for it finds the same.
+    }
+  }
 }
 
 std::pair<uint64_t, uint64_t> Links::traffic() const {

@@ -25,13 +25,18 @@ class Links {
  public:
   // `connections`: of each stream of the large lane, to each peer; the others have one.
   Links(int rank, int connections, const Neighbourhood& neighbourhood);
+  // Of several rails, every stream has one connection on each instead. Before there is any connection.
+  void set_rails(int rails) { rails_ = rails; }
 
-  // Takes `fd` over: the connection `number`, stream + n * kStreams for the n-th of a stream. Throws kProtocolError
-  // if there is one already.
+  // Takes `fd` over: the connection `number`, stream + n * kStreams for the n-th of a stream, or on the n-th rail.
+  // Throws kProtocolError if there is one already.
   void add_connection(int peer, int number, UniqueFd fd);
   bool connected(int peer, int number) const;
   // Called by the driver of a lane before it looks at its operations.
   void adopt(LaneId lane);
+  // Looks after links over several rails that nobody waits for just now: what they have sent may have been lost with
+  // a rail. Called by the driver of the lane.
+  void tend(LaneId lane);
   // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
   Link* find(int peer, int stream);
   // Messages with data, and bytes, that this rank has sent through links.
@@ -44,6 +49,7 @@ class Links {
   Link* link(const Key& key);
 
   const int rank_, connections_;
+  int rails_ = 1;
   const Neighbourhood& neighbourhood_;
   std::array<Staging, kLanes> staging_;                // used by the drivers of the lanes
   std::array<std::atomic<size_t>, kLanes> waiting_{};  // how many in arrived_, by lane

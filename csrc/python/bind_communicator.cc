@@ -88,6 +88,7 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().neighbourhood().add(rank, std::move(memory), offset);
       },
       py::arg("rank"), py::arg("memory"), py::arg("board_offset"));
+  c.def("set_rails", [](Handle& h, int rails) { h.native().set_rails(rails); }, py::arg("rails"));
   c.def(
       "add_connection", [](Handle& h, int peer, int number, int fd) { h.native().add_connection(peer, number, fd); },
       py::arg("peer"), py::arg("number"), py::arg("fd"));
@@ -153,6 +154,7 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       },
       py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
   c.def("traffic", [](Handle& h) { return h.native().traffic(); });
+  c.def("tend", [](Handle& h) { h.native().tend(); });
   c.def_property_readonly("submitted", [](Handle& h) { return h.native().submitted(); });
   c.def(
       "operation_text", [](Handle& h, uint64_t sequence) { return h.native().operation_text(sequence); },

@@ -7,8 +7,15 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
 namespace ddl {
+
+// Descriptors to poll, each with whether to wait for room as well.
+using Polled = std::vector<std::pair<int, bool>>;
 
 class Endpoint {
  public:
@@ -23,6 +30,23 @@ class Endpoint {
 
   // What to poll while nothing moves; -1: this transport is woken through shared memory instead.
   virtual int poll_fd() const = 0;
+};
+
+// A stream over several endpoints at once, any of which may be slow, or end, or come later.
+class Rails : public Endpoint {
+ public:
+  virtual void add(std::unique_ptr<Endpoint> rail) = 0;
+  // As `write`, but long parts are not copied: they are read until `settled` has passed the bytes `accepted` by now.
+  virtual size_t write_kept(const iovec* parts, int n) = 0;
+  virtual uint64_t accepted() const = 0;
+  // Before so many bytes all is done that somebody must wait for: the kernel has the copies, the peer the rest.
+  virtual uint64_t settled() = 0;
+  // Does what is due besides reading and writing; returns whether anything moved. Throws LostPeer.
+  virtual bool progress() = 0;
+  // `reading`: somebody waits for what comes, and not only for room and news.
+  virtual void poll_fds(Polled* fds, bool reading) const = 0;
+  // Never touches the memory of what was written again.
+  virtual void abandon() = 0;
 };
 
 }  // namespace ddl

@@ -1,5 +1,6 @@
 #include "transport/factory.h"
 
+#include "transport/rails/rails_endpoint.h"
 #include "transport/shm/shm_endpoint.h"
 #include "transport/tcp/tcp_endpoint.h"
 
@@ -8,6 +9,8 @@ namespace ddl {
 std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd) {
   return std::make_unique<TcpEndpoint>(peer, std::move(fd));
 }
+
+std::unique_ptr<Rails> make_rails(int peer, size_t rails) { return std::make_unique<RailsEndpoint>(peer, rails); }
 
 std::unique_ptr<Endpoint> make_shm_endpoint(const ShmMeetingPlace& place) {
   return std::make_unique<ShmEndpoint>(place);

@@ -14,6 +14,9 @@ namespace ddl {
 // Takes over `fd`, a connected and authenticated TCP socket to `peer`.
 std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd);
 
+// A stream to `peer` over `rails` TCP endpoints, which are added one after the other.
+std::unique_ptr<Rails> make_rails(int peer, size_t rails);
+
 // The words in the two ranks' boards over which the rings of one stream find and wake each other.
 struct ShmMeetingPlace {
   const PeerMemory* peer;

@@ -13,7 +13,8 @@ import selectors
 import socket
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddl import _core
 from ddl.bootstrap.auth import AuthError
@@ -55,7 +56,7 @@ class Agent:
         rank: int,
         secret: bytes,
         watch: WatchClient,
-        data_listener: socket.socket,
+        data_listeners: Sequence[socket.socket],
         memory_listener: socket.socket,
         nonce_of: Callable[[int], Nonce],
         congestion: str = "auto",
@@ -72,11 +73,12 @@ class Agent:
         self._changed = threading.Condition()
         self._newcomers = threading.Semaphore(_NEWCOMERS)
         self._stop_reader, self._stop_writer = os.pipe()
-        self._listeners = (data_listener, memory_listener)
+        self._listeners = (*data_listeners, memory_listener)
         self._selector = selectors.DefaultSelector()
         self._closed = threading.Event()
-        self._register(data_listener.fileno(), lambda: self._accept(data_listener, self._welcome_data))
-        self._register(memory_listener.fileno(), lambda: self._accept(memory_listener, self._welcome_memory))
+        for listener in self._listeners:
+            welcome = self._welcome_memory if listener is memory_listener else self._welcome_data
+            self._register(listener.fileno(), partial(self._accept, listener, welcome))
         self._register(watch.fileno(), self._hear)
         self._register(self._stop_reader, lambda: None)
         self._thread = threading.Thread(target=self._run, name="ddl-agent", daemon=True)
@@ -270,6 +272,8 @@ class Agent:
     def _answer(self, probe: Dict[str, Any]) -> None:
         with self._changed:
             member = self._members.get(probe["comm"])
+            if member is not None:
+                member.core.tend()  # somebody waits: perhaps for what this rank sent over a rail that is gone
         submitted = member.core.submitted if member is not None else 0
         text = member.core.operation_text(probe["seq"]) if member is not None else ""
         last = member.core.operation_text(submitted) if member is not None else ""

@@ -111,13 +111,23 @@ def listen_memory() -> Tuple[socket.socket, str]:
 
 
 def connect_data(
-    address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], deadline: float, congestion: str = "system"
+    address: Tuple[str, int],
+    secret: bytes,
+    hello: Dict[str, Any],
+    deadline: float,
+    congestion: str = "system",
+    source: str = "",
 ) -> socket.socket:
-    """Connect to ``address``, prove the secret and send ``hello``, all by ``deadline`` (monotonic seconds)."""
+    """Connect to ``address``, prove the secret and send ``hello``, all by ``deadline`` (monotonic seconds).
+
+    ``source``: the address of this host to connect from; empty: as the routing table says.
+    """
     sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
     try:
         choose_congestion_control(sock, congestion)
         sock.settimeout(max(0.1, deadline - time.monotonic()))
+        if source:
+            sock.bind((source, 0))
         sock.connect(address)
         prove_as_client(sock, secret, deadline)
         send_frame(sock, hello, deadline)

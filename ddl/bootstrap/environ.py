@@ -85,6 +85,12 @@ def _connections(text: str) -> int:
     return int(text)
 
 
+def _rails(text: str) -> int:
+    if not re.fullmatch(r"\d|1[0-6]", text, re.ASCII):
+        raise ValueError("a number from 0 (all) to 16")
+    return int(text)
+
+
 def _congestion(text: str) -> str:
     try:
         with open("/proc/sys/net/ipv4/tcp_available_congestion_control", encoding="ascii") as known:
@@ -124,7 +130,7 @@ class Settings:
         "DDL_INTERFACE",
         "",
         str,
-        "address on which data connections are accepted; empty: the one that leads to the store",
+        "addresses on which data is accepted, one for each rail; empty: on all networks that join the hosts",
     )
     spin_us: int = _variable(
         "DDL_SPIN_US", -1, _microseconds, "microseconds of busy waiting before a thread sleeps; -1: automatic"
@@ -135,6 +141,9 @@ class Settings:
         "",
         _wire,
         "float32 all-reduce between hosts is written as bf16 or fp16, summed as float32; empty: no",
+    )
+    rails: int = _variable(
+        "DDL_RAILS", 0, _rails, "networks that data uses at once, at most; 0: all that join all hosts"
     )
     connections: int = _variable(
         "DDL_CONNECTIONS", 2, _connections, "TCP connections per peer and piece in flight, 1 to 16"

@@ -7,13 +7,34 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from typing import Dict, List, Optional, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 
-__all__ = ["address_of", "addresses", "addresses_towards", "is_local", "source_towards"]
+__all__ = ["Interface", "address_of", "addresses", "addresses_towards", "interfaces", "is_local", "source_towards"]
 
 _SIOCGIFADDR = 0x8915
+_SIOCGIFFLAGS, _SIOCGIFMTU, _SIOCGIFNETMASK = 0x8913, 0x8921, 0x891B
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up and has an IPv4 address. ``speed`` is 0 where the kernel does not know it."""
+
+    name: str
+    address: str
+    prefix: int = 24  #: bits of the network
+    mtu: int = 1500
+    speed: float = 0.0  #: bits per second, of real hardware
+    carrier: bool = True  #: the other end of its cable is there
+
+    @property
+    def network(self) -> str:
+        """Its network, as ``10.1.0.0/16``."""
+        return str(ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False))
 
 
 def addresses() -> Dict[str, str]:
@@ -30,6 +51,34 @@ def addresses() -> Dict[str, str]:
                 raise
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+def interfaces() -> Tuple[Interface, ...]:
+    """Return the interfaces that are up and have an address, but loopback."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+
+        def ask(request: int, name: str) -> bytes:
+            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
+
+        for name, address in addresses().items():
+            flags = struct.unpack_from("H", ask(_SIOCGIFFLAGS, name))[0]
+            if flags & _IFF_LOOPBACK or not flags & _IFF_UP:
+                continue
+            mask = int.from_bytes(ask(_SIOCGIFNETMASK, name)[4:8], "big")
+            mtu = struct.unpack_from("i", ask(_SIOCGIFMTU, name))[0]
+            prefix = bin(mask).count("1")
+            found.append(Interface(name, address, prefix, mtu, _speed(name), bool(flags & _IFF_RUNNING)))
+    return tuple(found)
+
+
+def _speed(name: str) -> float:
+    """Bits per second; 0 if unknown, as of virtual interfaces, which claim 10 Gb/s and mean nothing by it."""
+    place = Path("/sys/class/net", name)
+    try:
+        return max(0.0, float((place / "speed").read_text()) * 1e6) if (place / "device").exists() else 0.0
+    except (OSError, ValueError):
+        return 0.0
 
 
 def address_of(interface: str) -> str:

@@ -143,7 +143,7 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
         atexit.register(server.close_when_alone, settings.timeout)
         os.register_at_fork(after_in_child=server.close_in_child)
         _, port = parse_address(server.address)
-        known = ["127.0.0.1"] if one_host else [interface] if interface else _outside_addresses()
+        known = ["127.0.0.1"] if one_host else interface.split(",") if interface else _outside_addresses()
         text = json.dumps({"secret": secret.hex(), "addresses": [format_address(host, port) for host in known]})
         share(text)
         store = json.loads(text)["addresses"][0]

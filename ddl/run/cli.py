@@ -79,10 +79,10 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     (
         ("--network-interface", "--network-interfaces"),
         {
-            "metavar": "NAME|CIDR",
+            "metavar": "NAME|CIDR,...",
             "dest": "interface",
             "default": "",
-            "help": "interface for data on every host, as eth1 or 10.1.0.0/16; without: the one that leads here",
+            "help": "interfaces for data on every host, as eth1 or 10.1.0.0/16; without: all networks that join hosts",
         },
     ),
     (

@@ -69,7 +69,8 @@ def prepare(assignment: Assignment) -> None:
     # Two hosts never share memory; names may lie (containers, copies of one disk), ddlrun's numbers do not.
     os.environ.setdefault("DDL_HOST_ID", f"{socket.gethostname()}#{assignment.host}")
     if assignment.interface:
-        os.environ["DDL_INTERFACE"] = address_of(assignment.interface)
+        names = [name.strip() for name in assignment.interface.split(",")]
+        os.environ["DDL_INTERFACE"] = ",".join(map(address_of, names))
 
 
 def script_of(command: Sequence[str]) -> str:
@@ -86,7 +87,7 @@ def script_of(command: Sequence[str]) -> str:
 
 def open_door(towards_ddlrun: str) -> Door:
     """Return a door at the address where this host's ranks will take data: DDL_INTERFACE, or by the way to ddlrun."""
-    address = os.environ.get("DDL_INTERFACE") or towards_ddlrun
+    address = os.environ.get("DDL_INTERFACE", "").partition(",")[0] or towards_ddlrun
     try:
         return Door(address)
     except OSError as error:

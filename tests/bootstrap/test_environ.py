@@ -85,12 +85,13 @@ def test_every_setting_is_read() -> None:
         "DDL_INTERFACE": "10.0.0.1",
         "DDL_SPIN_US": "50",
         "DDL_WIRE": "bf16",
+        "DDL_RAILS": "2",
         "DDL_CONNECTIONS": "3",
         "DDL_TCP_CONGESTION": "cubic",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
     expected = Settings(
-        1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 3, "cubic"
+        1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic"
     )
     assert Settings.from_environ(environ) == expected
     for name in environ:

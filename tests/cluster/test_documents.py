@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Iterator, List
 
 import pytest
-from cluster.hosts import FOUR_HOSTS, Cluster
+from cluster.hosts import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.size()\n"
@@ -24,7 +24,7 @@ def commands(document: str) -> List[str]:
 
 @pytest.fixture(scope="module")
 def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:
-    with Cluster(FOUR_HOSTS) as built:
+    with Cluster(Shape(4, slots=2, rails=(None, None))) as built:
         yield built
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-TRANSPORTS = ["shared", "tcp", "hybrid"]
+TRANSPORTS = ["shared", "tcp", "hybrid", "rails"]
 
 
 def two_per_host(rank: int) -> Dict[str, str]:
@@ -29,6 +29,7 @@ def connected(transport: str, **env: str) -> Dict[str, Any]:
     more: Dict[str, Dict[str, Any]] = {
         "shared": {"env": env},
         "tcp": {"env": {"DDL_SHM": "0", **env}},
+        "rails": {"env": {"DDL_SHM": "0", "DDL_INTERFACE": "127.0.0.1,127.0.0.2,127.0.0.3", **env}},
         "hybrid": {"env": env, "env_of": two_per_host},
         "uneven": {"env": env, "env_of": uneven_hosts},
         "interleaved": {"env": env, "env_of": interleaved_hosts},

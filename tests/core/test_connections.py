@@ -151,12 +151,12 @@ def with_late_connections(late: str) -> Dict[str, Any]:
     """Rank 1 makes some of its connections a second late; the operations that can begin without them do."""
     connect = ddl.dialer.connect_data
 
-    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, congestion: str) -> socket.socket:
+    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: str) -> socket.socket:
         number = hello["stream"] // _core.STREAMS
         large = hello["stream"] % _core.STREAMS >= _core.CHANNELS
         if large and (number == 0) == (late == "first"):
             time.sleep(0.5)
-        return connect(address, secret, hello, deadline + 5, congestion)
+        return connect(address, secret, hello, deadline + 5, *rest)
 
     ddl.dialer.connect_data = later
     try:
@@ -196,8 +196,8 @@ def leave_while_a_connection_is_made() -> List[float]:
     """Rank 1 is slow to take a connection that rank 0 has and uses already; rank 0 is through, and leaves."""
     connect = ddl.dialer.connect_data
 
-    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, congestion: str) -> socket.socket:
-        sock = connect(address, secret, hello, deadline, congestion)
+    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: str) -> socket.socket:
+        sock = connect(address, secret, hello, deadline, *rest)
         if hello["stream"] // _core.STREAMS == 1:
             time.sleep(0.6)
         return sock
@@ -262,7 +262,7 @@ def strangers() -> Dict[str, Any]:
     for name, claims in HELLOS.items():
         if rank == 1:
             hello = {"communicator": group.number, "rank": 1, "stream": _core.stream_of(1, 0), **claims}
-            sock = connect_data(group.job.peers[0].address, group.job.secret, hello, time.monotonic() + 5)
+            sock = connect_data(group.job.address(0, 0), group.job.secret, hello, time.monotonic() + 5)
             with sock:
                 if not hang_up_within(sock, 2):
                     believed.append(name)

@@ -10,13 +10,14 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
+from ddl.bootstrap.interfaces import Interface
 from ddl.tools.doctor import local as local_module
 from ddl.tools.doctor import verdicts
 from ddl.tools.doctor.checks.hosts import descriptors_needed
 from ddl.tools.doctor.checks.starting import diagnose
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict
 from ddl.tools.doctor.command import link_table, summary, verdict_lines
-from ddl.tools.doctor.facts import Facts, Host, Interface, Link, Local, Task, facts_from_json
+from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, facts_from_json
 from ddl.tools.doctor.link import schedule
 from ddl.tools.doctor.words import bytes_text, duration, pairs_text, rate
 

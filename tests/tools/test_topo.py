@@ -12,10 +12,11 @@ from typing import List, Tuple
 
 import pytest
 
+from ddl.bootstrap.interfaces import Interface
 from ddl.plan.words import ranks_text
 from ddl.svg import shortened
 from ddl.tools import cli
-from ddl.tools.doctor.facts import Facts, Host, Interface, Link, Local
+from ddl.tools.doctor.facts import Facts, Host, Link, Local
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.topo.drawing import draw
 from ddl.tools.topo.tree import tree

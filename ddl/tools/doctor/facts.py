@@ -10,7 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-__all__ = ["Facts", "Host", "Interface", "Link", "Local", "Task"]
+from ddl.bootstrap.interfaces import Interface
+
+__all__ = ["Facts", "Host", "Link", "Local", "Task"]
 __all__ += ["facts_from_json", "link_from_json", "local_from_json"]
 
 _UNLIMITED = -1  # of a limit in Local
@@ -33,18 +35,6 @@ class Task:
     def parse(text: str) -> Task:
         fields = json.loads(text)
         return Task(**{**fields, "hosts": tuple(fields["hosts"])})
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up and has an IPv4 address. ``speed`` is 0 where the kernel does not know it."""
-
-    name: str
-    address: str
-    prefix: int = 24  #: bits of the network
-    mtu: int = 1500
-    speed: float = 0.0  #: bits per second, of real hardware
-    carrier: bool = True  #: the other end of its cable is there
 
 
 @dataclass(frozen=True)

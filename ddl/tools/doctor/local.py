@@ -6,28 +6,24 @@ Nothing here waits for long: the name service, which may, is asked in threads th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import platform
 import resource
 import secrets
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ddl._version import __version__
-from ddl.bootstrap.interfaces import addresses, source_towards
+from ddl.bootstrap.interfaces import interfaces, source_towards
 from ddl.run.hosts import bare_name
-from ddl.tools.doctor.facts import Interface, Local, Task
+from ddl.tools.doctor.facts import Local, Task
 
-__all__ = ["answers_in_time", "examine", "interfaces", "quota"]
+__all__ = ["answers_in_time", "examine", "quota"]
 
-_SIOCGIFFLAGS, _SIOCGIFMTU, _SIOCGIFNETMASK = 0x8913, 0x8921, 0x891B
-_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 _NAME_SECONDS = 4.0
 _MEMORY = 64 << 20  # bytes of the memfd that is tried; it is sparse and costs nothing
 _T = TypeVar("_T")
@@ -90,34 +86,6 @@ def _script_problem(task: Task) -> str:
     if not os.path.isfile(path):
         return f"the script {path} is not there"
     return "" if os.access(path, os.R_OK) else f"the script {path} cannot be read"
-
-
-def interfaces() -> Tuple[Interface, ...]:
-    """Return the interfaces that are up and have an address, but loopback."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-
-        def ask(request: int, name: str) -> bytes:
-            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
-
-        for name, address in addresses().items():
-            flags = struct.unpack_from("H", ask(_SIOCGIFFLAGS, name))[0]
-            if flags & _IFF_LOOPBACK or not flags & _IFF_UP:
-                continue
-            mask = int.from_bytes(ask(_SIOCGIFNETMASK, name)[4:8], "big")
-            mtu = struct.unpack_from("i", ask(_SIOCGIFMTU, name))[0]
-            prefix = bin(mask).count("1")
-            found.append(Interface(name, address, prefix, mtu, _speed(name), bool(flags & _IFF_RUNNING)))
-    return tuple(found)
-
-
-def _speed(name: str) -> float:
-    """Bits per second; 0 if unknown, as of virtual interfaces, which claim 10 Gb/s and mean nothing by it."""
-    place = Path("/sys/class/net", name)
-    try:
-        return max(0.0, float((place / "speed").read_text()) * 1e6) if (place / "device").exists() else 0.0
-    except (OSError, ValueError):
-        return 0.0
 
 
 def _names(

@@ -15,12 +15,13 @@ import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.interfaces import Interface, interfaces
 from ddl.bootstrap.reach import TOKEN, Attempt, Target, connect_all
 from ddl.bootstrap.store import StoreClient
 from ddl.errors import Error
-from ddl.tools.doctor.facts import Interface, Link, Task
+from ddl.tools.doctor.facts import Link, Task
 from ddl.tools.doctor.link import measure, schedule, try_large_packets
-from ddl.tools.doctor.local import examine, interfaces
+from ddl.tools.doctor.local import examine
 from ddl.tools.doctor.responder import Responder
 
 __all__ = ["MARK", "main"]
@@ -40,7 +41,7 @@ class _Probe:
         self._round = _FIRST_ROUND
         self._host = identity.cross_rank
         self._leads = identity.local_rank == 0
-        self._chosen = settings.interface or store.local_host
+        self._chosen = settings.interface.partition(",")[0] or store.local_host
 
     def run(self) -> str:
         """Do everything but prove memory; return why that need not be tried, if it need not."""

@@ -17,6 +17,7 @@ class Ring {
   bool empty() const { return first_ == end_; }
   bool has(uint64_t number) const { return number >= first_ && number < end_; }
   T& operator[](uint64_t number) { return slots_[number % slots_.size()]; }
+  const T& operator[](uint64_t number) const { return slots_[number % slots_.size()]; }
   T& front() { return (*this)[first_]; }
   // The next slot, as its last user left it.
   T& push() {

@@ -1,0 +1,119 @@
+"""Two hosts that two networks join: both carry data, and one of them may be slow, or be cut, without an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Callable, Dict, List
+
+import pytest
+from cluster.hosts import Cluster, Shape
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+EQUAL = Shape(2, rails=(10**9, 10**9))
+UNEQUAL = Shape(2, rails=(10**9, 10**9 // 4))
+
+# 8 MiB, 256 KiB and 8 B, again and again; all results have the same bits.
+PROGRAM = """
+import sys
+import numpy as np
+import ddl
+ddl.init()
+arrays = [ddl.empty(2 << 20, np.float32), np.empty(64 << 10, np.float32), np.empty(2, np.float32)]
+wanted = None
+for step in range(int(sys.argv[1])):
+    for number, x in enumerate(arrays):
+        x[:] = np.random.default_rng(7 * ddl.rank() + number).random(x.size, np.float32)
+        ddl.allreduce_(x)
+    sums = [x.tobytes() for x in arrays]
+    wanted = wanted or sums
+    assert sums == wanted, step
+    if ddl.rank() == 0:
+        print("step", step, flush=True)
+whole = ddl.allgather(np.frombuffer(wanted[0], np.uint8)[None, :4096])
+assert (whole[0] == whole[1]).all()
+"""
+
+
+def start(cluster: Cluster, steps: int, *options: str, **environ: str) -> subprocess.Popen[str]:
+    variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "15", **environ}
+    line = [sys.executable, "-m", "ddl.run", "-H", "node1:1,node2:1", "--no-prefix", *options]
+    pipe = subprocess.PIPE
+    program = [*line, sys.executable, "-c", PROGRAM, str(steps)]
+    return cluster.popen("node1", program, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+
+
+def finish(job: subprocess.Popen[str]) -> None:
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+
+
+def sent(cluster: Cluster) -> List[int]:
+    """Bytes that node1 has sent on each rail."""
+    paths = [f"/sys/class/net/rail{rail}/statistics/tx_bytes" for rail in range(len(cluster.shape.rails))]
+    return [int(text) for text in cluster.run("node1", ["cat", *paths]).stdout.split()]
+
+
+@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
+def test_equal_rails_carry_as_much(own_cluster: Cluster) -> None:
+    finish(start(own_cluster, 12))
+    first, second = sent(own_cluster)
+    assert 0.3 < second / first < 3, (first, second)  # on an idle machine 0.95 to 1.05
+    finish(start(own_cluster, 6, "--network-interface", "rail1,rail0"))
+    assert min(sent(own_cluster)) > min(first, second) + 10_000_000
+
+
+@pytest.mark.parametrize("own_cluster", [UNEQUAL], indirect=True)
+def test_a_slow_rail_gets_less(own_cluster: Cluster) -> None:
+    finish(start(own_cluster, 12))
+    first, second = sent(own_cluster)
+    assert 0.1 < second / first < 0.6, (first, second)
+
+
+@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [((), {"DDL_RAILS": "1"}), (("--network-interface", "rail0"), {})],
+    ids=["setting", "option"],
+)
+def test_one_rail_if_that_is_wanted(own_cluster: Cluster, options: List[str], environ: Dict[str, str]) -> None:
+    finish(start(own_cluster, 2, *options, **environ))
+    first, second = sent(own_cluster)
+    assert second < 100_000 < first
+
+
+def cut(cluster: Cluster) -> None:
+    cluster.cut("node2", 1)
+
+
+def reset(cluster: Cluster) -> None:
+    cluster.run("node2", ["ss", "-K", "dst", cluster.address("node1", 1)], check=False)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
+@pytest.mark.parametrize("fault", [cut, reset])
+def test_a_rail_is_lost_in_the_middle(own_cluster: Cluster, fault: Callable[[Cluster], None]) -> None:
+    """Operations go on over the other one, with the same bits; where the network comes back, it is used again."""
+    job = start(own_cluster, 40)
+    assert job.stdout is not None
+    wait_for(job.stdout, "step 5\n")
+    fault(own_cluster)
+    wait_for(job.stdout, "step 15\n")
+    if fault is cut:
+        before = sent(own_cluster)[1]
+        own_cluster.mend("node2", 1)
+        wait_for(job.stdout, "step 39\n")
+        assert sent(own_cluster)[1] > before + 20_000_000
+    finish(job)
+
+
+def wait_for(stream: IO[str], line: str) -> None:
+    """Read until that line; a job that ends before has ended badly, and ``finish`` says how."""
+    while True:
+        seen = stream.readline()
+        if seen in (line, ""):
+            return
