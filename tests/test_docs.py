@@ -62,6 +62,12 @@ def test_links_and_paths_lead_somewhere(document: Path):
     assert not missing
 
 
+def test_the_code_of_topology_md_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "topology.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    exec(compile(blocks[0], "docs/topology.md", "exec"), {})
+
+
 def test_make_targets_of_the_readme_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in DOCUMENTS:

@@ -29,8 +29,8 @@ def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", commands("ddlrun.md"))
-def test_commands_of_ddlrun_md(command: str, hosts: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [*commands("ddlrun.md"), *commands("topology.md")])
+def test_commands_of_the_documents(command: str, hosts: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
     (tmp_path / "ranks").write_text(
