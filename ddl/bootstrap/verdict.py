@@ -234,6 +234,8 @@ class Verdict:
         culprit, reason = self._explain(probing, seq)
         if probing.final:
             return self._fail(comm, "CollectiveTimeout", culprit, reason)
+        if culprit < 0:
+            return []  # all are at it: the data takes its time, and nobody is to blame
         stall = {"type": "stall", "comm": comm, "seq": seq, "text": reason}
         return [(rank, stall) for rank in sorted(probing.suspects) if rank in self._present]
 
