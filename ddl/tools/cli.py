@@ -20,6 +20,7 @@ __all__ = ["main"]
 TOOLS: Dict[str, Tuple[str, str]] = {
     "bench": ("ddl.tools.bench.command", "measure collectives, or a training step, against other libraries"),
     "doctor": ("ddl.tools.doctor.command", "see whether hosts have what a job needs, and what to do if not"),
+    "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),
     "topo": ("ddl.tools.topo.command", "show hosts, ranks, who shares memory, and what the links between hosts carry"),
 }
 
