@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -66,6 +67,32 @@ def test_the_code_of_topology_md_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "topology.md").read_text(), re.DOTALL)
     assert len(blocks) == 1
     exec(compile(blocks[0], "docs/topology.md", "exec"), {})
+
+
+@pytest.fixture(scope="module")
+def machine_of_the_document(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The TOML of docs/simulate.md, in a directory of its own."""
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "simulate.md").read_text(), re.DOTALL)
+    directory = tmp_path_factory.mktemp("simulate")
+    (directory / "machine.toml").write_text(block)
+    return directory
+
+
+def simulations() -> List[str]:
+    return re.findall(r"^    (ddl simulate .*?)(?: +#.*)?$", (ROOT / "docs" / "simulate.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", simulations())
+def test_commands_of_simulate_md_run(command: str, machine_of_the_document: Path):
+    line = [sys.executable, "-m", "ddl.tools", *command.split()[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        line, cwd=machine_of_the_document, env=environment, capture_output=True, text=True, timeout=50
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip()
+    for target in re.findall(r"step\.\w+", command):
+        assert (machine_of_the_document / target).stat().st_size > 1000
 
 
 def test_make_targets_of_the_readme_exist():

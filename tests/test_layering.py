@@ -34,7 +34,7 @@ RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
     for name in ("address", "auth", "environ", "interfaces", "rails", "reach", "requests", "server", "store", "verdict")
 }
 TOOLS = "ddl/tools"
-PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/svg.py"]
+PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/svg.py", "ddl/tuning"]
 HANDS_PLANS_TO_THE_CORE = "ddl/plan/lower.py"
 DOES_IO = {
     "socket",

@@ -21,6 +21,7 @@ TOOLS: Dict[str, Tuple[str, str]] = {
     "bench": ("ddl.tools.bench.command", "measure collectives, or a training step, against other libraries"),
     "doctor": ("ddl.tools.doctor.command", "see whether hosts have what a job needs, and what to do if not"),
     "plan": ("ddl.tools.plan.command", "show who sends what to whom in a collective, and count it; nothing is run"),
+    "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),
     "topo": ("ddl.tools.topo.command", "show hosts, ranks, who shares memory, and what the links between hosts carry"),
 }
 

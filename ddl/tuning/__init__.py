@@ -1,3 +1,3 @@
-"""Choosing among algorithms; later: measuring, and simulating what cannot be measured here."""
+"""Choosing among algorithms, and simulating the plans on a modelled machine; later: measuring."""
 
 from __future__ import annotations

@@ -61,6 +61,11 @@ class Shape:
         return host * self.racks // self.hosts
 
 
+def burst_bytes(rate: int) -> int:
+    """Return what passes at once where ``rate`` bits per second do: 1 ms keeps TCP near the rate, without much more."""
+    return max(64 << 10, rate // 8000)
+
+
 TWO_HOSTS = Shape(2)
 FOUR_HOSTS = Shape(4, slots=2)
 TWO_RACKS = Shape(4, racks=2, slots=2, rails=(10**9,), uplink=10**9 // 4)
@@ -186,12 +191,9 @@ class Cluster:
             self._batch(host, [*addresses, *(f"link set {name} up" for name, _ in rails)], rails)
 
     def _batch(self, where: str, links: Sequence[str], shaped: Sequence[Tuple[str, Optional[int]]] = ()) -> None:
-        """Give lines to ``ip`` in the network of a host or of the fabric, and shape what interfaces send with ``tc``.
-
-        A burst of 1 ms keeps TCP near the rate without letting much through at once.
-        """
+        """Give lines to ``ip`` in the network of a host or of the fabric; ``tc`` shapes what interfaces send."""
         limits = [
-            f"qdisc add dev {name} root tbf rate {rate}bit burst {max(64 << 10, rate // 8000)} latency 20ms"
+            f"qdisc add dev {name} root tbf rate {rate}bit burst {burst_bytes(rate)} latency 20ms"
             for name, rate in shaped
             if rate is not None
         ]

@@ -1,0 +1,110 @@
+"""Prints what was simulated: a table with a line per size and layout, and what was assumed."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ddl.tools.bench.plan import readable
+from ddl.tools.doctor.words import duration
+from ddl.tools.simulate.description import Assumption
+from ddl.tools.simulate.scenario import Place
+from ddl.tuning.simulate import Outcome
+from ddl.tuning.training import Step, Workload
+
+__all__ = ["aligned", "allreduce_json", "allreduce_table", "assumed", "notes", "training_json", "training_table"]
+
+Steps = Sequence[Tuple[Place, Step]]
+Reductions = Sequence[Tuple[Place, int, Outcome]]
+
+
+def training_table(steps: Steps) -> List[str]:
+    """Return a line for each simulated step."""
+    head = ("ranks", "dimensions", "step", "compute", "communication", "exposed", "efficiency")
+    rows = [
+        (
+            str(step.size),
+            str(place.topology),
+            *map(duration, (step.step_s, step.compute_s, step.communication_s, step.exposed_s)),
+            f"{100 * step.efficiency:.1f} %",
+        )
+        for place, step in steps
+    ]
+    return aligned([head, *rows])
+
+
+def training_json(steps: Steps, work: Workload) -> Dict[str, Any]:
+    """Return everything of the steps but the rows of the picture; times in seconds."""
+    return {
+        "model": work.model.name,
+        "parameters": work.model.parameters,
+        "overlap": work.overlap,
+        "steps": [
+            {
+                "ranks": step.size,
+                "dimensions": str(place.topology),
+                "step_s": step.step_s,
+                "compute_s": step.compute_s,
+                "communication_s": step.communication_s,
+                "exposed_s": step.exposed_s,
+                "efficiency": step.efficiency,
+                **_how(step.outcome),
+                "buckets": [
+                    {"bytes": bucket.nbytes, "algorithm": algorithm, "ready_s": bucket.ready_s, "ended_s": ended}
+                    for bucket, algorithm, ended in zip(step.buckets, step.outcome.algorithms, step.outcome.ends[0])
+                ],
+            }
+            for place, step in steps
+        ],
+    }
+
+
+def allreduce_table(reductions: Reductions) -> List[str]:
+    """Return a line for each simulated all-reduce; bus bandwidth is what nccl-tests call so."""
+    head = ("ranks", "dimensions", "size", "algorithm", "time", "bandwidth", "bus bandwidth")
+    rows = []
+    for place, nbytes, outcome in reductions:
+        size = place.machine.size
+        speed = nbytes / outcome.seconds / 1e9 if outcome.seconds else 0.0
+        bus = speed * 2 * (size - 1) / size
+        told = (outcome.algorithms[0], duration(outcome.seconds), f"{speed:.3g} GB/s", f"{bus:.3g} GB/s")
+        rows.append((str(size), str(place.topology), readable(nbytes), *told))
+    return aligned([head, *rows])
+
+
+def allreduce_json(reductions: Reductions) -> Dict[str, Any]:
+    """Return the same as data; times in seconds."""
+    return {
+        "allreduces": [
+            {
+                "ranks": place.machine.size,
+                "dimensions": str(place.topology),
+                "bytes": nbytes,
+                "algorithm": outcome.algorithms[0],
+                "seconds": outcome.seconds,
+                **_how(outcome),
+            }
+            for place, nbytes, outcome in reductions
+        ]
+    }
+
+
+def _how(outcome: Outcome) -> Dict[str, Any]:
+    return {"simulated_ranks": len(outcome.ends), "messages": outcome.messages, "exact": outcome.exact}
+
+
+def notes(outcomes: Sequence[Outcome]) -> List[str]:
+    """Return what a reader of the table must know about how it came about."""
+    if all(outcome.exact for outcome in outcomes):
+        return []
+    return ["small ones (recursive doubling) are estimated, up to 40 % too short: as if all ranks were like the first"]
+
+
+def assumed(assumptions: Sequence[Assumption]) -> List[str]:
+    """Return a line for each assumption, with its standing."""
+    return [f"{one.standing:<8} {one.text}" for one in assumptions]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> List[str]:
+    """Return rows as lines of columns."""
+    wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(word.rjust(width) for word, width in zip(row, wide)) for row in rows]

@@ -1,0 +1,191 @@
+"""The alpha-beta numbers of a machine: what a message and a byte cost, and what has to be shared.
+
+A ``Machine`` is a nest of units: ranks in a host, hosts in a rack, racks. Every unit is joined to its siblings by a
+*port*, which carries so many bytes per second in each direction, for all ranks in the unit together: a host's network
+interface, a rack's uplink. A message passes the ports of every unit that it leaves and of every unit that it enters.
+Two numbers per network, latency (alpha) and bandwidth (1/beta), are Hockney's model (1994); the time that a message
+occupies a processor is the *o* of LogP (Culler et al., 1993). Plain immutable data, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, prod
+from typing import List, Optional, Sequence, Tuple
+
+from ddl.errors import ConfigError
+from ddl.topology import Link
+
+__all__ = ["Core", "Level", "Machine", "Memory", "Port", "Uses"]
+
+#: One of a machine's resources: (what it is, its level, which one it is). Ports are "out" and "in"; "memory" belongs to
+#: a host and "core" to a rank.
+Port = Tuple[str, int, int]
+#: What each byte takes of which resources: bytes of a port or of memory, seconds of a core.
+Uses = Tuple[Tuple[Port, float], ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """``size`` units that are joined: ranks of a host (level 0), hosts of a rack, racks.
+
+    ``link`` is the port of one unit: its latency is that of a message whose way leads no higher than here, its
+    bandwidth is per direction and rail. A rate limiter lets ``burst_bytes`` pass at ``burst_bytes_per_s`` before it
+    limits.
+    """
+
+    name: str
+    size: int
+    link: Optional[Link] = None  #: None: level 0 of ranks that share memory, or of hosts with one rank
+    burst_bytes: float = 0.0
+    burst_bytes_per_s: float = inf
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.burst_bytes < 0 or self.burst_bytes_per_s <= 0:
+            raise ConfigError(f"{self}: size must be at least 1, the burst's bytes >= 0 and its rate > 0")
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Return what one port carries in each direction, over all rails."""
+        return inf if self.link is None else self.link.bandwidth_bytes_per_s * self.link.rails
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory that the ranks of a host share: how long a notice takes, and the bytes per second read and written."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.latency_s >= 0 and self.bandwidth_bytes_per_s > 0):
+            raise ConfigError(f"{self}: latency must be >= 0 and bandwidth > 0")
+
+
+@dataclass(frozen=True)
+class Core:
+    """The processor of one rank. Rates are in bytes per second; ``inf``: it takes no time."""
+
+    overhead_s: float = 0.0  #: for each message, at each of its ends
+    send_bytes_per_s: float = inf
+    receive_bytes_per_s: float = inf
+    reduce_bytes_per_s: float = inf  #: of what arrives and is added
+    copy_bytes_per_s: float = inf  #: of memory read and written by steps in shared memory
+
+    def __post_init__(self) -> None:
+        rates = (self.send_bytes_per_s, self.receive_bytes_per_s, self.reduce_bytes_per_s, self.copy_bytes_per_s)
+        if self.overhead_s < 0 or min(rates) <= 0:
+            raise ConfigError(f"{self}: the overhead must be >= 0 and rates > 0")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Levels, innermost first; ranks are numbered along them: 0 and 1 are neighbours in the first host.
+
+    ``wire_bytes_per_byte`` is what a byte of payload takes of a port, with its share of the packets' headers.
+    """
+
+    levels: Tuple[Level, ...]
+    memory: Optional[Memory] = None  #: None: ranks of a host exchange messages over level 0
+    core: Core = Core()
+    wire_bytes_per_byte: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise ConfigError("a machine needs at least one level: the ranks of a host")
+        for number, level in enumerate(self.levels):
+            if level.link is None and level.size > 1 and (number > 0 or self.memory is None):
+                raise ConfigError(f"level {level.name!r} joins {level.size} units, but it has no link; give it one")
+        if not self.wire_bytes_per_byte >= 1:
+            raise ConfigError(f"wire_bytes_per_byte is {self.wire_bytes_per_byte}; with headers it is at least 1")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.spans[-1]
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Number of ranks in one host."""
+        return self.levels[0].size
+
+    @cached_property
+    def spans(self) -> Tuple[int, ...]:
+        """How many ranks are in one group of each level: a host, a rack, all."""
+        return tuple(prod(level.size for level in self.levels[: i + 1]) for i in range(len(self.levels)))
+
+    def hosts(self) -> List[Sequence[int]]:
+        """Return the ranks that share memory, group by group: what ``ddl.group.discover`` takes."""
+        step = self.ranks_per_host if self.memory is not None else 1
+        return [range(first, first + step) for first in range(0, self.size, step)]
+
+    def level_of(self, a: int, b: int) -> int:
+        """Return the level at which the ways of two ranks meet; 0 inside a host."""
+        return next(i for i, span in enumerate(self.spans) if a // span == b // span)
+
+    def latency(self, a: int, b: int) -> float:
+        """Return the seconds from the end of sending to arrival, of a message from rank ``a`` to ``b``."""
+        level = self.level_of(a, b)
+        if level == 0 and self.memory is not None:
+            return self.memory.latency_s
+        link = self.levels[level].link
+        return 0.0 if link is None else link.latency_s
+
+    def message(self, a: int, b: int, *, reduces: bool) -> Uses:
+        """Return what a byte from rank ``a`` to ``b`` takes; ``reduces``: the receiver adds it to its own."""
+        core = self.core
+        taken = 1 / core.receive_bytes_per_s + (1 / core.reduce_bytes_per_s if reduces else 0.0)
+        cores = ((("core", 0, a), 1 / core.send_bytes_per_s), (("core", 0, b), taken))
+        level = self.level_of(a, b)
+        if level == 0 and self.memory is not None:
+            ports: Uses = ((("memory", 0, a // self.ranks_per_host), 4.0),)  # copied in, and out: read and written
+        elif level == 0:
+            ports = ((("out", 0, a), 1.0), (("in", 0, b), 1.0))
+        else:
+            wire, units = self.wire_bytes_per_byte, self.spans
+            ports = tuple(
+                port
+                for i in range(1, level + 1)
+                for port in ((("out", i, a // units[i - 1]), wire), (("in", i, b // units[i - 1]), wire))
+            )
+        return ports + tuple((port, weight) for port, weight in cores if weight > 0)
+
+    def local(self, rank: int) -> Uses:
+        """Return what a byte takes that a step of ``rank`` reads or writes in memory."""
+        uses: Uses = () if self.memory is None else ((("memory", 0, rank // self.ranks_per_host), 1.0),)
+        rate = self.core.copy_bytes_per_s
+        return uses if rate == inf else (*uses, (("core", 0, rank), 1 / rate))
+
+    def capacity(self, port: Port) -> Tuple[float, float, float]:
+        """Return a resource's units per second, and the burst that passes before: its units, and their rate."""
+        kind, number, _ = port
+        if kind == "core":
+            return 1.0, 0.0, inf
+        if kind == "memory":
+            return (inf if self.memory is None else self.memory.bandwidth_bytes_per_s), 0.0, inf
+        level = self.levels[number]
+        return level.bandwidth_bytes_per_s, level.burst_bytes, level.burst_bytes_per_s
+
+    def members(self, port: Port) -> range:
+        """Return the ranks of the unit that a resource belongs to."""
+        kind, level, unit = port
+        if kind == "core" or (kind != "memory" and level == 0):
+            return range(unit, unit + 1)
+        span = self.spans[0 if kind == "memory" else level - 1]
+        return range(unit * span, (unit + 1) * span)
+
+    def with_hosts(self, hosts: int) -> Machine:
+        """Return the same machine with so many hosts, whole racks filled first. Raises ``ConfigError``."""
+        levels, left = [self.levels[0]], hosts
+        for level in self.levels[1:-1]:
+            here = min(level.size, left)
+            if left % here:
+                raise ConfigError(f"{hosts} hosts do not fill whole units of {level.size} ({level.name})")
+            levels.append(replace(level, size=here))
+            left //= here
+        if len(self.levels) > 1:
+            levels.append(replace(self.levels[-1], size=left))
+        elif hosts > 1:
+            raise ConfigError(f"{hosts} hosts: the machine has no network between hosts; add a [[network]]")
+        return replace(self, levels=tuple(levels))

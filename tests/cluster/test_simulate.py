@@ -1,0 +1,25 @@
+"""benchmarks/simulate_check.py still measures and compares; how far off it is here and now is not asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.processes
+def test_the_check_runs(clusters_can_be_built: None, tmp_path: Path) -> None:
+    line = [sys.executable, str(ROOT / "benchmarks" / "simulate_check.py"), "--layouts", "two hosts"]
+    options = ["--sizes", "256K,1M", "--rounds", "2", "--json", str(tmp_path / "found.json")]
+    ended = subprocess.run([*line, *options], capture_output=True, text=True, timeout=50)
+    assert "farthest off" in ended.stdout, ended.stderr
+    found = json.loads((tmp_path / "found.json").read_text())["layouts"]["two hosts"]
+    assert [len(seconds) for seconds in found["seconds"].values()] == [2, 2]
+    (network,) = found["machine"]["network"]
+    assert network["size"] == 2 and network["burst_bytes"] == 125_000
+    assert 50e6 < network["bandwidth_bytes_per_s"] < 250e6 and 0 < network["latency_s"] < 0.01
