@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence
 
 from ddl.errors import ConfigError, InvalidArgument
 from ddl.tools.bench.plan import sizes
-from ddl.tools.doctor.command import write_json
+from ddl.tools.json_file import write_json
 from ddl.tools.simulate import report, scenario, timeline
 from ddl.tools.simulate.description import PRESETS, Description, preset, read
 from ddl.tuning.models import MODELS
