@@ -19,20 +19,10 @@ constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shar
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kTending = 100 * kMillisecond;
-constexpr Nanoseconds kFirstQuestion = kSecond;  // an operation that takes longer is asked about
-constexpr Nanoseconds kNextQuestion = 10 * kSecond;
 constexpr int kQuickLooks = 40;  // about 2 us
 constexpr int kLongWaits = 4;    // so many more than short ones, and the next is taken to be long
-constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline somebody must be blamed
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
-// An operation has its time from when somebody first had to wait for it.
-void begin_clock(Operation* operation, Nanoseconds now) {
-  if (operation->started != 0) return;
-  operation->started = now;
-  operation->next_question = now + std::min(kFirstQuestion, operation->timeout / 2);
-}
-
 int first_slot(LaneId id) { return id == LaneId::kSmall ? 0 : id == LaneId::kLarge ? 1 : kPointToPointSlot; }
 
 }  // namespace
@@ -286,7 +276,7 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   const Nanoseconds now = now_ns();
   if (waiting->since == 0) {
     waiting->since = waiting->looked = waiting->interrupts = waiting->tended = now;
-    for (Executor* executor : active_) begin_clock(executor->operation(), now);
+    for (Executor* executor : active_) executor->operation()->begin_clock(now);
   }
   const Nanoseconds waited = now - waiting->since;
   const bool hopeful = failure_->ok() && long_waits_ < kLongWaits;
@@ -305,7 +295,7 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   long_waits_ = slow_wire ? std::min(long_waits_ + 1, 2 * kLongWaits) : std::max(long_waits_ - 1, 0);
   if (after - waiting->looked >= kSlowChecks) {
     waiting->looked = after;
-    check_on_peers(after);
+    check_on_peers();
     check_deadlines(after);
     failure_->settle(after);
   }
@@ -344,81 +334,6 @@ void Lane::sleep() {
     if (polled_[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);
   }
   sleep_word_->store(0, std::memory_order_seq_cst);
-}
-
-std::string Lane::explain(const Mismatch& mismatch) const {
-  const auto numbered = [](const Descriptor& d) {
-    return d.text() + (d.sequence != 0 ? " as operation #" + std::to_string(d.sequence) : "");
-  };
-  const std::string peer = "rank " + std::to_string(mismatch.peer());
-  const std::string rule = "; all ranks must make the same calls in the same order";
-  if (mismatch.mine().same_call(mismatch.theirs())) {
-    return "rank " + std::to_string(rank_) + " and " + peer + " both called " + numbered(mismatch.mine()) +
-           ", but one of their calls before it did not match (its root, say)" + rule;
-  }
-  return "the calls do not match: rank " + std::to_string(rank_) + " called " + numbered(mismatch.mine()) + " but " +
-         peer + " called " + numbered(mismatch.theirs()) + rule;
-}
-
-Report Lane::report_on(const Operation& operation) const {
-  Report report;
-  report.sequence = operation.descriptor.sequence;
-  report.operation = operation.descriptor.text();
-  return report;
-}
-
-std::string Lane::current_text() const { return active_.empty() ? "" : active_.front()->operation()->text(); }
-
-void Lane::check_on_peers(Nanoseconds) {
-  if (!failure_->ok()) return;
-  for (Executor* executor : active_) {
-    for (int peer : executor->waiting_for()) {
-      const PeerMemory* memory = neighbourhood_.memory(peer);
-      if (memory == nullptr || memory->alive()) continue;
-      // It may have done its part and then left: only what is still missing now will never come.
-      progress();
-      if (executor->idle()) return;
-      const std::vector<int> still = executor->waiting_for();
-      if (std::find(still.begin(), still.end(), peer) == still.end()) return;
-      Report report = report_on(*executor->operation());
-      report.type = Report::Type::kLost;
-      report.kind = ErrorKind::kPeerLost;
-      report.peer = peer;
-      report.reason = "its process has ended";
-      failure_->suspect(report, executor->operation()->text());
-      return;
-    }
-  }
-}
-
-void Lane::check_deadlines(Nanoseconds now) {
-  if (!failure_->ok()) return;
-  for (const Executor* executor : active_) {
-    Operation& operation = *executor->operation();
-    begin_clock(&operation, now);
-    const Nanoseconds deadline = operation.started + operation.timeout;
-    Report report = report_on(operation);
-    report.type = Report::Type::kStalled;
-    report.kind = ErrorKind::kCollectiveTimeout;
-    const std::vector<int> missing = executor->waiting_for();
-    // Of a send or receive only its other end can be asked; of a collective, all.
-    if (id_ == LaneId::kPointToPoint && !missing.empty()) report.peer = missing.front();
-    if (!operation.asked_finally && now >= deadline - std::min(kVerdict, operation.timeout / 3)) {
-      operation.asked_finally = report.final = true;
-      failure_->question(report, operation.text());
-    } else if (!operation.asked_finally && now >= operation.next_question) {
-      operation.next_question = now + kNextQuestion;
-      failure_->question(report, operation.text());
-    } else if (now >= deadline) {
-      std::string ranks;
-      for (int peer : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
-      failure_->fail(ErrorKind::kCollectiveTimeout, missing.empty() ? -1 : missing.front(),
-                     "nothing moved before the deadline of " + std::to_string(operation.timeout / kMillisecond) +
-                         " ms; still waiting for rank(s) " + ranks,
-                     operation.text(), true);
-      return;
-    }
-  }
 }
 
 }  // namespace ddl

@@ -83,7 +83,7 @@ class Lane {
   void complete(Operation* operation, const Error* error);
   void wait(Waiting* waiting, Caller* caller);
   void sleep();
-  void check_on_peers(Nanoseconds now);
+  void check_on_peers();
   void check_deadlines(Nanoseconds now);
   std::string current_text() const;
   std::string explain(const Mismatch& mismatch) const;

@@ -1,6 +1,15 @@
 #include "engine/operation.h"
 
+#include <algorithm>
+
 namespace ddl {
+
+void Operation::begin_clock(Nanoseconds now) {
+  constexpr Nanoseconds kFirstQuestion = kSecond;  // one that takes longer is asked about
+  if (started != 0) return;
+  started = now;
+  next_question = now + std::min(kFirstQuestion, timeout / 2);
+}
 
 void Operation::rewind() {
   issued = finished = 0;

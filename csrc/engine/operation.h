@@ -60,6 +60,8 @@ struct Operation {
   uint64_t part_length(uint32_t part) const {
     return part_lengths.size() == 1 ? part_lengths[0] : part_lengths[part];
   }
+  // It has its time from when somebody first had to wait for it.
+  void begin_clock(Nanoseconds now);
   // Ready to be submitted (again).
   void rewind();
   // `allreduce #417 "bucket.4" (16777216 x float32, sum)`
