@@ -55,7 +55,8 @@ def test_thirty_jobs_in_one_process(transport: str) -> None:
         for what in zip(*seen):
             assert min(what[-10:]) <= min(what[:10]) and max(what) <= min(what) + 4096, what
         fds, tasks, _ = zip(*seen)
-        assert max(fds) <= min(fds) + 4 and max(tasks) <= min(tasks) + 4, (fds, tasks)
+        late = 12 if transport == "rails" else 4  # three rails, three times as many connections
+        assert max(fds) <= min(fds) + late and max(tasks) <= min(tasks) + late, (fds, tasks)
 
 
 def init_twice() -> Tuple[bool, int, bool]:
