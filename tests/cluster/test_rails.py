@@ -98,17 +98,16 @@ def reset(cluster: Cluster) -> None:
 @pytest.mark.parametrize("fault", [cut, reset])
 def test_a_rail_is_lost_in_the_middle(own_cluster: Cluster, fault: Callable[[Cluster], None]) -> None:
     """Operations go on over the other one, with the same bits; where the network comes back, it is used again."""
-    job = start(own_cluster, 40)
-    assert job.stdout is not None
-    wait_for(job.stdout, "step 5\n")
-    fault(own_cluster)
-    wait_for(job.stdout, "step 15\n")
-    if fault is cut:
+    with start(own_cluster, 120 if fault is cut else 40) as job:
+        assert job.stdout is not None
+        wait_for(job.stdout, "step 5\n")
+        fault(own_cluster)
+        wait_for(job.stdout, "step 15\n")
         before = sent(own_cluster)[1]
         own_cluster.mend("node2", 1)
-        wait_for(job.stdout, "step 39\n")
-        assert sent(own_cluster)[1] > before + 20_000_000
-    finish(job)
+        finish(job)
+    # TCP tries again later and later, so it may take seconds until the rail is known to work.
+    assert fault is reset or sent(own_cluster)[1] > before + 4_000_000
 
 
 def wait_for(stream: IO[str], line: str) -> None:
