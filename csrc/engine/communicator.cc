@@ -232,11 +232,13 @@ void Communicator::shutdown() {
     std::lock_guard<SpinLock> lock(lock_);  // whoever submits meanwhile has done so, or is refused
     if (shut_down_.exchange(true)) return;
   }
+  const bool well = failure_.ok();
   failure_.fail(ErrorKind::kAborted, -1, "the communicator was shut down while operations were under way", "", false);
   for (auto& lane : lanes_) {
     lane->drain();
     lane->stop();
   }
+  if (well) links_.finish();
   links_.close();
   failure_.close();
 }

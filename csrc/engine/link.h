@@ -82,6 +82,8 @@ class Link {
   bool over_sockets() const { return !connections_.empty() && connections_.front()->endpoint->poll_fd() >= 0; }
   // Descriptors to poll, and whether to wait for room as well; none for a transport without.
   void poll_fds(Polled* fds) const;
+  // Whether the peer's kernel has all that was sent over rails; does what is due there. Throws LostPeer.
+  bool finished() { return rails_ == nullptr || rails_->finished(); }
   // Forgets what is under way (after a failure), so that no memory of the operations is touched again.
   void abandon();
 

@@ -1,7 +1,10 @@
 #include "engine/links.h"
 
+#include <unistd.h>
+
 #include <string>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "transport/factory.h"
 
@@ -110,6 +113,21 @@ std::pair<uint64_t, uint64_t> Links::traffic() const {
     total.second += entry.second->payload();
   }
   return total;
+}
+
+void Links::finish() {
+  if (rails_ < 2) return;  // over a single connection the kernel goes on with it
+  for (int lane = 0; lane < kLanes; ++lane) adopt(static_cast<LaneId>(lane));
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Nanoseconds limit = now_ns() + kSecond;
+  for (const auto& entry : links_) {
+    Link* const link = entry.second.get();
+    try {
+      while (link->over_sockets() && !link->finished() && now_ns() < limit) ::usleep(500);
+    } catch (const std::runtime_error&) {
+      // The peer is gone: nobody waits for this.
+    }
+  }
 }
 
 void Links::close() {

@@ -41,6 +41,8 @@ class Links {
   Link* find(int peer, int stream);
   // Messages with data, and bytes, that this rank has sent through links.
   std::pair<uint64_t, uint64_t> traffic() const;
+  // Waits, up to a second, until the peers' kernels have what was sent. After the last operation.
+  void finish();
   // Closes connections. Shared-memory rings stay until destruction: a slower peer may still be reading them.
   void close();
 

@@ -31,10 +31,15 @@ const char zeros[64 << 10] = {};       // sent where what was meant to be sent i
 Rail::Rail(std::unique_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) { set_buffer(kFirstBuffer); }
 
 void Rail::end() {
+  stop_sending();
   endpoint_.reset();
+  suspect_ = false;
+}
+
+void Rail::stop_sending() {
+  mute_ = true;
   parts_.clear();
   next_part_ = 0;
-  suspect_ = false;
 }
 
 void Rail::begin(uint64_t frame, const FrameHeader& header, const std::vector<iovec>& parts) {

@@ -20,12 +20,17 @@ class Rail {
  public:
   explicit Rail(std::unique_ptr<Endpoint> endpoint);
 
-  // All that touch the endpoint throw LostPeer; then `end` it.
+  // Reading throws LostPeer at the end of what the other side has sent, and `end` is due; writing throws it as soon
+  // as that side takes no more, and `stop_sending` is due: what it has sent before may still be here.
   bool ended() const { return endpoint_ == nullptr; }
   void end();
   int fd() const { return endpoint_->poll_fd(); }
 
   // --- out ---
+  // Whether a frame may be given to it: it is there, and takes what it is given.
+  bool usable() const { return !ended() && !mute_ && !suspect_; }
+  bool mute() const { return mute_; }
+  void stop_sending();
   bool sending() const { return next_part_ < parts_.size(); }
   // Begins a frame: number `frame` of the stream, or one without bytes.
   void begin(uint64_t frame, const FrameHeader& header, const std::vector<iovec>& parts);
@@ -69,6 +74,7 @@ class Rail {
 
   std::unique_ptr<Endpoint> endpoint_;
   bool suspect_ = false;
+  bool mute_ = false;
 
   FrameBytes out_header_{};
   std::vector<iovec> parts_;

@@ -127,7 +127,7 @@ bool RailsEndpoint::worth(const Rail& rail) const {
   const auto left = static_cast<double>(accepted_ - frames_[first].offset);
   double here = 0;
   for (const auto& other : rails_) {
-    if (other.get() == &rail || other->ended() || other->suspect() || other->rate() < kFaster * rail.rate()) continue;
+    if (other.get() == &rail || !other->usable() || other->rate() < kFaster * rail.rate()) continue;
     if (here == 0) here = (static_cast<double>(rail.queued()) + frames_[first].length) / rail.rate();
     if ((static_cast<double>(other->queued()) + left) / other->rate() < here) return false;
   }
@@ -142,14 +142,14 @@ bool RailsEndpoint::feed(Rail* rail) {
     uint64_t number = kNoFrame;
     static const std::vector<iovec> nothing;
     const std::vector<iovec>* parts = &nothing;
-    if (!rail->suspect() && worth(*rail) && take(&number)) {
+    if (rail->usable() && worth(*rail) && take(&number)) {
       Frame& frame = frames_[number];
       frame.on = rail;
       header.offset = frame.offset;
       header.length = frame.length;
       header.answer = frame.answer;
       parts = &frame.parts;
-    } else if (answer_due_ && (rail == answer_on_ || answer_on_->ended())) {
+    } else if (answer_due_ && (rail == answer_on_ || answer_on_->mute())) {
       header.offset = accepted_;
     } else {
       return false;
@@ -168,11 +168,14 @@ bool RailsEndpoint::flush() {
   for (bool again = true; again;) {
     again = false;
     for (const auto& rail : rails_) {
-      if (rail->ended()) continue;
+      if (rail->mute()) continue;
       try {
         again |= feed(rail.get());
       } catch (const LostPeer& lost) {
-        lose(rail.get(), lost);
+        // The peer may have left: what it sent before that is still to be read.
+        reason_ = lost.what();
+        rail->stop_sending();
+        take_back(rail.get());
         again = true;
       }
     }
@@ -224,7 +227,7 @@ void RailsEndpoint::look_after() {
   looked_after_ = now;
   double slowest = 0;
   for (const auto& rail : rails_) {
-    if (rail->ended()) continue;
+    if (rail->mute()) continue;
     const bool before = rail->suspect();
     if (rail->look_after() && !before) take_back(rail.get());
     if (rail->rate() > 0 && (slowest == 0 || rail->rate() < slowest)) slowest = rail->rate();
@@ -260,7 +263,7 @@ bool RailsEndpoint::progress() {
 void RailsEndpoint::poll_fds(Polled* fds, bool reading) const {
   for (const auto& rail : rails_) {
     if (rail->ended()) continue;
-    const bool more = !rail->suspect() && (next_ < frames_.end() || !again_.empty()) && worth(*rail);
+    const bool more = rail->usable() && (next_ < frames_.end() || !again_.empty()) && worth(*rail);
     const bool room = rail->sending() || more;
     // Data that nobody reads yet would wake us again and again. Nothing that we wait for now is behind it: whoever
     // has begun to send data of a later operation has heard all of this one, and has said so.
@@ -268,6 +271,15 @@ void RailsEndpoint::poll_fds(Polled* fds, bool reading) const {
     const bool later = data && (rail->position() > received_ ? !setting_aside_ : !reading);
     if (!later || room) fds->emplace_back(rail->fd(), room);
   }
+}
+
+bool RailsEndpoint::finished() {
+  progress();
+  const bool all_given = next_ >= frames_.end() && again_.empty();
+  const auto through = [](const auto& rail) {
+    return rail->mute() || (!rail->sending() && (rail->suspect() || rail->queued() == 0));
+  };
+  return all_ended() || (all_given && std::all_of(rails_.begin(), rails_.end(), through));
 }
 
 void RailsEndpoint::abandon() {
