@@ -15,20 +15,19 @@ namespace ddl {
 
 namespace {
 
-constexpr size_t kMaxParts = 64;  // iovecs given to the transport at once
-constexpr Nanoseconds kRatePeriod = 5 * kMillisecond;
+constexpr size_t kMaxParts = 64;                        // iovecs given to the transport at once
+constexpr Nanoseconds kRatePeriod = 10 * kMillisecond;  // shorter ones would measure bursts
 constexpr Nanoseconds kRateLasts = 250 * kMillisecond;  // then it is not known any more
-// A rail's send buffer holds what it carries in this time, so that at the end of a message none has much more to do
-// than the others. Not below what keeps a slow one busy, and what the kernel allows anybody (net.core.wmem_max).
-constexpr double kBufferSeconds = 2e-3;
-constexpr int kFirstBuffer = 96 << 10, kLeastBuffer = 16 << 10, kMostBuffer = 208 << 10;
-constexpr double kBookkeeping = 0.65;  // of what is asked for: the kernel doubles it, and counts its own structures
-constexpr int kStuck = 2;              // times that the kernel has sent again what was not acknowledged
-const char zeros[64 << 10] = {};       // sent where what was meant to be sent is not wanted any more
+// What waits in the kernel to be sent is what goes in this time, so that at the end of a message no rail has much
+// more to do than the others. How much is on its way is TCP's affair.
+constexpr double kWaitingSeconds = 3e-3;
+constexpr int kLeastWaiting = 16 << 10, kFirstWaiting = 128 << 10, kMostWaiting = 1 << 20;
+constexpr int kStuck = 2;         // times that the kernel has sent again what was not acknowledged
+const char zeros[64 << 10] = {};  // sent where what was meant to be sent is not wanted any more
 
 }  // namespace
 
-Rail::Rail(std::unique_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) { set_buffer(kFirstBuffer); }
+Rail::Rail(std::unique_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) { set_waiting(kFirstWaiting); }
 
 void Rail::end() {
   stop_sending();
@@ -85,14 +84,17 @@ void Rail::blank() {
 // The transport takes no more: a good moment to ask how fast it is.
 void Rail::full() {
   const Nanoseconds now = now_ns();
-  if (now - measured_ < kRatePeriod) return;
-  measured_ = now;
+  const Nanoseconds since = now - measured_;
+  if (since < kRatePeriod) return;
   const tcp_info info = ask();
-  if (info.tcpi_delivery_rate == 0) return;
-  const auto rate = static_cast<double>(info.tcpi_delivery_rate);
-  rate_ = rate_ == 0 ? rate : 0.75 * rate_ + 0.25 * rate;
-  const double wanted = std::min<double>(kBookkeeping * kBufferSeconds * rate_, kMostBuffer);
-  set_buffer(std::max(static_cast<int>(wanted), kLeastBuffer));
+  const uint64_t acked = info.tcpi_bytes_acked - acked_, busy = info.tcpi_busy_time - busy_;
+  measured_ = now;
+  acked_ = info.tcpi_bytes_acked;
+  busy_ = info.tcpi_busy_time;
+  if (since > kRateLasts || busy * 1000 < static_cast<uint64_t>(since) / 2) return;
+  const double rate = static_cast<double>(acked) * 1e9 / static_cast<double>(since);
+  rate_ = rate_ == 0 ? rate : (rate_ + rate) / 2;
+  set_waiting(std::clamp(static_cast<int>(kWaitingSeconds * rate_), kLeastWaiting, kMostWaiting));
 }
 
 size_t Rail::queued() const {
@@ -108,9 +110,9 @@ tcp_info Rail::ask() const {
   return info;
 }
 
-void Rail::set_buffer(int bytes) {
-  if (std::abs(bytes - buffer_) < buffer_ / 4) return;
-  if (::setsockopt(fd(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0) buffer_ = bytes;
+void Rail::set_waiting(int bytes) {
+  if (std::abs(bytes - waiting_) < waiting_ / 4) return;
+  if (::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes) == 0) waiting_ = bytes;
 }
 
 bool Rail::look() {

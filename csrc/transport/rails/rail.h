@@ -70,7 +70,7 @@ class Rail {
  private:
   void full();
   tcp_info ask() const;
-  void set_buffer(int bytes);
+  void set_waiting(int bytes);
 
   std::unique_ptr<Endpoint> endpoint_;
   bool suspect_ = false;
@@ -80,9 +80,10 @@ class Rail {
   std::vector<iovec> parts_;
   size_t next_part_ = 0;
   uint64_t frame_ = 0;
-  Nanoseconds measured_ = 0;  // when the rate was asked for
+  Nanoseconds measured_ = 0;       // when the rate was asked for
+  uint64_t acked_ = 0, busy_ = 0;  // bytes and microseconds, then
   double rate_ = 0;
-  int buffer_ = 0;  // SO_SNDBUF as it was set
+  int waiting_ = 0;  // TCP_NOTSENT_LOWAT as it was set
 
   FrameBytes in_header_{};
   size_t header_bytes_ = 0;
