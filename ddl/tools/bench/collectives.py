@@ -22,9 +22,9 @@ from ddl.errors import ConfigError
 from ddl.tools.bench import contestants, machine, plan, plot, regimes, table
 from ddl.tools.bench.contestants import Contestant, Setting
 from ddl.tools.bench.figures import Figures, Sample, bus_factor, merge
-from ddl.tools.bench.hosts import Hosts
 from ddl.tools.bench.launch import run_all
 from ddl.tools.bench.worker.values import DTYPES
+from ddl.tools.desk import Cluster, Shape, parse_rate, why_not
 
 __all__ = ["add_arguments", "run"]
 
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of all collectives."""
     add = parser.add_argument
     add("--ranks", type=int, default=2, help="ranks on this host (default 2)")
-    add("--hosts", type=int, choices=(1, 2), default=1, help="2: two network namespaces, a rank in each (needs root)")
-    add("--rate", default="", help="with --hosts 2: limit the cable, as tc writes it: 1gbit")
+    add("--hosts", type=int, choices=(1, 2), default=1, help="2: two of a cluster on this machine, a rank on each")
+    add("--rate", default="", help="with --hosts 2: limit what each sends: 1gbit, 250mbit")
     add("--sizes", type=plan.sizes, help=f"bytes, with K, M or G (default {SIZES}; hosts: up to 32M)")
     add("--dtype", choices=sorted(DTYPES), default="float32")
     add("--contestants", help="names or Python files, with commas (default: all that can)")
@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write; return the exit status."""
     _check(arguments)
     with _stopped_in_order(), contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(Hosts(arguments.rate)) if arguments.hosts == 2 else None
-        ranks = 2 if hosts else arguments.ranks
-        wanted = arguments.sizes or plan.sizes(SIZES_OF_HOSTS if hosts else SIZES)
+        cluster = stack.enter_context(Cluster(_shape(arguments))) if arguments.hosts == 2 else None
+        ranks = 2 if cluster else arguments.ranks
+        wanted = arguments.sizes or plan.sizes(SIZES_OF_HOSTS if cluster else SIZES)
         whole = 1 if arguments.kind in ("allreduce", "broadcast") else ranks
         sizes = plan.fitting(wanted, whole * DTYPES[arguments.dtype])
         setting = Setting(
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             ranks,
             plan.plan_text(sizes, _pace(arguments)),
             {"openmpi": arguments.openmpi.absolute(), "mpich": arguments.mpich.absolute()},
-            hosts,
+            cluster,
             regimes.probe_library(ranks),
         )
         chosen, left_out = _contestants(arguments, setting)
@@ -88,12 +88,22 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.hosts == 2 and arguments.ranks != 2:
         raise ConfigError("--hosts 2 runs one rank on each host: leave out --ranks")
     if arguments.rate and arguments.hosts != 2:
-        raise ConfigError("--rate shapes the cable between two hosts: add --hosts 2")
+        raise ConfigError("--rate shapes what goes between two hosts: add --hosts 2")
+    reason = why_not() if arguments.hosts == 2 else None
+    if reason is not None:
+        raise ConfigError(f"--hosts 2: {reason}")
     for path in (arguments.json, arguments.plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no directory {path.absolute().parent}")
     if arguments.plot:
         plot.check()
+
+
+def _shape(arguments: argparse.Namespace) -> Shape:
+    try:
+        return Shape(2, rails=(parse_rate(arguments.rate or "max"),))
+    except ValueError as error:
+        raise ConfigError(f"--rate: {error}") from error
 
 
 def _pace(arguments: argparse.Namespace) -> plan.Pace:
@@ -203,8 +213,8 @@ def _report(
 def _title(arguments: argparse.Namespace, setting: Setting) -> str:
     how = {"allreduce": "sum, in place", "reducescatter": "sum", "broadcast": "in place"}.get(setting.collective)
     where = f"{setting.ranks} ranks on one host"
-    if setting.hosts is not None:
-        where = f"2 hosts, one rank each, {arguments.rate or 'unshaped'} cable"
+    if setting.cluster is not None:
+        where = f"2 hosts, one rank each, {arguments.rate or 'unshaped'}"
     return ", ".join(filter(None, [f"{setting.collective} of {setting.dtype}", how, where]))
 
 

@@ -27,20 +27,18 @@ class ContestantFailed(Error):
 
 @dataclass
 class Command:
-    """One process to start. A ``service`` is not waited for: it ends when its standard input is closed."""
+    """One process to start."""
 
     line: Sequence[str]
     environ: Dict[str, str] = field(default_factory=dict)
-    service: bool = False
 
 
 class _Started:
     def __init__(self, command: Command, output: IO[str]) -> None:
-        self.service = command.service
         self.process = subprocess.Popen(
             command.line,
             env=command.environ,
-            stdin=subprocess.PIPE if command.service else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that all of it can be ended, and Ctrl-C comes to us alone
@@ -48,8 +46,6 @@ class _Started:
 
     def end(self) -> None:
         """End it, whatever it is doing."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, number)
@@ -70,7 +66,7 @@ def run_all(name: str, commands: Sequence[Command], output: Path, ranks: int) ->
         try:
             for command in commands:
                 started.append(_Started(command, said))
-            problem = _wait([one for one in started if not one.service])
+            problem = _wait(started)
         finally:
             for one in started:
                 one.end()
