@@ -11,25 +11,19 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import signal
 import sys
-import tempfile
 from pathlib import Path
-from types import FrameType
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.errors import ConfigError
 from ddl.tools.bench import contestants, machine, plan, plot, regimes, table
 from ddl.tools.bench.contestants import Contestant, Setting
-from ddl.tools.bench.figures import Figures, Sample, bus_factor, merge
-from ddl.tools.bench.launch import run_all
+from ddl.tools.bench.figures import Figures, bus_factor, merge
+from ddl.tools.bench.rounds import Samples, in_turn, start, stopped_in_order
 from ddl.tools.bench.worker.values import DTYPES
 from ddl.tools.desk import Cluster, Shape, parse_rate, why_not
 
 __all__ = ["add_arguments", "run"]
-
-#: contestant -> size -> its samples
-Samples = Dict[str, Dict[int, List[Sample]]]
 
 SIZES = "8,1K,64K,256K,1M,4M,32M,128M"
 SIZES_OF_HOSTS = "8,1K,64K,256K,1M,4M,32M"
@@ -60,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write; return the exit status."""
     _check(arguments)
-    with _stopped_in_order(), contextlib.ExitStack() as stack:
+    with stopped_in_order(), contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(_shape(arguments))) if arguments.hosts == 2 else None
         ranks = 2 if cluster else arguments.ranks
         wanted = arguments.sizes or plan.sizes(SIZES_OF_HOSTS if cluster else SIZES)
@@ -142,13 +136,8 @@ def _measure(
     for number in range(2 * rounds):
         if number >= rounds and not _too_few(samples, sizes, rounds):
             break
-        turn = number % len(chosen)
-        for one in [*chosen[turn:], *chosen[:turn]]:
-            print(f"round {number + 1} of {max(rounds, number + 1)}: {one.name}", file=sys.stderr, flush=True)
-            with tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
-                output = Path(directory)
-                (output / "probe").write_bytes(bytes(4096))
-                written = run_all(one.name, one.commands(setting, output), output, setting.ranks)
+        for one in in_turn(chosen, number, max(rounds, number + 1)):
+            written = start(one, setting)
             versions[one.name] = written[0]["version"]
             for nbytes, sample in merge(number, written).items():
                 samples[one.name][nbytes].append(sample)
@@ -162,20 +151,6 @@ def _too_few(samples: Samples, sizes: Sequence[int], rounds: int) -> bool:
         if not same or min(map(len, of_contestants.values())) < (rounds + 1) // 2:
             return True
     return False
-
-
-@contextlib.contextmanager
-def _stopped_in_order() -> Any:
-    """Let SIGTERM unwind as Ctrl-C does, so that processes and hosts are taken away."""
-
-    def stop(number: int, frame: Optional[FrameType]) -> None:
-        raise SystemExit(128 + number)
-
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
 
 
 def _report(
@@ -222,7 +197,7 @@ def _write(
     arguments: argparse.Namespace,
     setting: Setting,
     left_out: Dict[str, str],
-    samples: Dict[str, Dict[int, List[Sample]]],
+    samples: Samples,
     versions: Dict[str, str],
     figures: Dict[str, Dict[int, Figures]],
     ratios: table.Ratios,

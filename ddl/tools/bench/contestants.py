@@ -10,7 +10,7 @@ import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import ddl
 from ddl.tools.bench import native
@@ -19,7 +19,7 @@ from ddl.tools.bench.machine import processor
 from ddl.tools.bench.worker.values import COLLECTIVES, DTYPES, LATENCY_BYTES
 from ddl.tools.desk import Cluster
 
-__all__ = ["CONTESTANTS", "Contestant", "Setting", "find"]
+__all__ = ["CONTESTANTS", "Contestant", "Setting", "find", "on_cluster", "on_this_machine"]
 
 WORKER = str(Path(__file__).resolve().parent / "worker")
 ROOT = str(Path(ddl.__file__).resolve().parent.parent)
@@ -105,16 +105,11 @@ class Contestant:
             if setting.cluster is not None:
                 environ["UCX_NET_DEVICES"] = _interfaces(setting.cluster)  # MPICH's
             return [Command(self._mpiexec(setting, options), environ)]
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
-        run, program = [sys.executable, "-m", "ddl.run", "--no-prefix"], [sys.executable, *options]
-        if setting.cluster is None:
-            environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), GLOO_SOCKET_IFNAME="lo")
-            return [Command([*run, "-np", str(setting.ranks), *program], environ)]
-        first = setting.cluster.hosts[0]
-        environ.update(MASTER_ADDR=setting.cluster.address(first), MASTER_PORT=str(_PORT), GLOO_SOCKET_IFNAME="rail0")
-        run += ["-H", _slots(setting.cluster)]
-        run += [word for name in sorted(environ) if name.startswith(_FORWARDED) for word in ("--env", name)]
-        return [Command(setting.cluster.command(first, [*run, *program], cwd="/"), environ)]
+        program = [sys.executable, *options]
+        if setting.cluster is not None:
+            return [on_cluster(setting.cluster, program, environ)]
+        environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), GLOO_SOCKET_IFNAME="lo")
+        return [on_this_machine(setting.ranks, program, environ)]
 
     def _mpiexec(self, setting: Setting, options: Sequence[str]) -> List[str]:
         binaries = setting.mpi[self.launcher] / "bin"
@@ -128,6 +123,7 @@ class Contestant:
             line += ["--host", _slots(cluster), "--bind-to", "none", "-x", "OMP_NUM_THREADS"]
             line += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
             line += ["--mca", "btl_tcp_if_include", _interfaces(cluster)]
+            line += ["--mca", "mpi_yield_when_idle", str(int(_crowded(cluster)))]
         else:
             line += ["-ppn", str(cluster.shape.slots), "-hosts", ",".join(cluster.hosts), "-launcher", "ssh"]
         return cluster.command(cluster.hosts[0], [*line, *program], cwd="/")
@@ -143,6 +139,36 @@ class Contestant:
         where = ["--address", cluster.address(cluster.hosts[0]), "--port", str(_PORT)]
         lines = ([program, "--rank", str(rank), *where, *options] for rank in range(setting.ranks))
         return [Command(cluster.command(host, line, cwd="/"), environ) for host, line in zip(cluster.hosts, lines)]
+
+
+def on_this_machine(ranks: int, program: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Return what starts ``program`` as so many ranks here, with ddlrun and this environment."""
+    line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), "--no-prefix", *program]
+    return Command(line, {**environ, "PYTHONPATH": _with_ddl(environ)})
+
+
+def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Return what starts ``program`` as a rank in each slot of the hosts, with ddlrun on the first of them.
+
+    Of the environment, DDL's own variables and those that say where gloo meets reach all ranks.
+    """
+    first = cluster.hosts[0]
+    environ = {**environ, "PYTHONPATH": _with_ddl(environ), "GLOO_SOCKET_IFNAME": "rail0"}
+    environ.update(MASTER_ADDR=cluster.address(first), MASTER_PORT=str(_PORT))
+    if _crowded(cluster):
+        environ.setdefault("DDL_SPIN_US", "0")
+    line = [sys.executable, "-m", "ddl.run", "-H", _slots(cluster), "--no-prefix"]
+    line += [word for name in sorted(environ) if name.startswith(_FORWARDED) for word in ("--env", name)]
+    return Command(cluster.command(first, [*line, *program], cwd="/"), environ)
+
+
+def _with_ddl(environ: Mapping[str, str]) -> str:
+    return os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
+
+
+def _crowded(cluster: Cluster) -> bool:
+    """Whether ranks share cores; none of them can know, since each host counts all of this machine's as its own."""
+    return cluster.shape.hosts * cluster.shape.slots > len(os.sched_getaffinity(0))
 
 
 def _slots(cluster: Cluster) -> str:

@@ -14,7 +14,7 @@ from typing import IO, Any, Dict, List, Sequence
 
 from ddl.errors import Error
 
-__all__ = ["Command", "ContestantFailed", "run_all"]
+__all__ = ["Command", "ContestantFailed", "run_all", "written_by"]
 
 PATIENCE = 900.0  #: seconds that a start may take
 _GRACE = 5.0  #: seconds between asking and killing
@@ -70,13 +70,17 @@ def run_all(name: str, commands: Sequence[Command], output: Path, ranks: int) ->
         finally:
             for one in started:
                 one.end()
-        written = [output / f"rank.{rank}.json" for rank in range(ranks)]
-        if not problem and not all(path.exists() for path in written):
+        if not problem and not all((output / f"rank.{rank}.json").exists() for rank in range(ranks)):
             problem = "ended without writing its figures"
         if problem:
             said.seek(0)
             raise ContestantFailed(f"{name} {problem}:\n{said.read()[-_SHOWN:].strip()}")
-    return [json.loads(path.read_text()) for path in written]
+    return written_by(output, ranks)
+
+
+def written_by(output: Path, ranks: int) -> List[Dict[str, Any]]:
+    """Return what each rank wrote into ``output``, in rank order."""
+    return [json.loads((output / f"rank.{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def _wait(started: Sequence[_Started]) -> str:
