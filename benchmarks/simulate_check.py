@@ -23,13 +23,12 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
-
-from hosts import TWO_RACKS, Cluster, Shape, burst_bytes  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from ddl.group import discover  # noqa: E402
 from ddl.tools.bench import machine as this_machine  # noqa: E402
 from ddl.tools.bench.plan import readable, sizes  # noqa: E402
+from ddl.tools.desk import TWO_RACKS, Cluster, Shape, burst_bytes  # noqa: E402
 from ddl.tools.doctor.words import duration  # noqa: E402
 from ddl.tools.simulate.description import parse  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402

@@ -19,6 +19,10 @@ __all__ = ["main"]
 
 TOOLS: Dict[str, Tuple[str, str]] = {
     "bench": ("ddl.tools.bench.command", "measure collectives, or a training step, against other libraries"),
+    "desk": (
+        "ddl.tools.desk.command",
+        "build a cluster of hosts, racks and rails on this machine, and enter it",
+    ),
     "doctor": ("ddl.tools.doctor.command", "see whether hosts have what a job needs, and what to do if not"),
     "plan": ("ddl.tools.plan.command", "show who sends what to whom in a collective, and count it; nothing is run"),
     "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),

@@ -9,7 +9,8 @@ import os
 from typing import Iterator
 
 import pytest
-from cluster.hosts import TWO_HOSTS, Cluster, why_not
+
+from ddl.tools.desk import TWO_HOSTS, Cluster, why_not
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Dict, Iterator, Optional
 
-from cluster.hosts import PATIENCE, Cluster, ClusterError
+from ddl.tools.desk import PATIENCE, Cluster, ClusterError
 
 __all__ = ["slurm", "why_no_slurm"]
 

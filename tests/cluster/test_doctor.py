@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
-from cluster.hosts import Cluster, Shape
 
 from ddl import _core
+from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

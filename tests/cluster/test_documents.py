@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Iterator, List
 
 import pytest
-from cluster.hosts import Cluster, Shape
+
+from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.size()\n"

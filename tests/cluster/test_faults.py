@@ -10,7 +10,8 @@ from typing import Iterator, List
 
 import pytest
 from cluster import talk
-from cluster.hosts import Cluster, ClusterError
+
+from ddl.tools.desk import Cluster, ClusterError
 
 pytestmark = pytest.mark.faults
 TALK = [sys.executable, talk.__file__]

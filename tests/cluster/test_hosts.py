@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
-import cluster.hosts
 import pytest
 from cluster import talk
-from cluster.hosts import FOUR_HOSTS, TWO_HOSTS, TWO_RACKS, TWO_RAILS, Cluster, ClusterError, Shape, why_not
+
+from ddl.tools.desk import FOUR_HOSTS, TWO_HOSTS, TWO_RACKS, TWO_RAILS, Cluster, ClusterError, Shape, system, why_not
 
 SHAPES = {"2x1": TWO_HOSTS, "4x2": FOUR_HOSTS, "2 racks": TWO_RACKS, "2 rails": TWO_RAILS}
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
@@ -168,7 +168,7 @@ def test_where_no_cluster_can_be_built_it_says_why(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ClusterError, match="run it as root"):
             Cluster().__enter__()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(cluster.hosts, "_PATH", str(tmp_path))
+    monkeypatch.setattr(system, "PATH", str(tmp_path))
     assert str(why_not()).endswith("apt-get install iproute2 openssh-client openssh-server util-linux")
 
 

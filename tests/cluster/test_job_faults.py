@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple
 
 import pytest
-from cluster.hosts import FOUR_HOSTS, Cluster
+
+from ddl.tools.desk import FOUR_HOSTS, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.timeout(120)]

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
-from cluster import hosts
-from cluster.hosts import FOUR_HOSTS, PATIENCE, Cluster, ClusterError
+
+from ddl.tools.desk import FOUR_HOSTS, PATIENCE, Cluster, ClusterError, system
+from ddl.tools.desk.leftovers import desks
 
 pytestmark = pytest.mark.usefixtures("clusters_can_be_built")
-HERE = Path(hosts.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 BUILDER = """
 import sys
-from cluster.hosts import TWO_RAILS, Cluster
+from ddl.tools.desk import TWO_RAILS, Cluster
 with Cluster(TWO_RAILS) as cluster:
     cluster.popen("node1", ["sleep", "1000"])
     cluster.popen("node2", ["sleep", "1000"])
@@ -52,7 +54,7 @@ class Traces:
     """What is to be seen of a cluster that is up, to look for it later."""
 
     def __init__(self, directory: Path) -> None:
-        self.paths = [directory, hosts._cgroups() / directory.name]
+        self.paths = [directory, system.cgroups() / directory.name]
         now = running()
         heads = {file.read_text().strip() for file in directory.glob("*.pid")}
         ours = {os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "uts", "ipc", "pid")}
@@ -98,7 +100,7 @@ def test_a_host_that_cannot_start_is_reported_at_once(monkeypatch: pytest.Monkey
     broken = tmp_path / "sshd"
     broken.write_text("#!/bin/sh\necho no sshd today >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(hosts, "_PATH", f"{tmp_path}:{hosts._PATH}")
+    monkeypatch.setattr(system, "PATH", f"{tmp_path}:{system.PATH}")
     with pytest.raises(ClusterError, match="^the hosts did not start: no sshd today"):  # not: "… (waited 20 s)"
         Cluster().__enter__()
 
@@ -106,9 +108,8 @@ def test_a_host_that_cannot_start_is_reported_at_once(monkeypatch: pytest.Monkey
 @pytest.fixture
 def builder() -> Iterator[Tuple[subprocess.Popen[str], Traces]]:
     """A process that builds a cluster, freezes a host of it and waits, and what is to be seen of it."""
-    environ = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", BUILDER], env=environ, stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", BUILDER], env=ENVIRON, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         try:
             yield process, Traces(Path(process.stdout.readline().strip()))
@@ -140,7 +141,7 @@ def test_the_next_build_removes_what_a_killed_keeper_could_not(
         process.kill()
         process.wait(PATIENCE)
         deadline = time.monotonic() + PATIENCE
-        while (traces.paths[0], True) in hosts.desks():
+        while (traces.paths[0], True) in desks():
             assert time.monotonic() < deadline, f"processes of it still live: {traces.left()}"
             time.sleep(0.01)
         assert traces.paths[0].exists()
@@ -149,10 +150,10 @@ def test_the_next_build_removes_what_a_killed_keeper_could_not(
     traces.wait_until_gone()
 
 
-def test_the_script_for_people():
-    script = [sys.executable, str(HERE / "desk.py")]
+def test_the_command_for_people():
+    command = [sys.executable, "-m", "ddl.tools", "desk"]
     shape = ["--hosts", "3", "--racks", "3", "--rate", "1gbit", "--rail", "250mbit", "--uplink", "max"]
-    with subprocess.Popen([*script, "up", *shape], stdout=subprocess.PIPE, text=True) as up:
+    with subprocess.Popen([*command, "up", *shape], env=ENVIRON, stdout=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
         said = ""
         while not said.endswith("takes it down.\n"):
@@ -164,11 +165,16 @@ def test_the_script_for_people():
         assert config is not None
         desk = Path(config[1]).parent
         traces = Traces(desk)
-        enter = [*script, "enter", "--desk", str(desk)]
-        there = subprocess.run([*enter, "node3", "hostname"], capture_output=True, text=True, timeout=PATIENCE)
+        enter = [*command, "enter", "--desk", str(desk)]
+
+        def hostname(of: str) -> subprocess.CompletedProcess[str]:
+            line = [*enter, of, "hostname"]
+            return subprocess.run(line, env=ENVIRON, capture_output=True, text=True, timeout=PATIENCE)
+
+        there = hostname("node3")
         assert there.stdout == "node3\n", there.stderr
-        wrong = subprocess.run([*enter, "node4", "hostname"], capture_output=True, text=True, timeout=PATIENCE)
-        assert wrong.returncode == 1 and wrong.stderr == f"desk: node4 is off, or no host of {desk}\n"
+        wrong = hostname("node4")
+        assert wrong.returncode == 1 and wrong.stderr == f"ddl desk: node4 is off, or no host of {desk}\n"
         up.send_signal(signal.SIGINT)
         assert up.wait(PATIENCE) == 0
     assert not traces.left()

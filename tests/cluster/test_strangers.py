@@ -10,7 +10,8 @@ from typing import List
 
 import pytest
 from cluster import stranger
-from cluster.hosts import FOUR_HOSTS, Cluster
+
+from ddl.tools.desk import FOUR_HOSTS, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

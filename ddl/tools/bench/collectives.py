@@ -11,25 +11,19 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import signal
 import sys
-import tempfile
 from pathlib import Path
-from types import FrameType
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.errors import ConfigError
 from ddl.tools.bench import contestants, machine, plan, plot, regimes, table
 from ddl.tools.bench.contestants import Contestant, Setting
-from ddl.tools.bench.figures import Figures, Sample, bus_factor, merge
-from ddl.tools.bench.hosts import Hosts
-from ddl.tools.bench.launch import run_all
+from ddl.tools.bench.figures import Figures, bus_factor, merge
+from ddl.tools.bench.rounds import Samples, in_turn, start, stopped_in_order
 from ddl.tools.bench.worker.values import DTYPES
+from ddl.tools.desk import Cluster, Shape, parse_rate, why_not
 
 __all__ = ["add_arguments", "run"]
-
-#: contestant -> size -> its samples
-Samples = Dict[str, Dict[int, List[Sample]]]
 
 SIZES = "8,1K,64K,256K,1M,4M,32M,128M"
 SIZES_OF_HOSTS = "8,1K,64K,256K,1M,4M,32M"
@@ -41,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of all collectives."""
     add = parser.add_argument
     add("--ranks", type=int, default=2, help="ranks on this host (default 2)")
-    add("--hosts", type=int, choices=(1, 2), default=1, help="2: two network namespaces, a rank in each (needs root)")
-    add("--rate", default="", help="with --hosts 2: limit the cable, as tc writes it: 1gbit")
+    add("--hosts", type=int, choices=(1, 2), default=1, help="2: two of a cluster on this machine, a rank on each")
+    add("--rate", default="", help="with --hosts 2: limit what each sends: 1gbit, 250mbit")
     add("--sizes", type=plan.sizes, help=f"bytes, with K, M or G (default {SIZES}; hosts: up to 32M)")
     add("--dtype", choices=sorted(DTYPES), default="float32")
     add("--contestants", help="names or Python files, with commas (default: all that can)")
@@ -60,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write; return the exit status."""
     _check(arguments)
-    with _stopped_in_order(), contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(Hosts(arguments.rate)) if arguments.hosts == 2 else None
-        ranks = 2 if hosts else arguments.ranks
-        wanted = arguments.sizes or plan.sizes(SIZES_OF_HOSTS if hosts else SIZES)
+    with stopped_in_order(), contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(_shape(arguments))) if arguments.hosts == 2 else None
+        ranks = 2 if cluster else arguments.ranks
+        wanted = arguments.sizes or plan.sizes(SIZES_OF_HOSTS if cluster else SIZES)
         whole = 1 if arguments.kind in ("allreduce", "broadcast") else ranks
         sizes = plan.fitting(wanted, whole * DTYPES[arguments.dtype])
         setting = Setting(
@@ -72,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             ranks,
             plan.plan_text(sizes, _pace(arguments)),
             {"openmpi": arguments.openmpi.absolute(), "mpich": arguments.mpich.absolute()},
-            hosts,
+            cluster,
             regimes.probe_library(ranks),
         )
         chosen, left_out = _contestants(arguments, setting)
@@ -88,12 +82,22 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.hosts == 2 and arguments.ranks != 2:
         raise ConfigError("--hosts 2 runs one rank on each host: leave out --ranks")
     if arguments.rate and arguments.hosts != 2:
-        raise ConfigError("--rate shapes the cable between two hosts: add --hosts 2")
+        raise ConfigError("--rate shapes what goes between two hosts: add --hosts 2")
+    reason = why_not() if arguments.hosts == 2 else None
+    if reason is not None:
+        raise ConfigError(f"--hosts 2: {reason}")
     for path in (arguments.json, arguments.plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no directory {path.absolute().parent}")
     if arguments.plot:
         plot.check()
+
+
+def _shape(arguments: argparse.Namespace) -> Shape:
+    try:
+        return Shape(2, rails=(parse_rate(arguments.rate or "max"),))
+    except ValueError as error:
+        raise ConfigError(f"--rate: {error}") from error
 
 
 def _pace(arguments: argparse.Namespace) -> plan.Pace:
@@ -132,13 +136,8 @@ def _measure(
     for number in range(2 * rounds):
         if number >= rounds and not _too_few(samples, sizes, rounds):
             break
-        turn = number % len(chosen)
-        for one in [*chosen[turn:], *chosen[:turn]]:
-            print(f"round {number + 1} of {max(rounds, number + 1)}: {one.name}", file=sys.stderr, flush=True)
-            with tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
-                output = Path(directory)
-                (output / "probe").write_bytes(bytes(4096))
-                written = run_all(one.name, one.commands(setting, output), output, setting.ranks)
+        for one in in_turn(chosen, number, max(rounds, number + 1)):
+            written = start(one, setting)
             versions[one.name] = written[0]["version"]
             for nbytes, sample in merge(number, written).items():
                 samples[one.name][nbytes].append(sample)
@@ -152,20 +151,6 @@ def _too_few(samples: Samples, sizes: Sequence[int], rounds: int) -> bool:
         if not same or min(map(len, of_contestants.values())) < (rounds + 1) // 2:
             return True
     return False
-
-
-@contextlib.contextmanager
-def _stopped_in_order() -> Any:
-    """Let SIGTERM unwind as Ctrl-C does, so that processes and hosts are taken away."""
-
-    def stop(number: int, frame: Optional[FrameType]) -> None:
-        raise SystemExit(128 + number)
-
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
 
 
 def _report(
@@ -203,8 +188,8 @@ def _report(
 def _title(arguments: argparse.Namespace, setting: Setting) -> str:
     how = {"allreduce": "sum, in place", "reducescatter": "sum", "broadcast": "in place"}.get(setting.collective)
     where = f"{setting.ranks} ranks on one host"
-    if setting.hosts is not None:
-        where = f"2 hosts, one rank each, {arguments.rate or 'unshaped'} cable"
+    if setting.cluster is not None:
+        where = f"2 hosts, one rank each, {arguments.rate or 'unshaped'}"
     return ", ".join(filter(None, [f"{setting.collective} of {setting.dtype}", how, where]))
 
 
@@ -212,7 +197,7 @@ def _write(
     arguments: argparse.Namespace,
     setting: Setting,
     left_out: Dict[str, str],
-    samples: Dict[str, Dict[int, List[Sample]]],
+    samples: Samples,
     versions: Dict[str, str],
     figures: Dict[str, Dict[int, Figures]],
     ratios: table.Ratios,

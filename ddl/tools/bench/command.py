@@ -15,6 +15,7 @@ KINDS: Dict[str, Tuple[str, str]] = {
     "allgather": (_COLLECTIVES, "the shares of all ranks, joined, on every rank"),
     "broadcast": (_COLLECTIVES, "one rank's buffer, on every rank, in place"),
     "alltoall": (_COLLECTIVES, "a block of each rank's buffer to each other rank"),
+    "targets": ("ddl.tools.bench.targets.command", "whether DDL reaches its targets, with others in the same run"),
     "waking": ("ddl.tools.bench.waking", "how soon a rank that sleeps goes on, against a raw futex"),
     "training": ("ddl.tools.bench.training", "a training step, against DistributedDataParallel over gloo"),
 }

@@ -1,4 +1,4 @@
-"""Who takes part: a line of ``CONTESTANTS`` each, and how each is started, on this host or on two.
+"""Who takes part: a line of ``CONTESTANTS`` each, and how each is started, on this host or on those of a cluster.
 
 What none of them can do is found out before anything is started, and said: see ``why_not``.
 """
@@ -6,27 +6,27 @@ What none of them can do is found out before anything is started, and said: see 
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import ddl
-from ddl.bootstrap.environ import Identity
 from ddl.tools.bench import native
-from ddl.tools.bench.hosts import ADDRESSES, INTERFACE, NAMES, Hosts
 from ddl.tools.bench.launch import Command
 from ddl.tools.bench.machine import processor
 from ddl.tools.bench.worker.values import COLLECTIVES, DTYPES, LATENCY_BYTES
+from ddl.tools.desk import Cluster
 
-__all__ = ["CONTESTANTS", "Contestant", "Setting", "find"]
+__all__ = ["CONTESTANTS", "Contestant", "Setting", "find", "on_cluster", "on_this_machine"]
 
 WORKER = str(Path(__file__).resolve().parent / "worker")
 ROOT = str(Path(ddl.__file__).resolve().parent.parent)
 _LIMIT_RANKS = (1, 2, 3, 4, 8, 16)  #: as in native/limit.cc
 _PORT = 29400  # on hosts of our own every port is free
+#: Beginnings of the variables that ranks on other hosts shall see; ssh brings none there.
+_FORWARDED = ("DDL_", "OMP_", "MASTER_", "GLOO_")
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Setting:
     ranks: int
     plan: str
     mpi: Dict[str, Path]  # "openmpi" and "mpich": their environments
-    hosts: Optional[Hosts] = None
+    cluster: Optional[Cluster] = None  # None: this machine; else ``ranks`` are its hosts times their slots
     probe: str = ""  # the compiled probe.cc; empty: none
 
     def values(self, output: Path) -> Dict[str, str]:
@@ -76,14 +76,20 @@ class Contestant:
             folder = setting.mpi[self.launcher]
             return "" if (folder / "bin" / "mpiexec").exists() else f"{folder} has no bin/mpiexec"
         if self.launcher == "limit":
-            if setting.hosts is None and setting.ranks not in _LIMIT_RANKS:
-                return f"it is compiled for {', '.join(map(str, _LIMIT_RANKS))} ranks"
-            if setting.hosts is None and setting.dtype == "float16" and "f16c" not in processor().get("flags", ""):
-                return "this processor has no conversions of float16"
-            try:
-                native.compiled(self._program(setting))
-            except native.Unavailable as reason:
-                return str(reason)
+            return self._no_limit(setting)
+        return ""
+
+    def _no_limit(self, setting: Setting) -> str:
+        if setting.cluster is not None and setting.ranks != 2:
+            return "between hosts it is for two ranks"
+        if setting.cluster is None and setting.ranks not in _LIMIT_RANKS:
+            return f"it is compiled for {', '.join(map(str, _LIMIT_RANKS))} ranks"
+        if setting.cluster is None and setting.dtype == "float16" and "f16c" not in processor().get("flags", ""):
+            return "this processor has no conversions of float16"
+        try:
+            native.compiled(self._program(setting))
+        except native.Unavailable as reason:
+            return str(reason)
         return ""
 
     def commands(self, setting: Setting, output: Path) -> List[Command]:
@@ -96,59 +102,82 @@ class Contestant:
         if self.launcher in setting.mpi:
             environ.pop("PYTHONPATH", None)  # theirs is another Python's environment
             environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-            if setting.hosts is not None:
-                environ["UCX_NET_DEVICES"] = INTERFACE  # MPICH's
+            if setting.cluster is not None:
+                environ["UCX_NET_DEVICES"] = _interfaces(setting.cluster)  # MPICH's
             return [Command(self._mpiexec(setting, options), environ)]
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
-        if setting.hosts is not None:
-            return _on_hosts(setting.hosts, [sys.executable, *options], environ, setting.ranks)
+        program = [sys.executable, *options]
+        if setting.cluster is not None:
+            return [on_cluster(setting.cluster, program, environ)]
         environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), GLOO_SOCKET_IFNAME="lo")
-        run = [sys.executable, "-m", "ddl.run", "-np", str(setting.ranks), "--no-prefix"]
-        return [Command([*run, sys.executable, *options], environ)]
+        return [on_this_machine(setting.ranks, program, environ)]
 
     def _mpiexec(self, setting: Setting, options: Sequence[str]) -> List[str]:
         binaries = setting.mpi[self.launcher] / "bin"
         program = [str(binaries / "python"), *options]
         line = [str(binaries / "mpiexec"), "-n", str(setting.ranks)]
-        openmpi, hosts = self.launcher == "openmpi", setting.hosts
-        if hosts is None:
+        openmpi, cluster = self.launcher == "openmpi", setting.cluster
+        if cluster is None:
             return [*line, *(("--oversubscribe",) if openmpi else ()), *program]
         if openmpi:
             # Bound to cores, the first rank of every host would share core 0 of this machine.
-            line += ["--host", ",".join(f"{name}:1" for name in NAMES), "--bind-to", "none"]
-            line += ["--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", INTERFACE]
-            line += ["--prtemca", "plm_ssh_agent", str(hosts.agent)]
+            line += ["--host", _slots(cluster), "--bind-to", "none", "-x", "OMP_NUM_THREADS"]
+            line += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
+            line += ["--mca", "btl_tcp_if_include", _interfaces(cluster)]
+            line += ["--mca", "mpi_yield_when_idle", str(int(_crowded(cluster)))]
         else:
-            line += ["-ppn", "1", "-hosts", ",".join(NAMES), "-launcher", "ssh", "-launcher-exec", str(hosts.agent)]
-        return hosts.command(0, [*line, *program])
+            line += ["-ppn", str(cluster.shape.slots), "-hosts", ",".join(cluster.hosts), "-launcher", "ssh"]
+        return cluster.command(cluster.hosts[0], [*line, *program], cwd="/")
 
     @staticmethod
     def _program(setting: Setting) -> str:
-        return "limit" if setting.hosts is None else "pump"
+        return "limit" if setting.cluster is None else "pump"
 
     def _limit(self, setting: Setting, options: Sequence[str], environ: Dict[str, str]) -> List[Command]:
-        program = str(native.compiled(self._program(setting)))
-        if setting.hosts is None:
+        program, cluster = str(native.compiled(self._program(setting))), setting.cluster
+        if cluster is None:
             return [Command([program, "--ranks", str(setting.ranks), *options], environ)]
-        where = ["--address", ADDRESSES[0], "--port", str(_PORT)]
+        where = ["--address", cluster.address(cluster.hosts[0]), "--port", str(_PORT)]
         lines = ([program, "--rank", str(rank), *where, *options] for rank in range(setting.ranks))
-        return [Command(setting.hosts.command(rank, line), environ) for rank, line in enumerate(lines)]
+        return [Command(cluster.command(host, line, cwd="/"), environ) for host, line in zip(cluster.hosts, lines)]
 
 
-def _on_hosts(hosts: Hosts, line: Sequence[str], environ: Dict[str, str], ranks: int) -> List[Command]:
-    """Start one rank per host by hand, with what ddlrun would tell it; the store runs on the first host."""
-    secret = secrets.token_bytes(32)
-    store = f"{ADDRESSES[0]}:{_PORT}"
-    shared = {**environ, "DDL_SECRET": secret.hex()}
-    serve = [sys.executable, "-m", "ddl.tools.bench.store", store, str(ranks)]
-    commands = [Command(hosts.command(0, serve), shared, service=True)]
-    for rank in range(ranks):
-        me = Identity(rank, ranks, 0, 1, rank, ranks, store, secret).to_environ()
-        # The kernel is one, so only this keeps DDL from sharing memory between the hosts.
-        me.update(DDL_HOST_ID=NAMES[rank], MASTER_ADDR=ADDRESSES[0], MASTER_PORT=str(_PORT + 1))
-        me.update(GLOO_SOCKET_IFNAME=INTERFACE)
-        commands.append(Command(hosts.command(rank, line), {**shared, **me}))
-    return commands
+def on_this_machine(ranks: int, program: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Return what starts ``program`` as so many ranks here, with ddlrun and this environment."""
+    line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), "--no-prefix", *program]
+    return Command(line, {**environ, "PYTHONPATH": _with_ddl(environ)})
+
+
+def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Return what starts ``program`` as a rank in each slot of the hosts, with ddlrun on the first of them.
+
+    Of the environment, DDL's own variables and those that say where gloo meets reach all ranks.
+    """
+    first = cluster.hosts[0]
+    environ = {**environ, "PYTHONPATH": _with_ddl(environ), "GLOO_SOCKET_IFNAME": "rail0"}
+    environ.update(MASTER_ADDR=cluster.address(first), MASTER_PORT=str(_PORT))
+    if _crowded(cluster):
+        environ.setdefault("DDL_SPIN_US", "0")
+    line = [sys.executable, "-m", "ddl.run", "-H", _slots(cluster), "--no-prefix"]
+    line += [word for name in sorted(environ) if name.startswith(_FORWARDED) for word in ("--env", name)]
+    return Command(cluster.command(first, [*line, *program], cwd="/"), environ)
+
+
+def _with_ddl(environ: Mapping[str, str]) -> str:
+    return os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
+
+
+def _crowded(cluster: Cluster) -> bool:
+    """Whether ranks share cores; none of them can know, since each host counts all of this machine's as its own."""
+    return cluster.shape.hosts * cluster.shape.slots > len(os.sched_getaffinity(0))
+
+
+def _slots(cluster: Cluster) -> str:
+    """Return the hosts as launchers want them: ``node1:2,node2:2``."""
+    return ",".join(f"{host}:{cluster.shape.slots}" for host in cluster.hosts)
+
+
+def _interfaces(cluster: Cluster) -> str:
+    return ",".join(f"rail{rail}" for rail in range(len(cluster.shape.rails)))
 
 
 def _free_port() -> int:

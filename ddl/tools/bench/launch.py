@@ -14,7 +14,7 @@ from typing import IO, Any, Dict, List, Sequence
 
 from ddl.errors import Error
 
-__all__ = ["Command", "ContestantFailed", "run_all"]
+__all__ = ["Command", "ContestantFailed", "run_all", "written_by"]
 
 PATIENCE = 900.0  #: seconds that a start may take
 _GRACE = 5.0  #: seconds between asking and killing
@@ -27,20 +27,18 @@ class ContestantFailed(Error):
 
 @dataclass
 class Command:
-    """One process to start. A ``service`` is not waited for: it ends when its standard input is closed."""
+    """One process to start."""
 
     line: Sequence[str]
     environ: Dict[str, str] = field(default_factory=dict)
-    service: bool = False
 
 
 class _Started:
     def __init__(self, command: Command, output: IO[str]) -> None:
-        self.service = command.service
         self.process = subprocess.Popen(
             command.line,
             env=command.environ,
-            stdin=subprocess.PIPE if command.service else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that all of it can be ended, and Ctrl-C comes to us alone
@@ -48,8 +46,6 @@ class _Started:
 
     def end(self) -> None:
         """End it, whatever it is doing."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, number)
@@ -70,17 +66,21 @@ def run_all(name: str, commands: Sequence[Command], output: Path, ranks: int) ->
         try:
             for command in commands:
                 started.append(_Started(command, said))
-            problem = _wait([one for one in started if not one.service])
+            problem = _wait(started)
         finally:
             for one in started:
                 one.end()
-        written = [output / f"rank.{rank}.json" for rank in range(ranks)]
-        if not problem and not all(path.exists() for path in written):
+        if not problem and not all((output / f"rank.{rank}.json").exists() for rank in range(ranks)):
             problem = "ended without writing its figures"
         if problem:
             said.seek(0)
             raise ContestantFailed(f"{name} {problem}:\n{said.read()[-_SHOWN:].strip()}")
-    return [json.loads(path.read_text()) for path in written]
+    return written_by(output, ranks)
+
+
+def written_by(output: Path, ranks: int) -> List[Dict[str, Any]]:
+    """Return what each rank wrote into ``output``, in rank order."""
+    return [json.loads((output / f"rank.{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def _wait(started: Sequence[_Started]) -> str:

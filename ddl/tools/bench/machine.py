@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 from ddl._version import __version__
 
-__all__ = ["command", "describe", "facts", "processor"]
+__all__ = ["Processors", "command", "describe", "facts", "processor"]
 
 
 def command() -> List[str]:
@@ -61,3 +62,28 @@ def describe(machine: Dict[str, Any]) -> str:
     """Return one line about the machine for people."""
     kind = "virtual machine" if machine["virtual"] else "machine"
     return f"{machine['cpu']}, {machine['cores_allowed']} cores ({kind}), Linux {machine['kernel']}"
+
+
+class Processors:
+    """What the machine's processors did while something was watched, as /proc/stat has it."""
+
+    def __init__(self) -> None:
+        self._spent = [0] * 8  # user, nice, system, idle, iowait, irq, softirq, steal, in ticks of all cores
+
+    @contextlib.contextmanager
+    def watched(self, wanted: bool = True) -> Iterator[None]:
+        """Add what they do during the block, if that is ``wanted``."""
+        before = self._ticks()
+        yield
+        if wanted:
+            self._spent = [sum_ + end - begin for sum_, end, begin in zip(self._spent, self._ticks(), before)]
+
+    @staticmethod
+    def _ticks() -> List[int]:
+        return [int(word) for word in _read("/proc/stat").splitlines()[0].split()[1:9]]
+
+    def shares(self) -> Dict[str, float]:
+        """Return which share of their time they idled, and which this machine's own host gave to others."""
+        *_, idle, waiting, _, _, stolen = self._spent
+        whole = max(1, sum(self._spent))
+        return {"idle": (idle + waiting) / whole, "stolen": stolen / whole}

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 from ddl.tools.bench.figures import Figures
 from ddl.tools.bench.plan import readable
 
-__all__ = ["comparison", "details", "duration", "ratios"]
+__all__ = ["aligned", "comparison", "details", "duration", "ratios"]
 
 #: contestant -> size -> figures
 All = Mapping[str, Mapping[int, Figures]]
@@ -43,7 +43,7 @@ def ratios(figures: All, subject: str, peers: Sequence[str], sizes: Sequence[int
     return found
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
     wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, wide)).rstrip() for row in rows)
 
@@ -62,7 +62,7 @@ def comparison(figures: All, subject: str, compared: Ratios, mixed: Sequence[int
         if limit:
             cells.append(f"{100 * row['of_limit']:.0f} %")
         rows.append(cells)
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def details(figures: Mapping[int, Figures]) -> str:
@@ -72,4 +72,4 @@ def details(figures: Mapping[int, Figures]) -> str:
         times = [duration(value) for value in (one.min, one.median, one.p99)]
         bandwidths = [f"{one.algbw:.3g}", f"{one.busbw:.3g}", f"{one.cpu_per_gb:.3g}"]
         rows.append([readable(nbytes), str(one.calls), *times, *bandwidths])
-    return _aligned(rows)
+    return aligned(rows)

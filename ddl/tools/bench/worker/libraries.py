@@ -11,13 +11,13 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 
 from .values import Work
 
-__all__ = ["Library", "Slot", "load"]
+__all__ = ["Library", "Slot", "layout_of", "load"]
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Library:
     rank: int
     size: int
     version: str
+    layout: Mapping[str, Any] = {}  # DDL's own: what its choice of plans follows from
 
     def slot(self, work: Work, root: int) -> Slot:
         """Return new buffers for ``work`` and the call that uses them. Collective, the same on all ranks."""
@@ -54,6 +55,12 @@ def _storage(dtype: str) -> Any:
     return np.float32 if dtype == "float32" else np.uint16
 
 
+def layout_of(world: Any) -> Dict[str, Any]:
+    """Return what the plans of DDL's world communicator follow from, so that others can build them again."""
+    job = world._group.job
+    return {"hosts": job.hosts, "dimensions": job.settings.dimensions, "algorithm": job.settings.algorithm}
+
+
 class Ddl(Library):
     """DDL as numpy users call it. ``memory``: "shared" (``ddl.empty``) or "private" (``np.empty``)."""
 
@@ -64,6 +71,7 @@ class Ddl(Library):
         self.ddl: Any = ddl
         self.rank, self.size = ddl.rank(), ddl.size()
         self.version = ddl.__version__
+        self.layout = layout_of(ddl.world())
         self.prepared = prepared
         self.empty = ddl.empty if memory == "shared" else np.empty
 

@@ -160,6 +160,6 @@ def main() -> None:
     for nbytes, calls, warmup in arguments.plan:
         work = Work(arguments.collective, arguments.dtype, nbytes // DTYPES[arguments.dtype], library.size)
         sizes[str(nbytes)] = measure(library, work, calls, warmup, distance)
-    written = {"rank": library.rank, "version": library.version, "sizes": sizes}
+    written = {"rank": library.rank, "version": library.version, "layout": library.layout, "sizes": sizes}
     (arguments.output / f"rank.{library.rank}.json").write_text(json.dumps(written))
     library.finish()

@@ -1,0 +1,50 @@
+"""How contestants take turns: every round starts each of them anew, in an order that rotates."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from ddl.tools.bench.contestants import Contestant, Setting
+from ddl.tools.bench.figures import Sample
+from ddl.tools.bench.launch import run_all
+
+__all__ = ["Samples", "in_turn", "start", "stopped_in_order"]
+
+#: contestant -> size -> its samples
+Samples = Dict[str, Dict[int, List[Sample]]]
+
+
+def in_turn(chosen: Sequence[Contestant], number: int, rounds: int) -> Iterator[Contestant]:
+    """Yield who starts in round ``number`` of ``rounds``, one after the other, and say so on stderr."""
+    turn = number % len(chosen)
+    for one in [*chosen[turn:], *chosen[:turn]]:
+        print(f"round {number + 1} of {rounds}: {one.name}", file=sys.stderr, flush=True)
+        yield one
+
+
+def start(one: Contestant, setting: Setting) -> List[Dict[str, Any]]:
+    """Run a contestant once and return what its ranks wrote, in rank order; ``ContestantFailed`` if it failed."""
+    with tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
+        output = Path(directory)
+        (output / "probe").write_bytes(bytes(4096))
+        return run_all(one.name, one.commands(setting, output), output, setting.ranks)
+
+
+@contextlib.contextmanager
+def stopped_in_order() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does, so that processes and hosts are taken away."""
+
+    def stop(number: int, frame: Optional[FrameType]) -> None:
+        raise SystemExit(128 + number)
+
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)

@@ -1,0 +1,188 @@
+"""Targets a to e: all-reduces, timed on clusters of several shapes, of DDL and of all others in turn.
+
+A ``Case`` is a shape with the contestants that run on it and how their medians are judged. Before the rounds the pump
+(native/pump.cc) says what one TCP stream does between two of the hosts: the measured explanation of a target missed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+from ddl.tools.bench import contestants, plan
+from ddl.tools.bench.contestants import Contestant, Setting
+from ddl.tools.bench.figures import Sample, merge, quantile
+from ddl.tools.bench.machine import Processors
+from ddl.tools.bench.rounds import in_turn, start
+from ddl.tools.bench.table import duration
+from ddl.tools.bench.targets.bounds import ETHERNET, TOKEN_BUCKETS, ring_seconds
+from ddl.tools.bench.targets.rows import Row
+from ddl.tools.desk import FOUR_HOSTS, TWO_RACKS, Cluster, Shape
+
+__all__ = ["CASES", "Case", "Measured", "Medians", "measure", "rows"]
+
+Medians = Mapping[str, float]  #: seconds by contestant
+GBIT = 10**9
+MPI = ("openmpi", "mpich")
+
+
+def _ours(name: str = "ddl", **environ: str) -> Contestant:
+    return dataclasses.replace(contestants.find("ddl"), name=name, environ=tuple(environ.items()))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs on a cluster of ``shape``, and how the medians of each size come to rows."""
+
+    target: str
+    what: str
+    shape: Shape
+    judge: Callable[[Case, int, Medians], List[Row]]
+    ours: Tuple[Contestant, ...] = (_ours(),)  #: the first is judged
+    sizes: Tuple[int, ...] = ()  #: bytes; none: the one of --size
+
+    def row(self, nbytes: int, medians: Medians, ratio: float, of: str, wanted: float, **more: Any) -> Row:
+        """Return the row of one size; ``more`` are further fields of it."""
+        mpi = min((name for name in MPI if name in medians), key=medians.__getitem__, default="")
+        what = f"{self.what}, {plan.readable(nbytes)}"
+        row = Row(self.target, what, ratio, of, wanted, ours=medians["ddl"], gloo=medians.get("gloo"))
+        return dataclasses.replace(row, mpi=medians.get(mpi), mpi_name=mpi, **more)
+
+
+def _near_bound(case: Case, nbytes: int, medians: Medians) -> List[Row]:
+    rate = case.shape.rails[0]
+    assert rate is not None
+    bound, mine = ring_seconds(nbytes, case.shape.hosts, rate), medians["ddl"]
+    note = f"{mine / bound / TOKEN_BUCKETS:.3f} x the bound with headers as these token buckets count them "
+    note += f"({duration(bound * TOKEN_BUCKETS)}), {mine / bound / ETHERNET:.3f} x that of Ethernet"
+    return [case.row(nbytes, medians, mine / bound, "bound", 1.05, bound=bound, note=note)]
+
+
+def _over_one_rail(case: Case, nbytes: int, medians: Medians) -> List[Row]:
+    bound = ring_seconds(nbytes, case.shape.hosts, sum(rate or 0 for rate in case.shape.rails))
+    gain = medians["ddl one rail"] / medians["ddl"]
+    note = f"one rail: {duration(medians['ddl one rail'])}"
+    return [case.row(nbytes, medians, gain, "one rail", 1.9, at_most=False, bound=bound, note=note)]
+
+
+def _share_of_sum(case: Case, nbytes: int, medians: Medians) -> List[Row]:
+    bound = ring_seconds(nbytes, case.shape.hosts, sum(rate or 0 for rate in case.shape.rails))
+    counted = bound * TOKEN_BUCKETS
+    note = f"{bound / medians['ddl']:.3f} of the sum without headers ({duration(bound)}), "
+    note += f"{bound * ETHERNET / medians['ddl']:.3f} with those of Ethernet; one rail: "
+    note += duration(medians["ddl one rail"])
+    share = counted / medians["ddl"]
+    return [case.row(nbytes, medians, share, "sum of the rails", 0.95, at_most=False, bound=counted, note=note)]
+
+
+def _over_flat_ring(case: Case, nbytes: int, medians: Medians) -> List[Row]:
+    assert case.shape.uplink is not None
+    bound = ring_seconds(nbytes, case.shape.racks, case.shape.uplink)
+    gain = medians["ddl ring"] / medians["ddl"]
+    note = f"flat ring: {duration(medians['ddl ring'])}; the bound is the uplinks', without headers"
+    return [case.row(nbytes, medians, gain, "flat ring", 1.4, at_most=False, bound=bound, note=note)]
+
+
+def _against_others(case: Case, nbytes: int, medians: Medians) -> List[Row]:
+    mine, mpi = medians["ddl"], [medians[name] for name in MPI if name in medians]
+    found = []
+    if "gloo" in medians:
+        found.append(case.row(nbytes, medians, mine / medians["gloo"], "gloo", 0.5))
+    if mpi:
+        found.append(case.row(nbytes, medians, mine / min(mpi), "MPI", 1.0))
+    return found
+
+
+_SMALL = (8, 1 << 10, 4 << 10)
+_ONE_RAIL = _ours("ddl one rail", DDL_RAILS="1")
+CASES = (
+    Case("a", "4 hosts x 2 ranks, 1 Gb/s", Shape(4, slots=2, rails=(GBIT,)), _near_bound),
+    Case("b", "2 hosts, two rails of 1 Gb/s", Shape(2, rails=(GBIT, GBIT)), _over_one_rail, (_ours(), _ONE_RAIL)),
+    Case("c", "2 hosts, 1 + 0.25 Gb/s", Shape(2, rails=(GBIT, GBIT // 4)), _share_of_sum, (_ours(), _ONE_RAIL)),
+    Case(
+        *("d", "2 racks x 2 hosts x 2 ranks, 1 Gb/s, uplinks of 0.25", TWO_RACKS, _over_flat_ring),
+        ours=(_ours(DDL_DIMENSIONS="2x2x2"), _ours("ddl ring", DDL_ALGORITHM="ring")),
+    ),
+    Case("e", "4 hosts x 2 ranks, unshaped", FOUR_HOSTS, _against_others, sizes=_SMALL),
+    Case("e", "4 hosts x 2 ranks, 1 Gb/s", Shape(4, slots=2, rails=(GBIT,)), _against_others, sizes=_SMALL),
+)
+
+
+@dataclass
+class Measured:
+    """What the starts of one case gave."""
+
+    samples: Dict[str, Dict[int, List[Sample]]] = field(default_factory=dict)  #: by contestant and size
+    stream: Dict[int, float] = field(default_factory=dict)  #: median seconds of the pump, by size
+    versions: Dict[str, str] = field(default_factory=dict)
+    layouts: List[Dict[str, Any]] = field(default_factory=list)  #: what ranks of DDL said of their job
+    processors: Processors = field(default_factory=Processors)  #: while DDL ran
+
+    def medians(self, nbytes: int) -> Medians:
+        """Return the median call of each contestant, all rounds pooled."""
+        pooled = {name: [s for one in of[nbytes] for s in one.seconds] for name, of in self.samples.items()}
+        return {name: quantile(sorted(seconds), 0.5) for name, seconds in pooled.items()}
+
+    def cores(self, nbytes: int) -> float:
+        """Return how many cores DDL's ranks used together, on average over their calls."""
+        some = self.samples["ddl"][nbytes]
+        return sum(one.cpu for one in some) / sum(sum(one.seconds) for one in some)
+
+
+def measure(
+    case: Case,
+    sizes: Sequence[int],
+    rounds: int,
+    seconds: float,
+    mpi: Dict[str, Path],
+    left_out: Dict[str, str],
+) -> Measured:
+    """Build the cluster of ``case`` and run everyone who can, in turn; who cannot is added to ``left_out``."""
+    shape, found = case.shape, Measured()
+    slowest = min([rate for rate in (*shape.rails, shape.uplink) if rate is not None], default=4 * GBIT)
+    pace = plan.Pace(seconds, slowest / 8, overhead=1e-3, least=3)
+    ranks = shape.hosts * shape.slots
+    with Cluster(shape) as cluster:
+        setting = Setting("allreduce", "float32", ranks, plan.plan_text(sizes, pace), mpi, cluster)
+        others = [contestants.find(name) for name in ("gloo", *MPI)]
+        left_out.update({one.name: one.why_not(setting) for one in others if one.why_not(setting)})
+        chosen = [*case.ours, *(one for one in others if one.name not in left_out)]
+        _measure_stream(dataclasses.replace(setting, ranks=2), found, left_out)
+        for number in range(rounds):
+            for one in in_turn(chosen, number, rounds):
+                with found.processors.watched(one.name == "ddl"):
+                    written = start(one, setting)
+                found.versions[one.name] = written[0]["version"]
+                found.layouts += [written[0]["layout"]] if written[0]["layout"] else []
+                for nbytes, sample in merge(number, written).items():
+                    found.samples.setdefault(one.name, {}).setdefault(nbytes, []).append(sample)
+    return found
+
+
+def _measure_stream(setting: Setting, found: Measured, left_out: Dict[str, str]) -> None:
+    pump = contestants.find("limit")
+    reason = pump.why_not(setting)
+    if reason:
+        left_out["limit"] = reason
+        return
+    for nbytes, sample in merge(0, start(pump, setting)).items():
+        found.stream[nbytes] = quantile(sorted(sample.seconds), 0.5)
+
+
+def rows(case: Case, sizes: Sequence[int], measured: Measured) -> List[Row]:
+    """Judge; a target that is missed is explained by what was measured beside it."""
+    found = []
+    for nbytes in sizes:
+        for row in case.judge(case, nbytes, measured.medians(nbytes)):
+            why = [row.note] if row.note else []
+            if not row.met and nbytes in measured.stream:
+                each_way = f"{duration(measured.stream[nbytes])} ({8e-6 * nbytes / measured.stream[nbytes]:.0f} Mb/s)"
+                why.append(f"one TCP stream between two of the hosts takes {each_way} for as many bytes each way")
+            if not row.met:
+                why.append(f"in its calls DDL used {measured.cores(nbytes):.2f} of {os.cpu_count()} cores")
+                why.append(f"{measured.processors.shares()['stolen']:.0%} of the processors' time was stolen")
+            found.append(dataclasses.replace(row, note="; ".join(why)))
+    return found
