@@ -98,6 +98,14 @@ def test_mode_p_measures_at_the_start(hosts: Cluster, tmp_path: Path) -> None:
     assert Table.parse(path.read_text()).cluster.dimensions == "2x2"
 
 
+def test_the_comparison_with_the_built_in_table_runs(clusters_can_be_built: None) -> None:
+    """How fast it is here and now is not asserted."""
+    line = [sys.executable, str(ROOT / "benchmarks" / "tune_check.py"), "--seconds", "1", "--starts", "1"]
+    ended = subprocess.run([*line, "--sizes", "64,64K"], capture_output=True, text=True, timeout=60)
+    assert "built-in / tuned" in ended.stdout, ended.stderr
+    assert len(ended.stdout.partition("built-in / tuned")[2].split("\n")) == 4
+
+
 def test_a_host_that_cannot_be_reached_is_named(hosts: Cluster, tmp_path: Path) -> None:
     done = run(hosts, tmp_path, "ddl", "tune", "-H", "node1:2,node7:2", "--start-timeout", "5")
     assert done.returncode == 1
