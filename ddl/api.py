@@ -18,6 +18,7 @@ from ddl.errors import InvalidArgument, InvalidState
 from ddl.group import Group
 from ddl.job import Job, identity_and_settings
 from ddl.reduce_op import Average, ReduceOp
+from ddl.tune.start import adopt
 
 if TYPE_CHECKING:
     from typing_extensions import Concatenate, ParamSpec
@@ -81,17 +82,23 @@ def init(comm: Any = None) -> None:
         identity, settings = identity_and_settings(comm)
         _log_to_stderr(settings.log)
         job = Job(identity, settings, _state.rounds)
+        group = None
         try:
             core = Group.make_core(job, identity.rank, identity.size)
             job.rendezvous(core.board_offset)
             boards = [peer.board_offset for peer in job.peers] or [core.board_offset]
             group = Group.world(job, core, boards)
+            world = Communicator(group)
+            adopt(world)
         except BaseException:
+            if group is not None:
+                group.close()
+                _state.retired.append(group)
             job.close()
             raise
         _state.rounds += 1
         _state.retired.clear()
-        _state.world = Communicator(group)
+        _state.world = world
         if not _state.hooked:
             _state.hooked = True
             atexit.register(shutdown)

@@ -8,7 +8,7 @@ undefined, and every later call raises the same error.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ddl.errors import InvalidArgument
 from ddl.group import Group
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, ReduceOp
+from ddl.tuning.select import Lines
 
 __all__ = ["Communicator", "PreparedOperation", "Work"]
 
@@ -259,6 +260,12 @@ class Communicator:
 
         Collective over this communicator, blocking. Ranks are ordered by ``key`` (default: their rank here).
         """
+        return self._split(color, key, None)
+
+    def _split(
+        self, color: Optional[int], key: Optional[int], tuned: Optional[Mapping[Collective, Lines]]
+    ) -> Optional[Communicator]:
+        """As ``split``; the new communicator chooses algorithms by ``tuned``."""
         if color is not None and not isinstance(color, (int, np.integer)):
             raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
         group = self._group
@@ -268,7 +275,7 @@ class Communicator:
         boards = self.allgather_object(None if core is None else core.board_offset)
         if members is None or core is None:
             return None
-        return Communicator(group.child(members, number, core, [boards[rank] for rank in members]))
+        return Communicator(group.child(members, number, core, [boards[rank] for rank in members], tuned))
 
     def abort(self, reason: str = "") -> None:
         """Break the communicator on all ranks: everything under way and every later call raises ``Aborted``."""

@@ -6,21 +6,26 @@ the plans need are made then, in the background (dialer.py).
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl.bootstrap.agent import Member
 from ddl.bootstrap.environ import WIRE_CODECS
 from ddl.dialer import Dialer
+from ddl.errors import InternalError
 from ddl.job import Job
 from ddl.plan import build
 from ddl.plan.ir import Collective
 from ddl.plan.lower import lower, one_message
 from ddl.topology import Dimension, Topology
-from ddl.tuning.select import select
+from ddl.tuning.select import Lines, select
+from ddl.tuning.table import Table, explain
 
 __all__ = ["Group", "discover"]
+
+log = logging.getLogger("ddl")
 
 _WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
 _SLOTS = {
@@ -65,7 +70,13 @@ class Group:
     """One group of ranks of the job. ``ranks[r]`` is the world rank of rank ``r``."""
 
     def __init__(
-        self, job: Job, core: _core.Communicator, ranks: Sequence[int], boards: Sequence[int], number: int
+        self,
+        job: Job,
+        core: _core.Communicator,
+        ranks: Sequence[int],
+        boards: Sequence[int],
+        number: int,
+        tuned: Optional[Mapping[Collective, Lines]] = None,
     ) -> None:
         self.job = job
         self.core = core
@@ -74,6 +85,9 @@ class Group:
         self.size = len(self.ranks)
         self.rank = self.ranks.index(job.identity.rank)
         self._children: List[Group] = []
+        self._tuned = tuned
+        self._table: Optional[Table] = None
+        self._planned: Set[Collective] = set()
         self.next_number = number + 1
         index = {world: rank for rank, world in enumerate(self.ranks)}
         for world, rank in index.items():
@@ -125,10 +139,15 @@ class Group:
             self._connect([root], _core.LANE_POINT_TO_POINT, 1, 1)
             self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, 1, native)])
             return
+        self._planned.add(collective)
         choices: List[Tuple[int, int, int, int, _core.Plan]] = []
         lowered: Dict[Tuple[str, bool], _core.Plan] = {}
         settings = self.job.settings
-        for line in select(collective, self.topology, settings.algorithm):
+        lines = select(collective, self.topology, settings.algorithm, self._tuned)
+        if self.rank == 0 and self.number % _WORLDS == 0 and log.isEnabledFor(logging.INFO):
+            for text in explain(collective, lines, self._table, settings.algorithm):
+                log.info("%s", text)
+        for line in lines:
             plan = build(collective, line.algorithm, self.topology, self.rank, root)
             key = (line.algorithm, line.coded)
             if key not in lowered:
@@ -138,6 +157,12 @@ class Group:
             self._connect(plan.peers, lane, len(plan.channels), line.in_flight)
             choices.append((line.max_bytes, lane, line.piece_bytes, line.in_flight, lowered[key]))
         self.core.install(collective, root, choices)
+
+    def use(self, table: Table) -> None:
+        """Choose by ``table``, which all ranks have alike. Before its collectives are planned: the core keeps plans."""
+        if self._planned & set(table.lines):
+            raise InternalError(f"{self._who()}: a table came after plans of {self._planned & set(table.lines)}")
+        self._table, self._tuned = table, table.lines
 
     def _connect(self, peers: Sequence[int], lane: int, channels: int, in_flight: int) -> None:
         slots = _SLOTS[lane][:in_flight]
@@ -168,11 +193,27 @@ class Group:
         members = sorted((key, rank) for rank, (color, key, _) in enumerate(rows) if color == mine)
         return [rank for _, rank in members], first + colors.index(mine)
 
-    def child(self, members: Sequence[int], number: int, core: _core.Communicator, boards: Sequence[int]) -> Group:
-        """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``."""
-        group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number)
+    def child(
+        self,
+        members: Sequence[int],
+        number: int,
+        core: _core.Communicator,
+        boards: Sequence[int],
+        tuned: Optional[Mapping[Collective, Lines]] = None,
+    ) -> Group:
+        """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``.
+
+        It chooses by ``tuned``; without, by what this group chooses by if it has the same ranks.
+        """
+        if tuned is None and len(members) == self.size:
+            tuned = self._tuned
+        group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number, tuned)
         self._children.append(group)
         return group
+
+    def release(self, child: Group) -> None:
+        """Let go of a child that is closed on all ranks, and of its memory."""
+        self._children.remove(child)
 
     def close(self) -> None:
         """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""

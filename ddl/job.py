@@ -24,6 +24,8 @@ from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.rails import Offer
 from ddl.bootstrap.store import StoreClient, WatchClient
 from ddl.errors import ConfigError, Error, ProtocolError
+from ddl.tune import file as tuned
+from ddl.tuning.table import Cluster
 
 __all__ = ["Job", "Peer", "identity_and_settings"]
 
@@ -93,6 +95,7 @@ class Job:
         self.peers: Tuple[Peer, ...] = ()
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
         self.rails: Tuple[str, ...] = ("",)
+        self.offer = tuned.Offer()
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
@@ -153,8 +156,26 @@ class Job:
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self._meet_neighbours(me, deadline)
         left = max(1.0, deadline - time.monotonic())
-        answers = store.check_in(json.dumps(met), left, round=2 * self.round + 1)
-        self._conclude([json.loads(text) for text in answers])
+        mine: Dict[str, Any] = {"met": met}
+        if me.rank == 0:
+            mine["tuned"] = vars(tuned.offer(self.settings, self.cluster()))
+        answers = [json.loads(text) for text in store.check_in(json.dumps(mine), left, round=2 * self.round + 1)]
+        self.offer = tuned.Offer(**answers[0]["tuned"])
+        self._conclude([answer["met"] for answer in answers])
+
+    def cluster(self) -> Cluster:
+        """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""
+        ranks: Dict[Tuple[str, str], int] = {}
+        for peer in self.peers:
+            ranks[peer.host, peer.host_id] = ranks.get((peer.host, peer.host_id), 0) + 1
+        return Cluster(
+            hosts=tuple(f"{host}:{count}" for (host, _), count in ranks.items()),
+            dimensions=self.settings.dimensions,
+            shared_memory=all(peer.shared for peer in self.peers),
+            rails=len(self.rails),
+            connections=self.settings.connections,
+            wire=self.settings.wire,
+        )
 
     def _listen(self, towards_store: str) -> Tuple[List[socket.socket], List[Offer]]:
         """Listen for data wherever there may be a rail: the first place is a must."""

@@ -41,6 +41,10 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
+
+
 def parse_size(text: str) -> int:
     """Return a number of bytes given like ``64M``; ValueError otherwise."""
     match = re.fullmatch(r"(\d{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
@@ -153,6 +157,15 @@ class Settings:
         "auto",
         _congestion,
         "congestion control of data connections; system: leave it; auto: cubic for bbr if round trips take below 1 ms",
+    )
+    tuned: str = _variable(
+        "DDL_TUNED", "", str, "rank 0's file of ddl tune, which all ranks go by; off: none; empty: that of these hosts"
+    )
+    tune_seconds: float = _variable(
+        "DDL_TUNE_SECONDS",
+        0.0,
+        _seconds_or_none,
+        "measure all-reduces for so long at the start if there is no such file (ddlrun --mode p); rank 0's word counts",
     )
 
     @classmethod

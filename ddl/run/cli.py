@@ -27,7 +27,7 @@ from ddl.run.launchers import k8s, mpi, slurm, ssh
 from ddl.run.layout import Layout, arrange
 from ddl.run.placement import parse_rankfile
 
-__all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts"]
+__all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
 
 _USAGE = "ddlrun -np N [options] program [argument ...]"
 _NO_VALUE = ("store_true", "help", "version")
@@ -59,7 +59,7 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
             "metavar": "[L:]SIZES",
             "dest": "mode",
             "default": "",
-            "help": "dimensions, innermost first, as p:4x8x2; L: p DDL's choice of algorithms, r rings",
+            "help": "dimensions, innermost first, as 4x8x2; L: p: measures algorithms at the start, r: forces rings",
         },
     ),
     (("--accelerators",), {"metavar": "N", "help": "ranks on each host, whatever slots it has"}),
@@ -324,6 +324,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except ConfigError as error:
         print(f"ddlrun: {error}\nusage: {_USAGE}; ddlrun --help says more", file=sys.stderr)
         return 2
+    return run(config)
+
+
+def run(config: RunConfig) -> int:
+    """Run the job that ``parse`` returned; return ddlrun's exit status."""
     try:
         if config.placement is None:
             return Job(config).run()

@@ -1,8 +1,9 @@
 """From what the user says of hosts, slots, racks and modes to a placement and the dimensions of the job. Pure.
 
 ``--mode p:4x8x2``, ``--accelerators``, ``--nodes``, ``--racks``, ``--aisles`` are IBM's spellings: 4 ranks on each
-host, 8 hosts in a rack, 2 racks. The letter before the colon chooses among algorithms: ``r`` a plain ring, ``p``, ``b``
-and ``n`` (IBM's choices among those that it had) DDL's own choice; ``m`` and ``c`` have nothing that answers to them.
+host, 8 hosts in a rack, 2 racks. The letter before the colon chooses among algorithms: ``r`` forces a plain ring, ``p``
+measures at the start unless that was done before on these hosts (docs/tune.md), ``b`` and ``n`` (IBM's choices among
+those that it had) are DDL's own choice, as no letter is; ``m`` and ``c`` have nothing that answers to them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ddl.run.placement import Placement, place
 
 __all__ = ["Layout", "arrange"]
 
-_ALGORITHMS = {"r": "ring", "p": "", "b": "", "n": ""}
+#: By letter: variables for the ranks. What ``p`` measures takes some seconds of the first start.
+_LETTERS: Dict[str, Dict[str, str]] = {"r": {"DDL_ALGORITHM": "ring"}, "p": {"DDL_TUNE_SECONDS": "4"}, "b": {}, "n": {}}
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ def arrange(
     mode: str = "",
 ) -> Layout:
     """Return the layout of the job; ``placement`` is that of a rankfile. ConfigError names what does not fit."""
-    algorithm, sizes = _mode(mode)
-    environ = {"DDL_ALGORITHM": algorithm} if algorithm else {}
+    environ, sizes = _mode(mode)
     if placement is None and hosts:
         if accelerators is not None:
             hosts = [Host(host.name, accelerators) for host in hosts]
@@ -67,20 +68,20 @@ def arrange(
     return Layout(size, placement, environ)
 
 
-def _mode(text: str) -> Tuple[str, Tuple[int, ...]]:
-    """Return algorithm and sizes of ``p:4x2``, ``r`` or ``4x2``."""
+def _mode(text: str) -> Tuple[Dict[str, str], Tuple[int, ...]]:
+    """Return variables and sizes of ``p:4x2``, ``r`` or ``4x2``."""
     if not text:
-        return "", ()
+        return {}, ()
     match = re.fullmatch(r"(?:([a-z])(?::|$))?((?:[0-9]{1,9}(?:x[0-9]{1,9})*)?)", text)
     if match is None or (match[1] is None and not match[2]):
         raise ConfigError(f"--mode {text}: write LETTER:SIZExSIZE…, innermost first, as p:4x8x2")
-    letter, sizes = match[1] or "p", tuple(int(size) for size in match[2].split("x") if size)
-    if letter not in _ALGORITHMS:
-        known = ", ".join(_ALGORITHMS)
+    letter, sizes = match[1] or "b", tuple(int(size) for size in match[2].split("x") if size)
+    if letter not in _LETTERS:
+        known = ", ".join(_LETTERS)
         raise ConfigError(f"--mode {text}: nothing here answers to {letter!r}; choose one of {known}, or leave it out")
     if 0 in sizes:
         raise ConfigError(f"--mode {text}: a size of 0")
-    return _ALGORITHMS[letter], sizes
+    return dict(_LETTERS[letter]), sizes
 
 
 def _dimensions(

@@ -27,6 +27,7 @@ TOOLS: Dict[str, Tuple[str, str]] = {
     "plan": ("ddl.tools.plan.command", "show who sends what to whom in a collective, and count it; nothing is run"),
     "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),
     "topo": ("ddl.tools.topo.command", "show hosts, ranks, who shares memory, and what the links between hosts carry"),
+    "tune": ("ddl.tools.tune.command", "measure which algorithm is best for which size on these hosts; jobs use it"),
 }
 
 

@@ -1,22 +1,24 @@
 """Which algorithm serves which size: a table, not ifs.
 
 A *selection* is the list of lines for one collective, ascending by size; the first line that is large enough serves.
-All ranks must select alike, so a selection depends on nothing but the topology and the settings that all ranks share.
+All ranks must select alike, so a selection depends on nothing but the topology, the settings that all ranks share, and
+the table that ``ddl tune`` measured on this cluster (table.py), of which rank 0 tells all ranks at the start.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 from ddl.errors import ConfigError
 from ddl.plan import algorithms
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
 
-__all__ = ["Line", "select"]
+__all__ = ["ANY", "MOST_IN_FLIGHT", "Line", "Lines", "line_for", "of_size", "select"]
 
-_ANY = 2**63
+ANY = 2**63  #: the ``max_bytes`` of a last line
+MOST_IN_FLIGHT = 4  #: pieces of one operation at once, as many as the core has slots for
 #: Algorithms by which every partial sum has one owner: only there may messages be rounded.
 _ONE_OWNER = frozenset({"ring", "multiring"})
 KIB = 1024
@@ -39,26 +41,49 @@ class Line:
     coded: bool = False
 
 
-def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, coded: bool = False) -> Tuple[Line, ...]:
-    return (Line(limit, small, 0, True), Line(_ANY, large, piece, False, in_flight, coded and large in _ONE_OWNER))
+Lines = Tuple[Line, ...]
+
+
+def line_for(
+    collective: Collective,
+    *,
+    separate: bool,
+    algorithm: str,
+    piece_bytes: int,
+    in_flight: int,
+    small: bool,
+    max_bytes: int = ANY,
+) -> Line:
+    """Return a line whose messages are coded if they may be; ``separate``: not all ranks share memory."""
+    coded = separate and not small and collective is Collective.ALLREDUCE and algorithm in _ONE_OWNER
+    return Line(max_bytes, algorithm, piece_bytes, small, in_flight, coded)
+
+
+def of_size(lines: Lines, nbytes: int) -> Line:
+    """Return the line that serves operations of ``nbytes``."""
+    return next(line for line in lines if nbytes <= line.max_bytes)
+
+
+def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, coded: bool = False) -> Lines:
+    return (Line(limit, small, 0, True), Line(ANY, large, piece, False, in_flight, coded and large in _ONE_OWNER))
 
 
 #: All ranks share memory. The limit is about where the second meet of `direct` costs less than the copies of `eager`:
 #: 2 KiB for two ranks on two cores, 16 KiB for four. Small pieces let private buffers be staged in the second-level
 #: cache, large ones mean fewer meets, which cost most where many ranks meet; docs/performance.md has the measurements.
-_SHARED_BY_FEW: Dict[Collective, Tuple[Line, ...]] = {
+_SHARED_BY_FEW: Dict[Collective, Lines] = {
     collective: _two("eager", 4 * KIB, "direct", 1 * MIB)
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }
-_SHARED_BY_MANY: Dict[Collective, Tuple[Line, ...]] = {
+_SHARED_BY_MANY: Dict[Collective, Lines] = {
     collective: _two("eager", 4 * KIB, "direct", 2 * MIB) for collective in _SHARED_BY_FEW
 }
 _MANY = 4  # ranks
 
 #: Ranks on several hosts. Latency decides up to the limit, bytes beyond it. Two pieces keep both directions of a wire
 #: busy; each has a connection of its own, and with more of them the processor moves fewer bytes per system call.
-_SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
+_SEPARATE: Dict[Collective, Lines] = {
     # Twice as large: beside a computation a rank comes to its next step some milliseconds late, and until then a wire
     # of 1 Gb/s lives on what the other piece has still to send.
     Collective.ALLREDUCE: _two("recursive_doubling", 64 * KIB, "multiring", 2 * MIB, coded=True),
@@ -73,7 +98,7 @@ _SEPARATE: Dict[Collective, Tuple[Line, ...]] = {
 
 #: Several hosts with several ranks each: one piece for each dimension and direction, so that while one crosses hosts
 #: others are reduced inside them. Recursive doubling would send what each rank of a host has over the host's one wire.
-_HYBRID: Dict[Collective, Tuple[Line, ...]] = {
+_HYBRID: Dict[Collective, Lines] = {
     **{c: tuple(line if line.small else replace(line, in_flight=4) for line in s) for c, s in _SEPARATE.items()},
     Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB, in_flight=4, coded=True),
 }
@@ -81,26 +106,32 @@ _HYBRID: Dict[Collective, Tuple[Line, ...]] = {
 _BARRIER = {True: "eager", False: "recursive_doubling"}
 
 
-def _table(topology: Topology) -> Dict[Collective, Tuple[Line, ...]]:
+def _table(topology: Topology) -> Dict[Collective, Lines]:
     if topology.local_size == topology.size:
         return _SHARED_BY_FEW if topology.size < _MANY else _SHARED_BY_MANY
     return _SEPARATE if topology.local_size == 1 else _HYBRID
 
 
-def select(collective: Collective, topology: Topology, forced: str = "") -> Tuple[Line, ...]:
+def select(
+    collective: Collective,
+    topology: Topology,
+    forced: str = "",
+    tuned: Optional[Mapping[Collective, Lines]] = None,
+) -> Lines:
     """Return the lines for ``collective`` on ``topology``.
 
-    ``forced`` (DDL_ALGORITHM) names an algorithm to use at every size wherever it offers the collective; the other
-    collectives keep the table. Raises ``ConfigError`` if no collective knows it.
+    ``forced`` (DDL_ALGORITHM) names an algorithm to use at every size wherever it offers the collective; it beats
+    ``tuned``, the lines that were measured for this cluster, which beat the built-in ones. Raises ``ConfigError`` if
+    no collective knows ``forced``.
     """
     if forced and not any(forced in algorithms(known) for known in Collective):
         names = sorted({name for known in Collective for name in algorithms(known)})
         raise ConfigError(f"DDL_ALGORITHM={forced!r}: there is no such algorithm; use one of {', '.join(names)}")
     shared = topology.local_size == topology.size
     if collective is Collective.BARRIER:
-        lines: Tuple[Line, ...] = (Line(_ANY, _BARRIER[shared], 0, True),)
+        lines: Lines = (Line(ANY, _BARRIER[shared], 0, True),)
     else:
         lines = _table(topology)[collective]
     if forced and forced in algorithms(collective):
         return tuple(replace(line, algorithm=forced, coded=line.coded and forced in _ONE_OWNER) for line in lines)
-    return lines
+    return tuned[collective] if tuned and collective in tuned else lines

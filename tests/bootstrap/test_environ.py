@@ -88,11 +88,12 @@ def test_every_setting_is_read() -> None:
         "DDL_RAILS": "2",
         "DDL_CONNECTIONS": "3",
         "DDL_TCP_CONGESTION": "cubic",
+        "DDL_TUNED": "there.toml",
+        "DDL_TUNE_SECONDS": "2.5",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    expected = Settings(
-        1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic"
-    )
+    first = (1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic")
+    expected = Settings(*first, "there.toml", 2.5)
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()
@@ -108,6 +109,7 @@ BAD: Dict[str, str] = {
     "DDL_SPIN_US": "-2 1.5 many",
     "DDL_WIRE": "bf8 16 BF16",
     "DDL_CONNECTIONS": "0 17 two -1",
+    "DDL_TUNE_SECONDS": "-1 nan soon",
 }
 
 

@@ -138,7 +138,8 @@ AB = (Host("a", 2), Host("b", 2))
     [
         ({"num_proc": 4}, "a:2,b:2", {}),
         ({"accelerators": 4}, "a:4,b:4", {}),
-        ({"mode": "p:2x2"}, "a:2,b:2", {"DDL_DIMENSIONS": "2x2"}),
+        ({"mode": "p:2x2"}, "a:2,b:2", {"DDL_TUNE_SECONDS": "4", "DDL_DIMENSIONS": "2x2"}),
+        ({"mode": "p"}, "a:2,b:2", {"DDL_TUNE_SECONDS": "4"}),
         ({"mode": "r"}, "a:2,b:2", {"DDL_ALGORITHM": "ring"}),
         ({"mode": "r:4", "num_proc": 4}, "a:2,b:2", {"DDL_ALGORITHM": "ring", "DDL_DIMENSIONS": "4"}),
         ({"mode": "b:2x2x1"}, "a:2,b:2", {"DDL_DIMENSIONS": "2x2x1"}),

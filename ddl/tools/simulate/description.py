@@ -1,5 +1,7 @@
 """Reads a machine, and what runs on it, from TOML: the file of ``ddl simulate --topology``, and the presets beside it.
 
+``ddl tune`` writes such a file, too, with its own table ``[tuned]`` in it.
+
     mode = "2x4"                          # dimensions, innermost first; default: ranks per host x hosts
     wire_bytes_per_byte = 1.0             # payload and its share of headers, on a network
 
@@ -106,7 +108,8 @@ def preset(name: str) -> Description:
 def parse(content: Table) -> Description:
     """Turn what TOML said into a description. Raises ``ConfigError``."""
     known = ("mode", "modes", "hosts", "wire_bytes_per_byte", "host", "core", "network", "training", "assumption")
-    _refuse_unknown("the file", content, known)
+    # What ddl tune chose there says nothing of the machine.
+    _refuse_unknown("the file", {name: value for name, value in content.items() if name != "tuned"}, known)
     host = _table(content, "host")
     _refuse_unknown("[host]", host, ("ranks", "memory", "link"))
     if "memory" in host and "link" in host:

@@ -1,0 +1,86 @@
+"""The program of a rank of ``ddl tune``: it measures; rank 0 prints a line per size and writes the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import ddl
+from ddl.errors import ConfigError
+from ddl.plan.ir import Collective
+from ddl.tune import file
+from ddl.tune.measure import measure
+from ddl.tune.race import Outcome
+from ddl.tuning.candidates import Candidate
+from ddl.words import bytes_text, duration
+
+_COLUMNS = "{:13}  {:>9}  {:>28}  {:>8}  {:>28}  {:>8}  {:>6}"
+
+
+def main() -> int:
+    """Measure; return the exit status."""
+    task: Dict[str, Any] = json.loads(sys.argv[1])
+    # Every candidate has connections of its own.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ddl.init()
+    world = ddl.world()
+    first = world.rank == 0
+    path, problem = _target(task["output"]) if first else (Path(), "")
+    if world.broadcast_object(problem):
+        if first:
+            print(f"ddl tune: {problem}", file=sys.stderr)
+        return 2
+    if first:
+        print(_COLUMNS.format("collective", "size", "default", "", "fastest", "", "gain"), flush=True)
+    collectives = [Collective[name.upper()] for name in task["collectives"]]
+    table = measure(world, collectives, task["sizes"], task["seconds"], _print if first else _nothing)
+    if first:
+        file.write(table, path)
+        found = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
+        print(f"written to {path} on {socket.gethostname()}; {found}")
+    return 0
+
+
+def _target(output: str) -> Tuple[Path, str]:
+    """Return the file to write, and why it cannot be written: before seconds are spent on measuring."""
+    try:
+        path = Path(output) if output else file.place(ddl.world()._group.job.cluster())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
+            return path, f"{path} cannot be written on {socket.gethostname()}; give another --output"
+        return path, ""
+    except (OSError, ConfigError) as error:
+        return Path(), f"the table cannot be written on {socket.gethostname()}: {error}; give another --output"
+
+
+def _print(collective: Collective, nbytes: int, among: Sequence[Candidate], outcome: Optional[Outcome]) -> None:
+    name, size = collective.name.lower(), bytes_text(nbytes)
+    if outcome is None:
+        print(f"{name:13}  {size:>9}  and above: not measured, as it would take longer than --seconds", flush=True)
+        return
+    cells = [_text(among[outcome.default]), duration(outcome.default_seconds)]
+    if outcome.chosen != outcome.default:
+        gain = f"{outcome.default_seconds / outcome.seconds:.2f} x"
+        cells += [_text(among[outcome.chosen]), duration(outcome.seconds), gain]
+    else:
+        cells += ["the default", "", ""]
+    print(_COLUMNS.format(name, size, *cells).rstrip(), flush=True)
+
+
+def _nothing(collective: Collective, nbytes: int, among: Sequence[Candidate], outcome: Optional[Outcome]) -> None:
+    """The other ranks say nothing."""
+
+
+def _text(one: Candidate) -> str:
+    """Return ``multiring 4 x 1 MiB``: pieces at once and their size, on the lane of large operations."""
+    return f"{one.algorithm} {one.in_flight} x {bytes_text(one.piece_bytes)}" if one.piece_bytes else one.algorithm
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What a job's own links carry: the figures of a machine as ``ddl simulate`` reads them (docs/simulate.md).
+
+Messages go the way that data goes, over all rails; for each dimension two neighbours speak for all, while nobody else
+says anything.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from ddl.communicator import Communicator
+from ddl.memory import empty
+from ddl.reduce_op import Max
+from ddl.topology import Topology
+
+__all__ = ["machine_of"]
+
+_LARGE = 4 << 20  #: bytes of a message that shows a link's bandwidth
+_COPIED = 16 << 20  #: bytes of an array that shows the memory's
+_TRIPS, _FLOODS, _COPIES = 50, 3, 3
+
+
+def machine_of(world: Communicator) -> Dict[str, Any]:
+    """Measure every dimension's link and the hosts' memory. Collective, blocking; the same is returned on all ranks."""
+    topology = world._group.topology
+    found: Dict[str, Any] = {"mode": str(topology), "host": {"ranks": topology.local_size}}
+    rails = len(world._group.job.rails)
+    networks: List[Dict[str, Any]] = []
+    for number, dimension in enumerate(topology.dimensions):
+        if dimension.size == 1:
+            continue
+        latency, bandwidth = _link(world, *_neighbours(topology, number))
+        if dimension.shared:
+            memory = {"latency_s": latency, "bandwidth_bytes_per_s": _memory_bandwidth(world)}
+            found["host"].setdefault("memory", memory)
+        else:
+            link = {"latency_s": latency, "bandwidth_bytes_per_s": bandwidth / rails, "rails": rails}
+            networks.append({"name": dimension.name, "size": dimension.size, **link})
+    if networks:
+        found["network"] = networks
+    return found
+
+
+def _neighbours(topology: Topology, dimension: int) -> Tuple[int, int]:
+    there = [int(number == dimension) for number in range(len(topology.dimensions))]
+    return topology.rank_at([0] * len(there)), topology.rank_at(there)
+
+
+def _link(world: Communicator, a: int, b: int) -> Tuple[float, float]:
+    """Return seconds and bytes per second from rank ``a`` to ``b``."""
+    tiny, large = np.zeros(1, np.float32), empty(_LARGE // 4, np.float32)
+    trips: List[float] = []
+    floods: List[float] = []
+    for array, count, seconds in ((tiny, _TRIPS, trips), (large, _FLOODS, floods)):
+        for _ in range(count):
+            begin = time.perf_counter()
+            if world.rank == a:
+                world.send(array, b)
+                world.recv(tiny, b)
+            elif world.rank == b:
+                world.recv(array, a)
+                world.send(tiny, a)
+            seconds.append(time.perf_counter() - begin)
+    latency = statistics.median(trips) / 2
+    took = max(statistics.median(floods) - 2 * latency, 1e-9)
+    figures: Tuple[float, float] = world.broadcast_object((latency, _LARGE / took), root=a)
+    return figures
+
+
+def _memory_bandwidth(world: Communicator) -> float:
+    """Return the bytes per second that a host's ranks read and write together, all of them at once."""
+    source, target = np.ones(_COPIED, np.uint8), np.zeros(_COPIED, np.uint8)
+    seconds = np.zeros(_COPIES)
+    for number in range(_COPIES):
+        world.barrier()
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        seconds[number] = time.perf_counter() - begin
+    world.allreduce_(seconds, op=Max)
+    return 2 * _COPIED * world._group.topology.local_size / float(np.median(seconds))

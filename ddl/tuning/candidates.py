@@ -1,0 +1,91 @@
+"""What ``ddl tune`` tries: algorithms, sizes of pieces and how many at once, a modest grid around the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Sequence, Tuple
+
+from ddl.errors import InvalidArgument
+from ddl.plan import algorithms, build
+from ddl.plan.ir import Collective
+from ddl.topology import Topology
+from ddl.tuning.select import KIB, MIB, Line, line_for, of_size, select
+
+__all__ = ["MOST_SMALL", "Candidate", "candidates", "default_of", "worth_trying"]
+
+_PIECES = (512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+_IN_FLIGHT = (2, 4)
+#: The lane of small operations never waits behind a large one, so nothing that takes long may run on it.
+MOST_SMALL = 256 * KIB
+_LEAST_LARGE = 4 * KIB  #: below, an operation of the other lane pays for a thread that wakes
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run collectives, whatever their size: a ``Line`` without ``max_bytes``."""
+
+    algorithm: str
+    piece_bytes: int
+    in_flight: int
+    small: bool
+
+    def suits(self, collective: Collective, topology: Topology) -> bool:
+        """Return whether the algorithm offers ``collective`` on ``topology``."""
+        return _suits(collective, self.algorithm, topology)
+
+    def line(self, collective: Collective, topology: Topology) -> Line:
+        """Return the line by which ``collective`` is run this way at every size."""
+        return line_for(collective, separate=topology.local_size < topology.size, **vars(self))
+
+
+def default_of(collective: Collective, topology: Topology, nbytes: int) -> Candidate:
+    """Return what ``select`` takes without a table."""
+    return _as_candidate(of_size(select(collective, topology), nbytes))
+
+
+def candidates(collectives: Sequence[Collective], topology: Topology) -> Tuple[Candidate, ...]:
+    """Return everything to try for these collectives: the defaults first, so that of equals they count."""
+    found: Dict[Candidate, None] = {}
+    for collective in collectives:
+        found.update((_as_candidate(line), None) for line in select(collective, topology))
+    offers = {name: collective for collective in collectives for name in algorithms(collective)}
+    for name in [name for name, collective in offers.items() if _suits(collective, name, topology)]:
+        found[Candidate(name, 0, 1, True)] = None
+        if any(name == one.algorithm and not one.small for one in list(found)):
+            found.update((Candidate(name, piece, count, False), None) for piece in _PIECES for count in _IN_FLIGHT)
+        else:
+            found[Candidate(name, 2 * MIB, 2, False)] = None
+    return tuple(found)
+
+
+def worth_trying(
+    collective: Collective, topology: Topology, nbytes: int, among: Sequence[Candidate]
+) -> Tuple[List[int], int]:
+    """Return which of ``among`` (by number) to try at this size, and which of them is the default.
+
+    Of those that would do the same, as an operation of one piece does whatever the others' size, one is enough.
+    """
+    default = default_of(collective, topology, nbytes)
+    found: Dict[Tuple[object, ...], int] = {_way(default, nbytes): among.index(default)}
+    for number, one in enumerate(among):
+        fits = nbytes <= MOST_SMALL if one.small else nbytes >= _LEAST_LARGE
+        if fits and one.suits(collective, topology):
+            found.setdefault(_way(one, nbytes), number)
+    return sorted(found.values()), among.index(default)
+
+
+def _way(one: Candidate, nbytes: int) -> Tuple[object, ...]:
+    whole = one.small or nbytes <= one.piece_bytes
+    return (one.algorithm, one.small, 0 if whole else one.piece_bytes, 0 if whole else one.in_flight)
+
+
+def _as_candidate(line: Line) -> Candidate:
+    return Candidate(line.algorithm, line.piece_bytes, line.in_flight, line.small)
+
+
+def _suits(collective: Collective, algorithm: str, topology: Topology) -> bool:
+    try:
+        build(collective, algorithm, topology, 0)
+    except InvalidArgument:
+        return False
+    return True

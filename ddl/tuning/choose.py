@@ -1,0 +1,95 @@
+"""From measured times to lines: pure arithmetic on numbers that all ranks have alike, so all ranks choose alike.
+
+The default stays unless something else is faster by more than a margin, twice: the best of a first series of rounds has
+to win a second one, whose times had no part in making it the best. Between two measured sizes something else serves
+only if it was chosen at both ends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import List, Mapping, Sequence, Tuple
+
+from ddl.tuning.select import ANY, Line, Lines
+
+__all__ = ["MARGIN", "best", "better_half", "choose", "lines_of"]
+
+MARGIN = 0.05  #: of the default's time, by which another candidate has to be faster
+#: Seconds of each round, by candidate; all candidates ran in every round.
+Rounds = Mapping[int, Sequence[float]]
+
+
+def best(rounds: Rounds, default: int) -> int:
+    """Return the candidate with the least median if that is below the default's by more than the margin.
+
+    Otherwise, return the default. Of equals the one with the lower number counts.
+    """
+    medians = {candidate: statistics.median(seconds) for candidate, seconds in rounds.items()}
+    least = min(medians, key=lambda candidate: (medians[candidate], candidate))
+    return least if medians[least] * (1 + MARGIN) < medians[default] else default
+
+
+def choose(first: Rounds, second: Rounds, default: int) -> int:
+    """Return the choice after both series: the best of the first, if it is the best of the second, too.
+
+    There it has to beat the default in three rounds of four besides: a median may be luck where rounds differ much.
+    """
+    found = best(first, default)
+    if found == default or best(second, default) != found:
+        return default
+    won = sum(mine < other for mine, other in zip(second[found], second[default]))
+    return found if 4 * won >= 3 * len(second[default]) else default
+
+
+def better_half(rounds: Rounds, default: int) -> Tuple[int, ...]:
+    """Return the better half of the candidates, at least one, and the default, which always stays, in ascending order.
+
+    One step of successive halving (Karnin et al., 2013): what is hopeless costs little time.
+    """
+    order = sorted(rounds, key=lambda candidate: (statistics.median(rounds[candidate]), candidate))
+    return tuple(sorted({default, *order[: (len(order) + 1) // 2]}))
+
+
+def lines_of(chosen: Mapping[int, Line], default: Lines) -> Lines:
+    """Return the lines for all sizes, ``chosen`` being what serves the measured ones best (by bytes).
+
+    Between two sizes with the same choice it serves; with different ones, and below and beyond all, the default does.
+    """
+    found: List[Line] = []
+    beyond = -1  # up to here everything is served
+    for first, last in _runs(sorted(chosen), chosen):
+        _append_default(found, default, beyond, first - 1)
+        _append(found, replace(chosen[first], max_bytes=last))
+        beyond = last
+    _append_default(found, default, beyond, ANY)
+    return tuple(found)
+
+
+def _runs(sizes: Sequence[int], chosen: Mapping[int, Line]) -> List[Tuple[int, int]]:
+    """Return (first, last) of the longest runs of neighbouring sizes with the same choice."""
+    runs: List[Tuple[int, int]] = []
+    for size in sizes:
+        if runs and replace(chosen[runs[-1][1]], max_bytes=0) == replace(chosen[size], max_bytes=0):
+            runs[-1] = (runs[-1][0], size)
+        else:
+            runs.append((size, size))
+    return runs
+
+
+def _append_default(found: List[Line], default: Lines, beyond: int, until: int) -> None:
+    """Append the default's lines for sizes above ``beyond`` up to ``until``."""
+    below = beyond
+    for line in default:
+        last = min(line.max_bytes, until)
+        if last > below:
+            _append(found, replace(line, max_bytes=last))
+            below = last
+
+
+def _append(found: List[Line], line: Line) -> None:
+    """Append a line, or let the last one serve more sizes if it is the same."""
+    if found and replace(found[-1], max_bytes=line.max_bytes) == line:
+        found[-1] = line
+    else:
+        found.append(line)

@@ -1,0 +1,23 @@
+"""Times and sizes as people read them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Union
+
+__all__ = ["bytes_text", "duration"]
+
+
+def duration(seconds: float) -> str:
+    """Return ``38 µs``, ``1.2 ms`` or ``2.5 s``."""
+    unit, scale = ("s", 1.0) if abs(seconds) >= 1 else ("ms", 1e-3) if abs(seconds) >= 1e-3 else ("µs", 1e-6)
+    value = seconds / scale
+    return f"{value:.0f} {unit}" if abs(value) >= 10 else f"{value:.1f} {unit}"
+
+
+def bytes_text(count: Union[int, Fraction]) -> str:
+    """Return ``64 MiB``."""
+    units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
+    unit, shift = next((one for one in units if count >= 1 << one[1]), ("bytes", 0))
+    value = float(count / Fraction(1 << shift))
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

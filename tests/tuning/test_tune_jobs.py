@@ -1,0 +1,291 @@
+"""Tables in real jobs: they change what runs, all ranks have the same one, letters beat them, bad ones do no harm."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+from tuning.tables import table_of
+
+import ddl
+from ddl.plan.ir import Collective
+from ddl.topology import Topology
+from ddl.tune import file
+from ddl.tune.measure import measure
+from ddl.tuning.select import ANY, Line, Lines
+from ddl.tuning.table import Cluster, Table
+
+pytestmark = pytest.mark.processes
+ROOT = Path(ddl.__file__).resolve().parent.parent
+RING = (Line(ANY, "multiring", 1 << 20, False, 2, True),)
+DOUBLING = (Line(ANY, "recursive_doubling", 1 << 20, False, 2),)
+#: Messages that a rank sends for one all-reduce of less than a piece among four.
+MESSAGES = {"multiring": 6, "recursive_doubling": 2}
+SMALL, COUNT = 1 << 10, 32 << 10  #: elements; the built-in table runs one each way
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: List[str] = []
+        logging.getLogger("ddl").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def cluster() -> Tuple[Cluster, str, int]:
+    group = ddl.world()._group
+    return group.job.cluster(), str(group.topology), group.topology.local_size
+
+
+def start_and_count(counts: List[int]) -> Tuple[List[int], List[str]]:
+    """Messages that this rank sends for an all-reduce of each number of elements, and what was logged till then."""
+    heard = Heard()
+    ddl.init()
+    sent = []
+    for count in counts:
+        x = np.arange(count, dtype=np.float32) % 61 + ddl.rank()
+        before = ddl.world().traffic()[0]
+        ddl.allreduce_(x, op=ddl.Sum)
+        sent.append(ddl.world().traffic()[0] - before)
+        wanted = (np.arange(count, dtype=np.float32) % 61) * ddl.size() + sum(range(ddl.size()))
+        assert np.array_equal(x, wanted)
+    return sent, heard.texts
+
+
+def start() -> Tuple[str, str]:
+    try:
+        ddl.init()
+    except ddl.ConfigError as error:
+        return type(error).__name__, str(error)
+    return "initialised", ""
+
+
+def saved(directory: Path, lines: Lines, **job: Any) -> Path:
+    """Write a table for jobs of four ranks that are connected like ``job`` where they look for it."""
+    (found, topology, local_size), *_ = ranks.run(4, cluster, **job)
+    laid_out = Topology.parse(topology, shared=int(local_size > 1))
+    path = directory / "ddl" / f"tuned-{found.fingerprint}.toml"
+    file.write(table_of(found, laid_out, lines), path)
+    return path
+
+
+def only_rank_0_finds_it(directory: Path, **more: str) -> Any:
+    """Return ``env_of``: rank 0 looks into ``directory``, the others into one that is not there."""
+    return lambda rank: {
+        "DDL_TUNED": "",
+        "XDG_CONFIG_HOME": str(directory if rank == 0 else directory / "none"),
+        **more,
+    }
+
+
+def run(directory: Path, counts: List[int], **more: str) -> List[Tuple[List[int], List[str]]]:
+    env_of = only_rank_0_finds_it(directory, DDL_LOG="info", **more)
+    return ranks.run(4, start_and_count, counts, env={"DDL_SHM": "0"}, env_of=env_of, initialise=False)
+
+
+@pytest.mark.parametrize("lines", [RING, DOUBLING], ids=lambda lines: lines[0].algorithm)
+def test_the_table_of_rank_0_is_what_every_rank_runs(lines: Lines, tmp_path: Path) -> None:
+    saved(tmp_path, lines, **connected("tcp"))
+    found = run(tmp_path, [SMALL, COUNT])
+    assert [sent for sent, _ in found] == [[MESSAGES[lines[0].algorithm]] * 2] * 4
+    log = "\n".join(found[0][1])
+    assert "algorithms are chosen by" in log and "measured on 2026-11-22" in log
+    assert f"allreduce beyond: {lines[0].algorithm}" in log
+    assert not any("allreduce" in text for _, texts in found[1:] for text in texts)  # once is enough
+
+
+def test_lines_serve_up_to_their_size(tmp_path: Path) -> None:
+    saved(tmp_path, (Line(4 * COUNT, "multiring", 0, True), *DOUBLING), **connected("tcp"))
+    assert [sent for sent, _ in run(tmp_path, [COUNT, COUNT + 1])] == [[6, 2]] * 4
+
+
+def test_a_forced_algorithm_beats_the_table(tmp_path: Path) -> None:
+    saved(tmp_path, DOUBLING, **connected("tcp"))
+    found = run(tmp_path, [SMALL, COUNT], DDL_ALGORITHM="ring")
+    assert [sent for sent, _ in found] == [[6, 6]] * 4
+    assert "forced by DDL_ALGORITHM=ring" in "\n".join(found[0][1])
+
+
+def test_off_and_part_of_the_ranks_go_by_the_built_in_table(tmp_path: Path) -> None:
+    saved(tmp_path, RING, **connected("tcp"))
+    assert [sent for sent, _ in run(tmp_path, [SMALL], DDL_TUNED="off")] == [[2]] * 4
+    env_of = only_rank_0_finds_it(tmp_path)
+    assert ranks.run(4, sent_by_children, env={"DDL_SHM": "0"}, env_of=env_of) == [(6, 4)] * 4
+
+
+def sent_by_children() -> Tuple[int, int]:
+    """Messages of an all-reduce on a communicator of all ranks, and of four on one of two."""
+    sent = []
+    for child, count in ((ddl.split(0), SMALL), (ddl.split(ddl.rank() // 2), SMALL)):
+        assert child is not None
+        for _ in range(1 if not sent else 4):
+            child.allreduce_(np.ones(count, np.float32))
+        sent.append(child.traffic()[0])
+    return sent[0], sent[1]
+
+
+def test_a_stale_table_is_refused_with_a_warning_of_rank_0_alone(tmp_path: Path) -> None:
+    path = saved(tmp_path, RING, **connected("tcp"))
+    path.write_text(path.read_text().replace("rails = 1", "rails = 2"))
+    found = run(tmp_path, [1])
+    assert [sent for sent, _ in found] == [[2]] * 4
+    warnings = [[text for text in texts if "is not used" in text] for _, texts in found]
+    assert [len(texts) for texts in warnings] == [1, 0, 0, 0]
+    assert str(path) in warnings[0][0] and "rails was 2 then and is 1 now" in warnings[0][0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (("version = 1", "version = 7"), "version 7"),
+        (('topology = "4"', 'topology = "2x2"'), "this job is 4"),
+        (None, ""),
+    ],
+)
+def test_a_named_table_that_does_not_suit_is_an_error_on_all_ranks(spoil: Any, said: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, RING, **connected("tcp"))
+    if spoil is not None:
+        path.write_text(path.read_text().replace(*spoil))
+    else:
+        path.unlink()
+        said = "cannot be read"
+    env_of = only_rank_0_finds_it(tmp_path / "empty")
+    named = lambda rank: {**env_of(rank), **({"DDL_TUNED": str(path)} if rank == 0 else {})}  # noqa: E731
+    found = ranks.run(4, start, env={"DDL_SHM": "0"}, env_of=named, initialise=False)
+    assert {kind for kind, _ in found} == {"ConfigError"}
+    assert all(f"DDL_TUNED={path}" in text and said in text for _, text in found)
+
+
+# --- measuring ---
+
+QUICK = [8, 4096, 65536, 1 << 20]
+
+
+def measured(collectives: List[Collective]) -> Tuple[Table, List[str], int, Tuple[int, int]]:
+    names: List[str] = []
+
+    def remember(collective: Collective, nbytes: int, among: Any, outcome: Any) -> None:
+        names.append(f"{collective.name} {nbytes} {outcome and among[outcome.chosen]}")
+
+    before = len(os.listdir("/proc/self/fd"))
+    table = measure(ddl.world(), collectives, QUICK, 3.0, remember)
+    left = len(os.listdir("/proc/self/fd")) - before
+    ddl.world()._group.use(table)
+    x = np.full(1 << 18, 1 + ddl.rank(), np.float32)
+    ddl.allreduce_(x, op=ddl.Sum)
+    assert (x == sum(range(1, 1 + ddl.size()))).all()
+    return table, names, left, (ddl.rank(), ddl.size())
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shared"), (3, "tcp"), (4, "hybrid"), (2, "rails")])
+def test_all_ranks_measure_the_same_and_leave_nothing_open(size: int, transport: str) -> None:
+    found = ranks.run(size, measured, [Collective.ALLREDUCE], **connected(transport), timeout=50)
+    assert len({repr(table) for table, *_ in found}) == 1
+    assert len({tuple(names) for _, names, *_ in found}) == 1
+    table: Table = found[0][0]
+    assert Table.parse(table.text()).lines == table.lines
+    assert table.misfit(Topology.parse(table.topology, shared=int(table.local_size > 1))) == ""
+    assert table.machine["host"]["ranks"] == table.local_size
+    assert ("network" in table.machine) == (transport != "shared")
+    for one in table.measured[Collective.ALLREDUCE]:
+        assert one.seconds <= one.default_seconds
+        assert one.algorithm != one.default or one.seconds > 0
+    # The world's own connections, for its exchanges, stay: three streams to each peer, on three rails at most.
+    assert max(left for _, _, left, _ in found) <= 9 * (size - 1)
+
+
+def test_every_collective_is_measured() -> None:
+    every = [Collective.REDUCESCATTER, Collective.ALLGATHER, Collective.ALLTOALL, Collective.BROADCAST]
+    found = ranks.run(2, measured_only, every, **connected("tcp"), timeout=50)
+    assert found[0] == found[1]
+    assert list(found[0].lines) == every and all(found[0].measured[one] for one in every)
+
+
+def measured_only(collectives: List[Collective]) -> Table:
+    return measure(ddl.world(), collectives, [8, 65536], 2.0)
+
+
+def test_mode_p_measures_once_and_finds_its_table_the_next_time(tmp_path: Path) -> None:
+    options: Dict[str, str] = {"DDL_TUNE_SECONDS": "1"}
+    first = run(tmp_path, [SMALL, COUNT], **options)
+    (path,) = (tmp_path / "ddl").iterdir()
+    assert f"{path} keeps them" in "\n".join(first[0][1])
+    text = path.read_text()
+    again = run(tmp_path, [SMALL, COUNT], **options)
+    assert path.read_text() == text
+    assert f"chosen by {path}" in "\n".join(again[0][1])
+    assert [sent for sent, _ in first] == [sent for sent, _ in again]
+    forced = run(tmp_path / "other", [SMALL], DDL_ALGORITHM="ring", **options)
+    assert [sent for sent, _ in forced] == [[6]] * 4 and not (tmp_path / "other").exists()
+
+
+def test_mode_p_goes_on_where_its_table_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "ddl").write_text("no directory")
+    found = run(tmp_path, [1], DDL_TUNE_SECONDS="0.2")
+    assert "is not kept for the next start" in "\n".join(found[0][1])
+    assert len({tuple(sent) for sent, _ in found}) <= 2  # of a tree not all ranks send as much
+
+
+# --- ddl tune ---
+
+
+def tune(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    line = [sys.executable, "-m", "ddl.tools", "tune", *options]
+    return subprocess.run(line, cwd="/", env=variables, capture_output=True, text=True, timeout=50)
+
+
+def test_ddl_tune_writes_a_table_that_jobs_find_and_simulate_reads(tmp_path: Path) -> None:
+    ended = tune("-np", "2", "--sizes", "8,64K", "--seconds", "1", XDG_CONFIG_HOME=str(tmp_path), DDL_ALGORITHM="ring")
+    assert ended.returncode == 0, ended.stderr
+    (path,) = (tmp_path / "ddl").iterdir()
+    assert f"written to {path}" in ended.stdout
+    assert [line.split()[:3] for line in ended.stdout.splitlines()[1:3]] == [
+        ["allreduce", "8", "bytes"],
+        ["allreduce", "64", "KiB"],
+    ]
+    env = {"DDL_TUNED": "", "XDG_CONFIG_HOME": str(tmp_path), "DDL_LOG": "info"}
+    (_, texts), _ = ranks.run(2, start_and_count, [1], env=env, initialise=False)
+    assert f"chosen by {path}" in "\n".join(texts)
+    line = [sys.executable, "-m", "ddl.tools", "simulate", "--topology", str(path), "--allreduce", "1M"]
+    subprocess.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-np", "1"], "one rank has nobody"),
+        ([], "the number of ranks is missing"),
+        (["-np", "2", "--sizes", "8q"], "'8q'"),
+        (
+            ["-np", "2", "--collectives", "allreduse"],
+            "--collectives allreduse: it cannot be tuned; use some of allreduce",
+        ),
+        (["-np", "2", "--seconds", "0"], "--seconds 0"),
+        (["-np", "2", "--mode", "r:2"], "a letter chooses algorithms"),
+        (["-np", "2", "--mode", "3"], "3 are 3 ranks, but the job has 2|dimensions 3"),
+        (["-np", "2", "--launcher", "k8s"], "k8s"),
+    ],
+)
+def test_bad_usage_ends_with_2(options: List[str], said: str) -> None:
+    ended = tune(*options)
+    assert ended.returncode == 2
+    assert any(one in ended.stderr for one in said.split("|")), ended.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = tune("-np", "2", "--seconds", "30", "--output", str(tmp_path / "file" / "tuned.toml"))
+    assert ended.returncode == 1
+    assert "the table cannot be written on" in ended.stderr and "--output" in ended.stderr
+    assert ended.stdout == ""
