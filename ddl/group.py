@@ -151,7 +151,10 @@ class Group:
     @classmethod
     def world(cls, job: Job, core: _core.Communicator, boards: Sequence[int]) -> Group:
         """Make the group of all ranks, after the rendezvous."""
-        return cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
+        group = cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
+        if job.agent is not None:
+            job.agent.stragglers.watch(group.number, core)
+        return group
 
     def children(self, rows: Sequence[Tuple[Optional[int], int, int]]) -> Tuple[Optional[List[int]], int]:
         """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
@@ -173,6 +176,13 @@ class Group:
         group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number)
         self._children.append(group)
         return group
+
+    def late(self) -> Dict[int, float]:
+        """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""
+        if self.job.agent is None:
+            return {}
+        late = self.job.agent.stragglers.late
+        return {rank: late[world] for rank, world in enumerate(self.ranks) if world in late}
 
     def close(self) -> None:
         """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""
