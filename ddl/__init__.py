@@ -33,11 +33,11 @@ from ddl.reduce_op import Average, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
     from ddl.api import *
-    from ddl.communicator import Communicator, PreparedOperation, Work
+    from ddl.communicator import Communicator, Metrics, PreparedOperation, Work
     from ddl.memory import empty, is_shared
 
 # Literal lists: that is what a type checker understands as exported. First what needs the native core …
-__all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split"]
+__all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
 __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
@@ -46,8 +46,8 @@ __all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scat
 __all__ += ["barrier", "barrier_async", "send", "send_async", "recv", "recv_async"]
 __all__ += ["broadcast_object", "allgather_object"]
 _LAZY = {name: "ddl.api" for name in __all__}
-__all__ += ["Communicator", "PreparedOperation", "Work", "empty", "is_shared"]
-_LAZY.update({name: "ddl.communicator" for name in ("Communicator", "PreparedOperation", "Work")})
+__all__ += ["Communicator", "Metrics", "PreparedOperation", "Work", "empty", "is_shared"]
+_LAZY.update({name: "ddl.communicator" for name in ("Communicator", "Metrics", "PreparedOperation", "Work")})
 _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 # … then what does not.
 __all__ += ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]

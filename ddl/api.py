@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-__all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split"]
+__all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
 __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
@@ -210,6 +210,7 @@ broadcast_object = _on_world(Communicator.broadcast_object)
 allgather_object = _on_world(Communicator.allgather_object)
 split = _on_world(Communicator.split)
 abort = _on_world(Communicator.abort)
+metrics = _on_world(Communicator.metrics)
 
 
 # Written out: the calls that matter most save the microsecond that a wrapper with arbitrary arguments costs.

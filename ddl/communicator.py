@@ -8,6 +8,7 @@ undefined, and every later call raises the same error.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
@@ -20,11 +21,30 @@ from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, ReduceOp
 from ddl.tuning.select import Lines
 
-__all__ = ["Communicator", "PreparedOperation", "Work"]
+__all__ = ["Communicator", "Metrics", "PreparedOperation", "Work"]
 
 Work = _core.Work
 PreparedOperation = _core.PreparedOperation
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a communicator has done on this rank since it was made. All but ``late`` only grow.
+
+    ``operations``: collectives that have ended; a call that exchanges sizes first is two. ``sent_messages``,
+    ``sent_bytes``: see ``Communicator.traffic``. ``waited_seconds``: how long collectives were under way while nothing
+    moved, because other ranks or the network were not there yet (but for waits of some 2 us or less); where several
+    overlap, it may exceed the time that has passed. ``late``: the ranks that come late to operations now, each with
+    its seconds per operation, on average. Found out on all ranks of the job together, over some seconds, and the same
+    on all within a moment.
+    """
+
+    operations: int
+    sent_messages: int
+    sent_bytes: int
+    waited_seconds: float
+    late: Mapping[int, float]
 
 
 class Communicator:
@@ -287,3 +307,14 @@ class Communicator:
         Not collective, does not block. What ranks read directly from one another's memory is no message.
         """
         return self._core.traffic()
+
+    def metrics(self) -> Metrics:
+        """Return what this communicator has done so far, and which of its ranks come late: see ``Metrics``.
+
+        Not collective, does not block; any thread may call it, a few times a second.
+
+        >>> ddl.metrics().late
+        {3: 0.0121}
+        """
+        operations, waited, _ = self._core.collectives()
+        return Metrics(operations, *self.traffic(), waited, self._group.late())

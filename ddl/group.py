@@ -176,7 +176,10 @@ class Group:
     @classmethod
     def world(cls, job: Job, core: _core.Communicator, boards: Sequence[int]) -> Group:
         """Make the group of all ranks, after the rendezvous."""
-        return cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
+        group = cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
+        if job.agent is not None:
+            job.agent.stragglers.watch(group.number, core)
+        return group
 
     def children(self, rows: Sequence[Tuple[Optional[int], int, int]]) -> Tuple[Optional[List[int]], int]:
         """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
@@ -214,6 +217,13 @@ class Group:
     def release(self, child: Group) -> None:
         """Let go of a child that is closed on all ranks, and of its memory."""
         self._children.remove(child)
+
+    def late(self) -> Dict[int, float]:
+        """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""
+        if self.job.agent is None:
+            return {}
+        late = self.job.agent.stragglers.late
+        return {rank: late[world] for rank, world in enumerate(self.ranks) if world in late}
 
     def close(self) -> None:
         """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""

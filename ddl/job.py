@@ -133,6 +133,7 @@ class Job:
             data_listeners=listeners,
             memory_listener=memory,
             nonce_of=self._nonce_of,
+            label_of=self.rank_label,
             congestion=self.settings.congestion,
         )
         me = Peer(

@@ -31,6 +31,7 @@ from ddl import (
     is_initialized,
     local_rank,
     local_size,
+    metrics,
     rank,
     shutdown,
     size,
@@ -73,7 +74,7 @@ from ddl_torch.verbs import (
 
 __all__ = ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Work", "__version__"]
 __all__ += ["Error", "InvalidArgument", "InvalidState"]
-__all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split"]
+__all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
 __all__ += ["broadcast_object", "allgather_object"]

@@ -31,7 +31,10 @@ CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
 # ddl.run must start in milliseconds: these modules of ddl are plain data, without numpy or the extension.
 RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
     f"ddl.bootstrap.{name}"
-    for name in ("address", "auth", "environ", "interfaces", "rails", "reach", "requests", "server", "store", "verdict")
+    for name in (
+        *("address", "auth", "environ", "interfaces", "messages", "pace", "rails", "reach", "requests", "server"),
+        *("store", "verdict"),
+    )
 }
 TOOLS = "ddl/tools"
 PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/svg.py", "ddl/tuning"]

@@ -225,6 +225,17 @@ uint64_t Communicator::submitted() const {
   return sequence_;
 }
 
+Totals Communicator::collectives() const {
+  Totals totals;
+  for (const LaneId id : {LaneId::kSmall, LaneId::kLarge}) {
+    const Activity& activity = lanes_[static_cast<size_t>(id)]->activity();
+    totals.operations += activity.operations.load(std::memory_order_relaxed);
+    totals.waited += activity.waited.load(std::memory_order_relaxed);
+    totals.under_way += activity.under_way.load(std::memory_order_relaxed);
+  }
+  return totals;
+}
+
 bool Communicator::owned() const { return process_id() == owner_pid_; }
 
 void Communicator::shutdown() {

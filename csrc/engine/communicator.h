@@ -33,6 +33,12 @@ struct Choice {
   std::shared_ptr<const Plan> plan;
 };
 
+// Of the lanes together, so a second may count once for each.
+struct Totals {
+  uint64_t operations = 0;
+  Nanoseconds waited = 0, under_way = 0;
+};
+
 // A lock for a few instructions, without a system call: submissions are not expected to meet.
 class SpinLock {
  public:
@@ -63,6 +69,8 @@ class Communicator {
   bool installed(Collective collective, int root) const;
 
   std::pair<uint64_t, uint64_t> traffic() const { return links_.traffic(); }
+  // Of collectives, which are the same on all ranks; of send and recv every rank does what it likes.
+  Totals collectives() const;
 
   // Throws the sticky first error, or InvalidState after shutdown.
   void check() const;

@@ -19,8 +19,20 @@ constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shar
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kTending = 100 * kMillisecond;
-constexpr int kQuickLooks = 40;  // about 2 us
-constexpr int kLongWaits = 4;    // so many more than short ones, and the next is taken to be long
+constexpr int kQuickLooks = 40;              // about 2 us
+constexpr int kLongWaits = 4;                // so many more than short ones, and the next is taken to be long
+constexpr Nanoseconds kLate = kMillisecond;  // who is not in shared memory by then was not about to come
+constexpr uint64_t kWorthTiming = uint64_t{1} << 20;  // bytes whose operation takes long beside a look at the clock
+
+template <class T>
+void add(std::atomic<T>* counter, T more) {  // one writer at a time: no locked instruction
+  counter->store(counter->load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+}
+
+// Counts up to twice what makes the next one be taken to be long, so that it is forgotten as quickly as learnt.
+int counted(int so_far, bool was_long) {
+  return was_long ? std::min(so_far + 1, 2 * kLongWaits) : std::max(so_far - 1, 0);
+}
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
 int first_slot(LaneId id) { return id == LaneId::kSmall ? 0 : id == LaneId::kLarge ? 1 : kPointToPointSlot; }
@@ -143,12 +155,13 @@ void Lane::drive(const Work* until, Caller* caller) {
     if (failure_->ok()) {
       admit();
       if (progress()) {
-        waiting = Waiting{};
+        end_wait(&waiting);
         continue;
       }
     }
     wait(&waiting, caller);
   }
+  end_wait(&waiting);
 }
 
 Operation* Lane::take_queued() {
@@ -190,6 +203,7 @@ void Lane::admit() {
       if (!executor->idle()) return;
       next_slot_ = slot + 1;
     }
+    if (under_way_since_ == 0 && current_->bytes >= kWorthTiming) under_way_since_ = now_ns();
     executor->start(current_);
     active_.push_back(executor);
     if (current_->issued == current_->pieces) current_ = nullptr;
@@ -239,6 +253,7 @@ void Lane::complete(Operation* operation, const Error* error) {
   // Its owner may use it for something else as soon as its work is done, so what holds it goes last.
   const std::shared_ptr<Operation> self = std::move(operation->self);
   pending_.fetch_sub(1, std::memory_order_seq_cst);
+  note_end();
   if (error != nullptr) {
     operation->work.complete(*error);
   } else {
@@ -274,25 +289,27 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   }
   if (caller != nullptr) caller->let_go();
   const Nanoseconds now = now_ns();
+  waiting->last = now;
   if (waiting->since == 0) {
     waiting->since = waiting->looked = waiting->interrupts = waiting->tended = now;
+    if (under_way_since_ == 0) under_way_since_ = now;
     for (Executor* executor : active_) executor->operation()->begin_clock(now);
   }
   const Nanoseconds waited = now - waiting->since;
-  const bool hopeful = failure_->ok() && long_waits_ < kLongWaits;
-  if (hopeful && waited < spin) {
+  const bool awake = hopeful();
+  if (awake && waited < spin) {
     for (int i = 0; i < 8; ++i) cpu_pause();
     return;
   }
-  if (hopeful && waited < spin + patience_.yield) {
+  if (awake && waited < spin + patience_.yield) {
     ::sched_yield();
     return;
   }
   sleep();
-  const Nanoseconds after = now_ns();
-  // A slow wire is not waited for awake: it brings as much to who sleeps, and the core is free.
-  const bool slow_wire = !sockets_.empty() && after - waiting->since >= spin + patience_.yield;
-  long_waits_ = slow_wire ? std::min(long_waits_ + 1, 2 * kLongWaits) : std::max(long_waits_ - 1, 0);
+  const Nanoseconds after = waiting->last = now_ns();
+  const Nanoseconds slept = after - waiting->since;
+  long_waits_ = counted(long_waits_, !sockets_.empty() && slept >= spin + patience_.yield);
+  somebody_late_ |= sockets_.empty() && slept >= kLate;
   if (after - waiting->looked >= kSlowChecks) {
     waiting->looked = after;
     check_on_peers();
@@ -311,8 +328,43 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   }
 }
 
+// Whether the others may be expected to come while this thread waits awake.
+bool Lane::hopeful() const {
+  // A slow wire is not waited for awake: it brings as much to who sleeps, and the core is free. Nor is a rank that
+  // has come late to each operation lately; but once it is there, the rest of the operation is as quick as ever.
+  return failure_->ok() && long_waits_ < kLongWaits && (late_operations_ < kLongWaits || somebody_late_);
+}
+
+void Lane::end_wait(Waiting* waiting) {
+  if (waiting->since != 0) add(&activity_.waited, waiting->last - waiting->since);
+  *waiting = Waiting{};
+}
+
+// An operation has ended.
+void Lane::note_end() {
+  add(&activity_.operations, uint64_t{1});
+  late_operations_ = counted(late_operations_, somebody_late_);
+  somebody_late_ = false;
+  if (under_way_since_ == 0) return;
+  const Nanoseconds now = now_ns();
+  add(&activity_.under_way, now - under_way_since_);
+  under_way_since_ = has_work() ? now : 0;
+}
+
+// Whether what is under way needs a rank that shares memory with this one.
+bool Lane::awaits_neighbour() const {
+  for (const Executor* executor : active_) {
+    for (int peer : executor->waiting_for()) {
+      if (neighbourhood_.board(peer) != nullptr) return true;
+    }
+  }
+  return false;
+}
+
 void Lane::sleep() {
   sockets_.clear();
+  // Before the last look below: what is awaited when it finds nothing was awaited before.
+  const bool mixed = neighbourhood_.mixed() && awaits_neighbour();
   sleep_word_->store(1, std::memory_order_seq_cst);
   full_fence(sleep_word_);
   // Look once more: what changed before the word was raised woke nobody.
@@ -328,7 +380,7 @@ void Lane::sleep() {
     for (const auto& [fd, room] : sockets_) {
       polled_.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
     }
-    const Nanoseconds limit = neighbourhood_.neighbours().empty() ? kSleep : kMixedSleep;
+    const Nanoseconds limit = mixed ? kMixedSleep : kSleep;
     ::poll(polled_.data(), polled_.size(), static_cast<int>(limit / kMillisecond));
     eventfd_t ignored = 0;
     if (polled_[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);

@@ -28,6 +28,14 @@ struct Patience {
   Nanoseconds yield = 200 * kMicrosecond;  // then give the core to others, but stay runnable
 };
 
+// What a lane has done so far. Written by its driver; anybody may read, so the numbers may be of different moments.
+// They are relaxed: they order nothing.
+struct Activity {
+  std::atomic<uint64_t> operations{0};    // that ended
+  std::atomic<Nanoseconds> waited{0};     // nothing moved, though operations were under way
+  std::atomic<Nanoseconds> under_way{0};  // operations were, from the first wait on if they are small
+};
+
 // A user's thread that waits, as the engine sees it.
 class Caller {
  public:
@@ -62,10 +70,12 @@ class Lane {
   void drain();
   // Ends the thread. The executors' shared memory stays until destruction: a slower peer may still read it.
   void stop();
+  const Activity& activity() const { return activity_; }
 
  private:
   struct Waiting {
     Nanoseconds since = 0;
+    Nanoseconds last = 0;        // when the clock was asked last
     Nanoseconds looked = 0;      // when the slow checks ran last
     Nanoseconds interrupts = 0;  // when the user was asked last
     Nanoseconds tended = 0;      // when other links were looked after
@@ -82,7 +92,11 @@ class Lane {
   void fail_all();
   void complete(Operation* operation, const Error* error);
   void wait(Waiting* waiting, Caller* caller);
+  bool hopeful() const;
+  void end_wait(Waiting* waiting);
+  void note_end();
   void sleep();
+  bool awaits_neighbour() const;
   void check_on_peers();
   void check_deadlines(Nanoseconds now);
   std::string current_text() const;
@@ -113,8 +127,12 @@ class Lane {
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<Executor*> active_;  // in the order of admission
   size_t next_slot_ = 0;
-  int long_waits_ = 0;  // how many more than short ones, lately
-  Polled sockets_;      // reused by every sleep
+  Nanoseconds under_way_since_ = 0;
+  int long_waits_ = 0;          // for sockets: how many more than short ones, lately
+  int late_operations_ = 0;     // to which somebody came late: how many more than others, lately
+  bool somebody_late_ = false;  // to the operation that ends next
+  Activity activity_;
+  Polled sockets_;  // reused by every sleep
   std::vector<pollfd> polled_;
   Operation* queue_ = nullptr;    // submitted, the oldest first
   Operation* current_ = nullptr;  // has pieces that are not issued yet

@@ -27,6 +27,8 @@ class Neighbourhood {
   const PeerMemory* memory(int rank) const { return memories_[rank].get(); }
   // The ranks that share memory with me, without me, ascending.
   const std::vector<int>& neighbours() const { return neighbours_; }
+  // Whether there are both such ranks and others.
+  bool mixed() const { return !neighbours_.empty() && static_cast<int>(neighbours_.size()) < size_ - 1; }
 
   // Call after having changed something that `peers` may be asleep over.
   void wake(const std::vector<int>& peers, LaneId lane) const;

@@ -154,6 +154,11 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       },
       py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
   c.def("traffic", [](Handle& h) { return h.native().traffic(); });
+  c.def("collectives", [](Handle& h) {
+    const Totals totals = h.native().collectives();
+    const auto seconds = [](Nanoseconds ns) { return static_cast<double>(ns) / static_cast<double>(kSecond); };
+    return py::make_tuple(totals.operations, seconds(totals.waited), seconds(totals.under_way));
+  });
   c.def("tend", [](Handle& h) { h.native().tend(); });
   c.def_property_readonly("submitted", [](Handle& h) { return h.native().submitted(); });
   c.def(

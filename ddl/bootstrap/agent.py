@@ -1,8 +1,8 @@
-"""The agent: one thread per process that meets newcomers and carries news of failures.
+"""The agent: one thread per process that meets newcomers and carries news of failures and of late ranks.
 
 It accepts connections, so that a rank can be reached while its program computes; it takes the reports of this
 process's communicators to the store, answers the store's questions, and brings back the verdict, which is the same for
-all ranks. It sleeps in a selector and never touches data.
+all ranks. Every few seconds it tells the store this rank's pace. It sleeps in a selector and never touches data.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ddl import _core
 from ddl.bootstrap.auth import AuthError
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
 from ddl.bootstrap.store import WatchClient
+from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.verdict import ALL
 from ddl.errors import Error
 
@@ -59,6 +60,7 @@ class Agent:
         data_listeners: Sequence[socket.socket],
         memory_listener: socket.socket,
         nonce_of: Callable[[int], Nonce],
+        label_of: Callable[[int], str],
         congestion: str = "auto",
     ) -> None:
         self._rank = rank
@@ -66,6 +68,7 @@ class Agent:
         self._secret = secret
         self._watch = watch
         self._nonce_of = nonce_of
+        self.stragglers = Stragglers(rank, watch.size, label_of)
         self._members: Dict[int, Member] = {}
         self._submitted: Dict[str, int] = {}  # what was called on the communicators that are removed
         self._arrived = _Arrivals()
@@ -161,11 +164,12 @@ class Agent:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            for key, _ in self._selector.select():
+            ready = self._selector.select(self.stragglers.patience())
+            for action in [*(key.data for key, _ in ready), self._tell_pace]:
                 if self._closed.is_set():
                     return
                 try:
-                    key.data()
+                    action()
                 except (OSError, Error) as error:
                     # A stranger or a broken connection must not end the agent; the ranks it concerns notice themselves.
                     log.warning("rank %d: %s", self._rank, error)
@@ -227,10 +231,16 @@ class Agent:
                 message.update(final=final, members=list(member.ranks))
             self._watch.send(message)
 
+    def _tell_pace(self) -> None:
+        pace = self.stragglers.report()
+        if pace is not None:
+            self._watch.send(pace)
+
     def _hear(self) -> None:
         while True:
             message = self._watch.receive()
             if message is None:
+                self.stragglers.stop()
                 self._selector.unregister(self._watch.fileno())
                 self._failed(
                     {
@@ -251,6 +261,8 @@ class Agent:
             self._failed(message)
         elif kind == "probe":
             self._answer(message)
+        elif kind == "late":
+            self.stragglers.heard(message)
         elif kind == "stall":
             log.warning("rank %d: still waiting: %s", self._rank, message["text"])
 

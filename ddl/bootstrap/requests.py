@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddl.bootstrap.auth import encode_frame
-from ddl.bootstrap.verdict import Message, name_ranks
+from ddl.bootstrap.messages import Message
+from ddl.bootstrap.verdict import name_ranks
 from ddl.errors import ProtocolError
 
 __all__ = ["KEY_LIMIT", "KEYS_LIMIT", "VALUE_LIMIT", "Requests"]

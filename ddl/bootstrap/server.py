@@ -3,8 +3,9 @@
 It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection; one selector loop serves them,
 so that no stranger, however slow, keeps a rank waiting. A connection goes through three phases: the handshake of
 auth.py (strangers are cut after a few seconds and bounded in number), one ``hello`` that claims a rank, and then
-requests (``store``, see requests.py) or messages for the verdict (``watch``, see verdict.py). ddlrun's agents on other
-hosts speak to it over a third kind of connection (``agent``, see ddl/run/control.py), which only passes through here.
+requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all that concerns
+the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection (``agent``, see
+ddl/run/control.py), which only passes through here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
 
 from ddl.bootstrap.address import format_address, listen, notice_silence
 from ddl.bootstrap.auth import FRAME_LIMIT, AuthError, FrameReader, ServerProof, check_secret, encode_frame
+from ddl.bootstrap.messages import Message, Outgoing
+from ddl.bootstrap.pace import Pace
 from ddl.bootstrap.requests import Requests
-from ddl.bootstrap.verdict import Message, Outgoing, Verdict
+from ddl.bootstrap.verdict import Verdict
 from ddl.errors import InvalidArgument, ProtocolError
 
 __all__ = ["HANDSHAKE_SECONDS", "PENDING_LIMIT", "FromAgent", "StoreServer"]
@@ -82,6 +85,7 @@ class StoreServer:
         self._from_agent = from_agent
         self._posts: Deque[Tuple[int, Message]] = collections.deque()  # for agents, by any thread
         self._verdict = Verdict(size)
+        self._pace = Pace(size)
         self._requests = Requests(size)
         self._claims: Dict[Tuple[str, int], _Connection] = {}
         self._pending: Dict[_Connection, None] = {}  # in the order of arrival
@@ -269,6 +273,8 @@ class StoreServer:
             self._hello(connection, message)
         elif connection.role == "agent":
             self._from_agent(connection.rank, message)
+        elif connection.role == "watch" and message.get("type") == "pace":
+            self._deliver(self._pace.received(connection.rank, message))
         elif connection.role == "watch":
             self._deliver(self._verdict.received(connection.rank, message, now))
         else:

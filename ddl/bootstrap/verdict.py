@@ -18,17 +18,15 @@ import collections
 from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
+from ddl.bootstrap.messages import Message, Outgoing, integer, text
 from ddl.errors import ProtocolError
 
-__all__ = ["ALL", "LOST_GRACE", "PROBE_GRACE", "Message", "Outgoing", "Verdict", "name_ranks"]
+__all__ = ["ALL", "LOST_GRACE", "PROBE_GRACE", "Verdict", "name_ranks"]
 
 ALL = -1  #: the communicator number that means every communicator
 LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before it is called unreachable
 PROBE_GRACE = 0.25  #: seconds that ranks have to answer a probe
-_TEXT_LIMIT = 4096  #: characters kept of any text of a rank
 
-Message = Dict[str, Any]
-Outgoing = List[Tuple[int, Message]]  #: (to which rank, what)
 _Key = Tuple[int, int]
 
 
@@ -144,11 +142,11 @@ class Verdict:
         return out
 
     def _suspect(self, rank: int, message: Message, now: float) -> Outgoing:
-        comm = _integer(rank, message, "comm", low=0)
+        comm = integer(rank, message, "comm", low=0)
         kind = message.get("kind")
         if kind == "lost":
-            peer = _integer(rank, message, "peer", low=0, high=self._size - 1)
-            reason = _text(rank, message, "reason")
+            peer = integer(rank, message, "peer", low=0, high=self._size - 1)
+            reason = text(rank, message, "reason")
             if self._decided(comm):
                 return []
             if peer in self._left:
@@ -157,12 +155,12 @@ class Verdict:
             return []
         if kind != "stalled":
             raise ProtocolError(f"rank {rank} sent a suspicion of unknown kind {kind!r:.100}")
-        seq = _integer(rank, message, "seq", low=0)
+        seq = integer(rank, message, "seq", low=0)
         suspect = {
-            "op": _text(rank, message, "op"),
+            "op": text(rank, message, "op"),
             "final": message.get("final") is True,
-            "peer": _integer(rank, message, "peer", low=-1, high=self._size - 1, default=-1),
-            "reason": _text(rank, message, "reason", default=""),
+            "peer": integer(rank, message, "peer", low=-1, high=self._size - 1, default=-1),
+            "reason": text(rank, message, "reason", default=""),
         }
         members = self._members(rank, message)
         if self._decided(comm):
@@ -187,12 +185,12 @@ class Verdict:
         return out if probing.waiting else out + self._judge(key)
 
     def _state(self, rank: int, message: Message, now: float) -> Outgoing:
-        probe = _integer(rank, message, "probe", low=0)
+        probe = integer(rank, message, "probe", low=0)
         state = {
-            "submitted": _integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
-            "completed": _integer(rank, message, "completed", low=-1),
-            "op": _text(rank, message, "op"),
-            "last": _text(rank, message, "last", default=""),
+            "submitted": integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
+            "completed": integer(rank, message, "completed", low=-1),
+            "op": text(rank, message, "op"),
+            "last": text(rank, message, "last", default=""),
         }
         for key, probing in self._rounds.items():
             if probing.probe == probe and rank in probing.waiting:
@@ -202,9 +200,9 @@ class Verdict:
         return []  # an answer that came too late
 
     def _told(self, rank: int, message: Message) -> Outgoing:
-        comm = _integer(rank, message, "comm", low=ALL)
-        culprit = _integer(rank, message, "culprit", low=-1, high=self._size - 1)
-        return self._fail(comm, _text(rank, message, "kind"), culprit, _text(rank, message, "reason"))
+        comm = integer(rank, message, "comm", low=ALL)
+        culprit = integer(rank, message, "culprit", low=-1, high=self._size - 1)
+        return self._fail(comm, text(rank, message, "kind"), culprit, text(rank, message, "reason"))
 
     def _members(self, rank: int, message: Message) -> FrozenSet[int]:
         members = message.get("members")
@@ -300,19 +298,3 @@ def _last(state: Message) -> str:
 def _had_submitted(submitted: Dict[str, Any], comm: int, seq: int) -> bool:
     number = submitted.get(str(comm), -1)
     return isinstance(number, int) and seq != 0 and number >= seq
-
-
-def _integer(
-    rank: int, message: Message, key: str, *, low: int, high: int = 2**63 - 1, default: Optional[int] = None
-) -> int:
-    value = message.get(key, default)
-    if type(value) is not int or not low <= value <= high:
-        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
-    return value
-
-
-def _text(rank: int, message: Message, key: str, default: Optional[str] = None) -> str:
-    value = message.get(key, default)
-    if not isinstance(value, str):
-        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
-    return value[:_TEXT_LIMIT]

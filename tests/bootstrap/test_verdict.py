@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddl.bootstrap.verdict import ALL, LOST_GRACE, PROBE_GRACE, Message, Outgoing, Verdict, name_ranks
+from ddl.bootstrap.messages import Message, Outgoing
+from ddl.bootstrap.verdict import ALL, LOST_GRACE, PROBE_GRACE, Verdict, name_ranks
 from ddl.errors import ProtocolError
 
 DIED = "its process ended (connection closed without goodbye)"

@@ -105,15 +105,25 @@ CASES: Dict[str, Tuple[Callable[[], Callable[[], Any]], int]] = {
     "tcp 8 B": (lambda: prepared(8, False), 100),
     "tcp 64 KiB": (lambda: prepared(64 * KIB, False), 20),
     "tcp 4 MiB": (lambda: prepared(4 * MIB, False), 2),
-    "late": (lambda: late, 3),
+    "always late": (lambda: late, 3),
+    "late for a while": (lambda: late_for_a_while, 1),
 }
 
 
 def late() -> None:
-    """Something that must be counted: rank 1 is late, so rank 0 sleeps in the kernel."""
+    """Rank 1 is late, so rank 0 sleeps in the kernel."""
     if ddl.rank() == 1:
-        time.sleep(0.05)
+        time.sleep(0.01)
     ddl.barrier()
+
+
+def late_for_a_while() -> None:
+    """Long enough to be learnt, then not for long enough to be forgotten; and once more, which is unexpected."""
+    for _ in range(8):
+        late()
+    for _ in range(10):
+        ddl.barrier()
+    late()
 
 
 def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Dict[str, int]]]:

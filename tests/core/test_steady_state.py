@@ -176,10 +176,16 @@ def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
         assert {"sendmsg", "readv"} <= functions <= {"sendmsg", "readv", "sched_yield", "poll", "eventfd_read"}, calls
 
 
-def test_the_counter_counts(counter: Path) -> None:
-    """Rank 0 waits for a late one three times: it must be seen to yield, and then to sleep, which is a system call."""
-    for calls in found(run_ranks(counter, "late", windows=2), "system calls"):
-        assert calls.get("rank 0: syscall", 0) >= 3 and calls.get("rank 0: sched_yield", 0) >= 3, calls
+def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path) -> None:
+    """Rank 0 waits three times. It must not yield even once before it sleeps, which is a system call."""
+    for calls in found(run_ranks(counter, "always late", windows=5), "system calls"):
+        assert calls.get("rank 0: syscall", 0) >= 3 and "rank 0: sched_yield" not in calls, calls
+
+
+def test_a_rank_that_is_not_late_any_more_is_waited_for_awake(counter: Path) -> None:
+    """This also shows that the counter counts: somebody yields, and then sleeps."""
+    for calls in found(run_ranks(counter, "late for a while", windows=5), "system calls"):
+        assert calls.get("rank 0: syscall", 0) >= 9 and calls.get("rank 0: sched_yield", 0) >= 1, calls
 
 
 def test_what_the_core_imports_is_counted_or_harmless() -> None:
@@ -243,6 +249,26 @@ def wait_for_a_late_rank() -> List[float]:
 def test_waiting_for_a_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
     for used, waited in ranks.run(size, wait_for_a_late_rank, **connected(transport))[:-1]:
         assert waited > 1.9
+        assert used < 0.05 * waited, f"{used:.3f} s of processor time in {waited:.2f} s"
+
+
+def wait_for_an_always_late_rank(times: int) -> List[float]:
+    """(seconds of processor time, seconds) in barriers to each of which the last rank comes 5 ms late."""
+    for _ in range(50):
+        ddl.barrier()
+    used, start = time.process_time(), time.monotonic()
+    for _ in range(times):
+        if ddl.rank() == ddl.size() - 1:
+            time.sleep(5e-3)
+        ddl.barrier()
+    return [time.process_time() - used, time.monotonic() - start]
+
+
+@pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("tcp", 2), ("hybrid", 4)])
+def test_waiting_for_an_always_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
+    """Who waits awake for as long as it does for a rank that is late for once, would use 10 % in shared memory."""
+    for used, waited in ranks.run(size, wait_for_an_always_late_rank, 300, **connected(transport))[:-1]:
+        assert waited > 1.5
         assert used < 0.05 * waited, f"{used:.3f} s of processor time in {waited:.2f} s"
 
 

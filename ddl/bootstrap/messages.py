@@ -1,0 +1,36 @@
+"""Messages between a rank and the store over its watch connection (JSON objects with a ``type``), and their checks.
+
+Who sent one has been authenticated, but what it says has not been looked at: a field of the wrong kind is a breach of
+the protocol, and whoever gets it must not have acted on the message yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from ddl.errors import ProtocolError
+
+__all__ = ["Message", "Outgoing", "integer", "text"]
+
+_TEXT_LIMIT = 4096  #: characters kept of any text of a rank
+
+Message = Dict[str, Any]
+Outgoing = List[Tuple[int, Message]]  #: (to which rank, what)
+
+
+def integer(
+    rank: int, message: Message, key: str, *, low: int, high: int = 2**63 - 1, default: Optional[int] = None
+) -> int:
+    """Return a field of what ``rank`` sent; ProtocolError if it is no integer from ``low`` to ``high``."""
+    value = message.get(key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return value
+
+
+def text(rank: int, message: Message, key: str, default: Optional[str] = None) -> str:
+    """Return a field of what ``rank`` sent, shortened if it is very long; ProtocolError if it is no string."""
+    value = message.get(key, default)
+    if not isinstance(value, str):
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return value[:_TEXT_LIMIT]
