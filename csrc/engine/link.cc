@@ -67,6 +67,14 @@ uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landi
 
 bool Link::progress() {
   bool moved = rails_ != nullptr && rails_->progress();
+  moved |= progress_outgoing();
+  for (const auto& connection : connections_) moved |= progress_incoming(connection.get());
+  return settle() || moved;
+}
+
+bool Link::progress_outgoing() {
+  if (!may_send()) return false;
+  bool moved = false;
   // A segment for each connection that takes one, and round again: none is left out while another is ready. Messages
   // begin with one after the other, so that those of one segment use all, too.
   const size_t n = connections_.size();
@@ -76,8 +84,10 @@ bool Link::progress() {
     for (size_t i = 0; i < n; ++i) sent |= progress_outgoing(connections_[(begin + i) % n].get());
     moved |= sent;
   }
-  for (const auto& connection : connections_) moved |= progress_incoming(connection.get());
-  return settle() || moved;
+  const auto sending = [](const auto& connection) { return connection->sending; };
+  const bool left = std::any_of(connections_.begin(), connections_.end(), sending);
+  if (moved && turn_ != nullptr) turn_->moved(this, left);
+  return moved;
 }
 
 // Forgets the messages that have been sent; returns whether there were any.
@@ -96,6 +106,7 @@ void Link::abandon() {
   outgoing_.clear();
   incoming_.clear();
   cutting_ = outgoing_.end();
+  if (turn_ != nullptr) turn_->give_up(this);
   if (rails_ != nullptr) rails_->abandon();
   for (const auto& connection : connections_) connection->sending = connection->placed = false;
 }
@@ -104,7 +115,7 @@ void Link::poll_fds(Polled* fds) const {
   if (rails_ != nullptr) return rails_->poll_fds(fds, !incoming_.empty());
   for (const auto& connection : connections_) {
     const int fd = connection->endpoint->poll_fd();
-    if (fd >= 0 && !connection->ended) fds->emplace_back(fd, connection->sending);
+    if (fd >= 0 && !connection->ended) fds->emplace_back(fd, connection->sending && may_send());
   }
 }
 

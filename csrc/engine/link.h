@@ -17,6 +17,7 @@
 
 #include "base/growing_ring.h"
 #include "engine/descriptor.h"
+#include "engine/turn.h"
 #include "reduce/reduce.h"
 #include "reduce/wire_codec.h"
 #include "transport/endpoint.h"
@@ -60,9 +61,10 @@ using Staging = std::array<char, kStagingBytes>;
 
 class Link {
  public:
-  // `connections`: how many there will be.
-  Link(int peer, size_t connections, Staging* staging)
-      : peer_(peer), expected_(connections), single_(connections == 1), staging_(staging) {}
+  // `connections`: how many there will be. `turn`: of the links to this peer that send one after the other; null: all
+  // at once.
+  Link(int peer, size_t connections, Staging* staging, Turn* turn)
+      : peer_(peer), expected_(connections), single_(connections == 1), staging_(staging), turn_(turn) {}
   void add(std::unique_ptr<Endpoint> endpoint);
   // One of `rails_in_all` rails, which together are the link's only connection.
   void add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all);
@@ -132,6 +134,8 @@ class Link {
   };
 
   bool settle();
+  bool may_send() const { return turn_ == nullptr || turn_->free_for(this); }
+  bool progress_outgoing();
   bool progress_outgoing(Connection* c);
   bool cut_segment(Connection* c);
   bool progress_incoming(Connection* c);
@@ -147,6 +151,7 @@ class Link {
   const size_t expected_;
   const bool single_;
   Staging* const staging_;
+  Turn* const turn_;
   std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its own
   Rails* rails_ = nullptr;                                // the only connection, if it is over rails
   Ring<Outgoing> outgoing_;

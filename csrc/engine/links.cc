@@ -24,7 +24,7 @@ void Links::add_connection(int peer, int number, UniqueFd fd) {
     throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(peer) + " made connection " +
                                                std::to_string(number) + ", which does not exist");
   }
-  auto endpoint = make_tcp_endpoint(peer, std::move(fd));
+  auto endpoint = make_tcp_endpoint(peer, std::move(fd), rails_ > 1);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!known_.emplace(peer, number).second) {
     throw Error(ErrorKind::kProtocolError,
@@ -46,7 +46,9 @@ Link* Links::link(const Key& key) {
     const LaneId lane = lane_of_slot(key.second / kMaxChannels);
     const bool single = rails_ > 1 || lane != LaneId::kLarge || neighbourhood_.board(key.first) != nullptr;
     const size_t connections = single ? 1 : static_cast<size_t>(connections_);
-    link = std::make_unique<Link>(key.first, connections, &staging_[static_cast<size_t>(lane)]);
+    const bool in_turn = lane == LaneId::kLarge && neighbourhood_.board(key.first) == nullptr;
+    link = std::make_unique<Link>(key.first, connections, &staging_[static_cast<size_t>(lane)],
+                                  in_turn ? &turns_[key.first] : nullptr);
   }
   return link.get();
 }

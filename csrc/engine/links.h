@@ -56,6 +56,7 @@ class Links {
   std::array<Staging, kLanes> staging_;                // used by the drivers of the lanes
   std::array<std::atomic<size_t>, kLanes> waiting_{};  // how many in arrived_, by lane
   mutable std::mutex mutex_;                           // guards what follows, not the links themselves
+  std::map<int, Turn> turns_;                          // of the large lane, by peer
   std::map<Key, std::unique_ptr<Link>> links_;
   std::vector<std::pair<Key, std::unique_ptr<Endpoint>>> arrived_;
   std::set<Key> known_;  // peer, number of the connection

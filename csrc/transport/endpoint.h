@@ -30,6 +30,9 @@ class Endpoint {
 
   // What to poll while nothing moves; -1: this transport is woken through shared memory instead.
   virtual int poll_fd() const = 0;
+
+  // Bytes per second that it has carried lately; 0: not known.
+  virtual double rate() const { return 0; }
 };
 
 // A stream over several endpoints at once, any of which may be slow, or end, or come later.

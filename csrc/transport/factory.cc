@@ -6,8 +6,8 @@
 
 namespace ddl {
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd) {
-  return std::make_unique<TcpEndpoint>(peer, std::move(fd));
+std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail) {
+  return std::make_unique<TcpEndpoint>(peer, std::move(fd), rail ? kOneOfRails : kOneConnection);
 }
 
 std::unique_ptr<Rails> make_rails(int peer, size_t rails) { return std::make_unique<RailsEndpoint>(peer, rails); }

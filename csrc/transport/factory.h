@@ -11,8 +11,9 @@
 
 namespace ddl {
 
-// Takes over `fd`, a connected and authenticated TCP socket to `peer`.
-std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd);
+// Takes over `fd`, a connected and authenticated TCP socket to `peer`; `rail`: it is one of several that share a
+// stream.
+std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail);
 
 // A stream to `peer` over `rails` TCP endpoints, which are added one after the other.
 std::unique_ptr<Rails> make_rails(int peer, size_t rails);

@@ -100,7 +100,7 @@ _SEPARATE: Dict[Collective, Lines] = {
 #: others are reduced inside them. Recursive doubling would send what each rank of a host has over the host's one wire.
 _HYBRID: Dict[Collective, Lines] = {
     **{c: tuple(line if line.small else replace(line, in_flight=4) for line in s) for c, s in _SEPARATE.items()},
-    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB, in_flight=4, coded=True),
+    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB, in_flight=4, coded=True),
 }
 
 _BARRIER = {True: "eager", False: "recursive_doubling"}

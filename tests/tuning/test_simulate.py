@@ -171,8 +171,8 @@ def test_the_plans_are_those_of_the_selection() -> None:
     lines = select(Collective.ALLREDUCE, topology)
     found = allreduces(machine, topology, [Operation(1024), Operation(8 * MIB)])
     assert found.algorithms == [line.algorithm for line in lines]
-    # One rank stands for all eight: 8 pieces, 2 * 3 messages each.
-    assert found.messages == 8 * 6 + 1 * allreduces(machine, topology, [Operation(1024)]).messages
+    # One rank stands for all eight: 4 pieces, 2 * 3 messages each.
+    assert found.messages == 4 * 6 + 1 * allreduces(machine, topology, [Operation(1024)]).messages
 
 
 def test_the_same_twice() -> None:

@@ -15,19 +15,11 @@ namespace ddl {
 
 namespace {
 
-constexpr size_t kMaxParts = 64;                        // iovecs given to the transport at once
-constexpr Nanoseconds kRatePeriod = 10 * kMillisecond;  // shorter ones would measure bursts
-constexpr Nanoseconds kRateLasts = 250 * kMillisecond;  // then it is not known any more
-// What waits in the kernel to be sent is what goes in this time, so that at the end of a message no rail has much
-// more to do than the others. How much is on its way is TCP's affair.
-constexpr double kWaitingSeconds = 3e-3;
-constexpr int kLeastWaiting = 16 << 10, kFirstWaiting = 128 << 10, kMostWaiting = 1 << 20;
+constexpr size_t kMaxParts = 64;  // iovecs given to the transport at once
 constexpr int kStuck = 2;         // times that the kernel has sent again what was not acknowledged
 const char zeros[64 << 10] = {};  // sent where what was meant to be sent is not wanted any more
 
 }  // namespace
-
-Rail::Rail(std::unique_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) { set_waiting(kFirstWaiting); }
 
 void Rail::end() {
   stop_sending();
@@ -54,10 +46,7 @@ size_t Rail::write() {
   while (sending()) {
     const size_t n = std::min(kMaxParts, parts_.size() - next_part_);
     size_t bytes = endpoint_->write(parts_.data() + next_part_, static_cast<int>(n));
-    if (bytes == 0) {
-      full();
-      break;
-    }
+    if (bytes == 0) break;
     total += bytes;
     while (bytes > 0) {
       iovec& part = parts_[next_part_];
@@ -81,38 +70,10 @@ void Rail::blank() {
   }
 }
 
-// The transport takes no more: a good moment to ask how fast it is.
-void Rail::full() {
-  const Nanoseconds now = now_ns();
-  const Nanoseconds since = now - measured_;
-  if (since < kRatePeriod) return;
-  const tcp_info info = ask();
-  const uint64_t acked = info.tcpi_bytes_acked - acked_, busy = info.tcpi_busy_time - busy_;
-  measured_ = now;
-  acked_ = info.tcpi_bytes_acked;
-  busy_ = info.tcpi_busy_time;
-  if (since > kRateLasts || busy * 1000 < static_cast<uint64_t>(since) / 2) return;
-  const double rate = static_cast<double>(acked) * 1e9 / static_cast<double>(since);
-  rate_ = rate_ == 0 ? rate : (rate_ + rate) / 2;
-  set_waiting(std::clamp(static_cast<int>(kWaitingSeconds * rate_), kLeastWaiting, kMostWaiting));
-}
-
 size_t Rail::queued() const {
   int bytes = 0;
   ::ioctl(fd(), SIOCOUTQ, &bytes);  // if it fails, nothing is known
   return static_cast<size_t>(bytes);
-}
-
-tcp_info Rail::ask() const {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  ::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length);  // if it fails, nothing is known
-  return info;
-}
-
-void Rail::set_waiting(int bytes) {
-  if (std::abs(bytes - waiting_) < waiting_ / 4) return;
-  if (::setsockopt(fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes) == 0) waiting_ = bytes;
 }
 
 bool Rail::look() {
@@ -151,8 +112,9 @@ size_t Rail::copy() {
 }
 
 bool Rail::look_after() {
-  const tcp_info info = ask();
-  if (now_ns() - measured_ > kRateLasts) rate_ = 0;
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return suspect_;
   if (info.tcpi_retransmits >= kStuck) {
     suspect_ = true;
   } else if (info.tcpi_unacked == 0) {

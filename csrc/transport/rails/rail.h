@@ -12,13 +12,11 @@
 #include "transport/endpoint.h"
 #include "wire/frame.h"
 
-struct tcp_info;
-
 namespace ddl {
 
 class Rail {
  public:
-  explicit Rail(std::unique_ptr<Endpoint> endpoint);
+  explicit Rail(std::unique_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
   // Reading throws LostPeer at the end of what the other side has sent, and `end` is due; writing throws it as soon
   // as that side takes no more, and `stop_sending` is due: what it has sent before may still be here.
@@ -41,8 +39,8 @@ class Rail {
   void blank();
   // Bytes that the other side's kernel does not have yet.
   size_t queued() const;
-  // Bytes per second, as the kernel measures them; 0: not known.
-  double rate() const { return rate_; }
+  // As that of endpoints.
+  double rate() const { return endpoint_->rate(); }
 
   // --- in ---
   // Reads a frame's header; true if it is there. `position` is that of the frame's next byte in the stream.
@@ -68,10 +66,6 @@ class Rail {
   bool suspect() const { return suspect_; }
 
  private:
-  void full();
-  tcp_info ask() const;
-  void set_waiting(int bytes);
-
   std::unique_ptr<Endpoint> endpoint_;
   bool suspect_ = false;
   bool mute_ = false;
@@ -80,10 +74,6 @@ class Rail {
   std::vector<iovec> parts_;
   size_t next_part_ = 0;
   uint64_t frame_ = 0;
-  Nanoseconds measured_ = 0;       // when the rate was asked for
-  uint64_t acked_ = 0, busy_ = 0;  // bytes and microseconds, then
-  double rate_ = 0;
-  int waiting_ = 0;  // TCP_NOTSENT_LOWAT as it was set
 
   FrameBytes in_header_{};
   size_t header_bytes_ = 0;

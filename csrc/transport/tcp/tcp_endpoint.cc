@@ -25,7 +25,8 @@ bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == 
 
 }  // namespace
 
-TcpEndpoint::TcpEndpoint(int peer, UniqueFd fd) : peer_(peer), fd_(std::move(fd)) {
+TcpEndpoint::TcpEndpoint(int peer, UniqueFd fd, const BacklogLimits& limits)
+    : peer_(peer), fd_(std::move(fd)), backlog_(fd_.get(), limits) {
   const int flags = ::fcntl(fd_.get(), F_GETFL, 0);
   if (flags < 0 || ::fcntl(fd_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("fcntl of a data connection");
   const int on = 1;
@@ -38,7 +39,10 @@ size_t TcpEndpoint::write(const iovec* parts, int n) {
   message.msg_iovlen = static_cast<size_t>(n);
   const ssize_t moved = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (moved >= 0) return static_cast<size_t>(moved);
-  if (would_block()) return 0;
+  if (would_block()) {
+    backlog_.full();
+    return 0;
+  }
   throw_lost(peer_, "sending");
 }
 

@@ -1,0 +1,38 @@
+// Lets the links to one peer send one after the other.
+//
+// If they all sent at once, a wire would carry a bit of each, all their messages would end at the same moment, and
+// until the answers come there would be nothing to send. One after the other they keep the wire as busy, and while
+// the second one sends, the first one's answer comes.
+//
+// Who has the turn keeps it while its connection takes something now and then. If it does not, the wire is not what
+// it waits for: the peer does not read there, perhaps because it needs what another link has to send first.
+#pragma once
+
+#include "base/clock.h"
+
+namespace ddl {
+
+class Link;
+
+class Turn {
+ public:
+  bool free_for(const Link* link) const {
+    return holder_ == nullptr || holder_ == link || now_ns() - moved_ > kPatience;
+  }
+  // Something of `link` went; `more`: it has more to send.
+  void moved(const Link* link, bool more) {
+    holder_ = more ? link : nullptr;
+    moved_ = now_ns();
+  }
+  void give_up(const Link* link) {
+    if (holder_ == link) holder_ = nullptr;
+  }
+
+ private:
+  static constexpr Nanoseconds kPatience = 5 * kMillisecond;
+
+  const Link* holder_ = nullptr;
+  Nanoseconds moved_ = 0;
+};
+
+}  // namespace ddl
