@@ -1,4 +1,4 @@
-"""A real Slurm on a cluster of cluster/hosts.py: slurmctld on node1, slurmd on every host, gone with the cluster."""
+"""A real Slurm on a cluster of ddl/tools/desk: slurmctld on node1, slurmd on every host, gone with the cluster."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster.hosts import Cluster, Shape
+
+from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
