@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
-
-from hosts import Cluster, Shape  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from ddl.tools.bench.plan import readable, sizes  # noqa: E402
+from ddl.tools.desk import Cluster, Shape  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402
 from ddl.words import duration  # noqa: E402
 

@@ -10,13 +10,13 @@ Every rank of a block computes the same tree of sums, and adding is commutative,
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import Planner, blocks, copy, finish, nothing, split
 from ddl.topology import Topology
 
-__all__ = ["PLANNERS"]
+__all__ = ["PLANNERS", "exchange"]
 
 _NAME = "recursive_doubling"
 _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
@@ -48,31 +48,39 @@ def _exchange_whole(partners: List[int], source: Buffer) -> List[Step]:
     return steps
 
 
-def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
-    size, order, position = topology.size, topology.order, topology.position(rank)
-    rounds = _rounds_within(size)
+def exchange(ranks: Sequence[int], index: int, prepare: Optional[Callable[[Buffer], List[Step]]] = None) -> List[Step]:
+    """Return the steps by which rank ``ranks[index]`` all-reduces chunk 0 with the others of ``ranks``, into OUTPUT.
+
+    What it brings lies in INPUT, or is put where it is wanted by the steps of ``prepare``: in OUTPUT or SCRATCH.
+    """
+    rounds = _rounds_within(len(ranks))
     power = 1 << rounds
-    layout = split(Collective.ALLREDUCE, rank, root, 1)
-    if position >= power:
-        partner = order[position - power]
-        steps = [Step(Kind.SEND, (partner,), 0, 1, src=_INPUT), Step(Kind.RECV, (partner,), 0, 1, dst=_OUTPUT)]
-        return finish(_NAME, size, layout, steps)
+    if index >= power:
+        partner = (ranks[index - power],)
+        steps = prepare(_SCRATCH) if prepare else []
+        source = _SCRATCH if prepare else _INPUT
+        return [*steps, Step(Kind.SEND, partner, 0, 1, src=source), Step(Kind.RECV, partner, 0, 1, dst=_OUTPUT)]
     # What the first round sends may not lie where it writes. INPUT may be OUTPUT, where an odd number of rounds ends
     # up at once, so then the data starts from SCRATCH.
-    source = _SCRATCH if rounds % 2 else _OUTPUT
-    partners = [order[position ^ (1 << k)] for k in range(rounds)]
-    extra = (order[position + power],) if position + power < size else ()
-    steps = []
+    start = _SCRATCH if rounds % 2 else _OUTPUT
+    steps = prepare(start) if prepare else []
+    source = start if prepare else _INPUT
+    extra = (ranks[index + power],) if index + power < len(ranks) else ()
     if extra:
-        steps.append(Step(Kind.RECV_REDUCE, extra, 0, 1, src=_INPUT, dst=source))
-    elif source is _SCRATCH:
+        steps.append(Step(Kind.RECV_REDUCE, extra, 0, 1, src=source, dst=start))
+        source = start
+    elif source is _INPUT and start is _SCRATCH:
         steps.append(Step(Kind.COPY, first=0, count=1, src=_INPUT, dst=_SCRATCH))
-    else:
-        source = _INPUT
-    steps += _exchange_whole(partners, source)
+        source = _SCRATCH
+    steps += _exchange_whole([ranks[index ^ (1 << k)] for k in range(rounds)], source)
     if extra:
         steps.append(Step(Kind.SEND, extra, 0, 1, src=_OUTPUT))
-    return finish(_NAME, size, layout, steps)
+    return steps
+
+
+def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    steps = exchange(topology.order, topology.position(rank))
+    return finish(_NAME, topology.size, split(Collective.ALLREDUCE, rank, root, 1), steps)
 
 
 def _fold_ids(size: int) -> List[int]:

@@ -97,10 +97,11 @@ _SEPARATE: Dict[Collective, Lines] = {
 }
 
 #: Several hosts with several ranks each: one piece for each dimension and direction, so that while one crosses hosts
-#: others are reduced inside them. Recursive doubling would send what each rank of a host has over the host's one wire.
+#: others are reduced inside them. Small ones are sent once per host: each rank's message would cost the processors and
+#: the host's one wire as much again.
 _HYBRID: Dict[Collective, Lines] = {
     **{c: tuple(line if line.small else replace(line, in_flight=4) for line in s) for c, s in _SEPARATE.items()},
-    Collective.ALLREDUCE: _two("recursive_doubling", 16 * KIB, "multiring", 2 * MIB, in_flight=4, coded=True),
+    Collective.ALLREDUCE: _two("leaders", 16 * KIB, "multiring", 2 * MIB, in_flight=4, coded=True),
 }
 
 _BARRIER = {True: "eager", False: "recursive_doubling"}

@@ -9,7 +9,7 @@ estimate; ``tests/tuning/test_symmetry.py`` holds both against each other.
 
 Shifts along the dimensions are symmetries of multi-ring, direct and eager, and shifts along all ranks of ring, as far
 as whole units of the machine move onto units. Exclusive-or with a constant is one of recursive doubling, if ranks and
-units are powers of two.
+units are powers of two, and exclusive-or of the hosts' numbers one of leaders.
 A straggler breaks all of them.
 """
 
@@ -105,22 +105,36 @@ def _period(size: int, stride: int, spans: Tuple[int, ...]) -> int:
 
 
 class Exchanges:
-    """Exclusive-or with any number: recursive doubling.
+    """Exclusive-or with any number, of ranks for recursive doubling, of hosts of ``unit`` ranks for leaders.
 
-    Exact if the numbers of ranks and of each unit's ranks are powers of two. Otherwise an estimate: every rank is taken
-    to have what the first one has, a partner beyond the greatest power of two, and hosts to be filled by neighbours.
+    Exact if the numbers of them, and of those in each unit of the machine, are powers of two. Otherwise an estimate:
+    each is taken to have what the first one has, a partner beyond the greatest power of two, and units of the machine
+    to be filled by neighbours.
     """
 
-    def __init__(self, size: int, machine: Machine) -> None:
-        self._power = 1 << (size.bit_length() - 1)
-        self.representatives: Tuple[int, ...] = (0,) if self._power == size else (0, self._power)
-        self.exact = all(span & (span - 1) == 0 for span in (size, *machine.spans))
+    def __init__(self, size: int, machine: Machine, unit: int = 1) -> None:
+        count = size // unit
+        self._unit = unit
+        self._power = 1 << (count.bit_length() - 1)
+        firsts = (0,) if self._power == count else (0, self._power)
+        self.representatives: Tuple[int, ...] = tuple(first * unit + index for first in firsts for index in range(unit))
+        self._beyond = self._power if len(firsts) > 1 else 0
+        spans = [span for span in (size, *machine.spans) if span > unit]
+        inside = all(unit % span == 0 for span in machine.spans if span <= unit)
+        self.exact = inside and all(span % unit == 0 and _power_of_two(span // unit) for span in spans)
 
     def representative(self, rank: int) -> int:
-        return rank & self._power if len(self.representatives) > 1 else 0
+        host, index = divmod(rank, self._unit)
+        return (host & self._beyond) * self._unit + index
 
     def image(self, rank: int, other: int) -> int:
-        return other ^ rank ^ self.representative(rank)
+        mine = rank // self._unit
+        host, index = divmod(other, self._unit)
+        return (host ^ mine ^ (mine & self._beyond)) * self._unit + index
+
+
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def symmetry_of(algorithm: str, topology: Topology, machine: Machine, most: int) -> Symmetry:
@@ -132,8 +146,8 @@ def symmetry_of(algorithm: str, topology: Topology, machine: Machine, most: int)
         return Shifts(topology, machine)
     if algorithm == "ring":  # one around all ranks, whatever the dimensions
         return Shifts(Topology.flat(topology.size), machine)
-    if algorithm == "recursive_doubling":
-        exchanges = Exchanges(topology.size, machine)
+    if algorithm in ("recursive_doubling", "leaders"):
+        exchanges = Exchanges(topology.size, machine, topology.local_size if algorithm == "leaders" else 1)
         if exchanges.exact or topology.size > most:
             return exchanges
     return Everybody(topology.size)

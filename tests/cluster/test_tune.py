@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 import pytest
-from cluster.hosts import Cluster, Shape
 
+from ddl.tools.desk import Cluster, Shape
 from ddl.tools.simulate.description import read
 from ddl.tuning.table import Table
 

@@ -16,7 +16,7 @@ from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import select
 
-SEPARATE = ["ring", "recursive_doubling", "tree", "multiring"]
+SEPARATE = ["ring", "recursive_doubling", "leaders", "tree", "multiring"]
 PLANNED = [collective for collective in Collective if collective not in (Collective.SEND, Collective.RECV)]
 
 
@@ -26,7 +26,7 @@ def counts(size: int) -> List[int]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 @pytest.mark.parametrize("algorithm", SEPARATE)
 def test_forced_algorithm(algorithm: str, transport: str, size: int) -> None:
     job = connected(transport, DDL_ALGORITHM=algorithm)
@@ -38,6 +38,13 @@ def test_forced_algorithm(algorithm: str, transport: str, size: int) -> None:
 @pytest.mark.parametrize("algorithm", ["eager", "direct"])
 def test_forced_algorithm_in_shared_memory(algorithm: str, size: int) -> None:
     assert ranks.run(size, on_world, counts(size), **connected("shared", DDL_ALGORITHM=algorithm)) == [8] * size
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("size", "dimensions"), [(6, "2x3"), (8, "2x4"), (8, "2x2x2")])
+def test_leaders_of_several_hosts(size: int, dimensions: str) -> None:
+    job = connected("hybrid", DDL_ALGORITHM="leaders", DDL_DIMENSIONS=dimensions)
+    assert ranks.run(size, on_world, counts(size), **job) == [8] * size
 
 
 LAYOUTS = [

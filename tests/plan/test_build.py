@@ -17,6 +17,7 @@ def test_algorithms_lists_the_table():
         "eager",
         "ring",
         "recursive_doubling",
+        "leaders",
         "tree",
         "multiring",
     )

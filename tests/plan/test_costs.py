@@ -60,6 +60,20 @@ def test_recursive_doubling_needs_log_rounds(size):
         assert set(proof.chunks_sent) == {size - 1}
 
 
+@pytest.mark.parametrize("hosts", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("slots", [2, 3])
+def test_only_leaders_send_and_only_log_messages(slots, hosts):
+    topology = Topology.parse(f"{slots}x{hosts}", shared=1)
+    proof = verify(plans_of(Collective.ALLREDUCE, "leaders", topology))
+    for rank, messages in enumerate(proof.messages):
+        assert (messages > 0) == (rank % slots == 0)
+    beyond = 0 if hosts & (hosts - 1) == 0 else 1
+    assert max(proof.messages) == hosts.bit_length() - 1 + beyond
+    # A meet to begin with, the exchange, and the leader's word that the result is there.
+    least = 2 + hosts.bit_length() - 1
+    assert least <= max(proof.rounds) <= least + 2 * beyond
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_tree_needs_log_rounds(size):
     for collective in (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER):

@@ -40,7 +40,7 @@ def test_4x8x2_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """The host leaves a quarter to each rank, 16 MiB; 7/8 of that go each way between hosts, then half of 2 MiB."""
     found = asked(capsys, "4x8x2", "--bytes", "64M")
     assert (found["algorithm"], found["rounds"], found["verified"]) == ("multiring", 1 + 14 + 2 + 1, True)
-    assert (found["chunks"], found["chunk_bytes"], found["pieces"], found["pieces_at_once"]) == (64, MIB, 64, 4)
+    assert (found["chunks"], found["chunk_bytes"], found["pieces"], found["pieces_at_once"]) == (64, MIB, 32, 4)
     assert found["paper"] == {"messages": 2 * (3 + 7 + 1), "bytes": 126 * MIB}
     assert [counts["rank"] for counts in found["counts"]] == list(range(64))
     for counts in found["counts"]:
@@ -199,7 +199,7 @@ def test_the_commands_of_the_document(
     here, committed = (
         {path.name: path.read_text() for path in (place / "docs" / "pictures").iterdir()} for place in (tmp_path, ROOT)
     )
-    assert len(here) == 7 and sorted(here) == sorted(committed)
+    assert len(here) == 8 and sorted(here) == sorted(committed)
     changed = [name for name in here if here[name] != committed[name]]
     assert not changed, f"draw them anew by the commands of {DOCUMENT.name}: {', '.join(changed)}"
     assert set(re.findall(r"\]\(pictures/(.*?)\)", DOCUMENT.read_text())) == set(here)

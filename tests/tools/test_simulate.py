@@ -87,7 +87,7 @@ def test_options_beat_the_file(file: str, capsys: pytest.CaptureFixture[str]) ->
 def test_single_all_reduces(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--topology", file, "--allreduce", "4K,1M", "--json", "-") == 0
     small, large = json.loads(capsys.readouterr().out)["allreduces"]
-    assert (small["algorithm"], large["algorithm"]) == ("recursive_doubling", "multiring")
+    assert (small["algorithm"], large["algorithm"]) == ("leaders", "multiring")
     assert small["seconds"] < large["seconds"]
     assert simulate("--topology", file, "--allreduce", "1M", "--algorithm", "ring", "--piece", "256K") == 0
     assert "ring" in capsys.readouterr().out

@@ -36,7 +36,7 @@ def test_a_step_of_100_000_ranks_is_a_few_events_in_little_memory() -> None:
     assert ended.returncode == 0, ended.stderr
     size, ranks, events, buckets, peak = json.loads(ended.stdout)
     assert size == 100_000
-    assert ranks == 2  # one for all in multi-ring; in recursive doubling another, for those that are folded in
+    assert ranks == 16  # one for all in multi-ring; a host's in leaders, and those of another that is folded in
     hops = 2 * (124 + 99)
     assert events < buckets * 2 * (2 * hops + 20)  # two pieces each; a message leaves and arrives; some meets
     assert peak < 256 << 20

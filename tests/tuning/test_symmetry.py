@@ -59,7 +59,7 @@ def test_every_layout_of_racks(mode: str) -> None:
     same(machine, laid_out(machine, mode), (Line(2**63, "multiring", 512 * KIB, False, 2),))
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "multiring", "recursive_doubling", "tree"])
+@pytest.mark.parametrize("algorithm", ["ring", "multiring", "recursive_doubling", "leaders", "tree"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("networks", [(8,), (2, 4), (3, 2), (7,)])
 def test_every_algorithm(algorithm: str, networks: tuple, shared: bool) -> None:

@@ -144,4 +144,4 @@ def test_letters_and_the_log() -> None:
     assert (
         explain(collective, forced, TABLE, "ring")[0] == "allreduce up to 16 KiB: ring (forced by DDL_ALGORITHM=ring)"
     )
-    assert explain(collective, select(collective, TOPOLOGY), None, "")[0].endswith("recursive_doubling (default)")
+    assert explain(collective, select(collective, TOPOLOGY), None, "")[0].endswith("leaders (default)")

@@ -1,0 +1,43 @@
+"""Leaders: for small buffers of ranks on several hosts. The first rank of each host speaks for it.
+
+It reads what the others of its host have, through shared memory; the leaders of all hosts then exchange the sums by
+recursive doubling; and each writes the result to the others of its host. So every host sends and receives log2(hosts)
+messages, however many ranks it has, and two meets in shared memory are all that the others take part in.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from ddl.plan.doubling import exchange
+from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
+from ddl.plan.layout import Planner, finish, notify, split, wait_for
+from ddl.topology import Topology
+
+__all__ = ["PLANNERS"]
+
+_NAME = "leaders"
+
+
+def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    host = topology.local_group(rank)
+    leader, size = host[0], topology.size
+    layout = split(Collective.ALLREDUCE, rank, root, 1)
+    if rank != leader:
+        return finish(_NAME, size, layout, [notify(1), wait_for((leader,), 2)])
+    leaders = topology.order[:: len(host)]
+    index = leaders.index(rank)
+    peers = tuple(sorted(host[1:]))
+    if not peers:
+        return finish(_NAME, size, layout, exchange(leaders, index))
+
+    def sum_of_host(target: Buffer) -> List[Step]:
+        inside = Step(Kind.REDUCE_FROM, peers, 0, 1, src=Buffer.INPUT, dst=target, final=len(leaders) == 1)
+        return [notify(1), wait_for(peers, 1), inside]
+
+    steps = exchange(leaders, index, sum_of_host)
+    steps += [Step(Kind.COPY_TO, peers, 0, 1, src=Buffer.OUTPUT, dst=Buffer.OUTPUT), notify(2)]
+    return finish(_NAME, size, layout, steps)
+
+
+PLANNERS: Dict[Collective, Planner] = {Collective.ALLREDUCE: _allreduce}
