@@ -13,7 +13,7 @@ namespace {
 
 constexpr Nanoseconds kPeriod = 10 * kMillisecond;  // shorter ones would measure bursts
 constexpr Nanoseconds kLasts = 250 * kMillisecond;  // then a rate is not known any more
-constexpr int kFirst = 128 << 10, kMost = 4 << 20;
+constexpr int kFirst = 160 << 10, kMost = 4 << 20;
 
 }  // namespace
 
