@@ -17,6 +17,7 @@ from ddl import (
     InvalidArgument,
     InvalidState,
     Max,
+    Metrics,
     Min,
     Product,
     ReduceOp,
@@ -72,7 +73,7 @@ from ddl_torch.verbs import (
     send_async,
 )
 
-__all__ = ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Work", "__version__"]
+__all__ = ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
 __all__ += ["Error", "InvalidArgument", "InvalidState"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]

@@ -380,7 +380,8 @@ void Lane::sleep() {
     for (const auto& [fd, room] : sockets_) {
       polled_.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
     }
-    const Nanoseconds limit = mixed ? kMixedSleep : kSleep;
+    const bool turn_taken = id_ == LaneId::kLarge && links_->turn_taken();
+    const Nanoseconds limit = mixed ? kMixedSleep : turn_taken ? Turn::kPatience : kSleep;
     ::poll(polled_.data(), polled_.size(), static_cast<int>(limit / kMillisecond));
     eventfd_t ignored = 0;
     if (polled_[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);

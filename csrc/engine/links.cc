@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/clock.h"
@@ -86,6 +87,10 @@ Link* Links::find(int peer, int stream) {
                                theirs->ring_offset(rank_, stream), &mine->lanes[lane].sleeping,
                                &theirs->lanes[lane].sleeping}));
   return made;
+}
+
+bool Links::turn_taken() const {
+  return std::any_of(turns_.begin(), turns_.end(), [](const auto& entry) { return entry.second.taken(); });
 }
 
 void Links::tend(LaneId lane) {

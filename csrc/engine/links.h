@@ -37,6 +37,8 @@ class Links {
   // Looks after links over several rails that nobody waits for just now: what they have sent may have been lost with
   // a rail. Called by the driver of the lane.
   void tend(LaneId lane);
+  // Whether a link of the large lane has a turn, which is open to others after Turn::kPatience. For its driver.
+  bool turn_taken() const;
   // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
   Link* find(int peer, int stream);
   // Messages with data, and bytes, that this rank has sent through links.

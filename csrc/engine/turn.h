@@ -16,6 +16,9 @@ class Link;
 
 class Turn {
  public:
+  static constexpr Nanoseconds kPatience = 5 * kMillisecond;
+
+  bool taken() const { return holder_ != nullptr; }
   bool free_for(const Link* link) const {
     return holder_ == nullptr || holder_ == link || now_ns() - moved_ > kPatience;
   }
@@ -29,8 +32,6 @@ class Turn {
   }
 
  private:
-  static constexpr Nanoseconds kPatience = 5 * kMillisecond;
-
   const Link* holder_ = nullptr;
   Nanoseconds moved_ = 0;
 };
