@@ -22,7 +22,8 @@ from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.rails import Offer
-from ddl.bootstrap.store import StoreClient, WatchClient
+from ddl.bootstrap.store import StoreClient
+from ddl.bootstrap.watch import WatchClient
 from ddl.errors import ConfigError, Error, ProtocolError
 from ddl.tune import file as tuned
 from ddl.tuning.table import Cluster
@@ -152,6 +153,7 @@ class Job:
         self.rails = rails.choose(
             [peer.host_id for peer in self.peers], [p.offers for p in self.peers], self.settings.rails
         )
+        watch.also_over([offer.address for offer in offers if offer.network in self.rails])
         self._introduced.set()
         self._check_versions()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.

@@ -17,7 +17,7 @@ import traceback
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddl.bootstrap.store import StoreServer
+from ddl.bootstrap.server import StoreServer
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["numpy", "ddl.api", "ddl.memory"])

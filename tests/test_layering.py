@@ -32,8 +32,8 @@ CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
 RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
     f"ddl.bootstrap.{name}"
     for name in (
-        *("address", "auth", "environ", "interfaces", "messages", "pace", "rails", "reach", "requests", "server"),
-        *("store", "verdict"),
+        *("address", "auth", "client", "connection", "environ", "interfaces", "messages", "pace", "rails", "reach"),
+        *("requests", "server", "session", "store", "verdict", "watch"),
     )
 }
 TOOLS = "ddl/tools"

@@ -19,9 +19,9 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 from ddl import _core
 from ddl.bootstrap.auth import AuthError
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
-from ddl.bootstrap.store import WatchClient
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.verdict import ALL
+from ddl.bootstrap.watch import WatchClient
 from ddl.errors import Error
 
 __all__ = ["Agent", "Member"]

@@ -5,7 +5,8 @@ so that no stranger, however slow, keeps a rank waiting. A connection goes throu
 auth.py (strangers are cut after a few seconds and bounded in number), one ``hello`` that claims a rank, and then
 requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all that concerns
 the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection (``agent``, see
-ddl/run/control.py), which only passes through here.
+ddl/run/control.py), which only passes through here. A watch or an agent may open further connections, its *ways*, over
+other networks (session.py): it is gone when all of them are, or when one ends as connections of ended processes do.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from types import TracebackType
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
 
 from ddl.bootstrap.address import format_address, listen, notice_silence
-from ddl.bootstrap.auth import FRAME_LIMIT, AuthError, FrameReader, ServerProof, check_secret, encode_frame
+from ddl.bootstrap.auth import AuthError, check_secret, encode_frame
+from ddl.bootstrap.connection import Claim, Connection
+from ddl.bootstrap.interfaces import interfaces
 from ddl.bootstrap.messages import Message, Outgoing
 from ddl.bootstrap.pace import Pace
 from ddl.bootstrap.requests import Requests
+from ddl.bootstrap.session import close_way
 from ddl.bootstrap.verdict import Verdict
 from ddl.errors import InvalidArgument, ProtocolError
 
@@ -34,28 +38,6 @@ FromAgent = Callable[[int, Optional[Message]], None]
 HANDSHAKE_SECONDS = 5.0  #: a connection that has not said who it is by then is cut
 PENDING_LIMIT = 64  #: connections that have not said who they are
 _PENDING_AGE = 0.5  #: seconds after which a pending connection gives way to a newer one
-_OUTBOX_LIMIT = 256 << 20  #: bytes that a rank may leave unread
-
-
-class _Connection:
-    """One connection and what is still to be sent on it. Owned by the server's thread."""
-
-    def __init__(self, sock: socket.socket, peer: str, secret: bytes) -> None:
-        self.sock = sock
-        self.peer = peer
-        self.born = time.monotonic()
-        self.proof = ServerProof(secret, peer)
-        self.reader = FrameReader(peer, FRAME_LIMIT)
-        self.outbox: Deque[memoryview] = collections.deque()
-        self.unsent = 0  # bytes in the outbox
-        self.role = ""  # "store", "watch" or "agent" once it has said so
-        self.rank = -1
-        self.closing = False  # to be closed as soon as the outbox is empty
-        self.closed = False
-
-    @property
-    def pending(self) -> bool:
-        return not self.role
 
 
 class StoreServer:
@@ -87,8 +69,8 @@ class StoreServer:
         self._verdict = Verdict(size)
         self._pace = Pace(size)
         self._requests = Requests(size)
-        self._claims: Dict[Tuple[str, int], _Connection] = {}
-        self._pending: Dict[_Connection, None] = {}  # in the order of arrival
+        self._claims: Dict[Tuple[str, int], Claim] = {}
+        self._pending: Dict[Connection, None] = {}  # in the order of arrival
         self._accept_again: Optional[float] = None  # not accepting until then
         self._full = False  # why not: too many are pending
         self._closing = threading.Lock()
@@ -183,9 +165,7 @@ class StoreServer:
             return
         while self._posts:
             host, message = self._posts.popleft()
-            connection = self._claims.get(("agent", host))
-            if connection is not None:
-                self._send_or_drop(connection, encode_frame(message))
+            self._tell("agent", host, encode_frame(message))
 
     def _patience(self) -> Optional[float]:
         deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._accept_again]
@@ -221,7 +201,7 @@ class StoreServer:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(sock, f"the process at {format_address(*name[:2])}", self._secret)
+        connection = Connection(sock, f"the process at {format_address(*name[:2])}", self._secret)
         self._pending[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
@@ -238,27 +218,28 @@ class StoreServer:
             self._drop(oldest)
         return True
 
-    def _serve(self, connection: _Connection, events: int) -> bool:
+    def _serve(self, connection: Connection, events: int) -> bool:
         """Do what a connection is ready for; return whether anything could be read."""
         try:
             if events & selectors.EVENT_WRITE and not connection.closed:
-                self._flush(connection)
+                connection.flush()
+                self._sent(connection)
             if events & selectors.EVENT_READ and not connection.closed:
                 return self._read(connection)
         except (OSError, AuthError):
             self._drop(connection)
         except ProtocolError as error:
-            self._drop(connection, f"it broke the store's protocol: {error}")
+            self._end(connection, f"it broke the store's protocol: {error}")
         return False
 
-    def _read(self, connection: _Connection) -> bool:
+    def _read(self, connection: Connection) -> bool:
         proof = connection.proof
         try:
             data = connection.sock.recv(1 << 16 if proof.done else proof.wanted)
         except BlockingIOError:
             return False
         if not data:
-            self._drop(connection)
+            self._end(connection)
         elif not proof.done:
             self._send(connection, proof.feed(data))
         else:
@@ -267,38 +248,75 @@ class StoreServer:
                     self._handle(connection, message)
         return True
 
-    def _handle(self, connection: _Connection, message: Message) -> None:
+    def _handle(self, connection: Connection, message: Message) -> None:
         now = time.monotonic()
-        if connection.pending:
+        claim = connection.claim
+        if claim is None:
             self._hello(connection, message)
-        elif connection.role == "agent":
-            self._from_agent(connection.rank, message)
-        elif connection.role == "watch" and message.get("type") == "pace":
-            self._deliver(self._pace.received(connection.rank, message))
-        elif connection.role == "watch":
-            self._deliver(self._verdict.received(connection.rank, message, now))
+            return
+        if claim.role == "store":
+            self._reply(self._requests.handle(claim.rank, message, now))
+            return
+        news = claim.session.take(connection, message)
+        confirmation = claim.session.confirmation()
+        if confirmation is not None:
+            self._send_all_ways(claim, encode_frame(confirmation))
+        if news is None:
+            return
+        if claim.role == "agent":
+            self._from_agent(claim.rank, news)
+        elif news.get("type") == "pace":
+            self._deliver(self._pace.received(claim.rank, news))
         else:
-            self._reply(self._requests.handle(connection.rank, message, now))
+            self._deliver(self._verdict.received(claim.rank, news, now))
 
-    def _hello(self, connection: _Connection, message: Message) -> None:
+    def _hello(self, connection: Connection, message: Message) -> None:
         role, rank = message.get("role"), message.get("rank")
         if role not in ("store", "watch", "agent") or type(rank) is not int:
             raise ProtocolError(f"{connection.peer} did not say hello")
+        if "token" in message:
+            self._join(connection, self._claims.get((role, rank)), message)
+            return
         problem = self._claim_problem(role, rank)
         if problem:
-            self._send(connection, encode_frame({"error": problem}))
-            connection.closing = True
-            self._flush(connection)
+            self._refuse(connection, problem)
             return
-        del self._pending[connection]
-        connection.role, connection.rank = role, rank
-        connection.peer = f"rank {rank}" if role != "agent" else f"the agent of host {rank}"
-        self._claims[role, rank] = connection
+        claim = self._claims[role, rank] = Claim(role, rank)
+        self._belongs(connection, claim)
         if role == "agent":
             notice_silence(connection.sock)
-        self._send(connection, encode_frame({"size": self._size}))
+        welcome = {"size": self._size, "token": claim.token, "networks": self._networks() if role != "store" else {}}
+        self._send(connection, encode_frame(welcome))
         if role == "watch":
             self._deliver(self._verdict.joined(rank, time.monotonic()))
+
+    def _join(self, connection: Connection, claim: Optional[Claim], message: Message) -> None:
+        """Somebody who is there opens a further way."""
+        if claim is None or message["token"] != claim.token:
+            self._refuse(connection, "the store takes it for gone")
+            return
+        lacking = claim.session.lacking(message.get("got"))
+        connection.heard = claim.session.got
+        self._belongs(connection, claim)
+        for way in claim.ways:
+            notice_silence(way.sock)  # or a network that is gone would not be missed
+        self._send(connection, b"".join([encode_frame({"size": self._size, "got": connection.heard}), *lacking]))
+
+    def _refuse(self, connection: Connection, problem: str) -> None:
+        connection.closing = True
+        self._send(connection, encode_frame({"error": problem}))
+
+    def _belongs(self, connection: Connection, claim: Claim) -> None:
+        del self._pending[connection]
+        connection.claim = claim
+        connection.peer = f"rank {claim.rank}" if claim.role != "agent" else f"the agent of host {claim.rank}"
+        claim.ways[connection] = None
+
+    def _networks(self) -> Dict[str, str]:
+        """By which networks, and at which addresses there, we can be reached."""
+        if self._listener.getsockname()[0] != "0.0.0.0":
+            return {}
+        return {entry.network: entry.address for entry in interfaces() if entry.carrier}
 
     def _claim_problem(self, role: str, rank: int) -> str:
         if role == "agent":
@@ -308,7 +326,7 @@ class StoreServer:
         if not 0 <= rank < self._size:
             return f"rank {rank} is not a rank of this job of {self._size}"
         holder = self._claims.get((role, rank))
-        while holder is not None and self._serve(holder, selectors.EVENT_READ):
+        while holder is not None and any([self._serve(way, selectors.EVENT_READ) for way in list(holder.ways)]):
             holder = self._claims.get((role, rank))  # it may have hung up, and nobody had looked yet
         if self._claims.get((role, rank)) is None:
             return ""
@@ -320,62 +338,64 @@ class StoreServer:
     def _deliver(self, outgoing: Outgoing) -> None:
         frames: Dict[int, bytes] = {}  # most messages go to everybody: encode them once
         for rank, message in outgoing:
-            connection = self._claims.get(("watch", rank))
-            if connection is not None:
-                if id(message) not in frames:
-                    frames[id(message)] = encode_frame(message)
-                self._send_or_drop(connection, frames[id(message)])
+            if id(message) not in frames:
+                frames[id(message)] = encode_frame(message)
+            self._tell("watch", rank, frames[id(message)])
 
     def _reply(self, replies: Iterable[Tuple[int, bytes]]) -> None:
         for rank, frame in replies:
-            connection = self._claims.get(("store", rank))
-            if connection is not None:
-                self._send_or_drop(connection, frame)
+            self._tell("store", rank, frame)
 
-    def _send_or_drop(self, connection: _Connection, frame: bytes) -> None:
-        try:
-            self._send(connection, frame)
-        except OSError:
-            self._drop(connection)
+    def _tell(self, role: str, rank: int, frame: bytes) -> None:
+        """Send to who has this claim, if anybody has."""
+        claim = self._claims.get((role, rank))
+        if claim is not None:
+            if role != "store":  # which has one way only
+                claim.session.keep(frame)
+            self._send_all_ways(claim, frame)
 
-    def _send(self, connection: _Connection, data: bytes) -> None:
-        if not data or connection.closed:
-            return
-        connection.outbox.append(memoryview(data))
-        connection.unsent += len(data)
-        if connection.unsent > _OUTBOX_LIMIT:
-            raise ConnectionAbortedError(f"{connection.peer} does not read what it asked for")
-        self._flush(connection)
-
-    def _flush(self, connection: _Connection) -> None:
-        outbox = connection.outbox
-        while outbox:
+    def _send_all_ways(self, claim: Claim, frame: bytes) -> None:
+        for way in list(claim.ways):
             try:
-                sent = connection.sock.send(outbox[0], socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                break
-            connection.unsent -= sent
-            outbox[0] = outbox[0][sent:]
-            if not outbox[0]:
-                outbox.popleft()
-        if connection.closing and not outbox:
+                self._send(way, frame)
+            except OSError:
+                self._drop(way)
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        if data and not connection.closed:
+            connection.send(data)
+            self._sent(connection)
+
+    def _sent(self, connection: Connection) -> None:
+        """Something has been sent: find out whether there is more."""
+        if connection.closing and not connection.unsent:
             self._drop(connection)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outbox else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         self._selector.modify(connection.sock, events, connection)
 
-    def _drop(self, connection: _Connection, reason: str = "") -> None:
+    def _end(self, connection: Connection, reason: str = "") -> None:
+        """The process at the other end has closed its connection, or must not go on: its other ways end, too."""
+        ways = list(connection.claim.ways) if connection.claim is not None else []
+        for way in [*ways, connection]:
+            self._drop(way, reason)
+
+    def _drop(self, connection: Connection, reason: str = "") -> None:
         if connection.closed:
             return
         connection.closed = True
         self._selector.unregister(connection.sock)
-        connection.sock.close()
         self._pending.pop(connection, None)
-        if self._claims.get((connection.role, connection.rank)) is connection:
-            del self._claims[connection.role, connection.rank]
-            if connection.role == "agent":
-                self._from_agent(connection.rank, None)
-            elif connection.role == "store":
-                self._requests.dropped(connection.rank)
-            else:
-                self._deliver(self._verdict.dropped(connection.rank, time.monotonic(), reason))
+        claim = connection.claim
+        if claim is not None:
+            del claim.ways[connection]
+        close_way(connection.sock, last=claim is None or not claim.ways)
+        if claim is None or claim.ways:
+            return
+        del self._claims[claim.role, claim.rank]
+        if claim.role == "agent":
+            self._from_agent(claim.rank, None)
+        elif claim.role == "store":
+            self._requests.dropped(claim.rank)
+        else:
+            self._deliver(self._verdict.dropped(claim.rank, time.monotonic(), reason))

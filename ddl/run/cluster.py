@@ -26,7 +26,7 @@ from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.environ import Settings
 from ddl.bootstrap.interfaces import addresses_towards
 from ddl.bootstrap.messages import Message
-from ddl.bootstrap.store import StoreServer
+from ddl.bootstrap.server import StoreServer
 from ddl.bootstrap.verdict import name_ranks
 from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS
 from ddl.run.config import RunConfig

@@ -9,7 +9,7 @@ import sys
 from typing import List
 
 from ddl.bootstrap.environ import Identity
-from ddl.bootstrap.store import StoreServer
+from ddl.bootstrap.server import StoreServer
 from ddl.run.agent import Agent
 from ddl.run.config import RunConfig
 from ddl.run.failures import first_failure, report

@@ -18,7 +18,7 @@ from typing import MutableMapping, Optional, Tuple
 from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.auth import MINIMUM_SECRET
 from ddl.bootstrap.environ import Settings
-from ddl.bootstrap.store import AgentClient
+from ddl.bootstrap.watch import AgentClient
 from ddl.errors import ConfigError, RendezvousError
 from ddl.run import remote
 from ddl.run.cluster import ClusterJob, Entrance

@@ -17,12 +17,13 @@ from typing import Dict, Iterator, List, Mapping, Sequence
 
 from ddl.bootstrap.address import parse_address
 from ddl.bootstrap.interfaces import address_of
+from ddl.bootstrap.rails import places
 from ddl.bootstrap.reach import Door, Target, connect_all
 from ddl.errors import ConfigError
 from ddl.run.control import Assignment
 from ddl.run.hosts import bare_name
 
-__all__ = ["Peer", "look_around", "open_door", "prepare", "script_of", "wrong_names"]
+__all__ = ["Peer", "look_around", "open_door", "prepare", "sources", "script_of", "wrong_names"]
 
 #: What launchers tell the processes that they start: true of the agent, not of its ranks.
 _LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
@@ -83,6 +84,12 @@ def script_of(command: Sequence[str]) -> str:
         if not word.startswith("-"):
             return word if word.endswith(".py") else ""
     return ""
+
+
+def sources(towards_ddlrun: str) -> List[str]:
+    """Return the addresses of this host on all networks that data may use."""
+    found = places(os.environ.get("DDL_INTERFACE", ""), towards_ddlrun)
+    return [place.address for place in (found[:1] if os.environ.get("DDL_RAILS") == "1" else found)]
 
 
 def open_door(towards_ddlrun: str) -> Door:

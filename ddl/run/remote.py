@@ -20,12 +20,12 @@ from ddl._version import __version__
 from ddl.bootstrap.address import format_address
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.reach import Door
-from ddl.bootstrap.store import AgentClient
+from ddl.bootstrap.watch import AgentClient
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.run.agent import GRACE, Agent, Worker
 from ddl.run.control import INVITATION, Assignment, Invitation
 from ddl.run.loop import Handlers
-from ddl.run.preflight import Peer, look_around, open_door, prepare
+from ddl.run.preflight import Peer, look_around, open_door, prepare, sources
 
 __all__ = ["attend", "call", "main"]
 
@@ -185,6 +185,7 @@ def attend(control: AgentClient, secret: bytes) -> int:
             return 1
         assignment = Assignment.parse(message)
         prepare(assignment)
+        control.also_over(sources(control.local_host))
         if not _meet(control, assignment.host):
             return 1
         return _RemoteAgent(assignment, control, secret).run()

@@ -7,7 +7,9 @@ from typing import Callable, Iterator, List
 
 import pytest
 
-from ddl.bootstrap.store import StoreClient, StoreServer, WatchClient
+from ddl.bootstrap.server import StoreServer
+from ddl.bootstrap.store import StoreClient
+from ddl.bootstrap.watch import WatchClient
 
 SECRET = bytes(range(32))
 

@@ -15,7 +15,8 @@ import pytest
 from ddl.bootstrap import launched
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.launched import Launched, detect, numbered
-from ddl.bootstrap.store import StoreServer, WatchClient
+from ddl.bootstrap.server import StoreServer
+from ddl.bootstrap.watch import WatchClient
 from ddl.errors import ConfigError, RendezvousError
 
 TORCHRUN = {

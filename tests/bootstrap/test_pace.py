@@ -10,7 +10,8 @@ import pytest
 
 from ddl.bootstrap.messages import Message, Outgoing
 from ddl.bootstrap.pace import FLOOR, OPERATIONS, SHARE, WINDOWS, Pace
-from ddl.bootstrap.store import StoreServer, WatchClient
+from ddl.bootstrap.server import StoreServer
+from ddl.bootstrap.watch import WatchClient
 from ddl.errors import ProtocolError
 
 EACH = 50  # operations between two reports of a rank

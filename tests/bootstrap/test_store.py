@@ -13,7 +13,9 @@ import pytest
 
 from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.requests import KEYS_LIMIT, Requests
-from ddl.bootstrap.store import StoreClient, StoreServer, WatchClient
+from ddl.bootstrap.server import StoreServer
+from ddl.bootstrap.store import StoreClient
+from ddl.bootstrap.watch import WatchClient
 from ddl.errors import ConfigError, InvalidArgument, InvalidState, PeerLost, RendezvousError
 
 Connect = Callable[[int], StoreClient]

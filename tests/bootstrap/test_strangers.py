@@ -15,7 +15,9 @@ from hang_up import hang_up_within
 from ddl.bootstrap import server as server_module
 from ddl.bootstrap.address import parse_address
 from ddl.bootstrap.auth import AuthError, encode_frame, prove_as_client
-from ddl.bootstrap.store import StoreClient, StoreServer, WatchClient
+from ddl.bootstrap.server import StoreServer
+from ddl.bootstrap.store import StoreClient
+from ddl.bootstrap.watch import WatchClient
 
 
 def works(server: StoreServer, secret: bytes, rank: int) -> None:
@@ -119,7 +121,6 @@ def test_a_rank_that_breaks_the_watch_protocol_is_the_culprit(
 ) -> None:
     broken, witness = watch(2), watch(0)
     broken.send({"type": "suspect", "comm": "0"})
-    witness._sock.setblocking(True)
     deadline = time.monotonic() + 10
     message = {}
     while not message and time.monotonic() < deadline:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Callable, Dict, List
 
@@ -39,12 +41,12 @@ assert (whole[0] == whole[1]).all()
 """
 
 
-def start(cluster: Cluster, steps: int, *options: str, **environ: str) -> subprocess.Popen[str]:
+def start(cluster: Cluster, steps: int, *options: str, program: str = PROGRAM, **environ: str) -> subprocess.Popen[str]:
     variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "15", **environ}
     line = [sys.executable, "-m", "ddl.run", "-H", "node1:1,node2:1", "--no-prefix", *options]
     pipe = subprocess.PIPE
-    program = [*line, sys.executable, "-c", PROGRAM, str(steps)]
-    return cluster.popen("node1", program, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    whole = [*line, sys.executable, "-c", program, str(steps)]
+    return cluster.popen("node1", whole, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
 
 
 def finish(job: subprocess.Popen[str]) -> None:
@@ -117,3 +119,61 @@ def wait_for(stream: IO[str], line: str) -> None:
         seen = stream.readline()
         if seen in (line, ""):
             return
+
+
+# Operations until it is killed. Rank 1 says more than the connections of its agent can hold.
+TALKATIVE = """
+import os
+import numpy as np
+import ddl
+ddl.init()
+x = ddl.empty(1 << 20, np.float32)
+if ddl.rank() == 1:
+    print(os.getpid(), os.environ["DDL_STORE"], flush=True)
+step = 0
+while True:
+    x[:] = 1
+    ddl.allreduce_(x, op=ddl.Sum)
+    assert (x == 2).all()
+    if ddl.rank() == 1:
+        print("step", step, "." * 20000, flush=True)
+        step += 1
+"""
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        time.sleep(0.2)
+
+
+def ways(cluster: Cluster, port: str, rail: int) -> int:
+    """Connections of node2 to ddlrun on one rail. On the first, there is one more, for the beginning of a job."""
+    there = ["dst", cluster.address("node2", rail), "and", "sport", "=", f":{port}"]
+    return len(cluster.run("node1", ["ss", "-Htn", "state", "established", *there]).stdout.splitlines())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
+def test_each_rail_is_lost_in_turn(own_cluster: Cluster) -> None:
+    """Also the one by which ddlrun found its ranks: nothing that they say is lost or comes twice."""
+    with start(own_cluster, 0, program=TALKATIVE) as job, ThreadPoolExecutor(1) as pool:
+        assert job.stdout is not None
+        pid, store = job.stdout.readline().split()
+        port = store.rpartition(":")[2]
+        rest = pool.submit(job.communicate, timeout=70)
+        wait_until(lambda: ways(own_cluster, port, 1) == 2, "the agent and the rank come over the second rail, too")
+        own_cluster.cut("node2", 0)
+        wait_until(lambda: ways(own_cluster, port, 0) == 1, "the first rail is known to be lost")
+        own_cluster.mend("node2", 0)
+        wait_until(lambda: ways(own_cluster, port, 0) == 3, "the first rail is used again")
+        own_cluster.cut("node2", 1)
+        wait_until(lambda: ways(own_cluster, port, 1) == 0, "the second rail is known to be lost")
+        own_cluster.run("node2", ["kill", "-9", pid])
+        out, err = rest.result()
+    assert job.returncode == 137, err
+    assert "lost rank 1 (host node2): its process ended" in err, err
+    steps = [line.split() for line in out.splitlines()]
+    assert len(steps) > 100
+    assert steps == [["step", str(number), "." * 20000] for number in range(len(steps))]

@@ -29,7 +29,7 @@ from core.jobs import connected
 
 import ddl
 from ddl import _core
-from ddl.bootstrap.store import StoreServer
+from ddl.bootstrap.server import StoreServer
 
 pytestmark = [
     pytest.mark.processes,

@@ -195,7 +195,8 @@ def test_the_stores_verdict_says_whom_to_blame(launcher: Launcher, script: Scrip
     # Rank 1 dies first but is slow to end (as with a large core dump); rank 0 notices and ends before it.
     text = """
 from ddl.bootstrap.environ import Identity
-from ddl.bootstrap.store import WatchClient, StoreClient
+from ddl.bootstrap.store import StoreClient
+from ddl.bootstrap.watch import WatchClient
 me = Identity.from_environ()
 store = StoreClient(me.store, me.secret, me.rank, 20)
 watch = WatchClient(me.store, me.secret, me.rank, 20)
