@@ -5,10 +5,15 @@
 >>> ddl.broadcast_parameters(model.state_dict())
 >>> optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters())
 
-Everything here works in a job of size 1 without a launcher, too. Importing has no side effect.
+Everything here works in a job of size 1 without a launcher, too. Importing makes the backend "ddl" known to
+``torch.distributed``, and does nothing else:
+
+>>> torch.distributed.init_process_group("ddl")
 """
 
 from __future__ import annotations
+
+import torch.distributed
 
 from ddl import (
     Average,
@@ -73,7 +78,14 @@ from ddl_torch.verbs import (
     send_async,
 )
 
-__all__ = ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
+if torch.distributed.is_available():
+    from ddl_torch.process_group import DDLProcessGroup, register
+
+    register()
+    __all__ = ["DDLProcessGroup"]
+else:
+    __all__ = []
+__all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
 __all__ += ["Error", "InvalidArgument", "InvalidState"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
