@@ -22,7 +22,7 @@ class PeerMemory:
     def close_socket(self) -> None: ...
     def read(self, offset: int, bytes: int) -> bytes: ...
 
-_Step = Tuple[int, int, int, bool, int, List[int], List[int], List[int], List[Tuple[int, List[int]]]]
+_Step = Tuple[int, int, int, bool, bool, int, List[int], List[int], List[int], List[Tuple[int, List[int]]]]
 
 class Plan:
     def __init__(

@@ -280,12 +280,16 @@ class Communicator:
 
         Collective over this communicator, blocking. Ranks are ordered by ``key`` (default: their rank here).
         """
-        return self._split(color, key, None)
+        return self._split(color, key)
 
     def _split(
-        self, color: Optional[int], key: Optional[int], tuned: Optional[Mapping[Collective, Lines]]
+        self,
+        color: Optional[int],
+        key: Optional[int] = None,
+        tuned: Optional[Mapping[Collective, Lines]] = None,
+        racks: Sequence[Sequence[int]] = (),
     ) -> Optional[Communicator]:
-        """As ``split``; the new communicator chooses algorithms by ``tuned``."""
+        """As ``split``; the new communicator chooses algorithms by ``tuned`` and is laid out by ``racks``."""
         if color is not None and not isinstance(color, (int, np.integer)):
             raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
         group = self._group
@@ -295,7 +299,7 @@ class Communicator:
         boards = self.allgather_object(None if core is None else core.board_offset)
         if members is None or core is None:
             return None
-        return Communicator(group.child(members, number, core, [boards[rank] for rank in members], tuned))
+        return Communicator(group.child(members, number, core, [boards[rank] for rank in members], tuned, racks))
 
     def subset(self, ranks: Sequence[int], *, timeout: Optional[float] = None) -> Communicator:
         """Return a new communicator of ``ranks``, in that order; they become its ranks 0, 1, ...

@@ -69,7 +69,10 @@ def discover(hosts: Sequence[Sequence[int]], dimensions: str = "") -> Topology:
 
 
 class Group:
-    """One group of ranks of the job. ``ranks[r]`` is the world rank of rank ``r``."""
+    """One group of ranks of the job. ``ranks[r]`` is the world rank of rank ``r``.
+
+    ``racks``, which only a group of all ranks may have, are hosts (numbers in ``job.hosts``), as many in each.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Group:
         boards: Sequence[int],
         number: int,
         tuned: Optional[Mapping[Collective, Lines]] = None,
+        racks: Sequence[Sequence[int]] = (),
     ) -> None:
         self.job = job
         self.core = core
@@ -98,7 +102,9 @@ class Group:
         hosts = [[index[world] for world in host if world in index] for host in job.hosts]
         # Dimensions describe the whole job; a part of it is laid out by its hosts.
         whole = self.size == job.identity.size
-        self.topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
+        topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
+        self.topology = topology.in_racks(racks) if racks else topology
+        self._racks = racks
         core.introduce(self._who(), [job.rank_label(world) for world in self.ranks])
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
@@ -161,10 +167,15 @@ class Group:
         self.core.install(collective, root, choices)
 
     def use(self, table: Table) -> None:
-        """Choose by ``table``, which all ranks have alike. Before its collectives are planned: the core keeps plans."""
+        """Choose by ``table``, and be laid out by its racks; all ranks have it alike.
+
+        Before its collectives are planned: the core keeps plans.
+        """
         if self._planned & set(table.lines):
             raise InternalError(f"{self._who()}: a table came after plans of {self._planned & set(table.lines)}")
         self._table, self._tuned = table, table.lines
+        if table.racks is not None:
+            self.topology, self._racks = table.lay_out(self.topology), table.racks.groups
 
     def _connect(self, peers: Sequence[int], lane: int, channels: int, in_flight: int) -> None:
         slots = _SLOTS[lane][:in_flight]
@@ -205,14 +216,15 @@ class Group:
         core: _core.Communicator,
         boards: Sequence[int],
         tuned: Optional[Mapping[Collective, Lines]] = None,
+        racks: Sequence[Sequence[int]] = (),
     ) -> Group:
         """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``.
 
-        It chooses by ``tuned``; without, by what this group chooses by if it has the same ranks.
+        It chooses by ``tuned`` and is laid out by ``racks``; without, as this group if it has the same ranks.
         """
-        if tuned is None and len(members) == self.size:
-            tuned = self._tuned
-        group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number, tuned)
+        if len(members) == self.size:
+            tuned, racks = tuned or self._tuned, racks or self._racks
+        group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number, tuned, racks)
         self._children.append(group)
         return group
 

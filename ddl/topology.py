@@ -9,7 +9,7 @@ PowerAI DDL.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Dict, Optional, Sequence, Tuple
@@ -122,6 +122,23 @@ class Topology:
     def with_order(self, order: Sequence[int]) -> Topology:
         """Return the same dimensions with other ranks at the positions."""
         return Topology(self.dimensions, tuple(order))
+
+    def in_racks(self, racks: Sequence[Sequence[int]]) -> Topology:
+        """Return the outermost dimension cut in two, neighbours in a rack and racks; ranks are re-ordered to fit.
+
+        ``racks``: coordinates along that dimension (hosts, say), each of them once, as many in each rack. Raises
+        ``ConfigError``.
+        """
+        outer = self.dimensions[-1]
+        if sorted(one for rack in racks for one in rack) != list(range(outer.size)) or len(set(map(len, racks))) > 1:
+            raise ConfigError(
+                f"topology {self}: racks {racks} are no equal parts of 0..{outer.size - 1}; name every one of its "
+                f"{outer.size} {outer.name} exactly once, as many in each rack"
+            )
+        block = self.size // outer.size
+        order = [rank for rack in racks for one in rack for rank in self.order[one * block : (one + 1) * block]]
+        cut = (replace(outer, size=len(racks[0])), Dimension("racks", len(racks)))
+        return Topology((*self.dimensions[:-1], *cut), tuple(order))
 
     def __str__(self) -> str:
         return "x".join(str(d.size) for d in self.dimensions)

@@ -58,9 +58,9 @@ bool Executor::progress() {
     all_ended &= channels_[c].next == steps[c].size();
   }
   for (const Sending& sending : sendings_) {
-    if (sending.link->sent(sending.message)) continue;
+    if (sending.over()) continue;
     moved |= sending.link->progress();
-    all_ended &= sending.link->sent(sending.message);
+    all_ended &= sending.over();
   }
   if (all_ended) {
     buffers_.end();
@@ -107,6 +107,7 @@ bool Executor::progress_channel(int c) {
   bool moved = false;
   while (state.next < steps.size()) {
     const Step& step = steps[state.next];
+    if (step.after_sends && !sends_over(c)) return moved;
     size_t done = 1;
     switch (step.kind) {
       case StepKind::kSend:
@@ -193,7 +194,7 @@ bool Executor::run_message(int c, const Step& step) {
       const auto known = std::find_if(sendings_.begin(), sendings_.end(),
                                       [&](const Sending& sending) { return sending.link == state.link; });
       if (known == sendings_.end()) {
-        sendings_.push_back({state.link, message});
+        sendings_.push_back({state.link, message, c});
       } else {
         known->message = message;
       }
@@ -365,42 +366,6 @@ char* Executor::theirs(int c, int peer, BufferId buffer, const Remote& remote, s
   const uint64_t base = post.words[index(buffer)], size = neighbourhood_.memory(peer)->size();
   if (base > size || offset > size - base || bytes > size - base - offset) throw outside(peer, "its shared memory");
   return neighbourhood_.memory(peer)->at(base + offset);
-}
-
-// --- waiting ------------------------------------------------------------------------------------------------------
-
-std::vector<int> Executor::waiting_for() const {
-  std::vector<int> peers;
-  if (idle() || finished_) return peers;
-  if (!entered_) return neighbourhood_.neighbours();
-  const auto& plan_channels = operation_->plan->channels;
-  for (size_t c = 0; c < plan_channels.size(); ++c) {
-    if (channels_[c].next == plan_channels[c].size()) continue;
-    const Step& step = plan_channels[c][channels_[c].next];
-    for (int peer : step.peers) {
-      if (step.kind == StepKind::kAwait) {
-        const Post& post = post_of(peer, static_cast<int>(c), turn_);
-        if (post.flag.load(std::memory_order_acquire) >= flag_of(turn_, step.phase)) continue;
-      }
-      peers.push_back(peer);
-    }
-  }
-  for (const Sending& sending : sendings_) {
-    if (!sending.link->sent(sending.message)) peers.push_back(sending.link->peer());
-  }
-  std::sort(peers.begin(), peers.end());
-  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return peers;
-}
-
-void Executor::poll_fds(Polled* fds) const {
-  if (idle()) return;
-  for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
-    if (channels_[c].posted) channels_[c].link->poll_fds(fds);
-  }
-  for (const Sending& sending : sendings_) {
-    if (!sending.link->sent(sending.message)) sending.link->poll_fds(fds);
-  }
 }
 
 }  // namespace ddl

@@ -45,12 +45,15 @@ class Executor {
     Link* link = nullptr;
     uint64_t message = 0;
   };
-  struct Sending {  // the last message of this piece on a link
+  struct Sending {  // the last message of this piece on a link, of one channel
     Link* link;
     uint64_t message;
+    int channel;
+    bool over() const { return link->sent(message); }
   };
 
   bool progress_channel(int channel);
+  bool sends_over(int channel) const;
   bool run_message(int channel, const Step& step);
   bool previous_turn_read() const;
   bool awaited(int channel, const Step& step);

@@ -19,19 +19,12 @@ constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shar
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kTending = 100 * kMillisecond;
-constexpr int kQuickLooks = 40;              // about 2 us
-constexpr int kLongWaits = 4;                // so many more than short ones, and the next is taken to be long
-constexpr Nanoseconds kLate = kMillisecond;  // who is not in shared memory by then was not about to come
+constexpr int kQuickLooks = 40;                       // about 2 us
 constexpr uint64_t kWorthTiming = uint64_t{1} << 20;  // bytes whose operation takes long beside a look at the clock
 
 template <class T>
 void add(std::atomic<T>* counter, T more) {  // one writer at a time: no locked instruction
   counter->store(counter->load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
-}
-
-// Counts up to twice what makes the next one be taken to be long, so that it is forgotten as quickly as learnt.
-int counted(int so_far, bool was_long) {
-  return was_long ? std::min(so_far + 1, 2 * kLongWaits) : std::max(so_far - 1, 0);
 }
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
@@ -283,7 +276,8 @@ void Lane::fail_all() {
 void Lane::wait(Waiting* waiting, Caller* caller) {
   // The progress thread shares its core with the user's computation, so it never spins.
   const Nanoseconds spin = caller != nullptr ? patience_.spin : 0;
-  if (waiting->looks++ < kQuickLooks && spin > 0 && failure_->ok()) {
+  const bool awake = failure_->ok() && expectation_.soon();
+  if (awake && spin > 0 && waiting->since == 0 && waiting->looks++ < kQuickLooks) {
     cpu_pause();  // the others are about to come: not even the clock is asked
     return;
   }
@@ -296,7 +290,6 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
     for (Executor* executor : active_) executor->operation()->begin_clock(now);
   }
   const Nanoseconds waited = now - waiting->since;
-  const bool awake = hopeful();
   if (awake && waited < spin) {
     for (int i = 0; i < 8; ++i) cpu_pause();
     return;
@@ -305,11 +298,9 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
     ::sched_yield();
     return;
   }
-  sleep();
+  const bool slept = sleep();
   const Nanoseconds after = waiting->last = now_ns();
-  const Nanoseconds slept = after - waiting->since;
-  long_waits_ = counted(long_waits_, !sockets_.empty() && slept >= spin + patience_.yield);
-  somebody_late_ |= sockets_.empty() && slept >= kLate;
+  if (slept) expectation_.slept(after - waiting->since, spin + patience_.yield, !sockets_.empty(), &waiting->late);
   if (after - waiting->looked >= kSlowChecks) {
     waiting->looked = after;
     check_on_peers();
@@ -328,13 +319,6 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   }
 }
 
-// Whether the others may be expected to come while this thread waits awake.
-bool Lane::hopeful() const {
-  // A slow wire is not waited for awake: it brings as much to who sleeps, and the core is free. Nor is a rank that
-  // has come late to each operation lately; but once it is there, the rest of the operation is as quick as ever.
-  return failure_->ok() && long_waits_ < kLongWaits && (late_operations_ < kLongWaits || somebody_late_);
-}
-
 void Lane::end_wait(Waiting* waiting) {
   if (waiting->since != 0) add(&activity_.waited, waiting->last - waiting->since);
   *waiting = Waiting{};
@@ -343,8 +327,7 @@ void Lane::end_wait(Waiting* waiting) {
 // An operation has ended.
 void Lane::note_end() {
   add(&activity_.operations, uint64_t{1});
-  late_operations_ = counted(late_operations_, somebody_late_);
-  somebody_late_ = false;
+  expectation_.operation_ended();
   if (under_way_since_ == 0) return;
   const Nanoseconds now = now_ns();
   add(&activity_.under_way, now - under_way_since_);
@@ -361,7 +344,8 @@ bool Lane::awaits_neighbour() const {
   return false;
 }
 
-void Lane::sleep() {
+// False if there was something to do instead.
+bool Lane::sleep() {
   sockets_.clear();
   // Before the last look below: what is awaited when it finds nothing was awaited before.
   const bool mixed = neighbourhood_.mixed() && awaits_neighbour();
@@ -370,7 +354,7 @@ void Lane::sleep() {
   // Look once more: what changed before the word was raised woke nobody.
   if (failure_->failed() || submitted_.load(std::memory_order_acquire) != nullptr || (failure_->ok() && progress())) {
     sleep_word_->store(0, std::memory_order_seq_cst);
-    return;
+    return false;
   }
   for (const Executor* executor : active_) executor->poll_fds(&sockets_);
   if (sockets_.empty() || !failure_->ok()) {
@@ -387,6 +371,7 @@ void Lane::sleep() {
     if (polled_[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);
   }
   sleep_word_->store(0, std::memory_order_seq_cst);
+  return true;
 }
 
 }  // namespace ddl

@@ -18,6 +18,7 @@
 
 #include "base/unique_fd.h"
 #include "engine/executor.h"
+#include "engine/expectation.h"
 #include "engine/failure.h"
 
 namespace ddl {
@@ -80,6 +81,7 @@ class Lane {
     Nanoseconds interrupts = 0;  // when the user was asked last
     Nanoseconds tended = 0;      // when other links were looked after
     int looks = 0;               // how often nothing had moved
+    bool late = false;           // it is for somebody who is late
   };
 
   void thread_main();
@@ -92,10 +94,9 @@ class Lane {
   void fail_all();
   void complete(Operation* operation, const Error* error);
   void wait(Waiting* waiting, Caller* caller);
-  bool hopeful() const;
   void end_wait(Waiting* waiting);
   void note_end();
-  void sleep();
+  bool sleep();
   bool awaits_neighbour() const;
   void check_on_peers();
   void check_deadlines(Nanoseconds now);
@@ -128,9 +129,7 @@ class Lane {
   std::vector<Executor*> active_;  // in the order of admission
   size_t next_slot_ = 0;
   Nanoseconds under_way_since_ = 0;
-  int long_waits_ = 0;          // for sockets: how many more than short ones, lately
-  int late_operations_ = 0;     // to which somebody came late: how many more than others, lately
-  bool somebody_late_ = false;  // to the operation that ends next
+  Expectation expectation_;
   Activity activity_;
   Polled sockets_;  // reused by every sleep
   std::vector<pollfd> polled_;

@@ -44,6 +44,7 @@ struct Step {
   BufferId src = BufferId::kOutput;
   BufferId dst = BufferId::kOutput;
   bool final = false;
+  bool after_sends = false;  // begins when the transports have read all that its channel has sent before
   uint8_t phase = 0;
   std::vector<int> peers;      // ascending
   Blocks src_blocks;           // mine; empty where the step does not read my memory

@@ -13,8 +13,9 @@ namespace ddl {
 namespace {
 
 using RemoteTuple = std::tuple<uint32_t, Blocks>;
-// kind, src, dst, final, phase, peers, src_blocks, dst_blocks, theirs
-using StepTuple = std::tuple<int, int, int, bool, int, std::vector<int>, Blocks, Blocks, std::vector<RemoteTuple>>;
+// kind, src, dst, final, after_sends, phase, peers, src_blocks, dst_blocks, theirs
+using StepTuple =
+    std::tuple<int, int, int, bool, bool, int, std::vector<int>, Blocks, Blocks, std::vector<RemoteTuple>>;
 
 Step step_from(const StepTuple& t) {
   Step step;
@@ -22,11 +23,12 @@ Step step_from(const StepTuple& t) {
   step.src = static_cast<BufferId>(std::get<1>(t));
   step.dst = static_cast<BufferId>(std::get<2>(t));
   step.final = std::get<3>(t);
-  step.phase = static_cast<uint8_t>(std::get<4>(t));
-  step.peers = std::get<5>(t);
-  step.src_blocks = std::get<6>(t);
-  step.dst_blocks = std::get<7>(t);
-  for (const auto& [table, blocks] : std::get<8>(t)) step.theirs.push_back({table, blocks});
+  step.after_sends = std::get<4>(t);
+  step.phase = static_cast<uint8_t>(std::get<5>(t));
+  step.peers = std::get<6>(t);
+  step.src_blocks = std::get<7>(t);
+  step.dst_blocks = std::get<8>(t);
+  for (const auto& [table, blocks] : std::get<9>(t)) step.theirs.push_back({table, blocks});
   return step;
 }
 

@@ -30,20 +30,15 @@ def _rounds_within(size: int) -> int:
 def _exchange_whole(partners: List[int], source: Buffer) -> List[Step]:
     """All-reduce the whole buffer with each partner in turn, from ``source`` into OUTPUT.
 
-    A round may not write what the round before is still sending, so the sums alternate between SCRATCH and OUTPUT.
-    Two rounds later the same buffer comes round again; by then its receiver has said, by an empty message, that it
-    has it. The empty messages cross the next round's data and so cost no time of their own.
+    A round may not write what it is still sending, so the sums alternate between SCRATCH and OUTPUT, and it sends
+    only when what the round before has sent from the other one has left.
     """
     steps: List[Step] = []
     for number, partner in enumerate(partners):
         left = len(partners) - 1 - number
         target = _SCRATCH if left % 2 else _OUTPUT
-        steps.append(Step(Kind.SEND, (partner,), 0, 1, src=source))
-        if number > 0:
-            steps.append(Step(Kind.RECV, (partners[number - 1],)))
+        steps.append(Step(Kind.SEND, (partner,), 0, 1, src=source, after_sends=number > 0))
         steps.append(Step(Kind.RECV_REDUCE, (partner,), 0, 1, src=source, dst=target, final=left == 0))
-        if left > 0:
-            steps.append(Step(Kind.SEND, (partner,)))
         source = target
     return steps
 

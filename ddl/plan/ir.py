@@ -9,7 +9,8 @@ runs of chunk *ids*, ``[first, first + count)``; a message is the concatenation 
 A *channel* is one independent lane of steps. Within a channel, steps run in order; different channels of a plan
 touch different chunks. Sending never blocks a channel: ``SEND`` only hands the chunks to the transport, which
 reads them from memory until the receiver has them, so a plan may not overwrite them before it can know that they
-have arrived (``verify`` proves it). Receiving and ``AWAIT`` block the channel.
+have arrived, or has waited for the transport (``after_sends``); ``verify`` proves it. Receiving and ``AWAIT`` block
+the channel.
 
 Ranks that share memory also read and write one another's buffers directly. They meet by ``NOTIFY`` and ``AWAIT``:
 each channel of each rank has one phase counter that only grows.
@@ -76,6 +77,10 @@ class Step:
 
     ``final`` marks the step that produces the finished value of its chunks: there an average is divided. Every
     output chunk of a reducing collective is finished exactly once on its way.
+
+    ``after_sends``: the step begins only when the transport has read all that this channel has sent before. The
+    kernel takes a small message at once; a large one, or a transport without memory of its own, may keep it until
+    it is received.
     """
 
     kind: Kind
@@ -86,6 +91,7 @@ class Step:
     dst: Buffer = Buffer.OUTPUT
     phase: int = 0
     final: bool = False
+    after_sends: bool = False
 
 
 @dataclass(frozen=True)

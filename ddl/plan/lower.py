@@ -22,7 +22,7 @@ _READS_MINE = (Kind.SEND, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_TO, Kind
 _WRITES_MINE = (Kind.RECV, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY)
 
 Blocks = List[int]
-_NativeStep = Tuple[int, int, int, bool, int, List[int], Blocks, Blocks, List[Tuple[int, Blocks]]]
+_NativeStep = Tuple[int, int, int, bool, bool, int, List[int], Blocks, Blocks, List[Tuple[int, Blocks]]]
 
 
 def _held(plan: Plan, buffer: Buffer) -> Tuple[int, ...]:
@@ -84,6 +84,7 @@ class _Lowering:
             int(step.src),
             int(step.dst),
             step.final,
+            step.after_sends,
             step.phase,
             peers,
             self.blocks(_held(self.plan, step.src), step) if step.kind in _READS_MINE else [],
@@ -130,9 +131,8 @@ def one_message(collective: Collective, rank: int, size: int, peer: int) -> _cor
     """Return the plan of ``send`` or ``recv``: one message, to or from ``peer``, of one block."""
     sends = collective is Collective.SEND
     kind, buffer = (Kind.SEND, Buffer.INPUT) if sends else (Kind.RECV, Buffer.OUTPUT)
-    step: _NativeStep = (int(kind), int(buffer), int(buffer), False, 0, [peer], [0] if sends else [], [], [])
-    if not sends:
-        step = (*step[:7], [0], [])
+    mine: Tuple[Blocks, Blocks] = ([0], []) if sends else ([], [0])
+    step: _NativeStep = (int(kind), int(buffer), int(buffer), False, False, 0, [peer], *mine, [])
     return _core.Plan(
         rank=rank,
         size=size,

@@ -112,6 +112,11 @@ class Memory:
             cell.leaving -= 1
             cell.readers.append((number, epoch))
 
+    def left(self, lane: Lane, cells: List[Cell], reader: Tuple[int, int]) -> None:
+        """Note that ``lane`` has waited until its message of ``cells`` had left: no read of the receiver's is ahead."""
+        for cell in cells:
+            cell.readers = [(lane.number, lane.next + 1) if known == reader else known for known in cell.readers]
+
     def write(self, lane: Lane, step: Step, owner: int, buffer: Buffer, values: List[int]) -> None:
         """Store ``values`` in the chunks of ``step`` after a check that nobody may still be using them."""
         clock, number, epoch = lane.clock, lane.number, lane.next + 1

@@ -2,8 +2,9 @@
 
 Plans have no branches and messages stay in order, so which step waits for which does not depend on speed. Replaying
 one order of events, with a vector clock per lane (see ``memory``), therefore finds what can go wrong in any order.
-What happens at a NOTIFY is known to who awaits it; what happens before a SEND, to its receiver. The executor ends a
-plan only when its own sends have left; nothing here checks that.
+What happens at a NOTIFY is known to who awaits it; what happens before a SEND, to its receiver. ``after_sends`` may
+have to wait until the receivers have what was sent, but need not, so it teaches nothing about them. The executor ends
+a plan only when its own sends have left; nothing here checks that.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from ddl.plan.memory import Cell, Lane, Memory
 
 __all__ = ["Replay"]
 
-#: What a lane waits for: the number of the lane that must act, and whether by a message or by a notice.
+#: What a lane waits for: the number of the lane that must act, and whether by a message, a receipt or a notice.
 _Wait = Tuple[int, str]
 
 
 class _Message:
     """What a SEND put on its way."""
 
-    __slots__ = ("cells", "clock", "depth", "index", "step", "values")
+    __slots__ = ("cells", "clock", "depth", "index", "reader", "step", "values")
 
     def __init__(self, lane: Lane, step: Step, cells: List[Cell], values: List[int]) -> None:
         self.index, self.step, self.cells, self.values = lane.next, step, cells, values
         self.clock, self.depth = lane.clock_after(), lane.depth + 1
+        self.reader: Optional[Tuple[int, int]] = None  # lane number and epoch of the step that received it
 
 
 class Replay:
@@ -41,6 +43,7 @@ class Replay:
         self._lane_at = {(lane.rank, lane.channel): lane for lane in self.lanes}
         self.memory = Memory(plans, self.lanes, in_place)
         self._queues: DefaultDict[Tuple[int, int, int], Deque[_Message]] = defaultdict(deque)
+        self._sent: DefaultDict[int, List[_Message]] = defaultdict(list)  # by lane number; not known to have left
         self._waiting: DefaultDict[_Wait, List[Lane]] = defaultdict(list)
         self._ready: Deque[Lane] = deque(self.lanes)
         self._do: Dict[Kind, Callable[[Lane, Step], Optional[_Wait]]] = {
@@ -63,7 +66,8 @@ class Replay:
             blocked.pop(lane.number, None)
             while lane.next < len(lane.steps):
                 step = lane.steps[lane.next]
-                wait = self._do[step.kind](lane, step)
+                wait = self._after_sends(lane) if step.after_sends else None
+                wait = wait or self._do[step.kind](lane, step)
                 if wait is not None:
                     blocked[lane.number] = wait
                     self._waiting[wait].append(lane)
@@ -90,9 +94,20 @@ class Replay:
 
     # Steps: each returns what it waits for, or None once it is done.
 
+    def _after_sends(self, lane: Lane) -> Optional[_Wait]:
+        """Wait until what ``lane`` has sent is received: a transport may keep it no longer than that."""
+        for message in self._sent[lane.number]:
+            if message.reader is None:
+                return self._peer(lane, message.step.peers[0]).number, "receipt"
+        for message in self._sent.pop(lane.number, ()):
+            if message.reader is not None:
+                self.memory.left(lane, message.cells, message.reader)
+        return None
+
     def _send(self, lane: Lane, step: Step) -> Optional[_Wait]:
         message = _Message(lane, step, *self.memory.send(lane, step))
         self._queues[lane.rank, step.peers[0], lane.channel].append(message)
+        self._sent[lane.number].append(message)
         self._wake((lane.number, "message"))
         return None
 
@@ -107,6 +122,8 @@ class Replay:
             raise lane.failure(what)
         lane.learn(message.clock, message.depth)
         self.memory.arrived(lane, message.cells)
+        message.reader = lane.number, lane.next + 1
+        self._wake((lane.number, "receipt"))
         values = message.values
         if step.kind is Kind.RECV_REDUCE:
             values = self.memory.add(lane, step, values, self.memory.read(lane, step, lane.rank, step.src))
@@ -173,7 +190,8 @@ class Replay:
         while lane.number in blocked and lane.number not in seen:
             seen.add(lane.number)
             number, by = blocked[lane.number]
-            thing = "a message from" if by == "message" else f"phase {lane.steps[lane.next].phase} of"
+            things = {"message": "a message from", "receipt": "what it sent to be received by"}
+            thing = things.get(by, f"phase {lane.steps[lane.next].phase} of")
             place = f"rank {lane.rank} channel {lane.channel} step {lane.next}"
             lane = self.lanes[number]
             texts.append(f"{place} waits for {thing} rank {lane.rank}")

@@ -37,6 +37,7 @@ class Calls:
     """One collective on arrays of one size, in memory that ranks of a host share, as gradients are."""
 
     def __init__(self, collective: Collective, rank: int, ranks: int, nbytes: int) -> None:
+        self.collective = collective
         self._call = _RUN[collective]
         self._rank = rank
         count = nbytes // _ITEM

@@ -66,8 +66,9 @@ def offer(settings: Settings, cluster: Cluster) -> Offer:
     if len(text.encode()) > _MOST:
         return Offer(path, problem=f"it is longer than {_MOST} bytes", named=named, seconds=seconds)
     try:
-        # Whoever names a file says that these hosts are like those.
-        problem = Table.parse(text).cluster.difference(cluster, names=not named)
+        # Whoever names a file says that these hosts are like those; but not that they stand in the same racks.
+        table = Table.parse(text)
+        problem = table.cluster.difference(cluster, names=not named or table.racks is not None)
     except ConfigError as error:
         problem = str(error)
     return Offer(path, "" if problem else text, problem, named, seconds)

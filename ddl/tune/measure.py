@@ -7,8 +7,9 @@ of it stays: communicators and connections that it makes are closed when it retu
 from __future__ import annotations
 
 import datetime
+import time
 from math import prod
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from ddl.communicator import Communicator
 from ddl.errors import InternalError
@@ -19,10 +20,12 @@ from ddl.plan.verify import verify
 from ddl.topology import Topology
 from ddl.tune.calls import bytes_for
 from ddl.tune.links import machine_of
-from ddl.tune.race import Outcome, Race
+from ddl.tune.race import Race
+from ddl.tune.racks import Tell, find_racks
+from ddl.tune.turns import Outcome
 from ddl.tuning.candidates import Candidate, candidates
 from ddl.tuning.choose import lines_of
-from ddl.tuning.select import Line, Lines, select
+from ddl.tuning.select import Lines, select
 from ddl.tuning.table import Measured, Table
 
 __all__ = ["SIZES", "measure"]
@@ -42,25 +45,29 @@ def measure(
     sizes: Sequence[int],
     seconds: float,
     progress: Progress = lambda collective, nbytes, among, outcome: None,
+    tell: Tell = lambda text: None,
 ) -> Table:
     """Measure and return the table, the same on all ranks. Collective, blocking, for about ``seconds``.
 
     ``sizes`` are in bytes; the larger ones are left out where time does not suffice. ``world`` must have no table and
-    force no algorithm. Raises ``InternalError`` if a candidate is wrong, and what collectives raise.
+    force no algorithm. Racks are looked for, in half of the time at most, and where they are of use the lines are
+    measured with them; ``tell`` says what came of it. Raises ``InternalError`` if a candidate is wrong, and what
+    collectives raise.
     """
-    group = world._group
-    control = world.split(0)
-    assert control is not None
+    begin = time.perf_counter()
+    whole = world.split(0)
+    assert whole is not None
+    control, racks = find_racks(whole, seconds, tell)
+    group = control._group
     among = candidates(collectives, group.topology)
     _prove(control, collectives, among)
-    race = Race(control, among)
+    race = Race(control, among, begin)
     machine = machine_of(control)
     lines: Dict[Collective, Lines] = {}
-    measured: Dict[Collective, List[Measured]] = {}
+    measured: Dict[Collective, Tuple[Measured, ...]] = {}
     for number, collective in enumerate(collectives):
         wanted = sorted({bytes_for(collective, world.size, nbytes) for nbytes in sizes})
-        chosen: Dict[int, Line] = {}
-        measured[collective] = []
+        outcomes: Dict[int, Outcome] = {}
         expected: Dict[int, float] = {}
         before = 0
         for place, nbytes in enumerate(wanted):
@@ -71,24 +78,28 @@ def measure(
             if outcome is None:
                 break
             expected, before = grown, nbytes
-            winner, default = among[outcome.chosen], among[outcome.default]
-            chosen[nbytes] = winner.line(collective, group.topology)
-            measured[collective].append(
-                Measured(nbytes, winner.algorithm, outcome.seconds, default.algorithm, outcome.default_seconds)
-            )
+            outcomes[nbytes] = outcome
+        chosen = {nbytes: among[one.chosen].line(collective, group.topology) for nbytes, one in outcomes.items()}
         lines[collective] = lines_of(chosen, select(collective, group.topology))
+        measured[collective] = tuple(_row(nbytes, among, outcome) for nbytes, outcome in outcomes.items())
     table = Table(
         lines=lines,
         cluster=group.job.cluster(),
         topology=str(group.topology),
         local_size=group.topology.local_size,
         date=datetime.date.today().isoformat(),
-        measured={collective: tuple(rows) for collective, rows in measured.items()},
+        racks=racks,
+        measured=measured,
         machine=machine,
     )
     table = Table.parse(control.broadcast_object(table.text()))  # rank 0's, whose date and host names count
-    _close(world, control)
+    _close(world, whole)
     return table
+
+
+def _row(nbytes: int, among: Sequence[Candidate], one: Outcome) -> Measured:
+    winner, default = among[one.chosen], among[one.default]
+    return Measured(nbytes, winner.algorithm, one.seconds, default.algorithm, one.default_seconds)
 
 
 def _prove(control: Communicator, collectives: Sequence[Collective], among: Sequence[Candidate]) -> None:

@@ -1,27 +1,25 @@
 """Candidates against one another, on real ranks: rounds in which each runs in turn, and what comes of them.
 
-Each candidate has a communicator of its own, which runs everything that one way. A candidate's time in a round is that
-of the slowest rank: times are exchanged (a maximum over ranks) before anything is decided by them, so all ranks decide
-alike. Calls follow a barrier; small ones are timed several at a time.
+Each candidate has a communicator of its own, which runs everything that one way. All ranks decide alike, as they do it
+by times that were exchanged (turns.py). Small calls are timed several at a time.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 import numpy as np
 
 from ddl.communicator import Communicator
-from ddl.errors import InternalError
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Max
 from ddl.tune.calls import COLLECTIVES, Calls
+from ddl.tune.turns import Outcome, check_alike, medians_of, settle, take_turns
 from ddl.tuning.candidates import Candidate, worth_trying
-from ddl.tuning.choose import best, better_half, choose
+from ddl.tuning.choose import better_half
 
-__all__ = ["Outcome", "Race"]
+__all__ = ["Race"]
 
 _FEWEST, _MOST = 5, 200  #: rounds of a series
 _FINALISTS, _MOST_BEFORE = 3, 16  #: how many run a series; rounds of the first of those that halve the field
@@ -29,27 +27,18 @@ _LEAST_CALLS = 2 * (3 + 2 * _FEWEST)  #: of two candidates, before one can be ch
 _BLOCK, _MOST_CALLS = 1e-3, 256  #: seconds for which, but how many at most, calls are timed together
 
 
-class Outcome(NamedTuple):
-    """Who won at one size, and the medians of the rounds that decided it."""
-
-    chosen: int
-    seconds: float
-    default: int
-    default_seconds: float
-
-
 class Race:
     """Measures ``among`` over the ranks of ``control``. Every method is collective and blocks."""
 
-    def __init__(self, control: Communicator, among: Sequence[Candidate]) -> None:
+    def __init__(self, control: Communicator, among: Sequence[Candidate], begin: float) -> None:
         self._control = control
         self._among = among
         self._topology = control._group.topology
         self._runners: Dict[int, Communicator] = {}
-        self._begin = time.perf_counter()
+        self._begin = begin
 
     def elapsed(self) -> float:
-        """Return the seconds since the race began, the same on all ranks."""
+        """Return the seconds since ``begin`` of ``time.perf_counter``, the same on all ranks."""
         seconds = np.array([time.perf_counter() - self._begin])
         self._control.allreduce_(seconds, op=Max)
         return float(seconds[0])
@@ -73,22 +62,19 @@ class Race:
         # The likely ones, for half of the time: until it is out a candidate costs about eight calls.
         numbers.sort(key=lambda number: (expected.get(number, usual), number))
         numbers = sorted({default, *numbers[: max(2, int(share / 16 / usual))]})
-        self._check(collective, calls, numbers)
+        check_alike(self._control, {str(self._among[n]): self._runner(n) for n in numbers}, calls)
         together = int(min(max(_BLOCK / usual, 1), _MOST_CALLS))
         block = usual * together
         count = int(min(max(share / 16 / block / len(numbers), 2), _MOST_BEFORE))
         while len(numbers) > _FINALISTS:
-            seen = self._rounds(calls, numbers, count, together)
-            expected.update(_medians(seen))
+            seen = take_turns(self._control, self._runners_of(numbers), calls, count, together)
+            expected.update(medians_of(seen))
             numbers, count = list(better_half(seen, default)), 2 * count
         left = share - (self.elapsed() - begin)
         count = int(min(max(left / (len(numbers) + 2) / block, _FEWEST), _MOST))
-        first = second = self._rounds(calls, numbers, count, together)
-        expected.update(_medians(first))
-        if best(first, default) != default:
-            second = self._rounds(calls, sorted({default, best(first, default)}), count, together)
-        chosen, medians = choose(first, second, default), _medians(second)
-        return Outcome(chosen, medians[chosen], default, medians[default])
+        outcome, medians = settle(self._control, self._runners_of(numbers), default, calls, count, together)
+        expected.update(medians)
+        return outcome
 
     def _usual(self, calls: Calls) -> float:
         """Return the seconds of a call by the default, the better of two; one before them makes the connections."""
@@ -100,40 +86,15 @@ class Race:
         self._control.allreduce_(seconds, op=Max)
         return float(seconds[1:].min())
 
-    def _check(self, collective: Collective, calls: Calls, numbers: Sequence[int]) -> None:
-        """Connect, and see that every candidate has the default's result. Raises ``InternalError`` on all ranks."""
-        wanted = calls.result(self._control)
-        wrong = np.array([not np.array_equal(calls.result(self._runner(n)), wanted) for n in numbers], np.int32)
-        self._control.allreduce_(wrong, op=Max)
-        if wrong.any():
-            names = [str(self._among[number]) for number, bad in zip(numbers, wrong) if bad]
-            raise InternalError(f"{collective.name.lower()}: results differ from the default's by {'; '.join(names)}")
-
-    def _rounds(self, calls: Calls, numbers: Sequence[int], count: int, together: int) -> Dict[int, List[float]]:
-        """Return the seconds of a call in each of ``count`` rounds, in which ``numbers`` take turns."""
-        seconds = np.zeros((count, len(numbers)))
-        for turn in range(count):
-            for place in range(len(numbers)):
-                at = (turn + place) % len(numbers)  # nobody always follows the same
-                runner = self._runner(numbers[at])
-                self._control.barrier()
-                begin = time.perf_counter()
-                for _ in range(together):
-                    calls.run(runner)
-                seconds[turn, at] = (time.perf_counter() - begin) / together
-        self._control.allreduce_(seconds, op=Max)
-        return {number: seconds[:, at].tolist() for at, number in enumerate(numbers)}
+    def _runners_of(self, numbers: Sequence[int]) -> Dict[int, Communicator]:
+        return {number: self._runner(number) for number in numbers}
 
     def _runner(self, number: int) -> Communicator:
         if number not in self._runners:
             one = self._among[number]
             offered = [known for known in COLLECTIVES if one.suits(known, self._topology)]
             lines = {known: (one.line(known, self._topology),) for known in offered}
-            made = self._control._split(0, None, lines)
+            made = self._control._split(0, tuned=lines)
             assert made is not None  # every rank has the same color
             self._runners[number] = made
         return self._runners[number]
-
-
-def _medians(rounds: Dict[int, List[float]]) -> Dict[int, float]:
-    return {number: statistics.median(seconds) for number, seconds in rounds.items()}

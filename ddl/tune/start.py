@@ -28,11 +28,14 @@ def adopt(world: Communicator) -> None:
     if table is not None:
         if first:
             log.info("algorithms are chosen by %s, measured on %s", job.offer.path, table.date)
+            if table.racks is not None:
+                log.info("%s is laid out by %s", table.topology, table.racks.text(table.cluster.hosts))
     elif job.offer.seconds:
         from ddl.tune.measure import SIZES, measure  # planning's whole tool box: only who measures loads it
 
         # All-reduces only: what else this communicator has planned by then, to make others, keeps its plan.
-        table = measure(world, [Collective.ALLREDUCE], SIZES, job.offer.seconds)
+        tell = log.info if first else log.debug
+        table = measure(world, [Collective.ALLREDUCE], SIZES, job.offer.seconds, tell=tell)
         if first:
             try:
                 path = file.place(table.cluster)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 from dataclasses import asdict, dataclass, field, fields
+from operator import index
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ddl._version import __version__
@@ -18,6 +19,7 @@ from ddl.errors import ConfigError, InvalidArgument
 from ddl.plan import build
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
+from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, MOST_IN_FLIGHT, Line, Lines, line_for, of_size
 from ddl.words import bytes_text, duration
 
@@ -71,7 +73,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Table:
-    """Lines for some collectives. ``topology`` and ``local_size`` are those that were found when it was measured.
+    """Lines for some collectives. ``topology`` and ``local_size`` are those on which they were measured.
 
     ``machine`` is what ``ddl simulate`` reads: the tables ``host`` and ``network`` of its file, or nothing.
     """
@@ -82,11 +84,19 @@ class Table:
     local_size: int
     date: str = ""  #: as 2026-11-22
     ddl: str = __version__
+    racks: Optional[Racks] = None  #: by which the job's own topology is laid out; None: there are none of use
     measured: Mapping[Collective, Tuple[Measured, ...]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
 
+    def lay_out(self, topology: Topology) -> Topology:
+        """Return ``topology``, which was discovered, with the racks of the table if it is one of as many hosts."""
+        if self.racks is None or topology.dimensions[-1].size != len(self.cluster.hosts):
+            return topology
+        return topology.in_racks(self.racks.groups)
+
     def misfit(self, topology: Topology) -> str:
-        """Return why the table does not suit ``topology``, for people; empty: it does."""
+        """Return why the table does not suit ``topology``, which was discovered, for people; empty: it does."""
+        topology = self.lay_out(topology)
         if (self.topology, self.local_size) != (str(topology), topology.local_size):
             return (
                 f"it was measured on {self.topology} with {self.local_size} ranks sharing memory, and this job is "
@@ -127,6 +137,8 @@ class Table:
             "[tuned.cluster]",
             *(f"{one.name} = {_value(getattr(self.cluster, one.name))}" for one in fields(Cluster)),
         ]
+        if self.racks is not None:
+            out += ["", "[tuned.racks]", *(f"{name} = {_value(value)}" for name, value in asdict(self.racks).items())]
         for collective, lines in self.lines.items():
             rows = [{name: getattr(line, name) for name in _LINE} for line in lines]
             del rows[-1]["max_bytes"]  # it serves all larger sizes
@@ -152,11 +164,12 @@ class Table:
         try:
             cluster = Cluster(**_plain(tuned["cluster"], _CLUSTER))
             known = {one.name.lower(): one for one in Collective}
-            of = {known[name]: part for name, part in tuned.items() if name not in ("version", "cluster", *_HEAD)}
+            of = {known[name]: part for name, part in tuned.items() if name not in (*_OTHERS, *_HEAD)}
             return Table(
                 lines={one: _lines(one, part["lines"], tuned) for one, part in of.items()},
                 cluster=cluster,
                 **_plain({name: tuned[name] for name in _HEAD}, _HEAD),
+                racks=_racks(tuned["racks"], len(cluster.hosts)) if "racks" in tuned else None,
                 measured={one: tuple(_measured(row) for row in part["measured"]) for one, part in of.items()},
                 machine=content,
             )
@@ -184,6 +197,11 @@ _LINE: Dict[str, type] = {"max_bytes": int, "algorithm": str, "piece_bytes": int
 _CLUSTER: Dict[str, type] = {
     "hosts": list, "dimensions": str, "shared_memory": bool, "rails": int, "connections": int, "wire": str,
 }  # fmt: skip
+_RACKS: Dict[str, type] = {
+    "within_bytes_per_s": float, "between_bytes_per_s": float,
+    "nbytes": int, "seconds": float, "default_seconds": float,
+}  # fmt: skip
+_OTHERS = ("version", "cluster", "racks")  #: what else is no collective
 _MEASURED: Dict[str, type] = {
     "nbytes": int, "algorithm": str, "seconds": float, "default": str, "default_seconds": float,
 }  # fmt: skip
@@ -202,6 +220,13 @@ def _plain(table: Any, types: Mapping[str, type]) -> Dict[str, Any]:
 
 def _measured(row: Any) -> Measured:
     return Measured(**_plain(row, _MEASURED))
+
+
+def _racks(part: Any, hosts: int) -> Racks:
+    plain = dict(part)
+    groups = tuple(tuple(map(index, group)) for group in plain.pop("groups"))
+    Topology.flat(hosts).in_racks(groups)  # raises ConfigError
+    return Racks(groups, **_plain(plain, _RACKS))
 
 
 def _lines(collective: Collective, rows: Sequence[Any], tuned: Mapping[str, Any]) -> Lines:

@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List
 
 import pytest
 
-from ddl.tools.desk import Cluster, Shape
+from ddl.tools.desk import TWO_RACKS, Cluster, Shape
 from ddl.tools.simulate.description import read
 from ddl.tuning.table import Table
 
@@ -87,6 +87,48 @@ def test_a_job_goes_by_the_table_that_was_measured_on_its_hosts(hosts: Cluster, 
     assert "chosen by" not in turned.stderr  # another order of hosts is another cluster
     forced = run(hosts, tmp_path, "ddlrun", "-H", HOSTS, "--mode", "r", "train.py", DDL_LOG="info")
     assert "ring (forced by DDL_ALGORITHM=ring)" in forced.stderr
+
+
+#: Sums, which are right in whatever order the hosts are; and how rank 0 finds the job laid out.
+LAID_OUT = """
+import ddl, numpy as np
+ddl.init()
+x = np.arange(1 << 20, dtype=np.float32) % 61 + ddl.rank()
+ddl.allreduce_(x, op=ddl.Sum)
+assert np.array_equal(x, (np.arange(1 << 20) % 61) * ddl.size() + sum(range(ddl.size())))
+if ddl.rank() == 0:
+    topology = ddl.world()._group.topology
+    print("laid out as", topology, topology.order)
+"""
+DEALT = "node1:2,node3:2,node2:2,node4:2"  #: over two racks in turn
+
+
+@pytest.mark.parametrize("cluster", [TWO_RACKS], indirect=True)
+def test_racks_are_found_and_the_next_job_is_laid_out_by_them(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LAID_OUT)
+    done = run(cluster, tmp_path, "ddl", "tune", "-H", DEALT, "--seconds", "16", "--sizes", "1M")
+    assert done.returncode == 0, done.stderr
+    assert "racks node1 node2 | node3 node4: " in done.stdout
+    (path,) = (tmp_path / ".config" / "ddl").iterdir()
+    table = Table.parse(path.read_text())
+    assert table.racks is not None and table.racks.groups == ((0, 2), (1, 3)) and table.topology == "2x2x2"
+    assert 2 * table.racks.between_bytes_per_s < table.racks.within_bytes_per_s < 1.3e8
+    assert [network["name"] for network in table.machine["network"]] == ["hosts", "racks"]
+    job = run(cluster, tmp_path, "ddlrun", "-H", DEALT, "train.py", DDL_LOG="info")
+    assert "laid out as 2x2x2 (0, 1, 4, 5, 2, 3, 6, 7)" in job.stdout, job.stderr
+    assert "2x2x2 is laid out by racks node1 node2 | node3 node4: " in job.stderr
+    forced = run(cluster, tmp_path, "ddlrun", "-H", DEALT, "--mode", "2x4", "train.py")
+    assert f"laid out as 2x4 {tuple(range(8))}" in forced.stdout, forced.stderr
+
+
+@pytest.mark.parametrize("cluster", [Shape(4, slots=2, rails=(10**9,))], indirect=True)
+def test_four_hosts_on_one_switch_are_no_racks(cluster: Cluster, tmp_path: Path) -> None:
+    done = run(cluster, tmp_path, "ddl", "tune", "-H", DEALT, "--seconds", "12", "--sizes", "1M")
+    assert done.returncode == 0, done.stderr
+    assert "racks: none" in done.stdout
+    (path,) = (tmp_path / ".config" / "ddl").iterdir()
+    table = Table.parse(path.read_text())
+    assert table.racks is None and table.topology == "2x4"
 
 
 def test_mode_p_measures_at_the_start(hosts: Cluster, tmp_path: Path) -> None:

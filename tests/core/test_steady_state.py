@@ -176,10 +176,12 @@ def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
         assert {"sendmsg", "readv"} <= functions <= {"sendmsg", "readv", "sched_yield", "poll", "eventfd_read"}, calls
 
 
-def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path) -> None:
-    """Rank 0 waits three times. It must not yield even once before it sleeps, which is a system call."""
-    for calls in found(run_ranks(counter, "always late", windows=5), "system calls"):
-        assert calls.get("rank 0: syscall", 0) >= 3 and "rank 0: sched_yield" not in calls, calls
+@pytest.mark.parametrize(("shared", "sleep"), [("1", "syscall"), ("0", "poll")], ids=["shared", "tcp"])
+def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path, shared: str, sleep: str) -> None:
+    """Rank 0 waits three times. It must not yield even once before it sleeps, nor look many times."""
+    for calls in found(run_ranks(counter, "always late", windows=5, DDL_SHM=shared), "system calls"):
+        assert calls.get(f"rank 0: {sleep}", 0) >= 3 and "rank 0: sched_yield" not in calls, calls
+        assert calls.get("rank 0: readv", 0) <= 3 * 10, calls
 
 
 def test_a_rank_that_is_not_late_any_more_is_waited_for_awake(counter: Path) -> None:

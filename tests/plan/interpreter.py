@@ -57,6 +57,8 @@ class Interpreter:
 
     def _step(self, rank: int, channel: int, step: Step) -> bool:
         """Do one step if it can be done now."""
+        if step.after_sends and any(self.queues[rank, plan.rank, channel] for plan in self.plans):
+            return False
         if step.kind is Kind.SEND:
             self.queues[rank, step.peers[0], channel].append(step)
         elif step.kind in (Kind.RECV, Kind.RECV_REDUCE):

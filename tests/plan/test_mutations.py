@@ -133,13 +133,38 @@ def test_a_reduction_twice_counts_twice_in_place_only():
 
 
 def test_a_send_may_not_be_overwritten():
-    """Without the empty messages of recursive doubling nobody knows when the first round's data has left."""
+    """Recursive doubling may write again what the first round sent, since it waits until that has left."""
     plans = good(AR, "recursive_doubling")
-    bare = [replace(p, channels=(tuple(s for s in p.channels[0] if s.count),)) for p in plans]
+    bare = [replace(p, channels=(tuple(replace(s, after_sends=False) for s in p.channels[0]),)) for p in plans]
     verify(bare)  # not in place, the first round's INPUT is never written
     verify(plans, in_place=True)
     with pytest.raises(PlanError, match=OVERWRITTEN):
         verify(bare, in_place=True)
+
+
+def test_a_rank_may_not_wait_until_its_last_message_has_left():
+    """Over a transport without memory all would wait for one another to receive it."""
+    plans = good(AR, "recursive_doubling")
+    for rank in range(4):
+        plans = edit(plans, rank, alter(Kind.RECV_REDUCE, 1, after_sends=True))
+    with pytest.raises(PlanError, match="deadlock: rank 0 .* waits for what it sent to be received by rank 2, rank 2"):
+        verify(plans)
+
+
+def test_what_has_left_need_not_have_arrived():
+    """Rank 0 writes where rank 1 receives the same from it, after a wait for the transport only."""
+    send = Step(Kind.SEND, (1,), 0, 1, src=Buffer.INPUT)
+    push = Step(Kind.COPY_TO, (1,), 0, 1, src=Buffer.INPUT, dst=Buffer.OUTPUT, after_sends=True)
+    meet = [Step(Kind.NOTIFY, phase=1), Step(Kind.RECV, (0,), 0, 1, dst=Buffer.OUTPUT)]
+    steps = [
+        [Step(Kind.AWAIT, (1,), phase=1), send, push, Step(Kind.NOTIFY, phase=1)],
+        [*meet, Step(Kind.AWAIT, (0,), phase=1)],
+    ]
+    plans = good(BC, "eager", Topology.flat(2, shared=True))
+    copy = Step(Kind.COPY, first=0, count=1, src=Buffer.INPUT, dst=Buffer.OUTPUT)
+    plans = [replace(plan, channels=(tuple(s),), scratch=()) for plan, s in zip(plans, [[copy, *steps[0]], steps[1]])]
+    with pytest.raises(PlanError, match="writes chunk 0 of OUTPUT of rank 1 in no order with rank 1 channel 0 step 1"):
+        verify(plans)
 
 
 def test_a_circle_of_waits():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from plan.cases import PAIRS, plans_of, roots, suits
 
 from ddl.errors import ConfigError, InvalidArgument
-from ddl.plan import Collective, Kind
+from ddl.plan import Collective, Kind, Step
 from ddl.plan.counts import Counts, count
 from ddl.plan.excerpt import hidden_rounds, shown_ranks
 from ddl.plan.schedule import Meet, Message, Schedule, schedule
@@ -59,8 +61,11 @@ def test_messages_of_one_round_are_one_and_empty_ones_stay_apart() -> None:
         Message(0, 1, 0, 1, False, ((0, 4),)),
         Message(1, 2, 1, 2, False, ((0, 4),)),
     )
-    events = events_of(ALLREDUCE, "recursive_doubling", Topology.flat(4))
-    assert sorted(len(m.runs) for m in events.messages) == [0] * 4 + [1] * 8
+    plans = plans_of(BROADCAST, "ring", Topology.flat(2))
+    empty = [Step(Kind.SEND, (1,)), Step(Kind.RECV, (0,))]
+    plans = [replace(plan, channels=((step, *plan.channels[0]),)) for plan, step in zip(plans, empty)]
+    events = schedule(plans, verify(plans))
+    assert sorted(len(m.runs) for m in events.messages) == [0, 1]
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))

@@ -60,6 +60,7 @@ class PlansFile {
     step.src = static_cast<BufferId>(number());
     step.dst = static_cast<BufferId>(number());
     step.final = number() != 0;
+    step.after_sends = number() != 0;
     step.phase = static_cast<uint8_t>(number());
     step.peers = list<int>();
     step.src_blocks = list<uint32_t>();

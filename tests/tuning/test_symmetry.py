@@ -101,7 +101,7 @@ def test_beyond_a_power_of_two_doubling_is_an_estimate(
 ) -> None:
     """No exact symmetry: in full below the limit; above it every rank is taken to be like the first.
 
-    That hides that some are behind others: what comes out is up to 40 % too short, and never too long.
+    That hides that some are behind others, and that some have less to do: it comes out from half to 1.3 times as long.
     """
     machine = machine_of(ranks, [hosts])
     topology = laid_out(machine)
@@ -111,4 +111,4 @@ def test_beyond_a_power_of_two_doubling_is_an_estimate(
     monkeypatch.setattr(simulate, "MOST_IN_FULL", 10)
     assumed = allreduces(machine, topology, [Operation(nbytes)], lines=lines)
     assert not assumed.exact and len(assumed.ends) == 2
-    assert 0.58 < assumed.seconds / full.seconds < 1 + 1e-9
+    assert 0.5 < assumed.seconds / full.seconds < 1.3

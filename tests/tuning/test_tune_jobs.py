@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -18,8 +20,9 @@ from tuning.tables import table_of
 import ddl
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
-from ddl.tune import file
+from ddl.tune import file, racks
 from ddl.tune.measure import measure
+from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, Lines
 from ddl.tuning.table import Cluster, Table
 
@@ -132,6 +135,57 @@ def sent_by_children() -> Tuple[int, int]:
             child.allreduce_(np.ones(count, np.float32))
         sent.append(child.traffic()[0])
     return sent[0], sent[1]
+
+
+def laid_out() -> List[str]:
+    """The layout of this job, of all its ranks in reverse, and of half of them; each has summed up."""
+    half, turned = ddl.rank() % 2, ddl.size() - ddl.rank()
+    layouts = []
+    for world in (ddl.world(), ddl.split(0, turned), ddl.split(half)):
+        assert world is not None
+        x = np.arange(COUNT, dtype=np.float32) % 61 + world.rank
+        world.allreduce_(x, op=ddl.Sum)
+        wanted = (np.arange(COUNT, dtype=np.float32) % 61) * world.size + sum(range(world.size))
+        assert np.array_equal(x, wanted)
+        topology = world._group.topology
+        layouts.append(f"{topology} {topology.order}")
+    return layouts
+
+
+def test_racks_of_the_table_lay_out_the_job_and_what_is_split_off_it_whole(tmp_path: Path) -> None:
+    """Four hosts of one rank; the racks are hosts 0 and 2, and 3 and 1."""
+    job = {"env_of": lambda rank: {"DDL_HOST_ID": f"host{rank}"}}
+    (found, topology, _), *_ = ranks.run(4, cluster, **job)
+    assert topology == "4"
+    known = Racks(((0, 2), (3, 1)), 1e8, 1e7, 1 << 20, 0.1, 0.2)
+    table = replace(table_of(found, Topology.parse("2x2"), RING), racks=known)
+    file.write(table, tmp_path / "ddl" / f"tuned-{found.fingerprint}.toml")
+    only_rank_0 = only_rank_0_finds_it(tmp_path)
+    answers = ranks.run(4, laid_out, env_of=lambda rank: {**only_rank_0(rank), **job["env_of"](rank)})
+    assert answers == [["2x2 (0, 2, 3, 1)", "2x2 (3, 1, 0, 2)", "2 (0, 1)"]] * 4
+
+
+class Asleep:
+    """Calls whose times are known: on the communicator with this number they take ten times as long."""
+
+    def __init__(self, slower: int) -> None:
+        self._slower = slower
+
+    def run(self, world: ddl.Communicator) -> None:
+        time.sleep(0.02 if world._group.number == self._slower else 0.002)
+
+
+def raced(slower: int) -> Tuple[int, int, Any]:
+    control, laid_out = ddl.split(0), ddl.split(0)
+    assert control is not None and laid_out is not None
+    racks._allreduce = lambda *given: Asleep(slower)  # type: ignore[assignment,return-value]
+    won = racks._race(control, {0: control, 1: laid_out}, 1 << 20)
+    return control._group.number, laid_out._group.number, won and won.seconds < won.default_seconds
+
+
+def test_racks_are_used_only_if_they_make_large_all_reduces_faster() -> None:
+    assert ranks.run(2, raced, 2) == [(1, 2, None)] * 2
+    assert ranks.run(2, raced, 1) == [(1, 2, True)] * 2
 
 
 def test_a_stale_table_is_refused_with_a_warning_of_rank_0_alone(tmp_path: Path) -> None:

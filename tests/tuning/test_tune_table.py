@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Tuple
@@ -16,6 +17,7 @@ from ddl.tools.cli import main
 from ddl.tools.simulate.description import read
 from ddl.topology import Topology
 from ddl.tune import file
+from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, select
 from ddl.tuning.table import Cluster, Measured, Table, explain
 
@@ -31,6 +33,51 @@ def test_what_is_written_is_read_again() -> None:
         TABLE, cluster=replace(CLUSTER, hosts=('q"\\é:1',)), date="", machine={}, measured={Collective.ALLREDUCE: ()}
     )
     assert Table.parse(odd.text()) == odd
+
+
+RACKS = Racks(((0, 2), (1, 3)), 1.125e8, 1.5e7, 4 << 20, 0.125, 0.25)
+HOSTS = Cluster(tuple(f"{name}:2" for name in "abcd"), "", True, 1, 2, "")
+IN_RACKS = replace(table_of(HOSTS, Topology.parse("2x2x2", shared=1), LINES), racks=RACKS)
+
+
+def test_racks_are_read_again_and_lay_out_the_hosts_that_were_discovered() -> None:
+    assert Table.parse(IN_RACKS.text()) == IN_RACKS
+    hosts = Topology.parse("2x4", shared=1)
+    assert IN_RACKS.lay_out(hosts).order == (0, 1, 4, 5, 2, 3, 6, 7)
+    assert IN_RACKS.misfit(hosts) == ""
+    assert "this job is 8 with 1" in IN_RACKS.misfit(Topology.flat(8))  # there, hosts share no memory any more
+
+
+def test_racks_hold_for_their_own_hosts_only(tmp_path: Path) -> None:
+    path, hosts = str(tmp_path / "tuned.toml"), Topology.parse("2x4", shared=1)
+    assert take(IN_RACKS, HOSTS, hosts, path) == IN_RACKS
+    with pytest.raises(ConfigError, match=f"DDL_TUNED={path}: hosts was .*a:2.* is .*x:2"):
+        take(IN_RACKS, replace(HOSTS, hosts=("x:2", *HOSTS.hosts[1:])), hosts, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[[0, 2], [1, 3]]", "[[0, 1], [2, 2]]"), "no equal parts of 0..3"),
+        (("[[0, 2], [1, 3]]", "[[0], [1, 2, 3]]"), "no equal parts of 0..3"),
+        (("[[0, 2], [1, 3]]", "[[0, 2], [1, 4]]"), "no equal parts of 0..3"),
+        (("[[0, 2], [1, 3]]", "[[0, 2.0], [1, 3]]"), "float"),
+        (("[[0, 2], [1, 3]]", "0"), "not iterable"),
+        (("groups =", "group ="), "groups"),
+        (("nbytes = 4194304", 'nbytes = "4M"'), "nbytes"),
+    ],
+)
+def test_what_is_wrong_with_racks_is_said(change: Tuple[str, str], said: str) -> None:
+    assert change[0] in IN_RACKS.text()
+    with pytest.raises(ConfigError, match=said):
+        Table.parse(IN_RACKS.text().replace(*change, 1))
+
+
+def test_the_racks_of_tune_md_are_read() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
+    (block,) = re.findall(r"```\n(\[tuned.racks\]\n.*?)```", documented, re.DOTALL)
+    text = re.sub(r"\[tuned.racks\]\n.*?\n\n", f"{block}\n", IN_RACKS.text(), flags=re.DOTALL)
+    assert Table.parse(text).racks == Racks(((0, 2), (1, 3)), 1.1e8, 1.2e7, 1 << 20, 0.04, 0.115)
 
 
 def test_simulate_takes_its_links_from_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from ddl.bootstrap.auth import prove_as_client, read_exactly
 from ddl.bootstrap.reach import TOKEN, Target
 from ddl.errors import Error
 from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, WANTS
+from ddl.tuning.tournament import tournament
 
 __all__ = ["measure", "schedule", "try_large_packets"]
 
@@ -145,14 +146,7 @@ def _flood(sock: socket.socket, seconds: float) -> Optional[float]:
 def schedule(hosts: int) -> List[Tuple[int, int]]:
     """Return all ordered pairs of hosts, in an order in which each host's turns are spread over the whole time.
 
-    It is the order of a tournament (the circle method), one match after the other: links may share a cable, so
-    only who is alone measures it. Each match is played both ways.
+    It is the order of a tournament, one match after the other: links may share a cable, so only who is alone
+    measures it. Each match is played both ways.
     """
-    seats: List[Optional[int]] = [*range(hosts), *([None] if hosts % 2 else [])]
-    pairs = []
-    for _ in range(len(seats) - 1):
-        for here, there in zip(seats[: len(seats) // 2], reversed(seats)):
-            if here is not None and there is not None:
-                pairs += [(here, there), (there, here)]
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return pairs
+    return [pair for met in tournament(range(hosts)) for a, b in met for pair in ((a, b), (b, a))]

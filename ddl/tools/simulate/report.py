@@ -96,7 +96,7 @@ def notes(outcomes: Sequence[Outcome]) -> List[str]:
     """Return what a reader of the table must know about how it came about."""
     if all(outcome.exact for outcome in outcomes):
         return []
-    return ["small ones (recursive doubling) are estimated, up to 40 % too short: as if all ranks were like the first"]
+    return ["small ones (recursive doubling) are estimated, 0.5 to 1.3 times as long: all ranks like the first"]
 
 
 def assumed(assumptions: Sequence[Assumption]) -> List[str]:

@@ -8,14 +8,14 @@ import resource
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import ddl
 from ddl.errors import ConfigError
 from ddl.plan.ir import Collective
 from ddl.tune import file
 from ddl.tune.measure import measure
-from ddl.tune.race import Outcome
+from ddl.tune.turns import Outcome
 from ddl.tuning.candidates import Candidate
 from ddl.words import bytes_text, duration
 
@@ -39,8 +39,10 @@ def main() -> int:
     if first:
         print(_COLUMNS.format("collective", "size", "default", "", "fastest", "", "gain"), flush=True)
     collectives = [Collective[name.upper()] for name in task["collectives"]]
-    table = measure(world, collectives, task["sizes"], task["seconds"], _print if first else _nothing)
+    said: List[str] = []
+    table = measure(world, collectives, task["sizes"], task["seconds"], _print if first else _nothing, said.append)
     if first:
+        print("".join(f"{text}\n" for text in said), end="")
         file.write(table, path)
         found = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
         print(f"written to {path} on {socket.gethostname()}; {found}")

@@ -1,0 +1,48 @@
+// What a piece cannot go on without: ranks, and what to poll for them.
+#include <algorithm>
+
+#include "engine/executor.h"
+
+namespace ddl {
+
+bool Executor::sends_over(int c) const {
+  return std::all_of(sendings_.begin(), sendings_.end(),
+                     [c](const Sending& sending) { return sending.channel != c || sending.over(); });
+}
+
+std::vector<int> Executor::waiting_for() const {
+  std::vector<int> peers;
+  if (idle() || finished_) return peers;
+  if (!entered_) return neighbourhood_.neighbours();
+  const auto& plan_channels = operation_->plan->channels;
+  for (size_t c = 0; c < plan_channels.size(); ++c) {
+    if (channels_[c].next == plan_channels[c].size()) continue;
+    const Step& step = plan_channels[c][channels_[c].next];
+    if (step.after_sends && !sends_over(static_cast<int>(c))) continue;
+    for (int peer : step.peers) {
+      if (step.kind == StepKind::kAwait) {
+        const Post& post = post_of(peer, static_cast<int>(c), turn_);
+        if (post.flag.load(std::memory_order_acquire) >= flag_of(turn_, step.phase)) continue;
+      }
+      peers.push_back(peer);
+    }
+  }
+  for (const Sending& sending : sendings_) {
+    if (!sending.over()) peers.push_back(sending.link->peer());
+  }
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+void Executor::poll_fds(Polled* fds) const {
+  if (idle()) return;
+  for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
+    if (channels_[c].posted) channels_[c].link->poll_fds(fds);
+  }
+  for (const Sending& sending : sendings_) {
+    if (!sending.over()) sending.link->poll_fds(fds);
+  }
+}
+
+}  // namespace ddl
