@@ -46,7 +46,12 @@ from ddl import (
 )
 from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
+from ddl_torch.averaging import MetricAverage, average_metrics
+from ddl_torch.lamb import LAMB
+from ddl_torch.lars import LARS
+from ddl_torch.layerwise import layerwise_groups
 from ddl_torch.optimizer import DistributedOptimizer
+from ddl_torch.sampler import ShardedSampler
 from ddl_torch.state import broadcast_optimizer_state, broadcast_parameters
 from ddl_torch.verbs import (
     allgather,
@@ -77,6 +82,7 @@ from ddl_torch.verbs import (
     send,
     send_async,
 )
+from ddl_torch.warmup import LinearScalingWarmup
 
 if torch.distributed.is_available():
     from ddl_torch.process_group import DDLProcessGroup, register
@@ -90,6 +96,8 @@ __all__ += ["Error", "InvalidArgument", "InvalidState"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
+__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler"]
+__all__ += ["average_metrics", "layerwise_groups"]
 __all__ += ["broadcast_object", "allgather_object"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
 __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
