@@ -1,4 +1,4 @@
-"""DDL's backend of ``torch.distributed`` against gloo, in one job and in turns: ``ddlrun -np 2 benchmarks/torch_backend.py``.
+"""DDL's backend of ``torch.distributed`` against gloo, in one job and in turns: ``ddlrun -np 2 torch_backend.py``.
 
 Each line is one kind of work; the two backends do it alternately, several times, on the same ranks. What counts is the
 slowest rank's time; printed is the median over the rounds, and the ratio. DDP and FSDP train a network of some 8 M
