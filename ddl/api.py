@@ -11,8 +11,9 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
+from ddl.bootstrap.environ import Identity, Settings
 from ddl.communicator import Communicator
 from ddl.errors import InvalidArgument, InvalidState
 from ddl.group import Group
@@ -74,12 +75,17 @@ def init(comm: Any = None) -> None:
     >>> import ddl
     >>> ddl.init()
     """
+    if comm is not None and not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast")):
+        raise InvalidArgument(f"init: comm={comm!r:.100} is not an mpi4py communicator such as MPI.COMM_WORLD")
+    join(lambda: identity_and_settings(comm))
+
+
+def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
+    """Do what ``init`` does for a process that knows otherwise who it is: for adapters of launchers and frameworks."""
     with _state.lock:
         if _state.world is not None:
             return
-        if comm is not None and not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast")):
-            raise InvalidArgument(f"init: comm={comm!r:.100} is not an mpi4py communicator such as MPI.COMM_WORLD")
-        identity, settings = identity_and_settings(comm)
+        identity, settings = who()
         _log_to_stderr(settings.log)
         job = Job(identity, settings, _state.rounds)
         group = None

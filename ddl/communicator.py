@@ -301,6 +301,27 @@ class Communicator:
             return None
         return Communicator(group.child(members, number, core, [boards[rank] for rank in members], tuned, racks))
 
+    def subset(self, ranks: Sequence[int], *, timeout: Optional[float] = None) -> Communicator:
+        """Return a new communicator of ``ranks``, in that order; they become its ranks 0, 1, ...
+
+        Collective over these ranks only, which all pass the same ones; blocking. ``timeout``: seconds that one of its
+        operations may take (default: DDL_TIMEOUT). Raises ``InvalidArgument`` if this rank is none of them, and
+        ``TimeoutError`` if one of them does not come in time (DDL_START_TIMEOUT).
+        """
+        given_ranks = [int(rank) for rank in ranks]
+        if len(set(given_ranks)) < len(given_ranks) or self.rank not in given_ranks:
+            raise InvalidArgument(f"subset: rank {self.rank} must be among {given_ranks}, and each of them once")
+        for rank in given_ranks:
+            self._calls.check_rank("subset", "a member", rank)
+        return Communicator(self._group.subset(given_ranks, timeout))
+
+    def close(self) -> None:
+        """Close a communicator that ``split`` or ``subset`` made; what is under way fails with ``Aborted``. Idempotent.
+
+        Not collective. The world communicator is closed by ``shutdown``.
+        """
+        self._group.close()
+
     def abort(self, reason: str = "") -> None:
         """Break the communicator on all ranks: everything under way and every later call raises ``Aborted``."""
         self._core.fail("Aborted", self.rank, f"abort() was called: {reason or 'no reason given'}", True)

@@ -6,6 +6,7 @@ the plans need are made then, in the background (dialer.py).
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -14,7 +15,7 @@ from ddl import _core
 from ddl.bootstrap.agent import Member
 from ddl.bootstrap.environ import WIRE_CODECS
 from ddl.dialer import Dialer
-from ddl.errors import InternalError
+from ddl.errors import InternalError, ResourceError
 from ddl.job import Job
 from ddl.plan import build
 from ddl.plan.ir import Collective
@@ -28,6 +29,7 @@ __all__ = ["Group", "discover"]
 log = logging.getLogger("ddl")
 
 _WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
+_SUBSETS = _WORLDS // 2  # those of ``subset`` begin so much later
 _SLOTS = {
     _core.LANE_SMALL: (0,),
     _core.LANE_LARGE: tuple(range(1, 1 + _core.LARGE_SLOTS)),
@@ -112,8 +114,8 @@ class Group:
             job.agent.add(self._member)
 
     @staticmethod
-    def make_core(job: Job, rank: int, size: int) -> _core.Communicator:
-        """Make the native core of a group, without peers yet."""
+    def make_core(job: Job, rank: int, size: int, timeout: Optional[float] = None) -> _core.Communicator:
+        """Make the native core of a group, without peers yet; ``timeout``: seconds of an operation (the job's)."""
         settings, identity = job.settings, job.identity
         cores = len(os.sched_getaffinity(0))
         # Long spinning is only worth it where nobody else wants the core; a yield costs little where nobody does.
@@ -122,7 +124,7 @@ class Group:
         return _core.Communicator(
             rank=rank,
             size=size,
-            timeout=settings.timeout,
+            timeout=settings.timeout if timeout is None else timeout,
             spin_us=spin,
             yield_us=400,
             connections=settings.connections,
@@ -225,6 +227,20 @@ class Group:
         group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number, tuned, racks)
         self._children.append(group)
         return group
+
+    def subset(self, ranks: Sequence[int], timeout: Optional[float]) -> Group:
+        """Make the group of ``ranks`` (ranks here, in that order), which all call this. Blocking."""
+        members = [self.ranks[rank] for rank in ranks]
+        core = Group.make_core(self.job, members.index(self.ranks[self.rank]), len(members), timeout)
+        if self.job.identity.size == 1:
+            number, boards = self.next_number, [core.board_offset]
+            self.next_number += 1
+        else:
+            met, values = self.job.meet(members, str(core.board_offset))
+            number, boards = self.job.round * _WORLDS + _SUBSETS + met, [int(value) for value in values]
+            if met >= _SUBSETS:
+                raise ResourceError(errno.EAGAIN, f"{self._who()}: {met} groups have been made, and no more can be")
+        return self.child(ranks, number, core, boards)
 
     def release(self, child: Group) -> None:
         """Let go of a child that is closed on all ranks, and of its memory."""

@@ -5,6 +5,7 @@ Made by ``init``, ended by ``shutdown``. A job of size 1 has no store, no agent 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -24,13 +25,15 @@ from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.rails import Offer
 from ddl.bootstrap.store import StoreClient
 from ddl.bootstrap.watch import WatchClient
-from ddl.errors import ConfigError, Error, ProtocolError
+from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
 from ddl.tune import file as tuned
 from ddl.tuning.table import Cluster
 
 __all__ = ["Job", "Peer", "identity_and_settings"]
 
 log = logging.getLogger("ddl")
+
+_LATER = 2.0  # seconds: who waits for the one that waits for all lets that one speak first
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Job:
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
         self.rails: Tuple[str, ...] = ("",)
         self.offer = tuned.Offer()
+        self._meetings: Dict[str, int] = {}  # of the same ranks so far
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
@@ -165,6 +169,35 @@ class Job:
         answers = [json.loads(text) for text in store.check_in(json.dumps(mine), left, round=2 * self.round + 1)]
         self.offer = tuned.Offer(**answers[0]["tuned"])
         self._conclude([answer["met"] for answer in answers])
+
+    def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
+        """Swap values among some ranks of the job, which call this alike; return them in that order.
+
+        Also returned: how many such meetings of anybody in this job there were before. Blocking. RendezvousError.
+        """
+        assert self._store is not None
+        store, limit = self._store, self.settings.start_timeout
+        names = ",".join(map(str, ranks))
+        times = self._meetings[names] = self._meetings.get(names, 0) + 1
+        place = hashlib.sha256(f"{self.round} {names} {times}".encode()).hexdigest()
+        mine, values = self.identity.rank, [value]
+        try:
+            if mine == ranks[0]:
+                number, missing = store.count(f"meetings/{self.round}"), mine
+                for missing in ranks[1:]:
+                    values.append(store.get(f"meeting/{place}/{missing}", limit))
+                store.set(f"meeting/{place}", json.dumps((number, values)))
+            else:
+                store.set(f"meeting/{place}/{mine}", value)
+                missing = ranks[0]  # or somebody else, for whom that one waits
+                number, values = json.loads(store.get(f"meeting/{place}", limit + _LATER))
+        except TimeoutError as error:
+            raise RendezvousError(
+                f"rank {mine}: {self.rank_label(missing)} did not come to a new group of ranks {names} within "
+                f"{limit:g} s; all of them must make it, and in the same order as other groups of the same ranks "
+                "(more time: DDL_START_TIMEOUT)"
+            ) from error
+        return number, values
 
     def cluster(self) -> Cluster:
         """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""

@@ -14,7 +14,7 @@ import torch
 import ddl
 from ddl_torch._compat import mark_written
 
-__all__ = ["Work", "alias", "from_array", "plain", "to_array", "written"]
+__all__ = ["Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
 
 T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -79,7 +79,7 @@ def written(tensor: torch.Tensor) -> Callable[[Any], torch.Tensor]:
     return finish
 
 
-def _carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
+def carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
     """Return a type of the same size that numpy has."""
     if dtype in _NUMPY_HAS:
         return dtype
@@ -91,7 +91,7 @@ def _carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
 def to_array(tensor: torch.Tensor, verb: str) -> np.ndarray[Any, Any]:
     """Return the contents of ``tensor`` for a verb that moves them; shares memory if ``tensor`` is contiguous."""
     own = plain(tensor, verb).contiguous()
-    moved = torch.view_as_real(own) if own.is_complex() else own.view(_carrier(own.dtype, verb))
+    moved = torch.view_as_real(own) if own.is_complex() else own.view(carrier(own.dtype, verb))
     array: np.ndarray[Any, Any] = moved.numpy()
     return array
 

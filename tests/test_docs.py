@@ -53,6 +53,17 @@ def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.processes
+def test_the_code_of_torch_md_runs_on_two_ranks(tmp_path: Path):
+    pytest.importorskip("torch")
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    program = tmp_path / "program.py"
+    program.write_text(block)
+    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_and_paths_lead_somewhere(document: Path):
     text = document.read_text()
@@ -67,6 +78,34 @@ def test_the_code_of_topology_md_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "topology.md").read_text(), re.DOTALL)
     assert len(blocks) == 1
     exec(compile(blocks[0], "docs/topology.md", "exec"), {})
+
+
+LARGE_BATCH_BEFORE = """
+import torch
+Net = lambda: torch.nn.Linear(3, 2)
+x = torch.randn(43, 3, generator=torch.Generator().manual_seed(0))
+dataset = torch.utils.data.TensorDataset(x, x.sum(1).gt(0).long())
+"""
+LARGE_BATCH_AFTER = """
+assert dataset_sampler.state_dict()["epoch"] == epochs
+weights = ddl.allgather(model.weight.detach().reshape(1, -1))
+assert torch.equal(weights[0], weights[-1])
+x, y = dataset.tensors
+assert abs(result["accuracy"] - (model(x).argmax(1) == y).float().mean()) < 1e-6
+assert seconds == {"seconds": 0.05}
+"""
+
+
+@pytest.mark.processes
+def test_the_code_of_large_batch_md_runs_on_two_ranks(tmp_path: Path):
+    pytest.importorskip("torch")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "large_batch.md").read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    program = tmp_path / "large_batch.py"
+    program.write_text(LARGE_BATCH_BEFORE + "".join(blocks) + LARGE_BATCH_AFTER)
+    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from ddl.bootstrap.interfaces import addresses
 from ddl.bootstrap.server import StoreServer
 from ddl.errors import ConfigError, RendezvousError
 
-__all__ = ["Launched", "detect", "identity", "numbered"]
+__all__ = ["Launched", "Share", "detect", "identity", "join", "numbered"]
 
 _RETRY = 0.02  # seconds between two looks at the file
 _ANSWERS = 2.0  # seconds that an address of rank 0 has to answer
@@ -131,11 +131,21 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
         return _Kept.identity
     if comm is None and "mpi4py.MPI" in sys.modules and ("PMI_RANK" in environ or "OMPI_COMM_WORLD_RANK" in environ):
         comm = sys.modules["mpi4py.MPI"].COMM_WORLD  # MPI is up, and speaks PMI itself
-    interface = settings.interface
     found = detect(environ) if comm is None else _of_communicator(comm)
     if found is None or found.size == 1:
         return None
     share = _by_communicator(comm) if comm is not None else _way_to_share(found, environ, settings)
+    return join(found, share, settings)
+
+
+def join(found: Launched, share: Share, settings: Settings) -> Identity:
+    """Return who this process is in the job of ``found``, whose ranks find one another by what rank 0 shares.
+
+    Collective, the first time. Raises RendezvousError, and what ``share`` raises.
+    """
+    if _Kept.identity is not None:
+        return _Kept.identity
+    interface = settings.interface
     if found.rank == 0:
         secret = secrets.token_bytes(32)
         one_host = found.local_size == found.size

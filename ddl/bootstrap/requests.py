@@ -1,4 +1,4 @@
-"""What the store answers: set, get that waits, and the check-in of all ranks. No I/O, no clock.
+"""What the store answers: set, get that waits, counters, and the check-in of all ranks. No I/O, no clock.
 
 The server (server.py) brings requests and the time, and sends the frames that come back. Every request gets exactly
 one answer (a check-in: its last part), with the number that the request had; so a rank that waits is never forgotten.
@@ -51,6 +51,7 @@ class Requests:
     def __init__(self, size: int) -> None:
         self._size = size
         self._values: Dict[str, str] = {}
+        self._counters: Dict[str, int] = {}
         self._gets: Dict[int, Tuple[str, _Waiter]] = {}  # by rank: a rank asks one thing at a time
         self._rounds: Dict[int, _Round] = {}
 
@@ -60,6 +61,8 @@ class Requests:
         number = message.get("number")
         if type(number) is not int:
             raise ProtocolError(f"rank {rank} sent the store a request without a number")
+        if asked == "count":
+            return self._count(rank, number, _text(rank, message, "key"))
         if asked == "set":
             return self._set(rank, number, _text(rank, message, "key"), _text(rank, message, "value"))
         timeout = _seconds(rank, message)
@@ -113,6 +116,15 @@ class Requests:
                 del self._gets[waiting]
                 out.append((waiting, encode_frame({"number": waiter.number, "value": value})))
         return out
+
+    def _count(self, rank: int, number: int, key: str) -> Replies:
+        problem = _too_long("key", key, KEY_LIMIT)
+        if not problem and key not in self._counters and len(self._counters) >= KEYS_LIMIT:
+            problem = f"the store is full: it holds {KEYS_LIMIT} counters"
+        if problem:
+            return [(rank, encode_frame({"number": number, "error": problem}))]
+        self._counters[key] = self._counters.get(key, -1) + 1
+        return [(rank, encode_frame({"number": number, "value": self._counters[key]}))]
 
     def _get(self, rank: int, key: str, waiter: _Waiter) -> Replies:
         if key in self._values:

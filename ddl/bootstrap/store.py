@@ -36,6 +36,10 @@ class StoreClient(Client):
             raise TimeoutError(f"rank {self.rank}: no rank set {key!r} in the store within {timeout:g} s")
         return str(answer["value"])
 
+    def count(self, key: str, timeout: float = 30.0) -> int:
+        """Return how often anybody has counted ``key`` before: each call returns another number, from 0 up."""
+        return int(self._ask({"ask": "count", "key": key}, timeout)["value"])
+
     def check_in(self, value: str, timeout: float, round: int = 0) -> List[str]:
         """Post this rank's value and wait for all ranks; return all values in rank order. Collective.
 

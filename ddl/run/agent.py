@@ -20,7 +20,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
 from ddl.run.config import RunConfig
-from ddl.run.environ import rank_environ, threads_per_rank
+from ddl.run.environ import meeting_point, rank_environ, threads_per_rank
 from ddl.run.failures import Exit
 from ddl.run.loop import Handlers, catch_signals, drain, wait_once
 from ddl.run.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_of
@@ -106,6 +106,10 @@ class Agent:
         """Return what else to wait for: by descriptor, the events of poll(2), and what to do then."""
         return {}
 
+    def meeting_point(self) -> Tuple[str, int]:
+        """Return an address of rank 0's host and a port that is free there: for libraries with their own rendezvous."""
+        raise NotImplementedError
+
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""
 
@@ -117,12 +121,13 @@ class Agent:
         if threads is not None:
             self.say(f"OMP_NUM_THREADS={threads} in every rank")
         in_child = die_with_parent()
+        base = {**os.environ, **meeting_point(*self.meeting_point(), os.environ)}
         for identity in ranks:
             rank = identity.rank
             try:
                 process = subprocess.Popen(
                     config.command,
-                    env=rank_environ(config, identity, os.environ),
+                    env=rank_environ(config, identity, base),
                     stdin=None if rank == 0 else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -71,6 +71,12 @@ class _Host:
         return self.done or bool(self.gone)
 
     @property
+    def door(self) -> Message:
+        """As the other hosts are told of it."""
+        ready = self.said["ready"]
+        return {"number": self.number, "name": self.name, "address": ready["address"], "token": ready["token"]}
+
+    @property
     def label(self) -> str:
         return f"host {self.name} ({name_ranks(self.ranks)})"
 
@@ -182,13 +188,15 @@ class ClusterJob:
             self._post_all(lambda host: assignment_of(self._config, self._placement, host.number).message())
             self._hear_from_all("ready", "directory and program are still not seen to be there on", "are disks slow?")
         if self._wanted and len(self._hosts) > 1 and not self._patient:
-            peers = [{"number": host.number, "name": host.name, **_door(host)} for host in self._hosts]
+            peers = [host.door for host in self._hosts]
             self._post_all(lambda host: {"type": "meet", "peers": peers})
             self._hear_from_all("met", "nothing is heard any more from", "are they very busy?")
             self._conclude_meeting()
         if self._wanted:
             self._running = True
-            self._post_all(lambda host: {"type": "go"})
+            first = self._hosts[self._placement.host_of(0)].said["ready"]
+            address, _ = parse_address(first["address"])
+            self._post_all(lambda host: {"type": "go", "address": address, "port": first["port"]})
         else:
             self._signal(signal.SIGTERM)
 
@@ -394,8 +402,3 @@ class ClusterJob:
     def _say(self, text: str) -> None:
         if self._config.verbose:
             print(f"ddlrun: {text}", file=sys.stderr, flush=True)
-
-
-def _door(host: _Host) -> Dict[str, str]:
-    ready = host.said["ready"]
-    return {"address": ready["address"], "token": ready["token"]}

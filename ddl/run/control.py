@@ -5,15 +5,15 @@ The invitation
     environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
     where the launcher's own variables tell it), ``timeout`` in seconds.
 From an agent
-    ``hello`` (name, version, python); ``ready`` (address, token): it can start its ranks, and has a door there; ``met``
-    (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot start its ranks, or somebody
-    else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1); ``exit`` (rank, pid, code,
-    stopped, tail); ``done``: all have ended, it leaves.
+    ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a door there, and
+    that port is free; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
+    start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
+    ``exit`` (rank, pid, code, stopped, tail); ``done``: all have ended, it leaves.
 To an agent
     ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
-    host), answered by ``met``; ``go``: start the ranks; ``signal`` number: stop the ranks by it, and insist; ``took``
-    (stream, bytes): so much of its output has been passed on. An agent reads no more from its ranks while a megabyte is
-    under way.
+    host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the
+    ranks by it, and insist; ``took`` (stream, bytes): so much of its output has been passed on. An agent reads no more
+    from its ranks while a megabyte is under way.
 """
 
 from __future__ import annotations

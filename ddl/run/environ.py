@@ -8,7 +8,10 @@ DDL_LOCAL_RANK, _SIZE  the same among the ranks of this host
 DDL_CROSS_RANK, _SIZE  this host's number among the hosts, and how many there are
 DDL_STORE              host:port of the job's store, which runs in ddlrun
 DDL_SECRET             the job's secret in hexadecimal; here and nowhere else, never on a command line
-HOROVOD_RANK, ...      the six numbers again, for scripts that read Horovod's names
+HOROVOD_RANK, ...      the six numbers again, and HOROVOD_HOSTNAME, for scripts that read Horovod's names
+RANK, WORLD_SIZE       the numbers again, for ``torch.distributed``
+LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE
+MASTER_ADDR, _PORT     an address of rank 0's host, and a port that was free there; for ``torch.distributed``
 OMP_NUM_THREADS        the cores divided among the ranks, unless it is set or there is one rank
 PYTHONUNBUFFERED       1 unless it is set, so that output shows when it is written
 =====================  ==========================================================================================
@@ -20,12 +23,38 @@ rank reads beyond this, and with which defaults, stands in ddl/bootstrap/environ
 from __future__ import annotations
 
 import os
+import socket
 from typing import Dict, Mapping, Optional
 
 from ddl.bootstrap.environ import Identity
 from ddl.run.config import RunConfig
 
-__all__ = ["rank_environ", "threads_per_rank"]
+__all__ = ["free_port", "meeting_point", "rank_environ", "threads_per_rank"]
+
+#: Ours and Horovod's names of numbers, and torch's.
+_NUMBERS = {
+    "RANK": "RANK",
+    "SIZE": "WORLD_SIZE",
+    "LOCAL_RANK": "LOCAL_RANK",
+    "LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+    "CROSS_RANK": "GROUP_RANK",
+    "CROSS_SIZE": "GROUP_WORLD_SIZE",
+}
+
+
+def free_port() -> int:
+    """Return a port of this host that nobody listens at now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def meeting_point(address: str, port: int, base: Mapping[str, str]) -> Dict[str, str]:
+    """Return where ``torch.distributed`` has its store, unless ``base``, the user's environment, says it."""
+    if "MASTER_ADDR" in base and "MASTER_PORT" in base:
+        return {}
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def threads_per_rank(config: RunConfig, local_size: int, base: Mapping[str, str]) -> Optional[int]:
@@ -39,8 +68,9 @@ def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> 
     """Return the whole environment of one rank; ``base`` is that of the process that starts it."""
     numbers = rank.to_environ()
     environ = {"PYTHONUNBUFFERED": "1", **base, **dict(config.environ), **numbers}
-    for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"):
-        environ[f"HOROVOD_{name}"] = numbers[f"DDL_{name}"]
+    for name, torch in _NUMBERS.items():
+        environ[torch] = environ[f"HOROVOD_{name}"] = numbers[f"DDL_{name}"]
+    environ["HOROVOD_HOSTNAME"] = socket.gethostname()
     threads = threads_per_rank(config, rank.local_size, base)
     if threads is not None:
         environ["OMP_NUM_THREADS"] = str(threads)

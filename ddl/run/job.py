@@ -6,12 +6,13 @@ import contextlib
 import secrets
 import signal
 import sys
-from typing import List
+from typing import List, Tuple
 
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.server import StoreServer
 from ddl.run.agent import Agent
 from ddl.run.config import RunConfig
+from ddl.run.environ import free_port
 from ddl.run.failures import first_failure, report
 from ddl.run.output import Sink
 
@@ -39,6 +40,10 @@ class Job(Agent):
     def started(self) -> None:
         """Let the store serve: not before, as a fork copies only one thread, but the locks of all."""
         self._server.start()
+
+    def meeting_point(self) -> Tuple[str, int]:
+        """Return where the ranks meet that use another library's rendezvous."""
+        return "127.0.0.1", free_port()
 
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""

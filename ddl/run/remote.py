@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddl._version import __version__
 from ddl.bootstrap.address import format_address
@@ -24,6 +24,7 @@ from ddl.bootstrap.watch import AgentClient
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.run.agent import GRACE, Agent, Worker
 from ddl.run.control import INVITATION, Assignment, Invitation
+from ddl.run.environ import free_port
 from ddl.run.loop import Handlers
 from ddl.run.preflight import Peer, look_around, open_door, prepare, sources
 
@@ -69,12 +70,15 @@ class _Sink:
 
 
 class _RemoteAgent(Agent):
-    def __init__(self, assignment: Assignment, control: AgentClient, secret: bytes) -> None:
+    def __init__(
+        self, assignment: Assignment, control: AgentClient, secret: bytes, meeting_point: Tuple[str, int]
+    ) -> None:
         self._to_ddlrun = (_Sink(1, control), _Sink(2, control))
         super().__init__(assignment.config(), self._to_ddlrun)
         self._assignment = assignment
         self._control = control
         self._secret = secret
+        self._meeting_point = meeting_point
         self._lost = False
 
     def run(self) -> int:
@@ -84,6 +88,9 @@ class _RemoteAgent(Agent):
 
     def _begin(self) -> List[Identity]:
         return self._assignment.identities(self._control.address, self._secret)
+
+    def meeting_point(self) -> Tuple[str, int]:
+        return self._meeting_point
 
     def say(self, text: str) -> None:
         if self._assignment.verbose:
@@ -186,23 +193,24 @@ def attend(control: AgentClient, secret: bytes) -> int:
         assignment = Assignment.parse(message)
         prepare(assignment)
         control.also_over(sources(control.local_host))
-        if not _meet(control, assignment.host):
+        go = _meet(control, assignment.host)
+        if go is None:
             return 1
-        return _RemoteAgent(assignment, control, secret).run()
+        return _RemoteAgent(assignment, control, secret, (go["address"], go["port"])).run()
     except (Error, OSError) as error:
         control.send({"type": "problem", "text": str(error)})
         return 1
 
 
-def _meet(control: AgentClient, host: int) -> bool:
-    """Open a door to the other hosts and look whether theirs can be reached; return whether the job begins."""
+def _meet(control: AgentClient, host: int) -> Optional[Mapping[str, Any]]:
+    """Open a door to the other hosts and look whether theirs can be reached; return the word that the job begins."""
     with open_door(control.local_host) as door:
         address = format_address(door.address, door.port)
-        control.send({"type": "ready", "address": address, "token": door.token.hex()})
+        control.send({"type": "ready", "address": address, "token": door.token.hex(), "port": free_port()})
         while True:
             message = _next(control, "meet", "go", door=door)
             if message is None or message["type"] == "go":
-                return message is not None
+                return message
             peers = [Peer(**entry) for entry in message["peers"]]
             control.send({"type": "met", **look_around(host, peers, door)})
 

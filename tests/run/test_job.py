@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -84,6 +85,18 @@ def test_variables_for_the_ranks(launcher: Launcher) -> None:
     options = ["-np", "2", "--env", "A=b c", "--timeout", "7", "--start-timeout=9", "--env=OMP_NUM_THREADS=3"]
     done = launcher.run(*options, "sh", "-c", shell)
     assert sorted(done.stdout.splitlines()) == ["[0] b c 7 9 0 of 2 3", "[1] b c 7 9 1 of 2 3"]
+
+
+def test_other_libraries_find_their_numbers_and_a_place_to_meet(launcher: Launcher) -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE HOROVOD_CROSS_SIZE MASTER_ADDR"
+    shell = f'echo "{" ".join("$" + name for name in names.split())} $HOROVOD_HOSTNAME $MASTER_PORT"'
+    done = launcher.run("-np", "2", "sh", "-c", shell)
+    first, second = sorted(line.rpartition(" ") for line in done.stdout.splitlines())
+    assert first[0] == f"[0] 0 2 0 2 0 1 1 127.0.0.1 {socket.gethostname()}"
+    assert second[0] == f"[1] 1 2 1 2 0 1 1 127.0.0.1 {socket.gethostname()}"
+    assert first[2] == second[2] and 1024 < int(first[2]) < 65536
+    own = launcher.run("-np", "1", "--env=MASTER_ADDR=there", "--env=MASTER_PORT=7", "sh", "-c", shell)
+    assert own.stdout == f"[0] 0 1 0 1 0 1 1 there {socket.gethostname()} 7\n"
 
 
 def test_verbose_says_what_happens(launcher: Launcher) -> None:

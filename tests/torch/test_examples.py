@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_text_on_two_ranks_is_learned(tmp_path):
 def test_text_alone():
     done = run("examples/torch_text.py", "--epochs", "2", "--steps", "3", "--width", "16", "--layers", "1")
     assert "epoch  2/2: loss" in done.stdout
+
+
+@pytest.mark.slow
+def test_large_batches_resume_in_the_middle_of_an_epoch_on_more_ranks(tmp_path):
+    line = ["examples/torch_large_batch.py", "--width", "16", "--checkpoint", str(tmp_path / "digits.pt")]
+    first = run("-m", "ddl.run", "-np", "1", *line, "--stop-after", "100")
+    assert "after 100 steps, in epoch 4 after 512 digits" in first.stdout  # 23 batches of 64 an epoch
+    second = on_two_ranks(*line)
+    (accuracy,) = re.findall(r"after 188 steps, in epoch 20 after 0 digits: .* test accuracy ([\d.]+)%", second.stdout)
+    assert float(accuracy) > 93  # (1437 - 512) / 128 steps, and then 15 epochs of 12
 
 
 def test_a_wrong_option_ends_the_job_with_its_status():

@@ -1,0 +1,73 @@
+"""From c10d's arguments to those of ``ddl``: reduction operators, and the memory of tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+import ddl
+from ddl import InvalidArgument, ReduceOp
+from ddl_torch._tensors import alias, carrier, plain
+
+__all__ = ["Finish", "bitwise", "elements", "in_place", "moved", "op_of", "reduction"]
+
+Finish = Callable[[], object]  #: what is left to do once the data is there
+_REDUCTIONS = (
+    (dist.ReduceOp.SUM, ddl.Sum),
+    (dist.ReduceOp.AVG, ddl.Average),
+    (dist.ReduceOp.PRODUCT, ddl.Product),
+    (dist.ReduceOp.MIN, ddl.Min),
+    (dist.ReduceOp.MAX, ddl.Max),
+)
+_BITWISE = (
+    (dist.ReduceOp.BAND, torch.bitwise_and),
+    (dist.ReduceOp.BOR, torch.bitwise_or),
+    (dist.ReduceOp.BXOR, torch.bitwise_xor),
+)
+
+
+def op_of(opts: Any) -> Any:
+    """Return the reduction operator of a verb's options."""
+    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+
+def bitwise(op: Any) -> Optional[Callable[..., torch.Tensor]]:
+    """Return what combines two tensors by a bitwise operator, None if ``op`` is none."""
+    return next((combine for known, combine in _BITWISE if op == known), None)
+
+
+def reduction(op: Any, tensor: torch.Tensor) -> Tuple[ReduceOp, Any]:
+    """Return DDL's operator, and what to multiply by first, or None. ``InvalidArgument`` if it is not defined."""
+    if op == dist.ReduceOp.PREMUL_SUM:
+        return ddl.Sum, op.__getstate__()[1]
+    for known, mine in _REDUCTIONS:
+        if op == known and (mine in (ddl.Sum, ddl.Average) or not tensor.is_complex()):
+            return mine, None
+    raise InvalidArgument(f"{op} is not defined for tensors of type {tensor.dtype}")
+
+
+def in_place(tensor: torch.Tensor, verb: str) -> Tuple[torch.Tensor, Optional[Finish]]:
+    """Return memory for the result that belongs into ``tensor``, with its contents, and what brings it there."""
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return alias(tensor, verb), None
+    copy = plain(tensor, verb).clone(memory_format=torch.contiguous_format)
+    return alias(copy, verb), lambda: tensor.detach().copy_(copy)
+
+
+def moved(tensor: torch.Tensor, verb: str) -> torch.Tensor:
+    """Return the memory of ``tensor`` for a verb that only moves it; if it is contiguous, the very same memory."""
+    own = plain(tensor, verb).contiguous()
+    if own.is_complex():
+        return torch.view_as_real(own)
+    return own if own.dtype == torch.bfloat16 else own.view(carrier(own.dtype, verb))
+
+
+def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> List[int]:
+    """Return the elements of the parts of ``tensor``, which are given in rows; none given: equal parts."""
+    rows = list(splits) or [tensor.shape[0] // size] * size
+    if len(rows) != size or min(rows) < 0 or sum(rows) != tensor.shape[0]:
+        raise InvalidArgument(f"all_to_all: splits {rows} must be {size} numbers that sum to {tensor.shape[0]} rows")
+    width = tensor.numel() // max(1, tensor.shape[0]) * (2 if tensor.is_complex() else 1)
+    return [count * width for count in rows]

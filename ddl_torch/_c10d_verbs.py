@@ -1,0 +1,258 @@
+"""Each of c10d's verbs for one tensor (or one per rank), as a call of ``ddl``'s core."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+import ddl
+from ddl import Communicator, InvalidArgument
+from ddl.calls import Call
+from ddl.plan.ir import Collective
+from ddl_torch._c10d_arguments import Finish, bitwise, elements, in_place, moved, reduction
+from ddl_torch._tensors import alias
+
+__all__ = ["Part", "Verbs"]
+
+Tensors = Sequence[torch.Tensor]
+#: What is under way (None: it has ended), and what is left to do then.
+Part = Tuple[Optional[ddl.Work], Optional[Finish]]
+
+
+class Verbs:
+    """The verbs on a communicator. ``blocking`` ones have ended when they return.
+
+    The caller then does the work itself: no other thread is woken, which is what a small operation costs most.
+    """
+
+    def __init__(self, communicator: Communicator, *, blocking: bool) -> None:
+        self._communicator = communicator
+        self._calls = communicator._calls
+        self._rank, self._size = communicator.rank, communicator.size
+        self._blocking = blocking
+
+    def _issue(self, call: Call[None]) -> Optional[ddl.Work]:
+        if not self._blocking:
+            return self._calls.start(call)
+        self._calls.run(call)
+        return None
+
+    # --- to all ranks ---
+
+    def allreduce(self, tensor: torch.Tensor, op: Any) -> Part:
+        """Combine ``tensor`` over all ranks, in place."""
+        combine = bitwise(op)
+        if combine is not None:
+            return self._bitwise(tensor, combine)
+        own, finish = in_place(tensor, "all_reduce")
+        ddl_op, factor = reduction(op, tensor)
+        if factor is not None:
+            own.mul_(factor)
+        return self._issue(Call(Collective.ALLREDUCE, own, own, None, ddl_op)), finish
+
+    def _bitwise(self, tensor: torch.Tensor, combine: Callable[..., torch.Tensor]) -> Tuple[Optional[ddl.Work], Finish]:
+        """The core has no bitwise operators: every rank gets all tensors and combines them."""
+        rows = tensor.new_empty((self._size, *tensor.shape))
+
+        def finish() -> None:
+            total = rows[0]
+            for row in rows[1:]:
+                total = combine(total, row)
+            tensor.copy_(total)
+
+        return self._gather_rows(rows, tensor, "all_reduce"), finish
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Part:
+        """Overwrite ``tensor`` by that of ``root``."""
+        self._calls.check_rank("broadcast", "src", root)
+        own, finish = in_place(tensor, "broadcast")
+        mine = moved(own, "broadcast")
+        call = Call(Collective.BROADCAST, mine if self._rank == root else None, mine, None, root=root)
+        return self._issue(call), finish
+
+    def allgather(self, targets: Tensors, tensor: torch.Tensor) -> List[Part]:
+        """Fill ``targets[r]`` with ``tensor`` of rank r. Ranks may have different sizes, of which all know."""
+        self.check_number("all_gather", targets)
+        if any(target.shape != targets[0].shape for target in targets):
+            targets[self._rank].copy_(tensor)
+            return [self.broadcast(target, rank) for rank, target in enumerate(targets)]
+        rows = tensor.new_empty((self._size, *targets[0].shape))
+        return [(self._gather_rows(rows, tensor, "all_gather"), _deal(rows, targets))]
+
+    def allgather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Part:
+        """Fill ``output`` with the tensors of all ranks, one after the other."""
+        if output.numel() != tensor.numel() * self._size:
+            raise InvalidArgument(
+                f"all_gather_single: an output of {output.numel()} elements cannot hold {tensor.numel()} elements of "
+                f"each of {self._size} ranks"
+            )
+        own, finish = in_place(output, "all_gather_single")
+        return self._gather_rows(own, tensor, "all_gather_single"), finish
+
+    def _gather_rows(self, rows: torch.Tensor, tensor: torch.Tensor, verb: str) -> Optional[ddl.Work]:
+        mine = moved(tensor, verb)
+        return self._issue(Call(Collective.ALLGATHER, mine, moved(rows, verb), None, part_lengths=[mine.numel()]))
+
+    # --- to or from one rank ---
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Part:
+        """Combine ``tensor`` over all ranks; ``root`` gets the result, in place."""
+        self._calls.check_rank("reduce", "dst", root)
+        if bitwise(op) is not None:
+            return self.allreduce(tensor if self._rank == root else tensor.clone(), op)
+        own, finish = in_place(tensor, "reduce")
+        ddl_op, factor = reduction(op, tensor)
+        mine = own if factor is None else own * factor
+        output = own if self._rank == root else None
+        return self._issue(Call(Collective.REDUCE, mine, output, None, ddl_op, root)), finish
+
+    def gather(self, targets: Optional[Tensors], tensor: torch.Tensor, root: int) -> Part:
+        """Fill ``targets[r]``, which only ``root`` has, with ``tensor`` of rank r."""
+        self._calls.check_rank("gather", "dst", root)
+        block = moved(tensor, "gather")
+        if targets is None:
+            return self._rooted(Collective.GATHER, block, block, None, root), None
+        self.check_number("gather", targets)
+        rows = tensor.new_empty((self._size, *tensor.shape))
+        return self._rooted(Collective.GATHER, block, block, moved(rows, "gather"), root), _deal(rows, targets)
+
+    def scatter(self, target: torch.Tensor, sources: Optional[Tensors], root: int) -> Part:
+        """Fill ``target`` on rank r with ``sources[r]``, which only ``root`` has."""
+        self._calls.check_rank("scatter", "src", root)
+        own, finish = in_place(target, "scatter")
+        block, rows = moved(own, "scatter"), None
+        if sources is not None:
+            self.check_number("scatter", sources)
+            rows = moved(torch.stack([source.detach() for source in sources]), "scatter")
+        return self._rooted(Collective.SCATTER, block, rows, block, root), finish
+
+    def _rooted(
+        self, collective: Collective, block: torch.Tensor, mine: Any, output: Any, root: int
+    ) -> Optional[ddl.Work]:
+        """Make a call on blocks like ``block``, of which only the root has all."""
+        call = Call(collective, mine, output, None, root=root, part_lengths=[block.numel()])
+        call.bytes = block.numel() * block.element_size() * self._size
+        return self._issue(call)
+
+    # --- to each rank its part ---
+
+    def reducescatter(self, target: torch.Tensor, sources: Tensors, op: Any) -> List[Part]:
+        """Combine ``sources[r]`` over all ranks into ``target`` of rank r. Parts may have different sizes."""
+        self.check_number("reduce_scatter", sources)
+        if all(source.shape == sources[0].shape for source in sources):
+            whole = torch.stack([source.detach() for source in sources])
+            return [self.reducescatter_single(target, whole, op)]
+        target.copy_(sources[self._rank])
+        mine = [target if rank == self._rank else source.clone() for rank, source in enumerate(sources)]
+        return [self.reduce(tensor, rank, op) for rank, tensor in enumerate(mine)]
+
+    def reducescatter_single(self, target: torch.Tensor, tensor: torch.Tensor, op: Any) -> Part:
+        """Combine ``tensor`` over all ranks; rank r gets the r-th part in ``target``."""
+        if tensor.numel() != target.numel() * self._size:
+            raise InvalidArgument(
+                f"reduce_scatter: an input of {tensor.numel()} elements is not {target.numel()} elements for each of "
+                f"{self._size} ranks"
+            )
+        combine = bitwise(op)
+        if combine is not None:
+            whole = tensor.clone()
+            work, combine_all = self._bitwise(whole, combine)
+
+            def keep_part() -> None:
+                combine_all()
+                target.copy_(whole.view(self._size, -1)[self._rank].view(target.shape))
+
+            return work, keep_part
+        own, finish = in_place(target, "reduce_scatter")
+        ddl_op, factor = reduction(op, tensor)
+        mine = alias(tensor.contiguous() if factor is None else tensor * factor, "reduce_scatter")
+        return self._issue(Call(Collective.REDUCESCATTER, mine, own, None, ddl_op, part_lengths=[own.numel()])), finish
+
+    def alltoall_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> Part:
+        """Send the r-th part of ``tensor`` to rank r; what comes fills ``output``. Parts are in rows; none: equal."""
+        own, finish = in_place(output, "all_to_all")
+        if input_splits or output_splits:
+            return self._exchange(
+                own, elements(output, output_splits, self._size), tensor, elements(tensor, input_splits, self._size)
+            ), finish
+        if tensor.shape[0] % self._size or tensor.numel() != output.numel():
+            raise InvalidArgument(
+                f"all_to_all: {tensor.shape[0]} rows, to become {output.shape[0]}, are not as many for each of "
+                f"{self._size} ranks; give splits"
+            )
+        mine, parts = moved(tensor, "all_to_all"), [moved(own, "all_to_all").numel() // self._size]
+        return self._issue(Call(Collective.ALLTOALL, mine, moved(own, "all_to_all"), None, part_lengths=parts)), finish
+
+    def alltoall(self, targets: Tensors, sources: Tensors) -> Part:
+        """Send ``sources[r]`` to rank r, receive ``targets[r]`` from it. They may have different sizes."""
+        self.check_number("all_to_all", targets)
+        self.check_number("all_to_all", sources)
+        flat = torch.cat([moved(source, "all_to_all").reshape(-1) for source in sources])
+        sizes = [moved(target, "all_to_all").numel() for target in targets]
+        received = flat.new_empty(sum(sizes))
+
+        def finish() -> None:
+            for target, part in zip(targets, torch.split(received, sizes)):
+                target.copy_(_as(target, part))
+
+        lengths = [moved(source, "all_to_all").numel() for source in sources]
+        return self._exchange(received, sizes, flat, lengths), finish
+
+    def _exchange(
+        self, output: torch.Tensor, receives: List[int], tensor: torch.Tensor, sends: List[int]
+    ) -> Optional[ddl.Work]:
+        """Make an all-to-all of parts of so many elements, after an exchange of the sizes, which blocks."""
+        rows = self._calls.exchange(Collective.ALLTOALL, np.array([sends, receives], np.int64).ravel())
+        sent, wanted = rows[:, : self._size], rows[:, self._size :]
+        wrong = np.argwhere(sent != wanted.T)  # on all ranks alike
+        if len(wrong):
+            source, target = map(int, wrong[0])
+            raise InvalidArgument(
+                f"all_to_all: rank {source} sends {sent[source, target]} elements to rank {target}, which expects "
+                f"{wanted[target, source]}"
+            )
+        mine = moved(tensor, "all_to_all")
+        call = Call(Collective.ALLTOALL, mine, moved(output, "all_to_all"), None, count_differs=True)
+        call.part_lengths = [int(count) for count in sent.ravel()]
+        call.bytes = int(sent.sum(axis=1).max()) * mine.element_size()
+        return self._issue(call)
+
+    # --- no data, and from one to another ---
+
+    def barrier(self) -> Part:
+        """Done when every rank has called it."""
+        return self._issue(Call(Collective.BARRIER, None, None, None)), None
+
+    def send(self, tensor: torch.Tensor, dst: int) -> Part:
+        """Send to rank ``dst``."""
+        self._calls.check_peer("send", dst)
+        return self._issue(Call(Collective.SEND, moved(tensor, "send"), None, None, root=dst)), None
+
+    def recv(self, tensor: torch.Tensor, src: int) -> Part:
+        """Receive from rank ``src`` what it sends next, of the same type and size."""
+        self._calls.check_peer("recv", src)
+        own, finish = in_place(tensor, "recv")
+        return self._issue(Call(Collective.RECV, None, moved(own, "recv"), None, root=src)), finish
+
+    def check_number(self, verb: str, tensors: Tensors) -> None:
+        if len(tensors) != self._size:
+            raise InvalidArgument(f"{verb}: {len(tensors)} tensors were given for {self._size} ranks")
+
+
+def _deal(rows: torch.Tensor, targets: Tensors) -> Finish:
+    def finish() -> None:
+        for target, row in zip(targets, rows):
+            target.copy_(row)
+
+    return finish
+
+
+def _as(target: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return what ``moved`` made of a tensor like ``target`` as such a tensor again."""
+    if target.is_complex():
+        return torch.view_as_complex(part.view(*target.shape, 2))
+    return part.view(target.dtype).view(target.shape)

@@ -1,0 +1,218 @@
+"""DDL as a backend of ``torch.distributed``: ``import ddl_torch; dist.init_process_group("ddl")``.
+
+A process group has a ``ddl.Communicator``: the default group that of all ranks, any other one of its own. This file is
+what c10d calls; what its verbs are in terms of DDL's stands in ``_c10d_verbs.py``, what they return in
+``_c10d_work.py``, how the ranks find one another in ``_rendezvous.py``. docs/torch.md lists what differs from gloo.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ddl import Communicator, InvalidArgument
+from ddl_torch._c10d_arguments import op_of
+from ddl_torch._c10d_verbs import Part, Verbs
+from ddl_torch._c10d_work import GroupWork, Waiter
+from ddl_torch._rendezvous import communicator_for
+
+__all__ = ["DDLProcessGroup", "register"]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def register() -> None:
+    """Make "ddl" known to ``torch.distributed``. Done by ``import ddl_torch``; again does nothing."""
+    if "DDL" not in dist.Backend._plugins:
+        dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, _: Any) -> DDLProcessGroup:
+    """Called by ``dist.init_process_group`` and ``new_group``, on the ranks of the group."""
+    communicator, leave = communicator_for(
+        options.store, options.group_rank, options.group_size, list(options.global_ranks_in_group), options.timeout
+    )
+    return DDLProcessGroup(communicator, leave)
+
+
+_Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d asks of no backend
+
+
+class DDLProcessGroup(_Base):  # type: ignore[misc]
+    """c10d's verbs on one communicator, for tensors on the CPU. ``leave`` ends it.
+
+    Each verb returns a ``GroupWork``; all ranks call the same verbs in the same order. Where c10d's caller is going to
+    wait at once (``async_op=False``), the verb has ended when it returns.
+    """
+
+    def __init__(self, communicator: Communicator, leave: Callable[[], None]) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self.communicator = communicator
+        self._leave = leave
+        self._waiter = Waiter()
+        self._starting = Verbs(communicator, blocking=False)
+        self._blocking = Verbs(communicator, blocking=True)
+        self._name = self._description = ""
+
+    def _verbs(self, opts: Any) -> Verbs:
+        return self._starting if getattr(opts, "asyncOp", True) else self._blocking
+
+    def _work(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
+        return GroupWork(list(outputs), parts, self._waiter)
+
+    # --- what torch asks of a group, by torch's names ---
+
+    def getBackendName(self) -> str:
+        return "ddl"
+
+    name = getBackendName
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def abort(self) -> None:
+        """Break the group on all its ranks: what is under way and every later verb raises ``ddl.Aborted``."""
+        self.communicator.abort("the process group was aborted")
+
+    def shutdown(self) -> None:
+        """Leave the group; what is under way fails. Called by ``dist.destroy_process_group``. Idempotent."""
+        self._waiter.close()
+        self._leave()
+
+    # --- to all ranks ---
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        """Combine each tensor over all ranks, in place."""
+        verbs, op = self._verbs(opts), op_of(opts)
+        return self._work(tensors, [verbs.allreduce(tensor, op) for tensor in tensors])
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        """Overwrite each tensor by that of ``opts.rootRank``."""
+        verbs, root = self._verbs(opts), 0 if opts is None else opts.rootRank
+        return self._work(tensors, [verbs.broadcast(tensor, root) for tensor in tensors])
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Fill ``outputs[i][r]`` with ``inputs[i]`` of rank r."""
+        verbs = self._verbs(opts)
+        parts = [part for targets, tensor in zip(outputs, inputs) for part in verbs.allgather(targets, tensor)]
+        return self._work([tensor for targets in outputs for tensor in targets], parts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Fill ``outputs[r][i]`` with ``inputs[i]`` of rank r."""
+        return self.allgather([list(targets) for targets in zip(*outputs)], inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
+        """Fill ``output`` with the tensors of all ranks, one after the other."""
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """``all_gather_single`` of each pair."""
+        verbs = self._verbs(opts)
+        return self._work(outputs, [verbs.allgather_single(*pair) for pair in zip(outputs, inputs)])
+
+    # --- to or from one rank ---
+
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """Combine each tensor over all ranks; ``opts.rootRank`` gets the result, in place."""
+        verbs = self._verbs(opts)
+        return self._work(tensors, [verbs.reduce(tensor, opts.rootRank, opts.reduceOp) for tensor in tensors])
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Fill ``outputs[0][r]``, on ``opts.rootRank`` only, with ``inputs[0]`` of rank r."""
+        targets = outputs[0] if self.rank() == opts.rootRank else None
+        return self._work(targets or [], [self._verbs(opts).gather(targets, inputs[0], opts.rootRank)])
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
+        """Fill ``outputs[0]`` with ``inputs[0][r]`` of ``opts.rootRank`` on rank r."""
+        sources = inputs[0] if self.rank() == opts.rootRank else None
+        return self._work(outputs, [self._verbs(opts).scatter(outputs[0], sources, opts.rootRank)])
+
+    # --- to each rank its part ---
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
+        """Combine ``inputs[i][r]`` over all ranks into ``outputs[i]`` of rank r."""
+        verbs, op = self._verbs(opts), op_of(opts)
+        parts = [part for target, sources in zip(outputs, inputs) for part in verbs.reducescatter(target, sources, op)]
+        return self._work(outputs, parts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
+        """Combine ``tensor`` over all ranks; rank r gets the r-th part of it in ``output``."""
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """``reduce_scatter_single`` of each pair."""
+        verbs, op = self._verbs(opts), op_of(opts)
+        return self._work(outputs, [verbs.reducescatter_single(*pair, op) for pair in zip(outputs, inputs)])
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> GroupWork:
+        """Send the r-th part of ``tensor`` to rank r; what comes fills ``output`` in rank order.
+
+        Splits are numbers of rows; none: equal parts. Where they are given, sizes are exchanged before it returns.
+        """
+        return self._work([output], [self._verbs(opts).alltoall_single(output, tensor, output_splits, input_splits)])
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Send ``inputs[r]`` to rank r, receive ``outputs[r]`` from it; sizes are exchanged before it returns."""
+        return self._work(outputs, [self._verbs(opts).alltoall(outputs, inputs)])
+
+    # --- no data, and from one to another ---
+
+    def barrier(self, opts: Any = None) -> GroupWork:
+        """Done when every rank has called it."""
+        return self._work([], [self._verbs(opts).barrier()])
+
+    def monitored_barrier(self, timeout: Optional[datetime.timedelta] = None, wait_all_ranks: bool = False) -> None:
+        """Return when every rank has called it, within ``timeout``. Blocking.
+
+        Every verb of DDL says which rank has not come; this one has a timeout of its own besides.
+        """
+        self.barrier().wait(timeout)
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
+        """Send to rank ``dst``. Messages between two ranks arrive in the order of the calls, whatever their tag."""
+        return self._work([], [self._starting.send(tensor, dst) for tensor in tensors])
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
+        """Receive from rank ``src`` what it sends next, of the same type and size."""
+        return self._work(tensors, [self._starting.recv(tensor, src) for tensor in tensors])
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
+        """Refused: who comes first would differ from run to run. Raises ``InvalidArgument``."""
+        raise InvalidArgument("recv: DDL receives from a rank that is named; pass src=")
+
+    # --- older names, by which older versions of torch call ---
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single

@@ -1,0 +1,178 @@
+"""What goes wrong on the backend "ddl" is an exception: in ``wait``, in futures, and in DDP's backward pass."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import ranks
+from process_groups import begin
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.faults
+
+
+def dying(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    dist.barrier()
+    if r == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen = []
+    with pytest.raises(RuntimeError, match="PeerLost.* lost rank 1 .*its process ended"):
+        model(torch.ones(2, 4)).sum().backward()
+    for call in (
+        lambda: dist.all_reduce(torch.ones(3)),
+        lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(),
+        lambda: dist.barrier(),
+    ):
+        with pytest.raises(ddl.PeerLost, match="lost rank 1") as caught:
+            call()
+        seen.append(str(caught.value))
+    return seen
+
+
+def test_a_rank_dies(tmp_path) -> None:
+    ranks.run(3, dying, str(tmp_path / "store"), initialise=False, timeout=60, may_die=[1])
+
+
+def dying_under_way(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    dist.barrier()
+    if r == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    future = work.get_future()
+    with pytest.raises(RuntimeError, match="lost rank 1"):
+        future.wait()
+    with pytest.raises(ddl.PeerLost, match="lost rank 1"):
+        work.wait()
+    assert work.is_completed() and not work.is_success() and isinstance(work.exception(), ddl.PeerLost)
+
+
+def test_a_rank_dies_while_others_wait(tmp_path) -> None:
+    ranks.run(2, dying_under_way, str(tmp_path / "store"), initialise=False, timeout=60, may_die=[1])
+
+
+def mismatch(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    with pytest.raises(ddl.CollectiveMismatch, match=r"3 x float32.*4 x float32|4 x float32.*3 x float32"):
+        dist.all_reduce(torch.ones(3 + r))
+
+
+def test_different_sizes(tmp_path) -> None:
+    ranks.run(2, mismatch, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def late(path):
+    dist, r, n = begin(path, timeout=datetime.timedelta(seconds=3))
+    import ddl
+
+    if r == 1:
+        time.sleep(5)
+    with pytest.raises(ddl.CollectiveTimeout, match="rank 1 has not called it"):
+        dist.all_reduce(torch.ones(3))
+
+
+def test_the_timeout_of_the_group(tmp_path) -> None:
+    ranks.run(2, late, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def impatient(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    x = torch.ones(3)
+    if r == 1:
+        time.sleep(1.5)
+    work = dist.all_reduce(x, async_op=True)
+    if r == 0:
+        with pytest.raises(ddl.WaitTimeout):
+            work.wait(datetime.timedelta(seconds=0.2))
+        assert not work.is_completed() and not work.is_success()
+    work.wait()
+    assert x[0] == n
+
+
+def test_the_timeout_of_wait(tmp_path) -> None:
+    ranks.run(2, impatient, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def refused(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    short, complexes = torch.ones(3), torch.ones(2, dtype=torch.complex64)
+    for call, text in (
+        (lambda: dist.all_gather_into_tensor(short, short), "3 elements cannot hold 3 elements of each of 2 ranks"),
+        (lambda: dist.reduce_scatter_tensor(short, short), "is not 3 elements for each of 2 ranks"),
+        (lambda: dist.recv(short), "pass src="),
+        (lambda: dist.all_reduce(short.to_sparse()), "sparse"),
+        (lambda: dist.all_to_all_single(short, short), "give splits"),
+        (lambda: dist.all_to_all_single(short, short, [1, 1], [1, 2]), "must be 2 numbers that sum to 3 rows"),
+        (lambda: dist.all_to_all_single(short, short, [1, 2], [2, 1]), "rank 0 sends 2 elements to rank 0.* expects 1"),
+        (lambda: dist.all_gather([short], short), "1 tensors were given for 2 ranks"),
+        (lambda: dist.group.WORLD.allreduce([complexes], maximum(dist)), "not defined for tensors of type torch.comp"),
+        (lambda: ddl.world().subset([1 - r]), "must be among"),
+        (lambda: ddl.world().subset([r, r]), "each of them once"),
+        (lambda: ddl.world().subset([r, 7]), "no rank of a communicator of 2"),
+    ):
+        with pytest.raises(ddl.InvalidArgument, match=text):
+            call()
+    x = torch.ones(2)
+    dist.all_reduce(x)  # nothing is broken
+    assert x[0] == n
+    if r == 0:
+        with pytest.raises(ddl.RendezvousError, match="rank 1 .* did not come to a new group of ranks 0,1 within 2 s"):
+            dist.new_group([0, 1])
+
+
+def maximum(dist):
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    return options
+
+
+def test_bad_arguments_break_nothing(tmp_path) -> None:
+    env = {"DDL_START_TIMEOUT": "2"}
+    ranks.run(2, refused, str(tmp_path / "store"), initialise=False, timeout=60, env=env)
+
+
+def aborted(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    if r == 1:
+        dist.group.WORLD.abort()
+    with pytest.raises(ddl.Aborted, match="the process group was aborted"):
+        for _ in range(100):
+            dist.all_reduce(torch.ones(2))
+            time.sleep(0.05)
+
+
+def test_abort(tmp_path) -> None:
+    ranks.run(2, aborted, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def contradiction(path):
+    import torch.distributed as dist
+
+    import ddl_torch as ddl
+
+    rank = int(os.environ["DDL_RANK"])
+    with pytest.raises(ddl.Error, match=f"this is rank {1 - rank} of 2, but it is rank {rank} of 2"):
+        dist.init_process_group("ddl", store=dist.FileStore(path, 2), rank=1 - rank, world_size=2)
+
+
+def test_other_numbers_than_those_of_ddlrun(tmp_path) -> None:
+    ranks.run(2, contradiction, str(tmp_path / "store"), initialise=False, timeout=60)

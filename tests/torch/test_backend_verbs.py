@@ -1,0 +1,277 @@
+"""Every verb of ``torch.distributed`` on the backend "ddl": exact values, all kinds of tensors, groups, objects."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+import ranks
+from process_groups import begin
+
+torch = pytest.importorskip("torch")
+
+KINDS = ["float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "complex64"]
+MOVED = [*KINDS, "bool", "complex128", "float8_e5m2"]
+
+
+def drawn(kind, *shape, of):
+    """The tensor of one rank: numbers that any order of adding leaves exact."""
+    generator = torch.Generator().manual_seed(of)
+    return torch.randint(0, 7, shape, generator=generator).to(getattr(torch, kind))
+
+
+def same(found, wanted):
+    found, wanted = (list(x) if isinstance(x, (list, tuple)) else [x] for x in (found, wanted))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted):
+        assert one.dtype == other.dtype and one.shape == other.shape, (one, other)
+        if one.dtype.itemsize == 1:  # some of these cannot be compared
+            one, other = one.view(torch.uint8), other.view(torch.uint8)
+        assert torch.equal(one, other), (one, other)
+
+
+def moving(path):
+    dist, r, n = begin(path)
+    for kind in MOVED:
+        dtype = getattr(torch, kind)
+        each = [drawn(kind, 5, 3, of=rank) for rank in range(n)]
+        mine = each[r].clone()
+        for root in range(n):
+            got = mine.clone()
+            dist.broadcast(got, root)
+            same(got, each[root])
+        outputs = [torch.empty(5, 3, dtype=dtype) for _ in range(n)]
+        dist.all_gather(outputs, mine)
+        same(outputs, each)
+        work = dist.all_gather(outputs[::-1], mine, async_op=True)
+        work.wait()
+        same(outputs[::-1], each)
+        whole = torch.empty(5 * n, 3, dtype=dtype)
+        dist.all_gather_into_tensor(whole, mine)
+        same(whole, torch.cat(each))
+        inplace = torch.zeros(n, 5, 3, dtype=torch.uint8).to(dtype)
+        inplace[r] = mine
+        dist.all_gather_into_tensor(inplace, inplace[r])
+        same(inplace, torch.stack(each))
+        parts = [drawn(kind, 4, of=10 * r + rank) for rank in range(n)]
+        coming = [drawn(kind, 4, of=10 * rank + r) for rank in range(n)]
+        flat = torch.empty(4 * n, dtype=dtype)
+        dist.all_to_all_single(flat, torch.cat(parts))
+        same(flat, torch.cat(coming))
+        outputs = [torch.empty(4, dtype=dtype) for _ in range(n)]
+        dist.all_to_all(outputs, parts)
+        same(outputs, coming)
+        outputs = [torch.empty(rank, r + 1, dtype=dtype) for rank in range(n)]  # rank s sends r to s: s columns, r rows
+        dist.all_to_all(outputs, [drawn(kind, r, rank + 1, of=rank) for rank in range(n)])
+        same(outputs, [drawn(kind, rank, r + 1, of=r) for rank in range(n)])
+        source, start = drawn(kind, n * (n + 1) // 2, 2, of=r), r * (r + 1) // 2
+        target = torch.empty((r + 1) * n, 2, dtype=dtype)
+        dist.all_to_all_single(target, source, [r + 1] * n, list(range(1, n + 1)))
+        rows = [drawn(kind, n * (n + 1) // 2, 2, of=rank)[start : start + r + 1] for rank in range(n)]
+        same(target, torch.cat(rows))
+        outputs = [torch.empty(5, 3, dtype=dtype) for _ in range(n)] if r == 1 else None
+        dist.gather(mine, outputs, dst=1)
+        assert r != 1 or same(outputs, each) is None
+        out = torch.empty(4, dtype=dtype)
+        dist.scatter(out, [drawn(kind, 4, of=rank) for rank in range(n)] if r == 0 else None, src=0)
+        same(out, drawn(kind, 4, of=r))
+        if r == 0:
+            dist.send(mine, 1)
+            dist.isend(mine.t(), 1).wait()
+        elif r == 1:
+            got, turned = torch.empty(5, 3, dtype=dtype), torch.empty(5, 3, dtype=dtype).t()
+            assert dist.recv(got, 0) == 0
+            dist.irecv(turned, 0).wait()
+            same([got, turned.contiguous()], [each[0], each[0].t().contiguous()])
+    dist.destroy_process_group()
+
+
+def adding(path):
+    dist, r, n = begin(path)
+    op = dist.ReduceOp
+    for kind in KINDS:
+        dtype = getattr(torch, kind)
+        each = [drawn(kind, 6, 2, of=rank) for rank in range(n)]
+        total = torch.stack(each).sum(0).to(dtype)
+        got = each[r].clone()
+        dist.all_reduce(got)
+        same(got, total)
+        got = each[r].clone()
+        work = dist.all_reduce(got, async_op=True)
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        same(got, total)
+        assert work.result()[0].data_ptr() == got.data_ptr()
+        assert work.get_future().wait()[0] is not None
+        turned = each[r].t().clone(memory_format=torch.contiguous_format).t()
+        assert not turned.is_contiguous()
+        dist.all_reduce(turned)
+        same(turned.contiguous(), total)
+        got = each[r].clone()
+        dist.reduce(got, n - 1)
+        same(got, total if r == n - 1 else each[r])
+        parts = [drawn(kind, 4, of=10 * r + rank) for rank in range(n)]
+        wanted = torch.stack([drawn(kind, 4, of=10 * rank + r) for rank in range(n)]).sum(0).to(dtype)
+        out = torch.empty(4, dtype=dtype)
+        dist.reduce_scatter(out, [part.clone() for part in parts])
+        same(out, wanted)
+        out = torch.empty(4, dtype=dtype)
+        dist.reduce_scatter_tensor(out, torch.cat(parts))
+        same(out, wanted)
+    numbers = torch.stack([drawn("float32", 7, of=rank) for rank in range(n)])
+    for known, wanted in (
+        (op.MIN, numbers.amin(0)),
+        (op.MAX, numbers.amax(0)),
+        (op.PRODUCT, numbers.prod(0)),
+        (dist._make_nccl_premul_sum(2.0), 2 * numbers.sum(0)),
+    ):
+        got = numbers[r].clone()
+        dist.all_reduce(got, op=known)
+        same(got, wanted)
+    got = numbers[r].clone()
+    dist.all_reduce(got, op=op.AVG)
+    torch.testing.assert_close(got, numbers.mean(0))
+    bits = [drawn("int32", n, of=rank) for rank in range(n)]
+    for known, combine in ((op.BAND, torch.bitwise_and), (op.BOR, torch.bitwise_or), (op.BXOR, torch.bitwise_xor)):
+        wanted = bits[0]
+        for other in bits[1:]:
+            wanted = combine(wanted, other)
+        got, part = bits[r].clone(), torch.empty(1, dtype=torch.int32)
+        dist.all_reduce(got, op=known)
+        dist.reduce_scatter_tensor(part, bits[r], op=known)
+        same([got, part], [wanted, wanted[r : r + 1]])
+        got = bits[r].clone()
+        dist.reduce(got, 0, op=known)
+        same(got, wanted if r == 0 else bits[r])
+    # Sizes that differ by rank.
+    outputs = [torch.empty(rank + 1) for rank in range(n)]
+    dist.all_gather(outputs, torch.full((r + 1,), float(r)))
+    same(outputs, [torch.full((rank + 1,), float(rank)) for rank in range(n)])
+    out = torch.empty(r + 1)
+    dist.reduce_scatter(out, [torch.full((rank + 1,), 1.0 + r) for rank in range(n)])
+    same(out, torch.full((r + 1,), float(n * (n + 1) // 2)))
+    dist.destroy_process_group()
+
+
+def together(path):
+    """Objects, groups, batches, coalesced and functional collectives, meshes, barriers."""
+    dist, r, n = begin(path)
+    from torch.distributed import _functional_collectives as fc
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    assert dist.get_backend() == "ddl" and type(dist.group.WORLD).__name__ == "DDLProcessGroup"
+    found = [None] * n
+    dist.all_gather_object(found, {"rank": r, "text": "a" * r})
+    assert found == [{"rank": rank, "text": "a" * rank} for rank in range(n)]
+    found = [r, "x"]
+    dist.broadcast_object_list(found, 1)
+    assert found == [1, "x"]
+    found = [None] * n if r == 0 else None
+    dist.gather_object(("r", r), found)
+    assert r != 0 or found == [("r", rank) for rank in range(n)]
+    found = [None]
+    dist.scatter_object_list(found, [f"s{rank}" for rank in range(n)] if r == 0 else None, src=0)
+    assert found == [f"s{r}"]
+    if r == 0:
+        dist.send_object_list(["hi", 3], 1)
+    elif r == 1:
+        found = [None, None]
+        dist.recv_object_list(found, 0)
+        assert found == ["hi", 3]
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=10))
+
+    first, backwards = dist.new_group([0, 1]), dist.new_group(list(range(n))[::-1])
+    if r < 2:
+        x = torch.ones(3)
+        dist.all_reduce(x, group=first)
+        assert x.tolist() == [2, 2, 2] and dist.get_process_group_ranks(first) == [0, 1]
+    x = torch.full((2,), float(r))
+    dist.broadcast(x, n - 1, group=backwards)
+    assert x.tolist() == [n - 1] * 2
+    alone = [dist.new_group([rank]) for rank in range(n)][r]
+    dist.all_reduce(x, group=alone)
+    assert x.tolist() == [n - 1] * 2
+    if r < 2:
+        dist.destroy_process_group(first)
+    dist.new_subgroups(group_size=1)
+    inner, subgroups = dist.new_subgroups_by_enumeration([[rank] for rank in range(n)])
+    assert len(subgroups) == n and dist.get_world_size(inner) == 1
+
+    left, right = (r - 1) % n, (r + 1) % n
+    got = torch.empty(4)
+    batch = [dist.P2POp(dist.isend, torch.full((4,), float(r)), right), dist.P2POp(dist.irecv, got, left)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert got.tolist() == [left] * 4
+
+    several = [torch.ones(length + 1) for length in range(3)]
+    with _coalescing_manager():
+        for x in several:
+            dist.all_reduce(x)
+    assert all(x[0] == n for x in several)
+    with _coalescing_manager(async_ops=True) as under_way:
+        whole = [torch.empty(n * 2) for _ in range(2)]
+        for number, x in enumerate(whole):
+            dist.all_gather_into_tensor(x, torch.full((2,), float(r + number)))
+    under_way.wait()
+    assert whole[1].tolist() == [float(i // 2 + 1) for i in range(2 * n)]
+    with _coalescing_manager():
+        parts = [torch.empty(2) for _ in range(2)]
+        for number, x in enumerate(parts):
+            dist.reduce_scatter_tensor(x, torch.full((2 * n,), float(number)))
+    assert parts[1].tolist() == [n, n]
+
+    world, wait = dist.group.WORLD, fc.wait_tensor
+    assert wait(fc.all_reduce(torch.ones(3) * (r + 1), "sum", world))[0] == n * (n + 1) / 2
+    gathered = wait(fc.all_gather_single(torch.full((2,), float(r)), 0, world))
+    assert gathered.tolist() == [float(i // 2) for i in range(2 * n)]
+    assert wait(fc.reduce_scatter_single(torch.ones(2 * n), "sum", 0, world)).tolist() == [n, n]
+    dealt = wait(fc.all_to_all_single(torch.full((n,), float(r)), None, None, world))
+    assert dealt.tolist() == [float(i) for i in range(n)]
+    assert wait(fc.broadcast(torch.full((2,), float(r)), 1, world))[0] == 1
+    sums = fc.all_reduce_coalesced([torch.ones(2), torch.ones(3)], "sum", world)
+    assert [wait(x)[0].item() for x in sums] == [n, n]
+
+    if n == 4:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        x = torch.full((1,), float(r))
+        dist.all_reduce(x, group=mesh["b"].get_group())
+        assert x.item() == (1 if r < 2 else 5)
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("part", [moving, adding], ids=["moving", "adding"])
+def test_verbs(part, size: int, tmp_path) -> None:
+    ranks.run(size, part, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_objects_groups_batches(size: int, tmp_path) -> None:
+    ranks.run(size, together, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def again_and_again(path):
+    import ddl_torch as ddl
+
+    for number in range(3):
+        dist, r, n = begin(f"{path}{number}")
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert x[0] == n
+        dist.destroy_process_group()
+        assert not ddl.is_initialized()
+    ddl.init()  # whose job it is, it stays
+    dist, r, n = begin(f"{path}-own")
+    dist.all_reduce(x)
+    ddl.allreduce_(x)
+    dist.destroy_process_group()
+    assert ddl.allreduce(x)[0] == n * n
+    ddl.shutdown()
+
+
+def test_init_and_destroy(tmp_path) -> None:
+    ranks.run(2, again_and_again, str(tmp_path / "store"), initialise=False, timeout=60)
