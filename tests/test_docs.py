@@ -54,11 +54,13 @@ def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
 
 
 @pytest.mark.processes
-def test_the_code_of_torch_md_runs_on_two_ranks(tmp_path: Path):
+@pytest.mark.parametrize("number", [0, 1], ids=["backend", "hook"])
+def test_the_code_of_torch_md_runs_on_two_ranks(number: int, tmp_path: Path):
     pytest.importorskip("torch")
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
     program = tmp_path / "program.py"
-    program.write_text(block)
+    program.write_text(blocks[number])
     line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
     ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert ended.returncode == 0, ended.stdout + ended.stderr

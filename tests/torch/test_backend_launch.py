@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Dict, List, Optional
 
 import pytest
+from process_groups import launch, run
 
-ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -48,26 +44,16 @@ if __name__ == "__main__":
 """
 
 
-def run(line: List[str], folder: Path, environ: Optional[Dict[str, str]] = None) -> None:
-    everything = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})}
-    done = subprocess.run(line, env=everything, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("backend", ["ddl", "cpu:ddl"])
 @pytest.mark.parametrize("launcher", ["ddlrun", "torchrun"])
 def test_launchers(launcher: str, backend: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    module, options = ("ddl.run", ["-np", "2"]) if launcher == "ddlrun" else ("torch.distributed.run", TORCHRUN)
-    run([sys.executable, "-m", module, *options, str(program), backend], tmp_path)
+    launch(launcher, [str(program), backend], tmp_path)
     assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
-
-
-TORCHRUN = ["--nproc-per-node=2", "--master-addr=127.0.0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
 
 def test_spawned_processes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
-    run([sys.executable, str(program)], tmp_path)
+    run([str(program)], tmp_path)

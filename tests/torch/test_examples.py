@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from process_groups import require
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -71,6 +72,31 @@ def test_large_batches_resume_in_the_middle_of_an_epoch_on_more_ranks(tmp_path):
     second = on_two_ranks(*line)
     (accuracy,) = re.findall(r"after 188 steps, in epoch 20 after 0 digits: .* test accuracy ([\d.]+)%", second.stdout)
     assert float(accuracy) > 93  # (1437 - 512) / 128 steps, and then 15 epochs of 12
+
+
+def accuracy(example):
+    (found,) = re.findall(r"test accuracy ([\d.]+)%", on_two_ranks(f"examples/{example}.py").stdout)  # rank 0 only
+    return float(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["torch_ddp", "torch_fsdp"])
+def test_torch_distributed_learns_on_two_ranks(example):
+    assert accuracy(example) > 93
+
+
+@pytest.mark.slow
+def test_lightning_learns_on_two_ranks():
+    require("lightning")
+    assert accuracy("torch_lightning") > 93
+
+
+def test_the_lines_that_torch_md_adds_are_those_that_torch_ddp_marks():
+    (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    added = [line[1:].strip() for line in diff.splitlines() if line.startswith("+")]
+    script = (ROOT / "examples" / "torch_ddp.py").read_text().splitlines()
+    marked = [line.split("  #")[0].strip() for line in script if "# " in line and "(DDL)" in line]
+    assert added == marked
 
 
 def test_a_wrong_option_ends_the_job_with_its_status():

@@ -1,0 +1,54 @@
+"""Trains on the digits by FSDP2: each rank keeps its part of every weight, gradient, and state of the optimizer.
+
+    ddlrun -np 2 examples/torch_fsdp.py
+
+The lines marked (DDL) are those that differ from a script for gloo.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from torch_digits import digits, network
+
+import ddl_torch  # noqa: F401 (DDL) makes the backend known
+
+EPOCHS = 5
+
+
+def main() -> None:
+    dist.init_process_group("ddl")  # (DDL)
+    torch.manual_seed(1)
+    train, test = digits()
+    sampler = DistributedSampler(train, seed=1)
+    loader = DataLoader(train, batch_size=32, sampler=sampler)
+    model = network(width=16)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    model.eval()
+    x, y = test.tensors
+    with torch.no_grad():
+        right = (model(x).argmax(1) == y).float().mean()
+    if dist.get_rank() == 0:
+        print(f"test accuracy {right:.2%}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Accelerate trains on the backend "ddl" to what it trains to on gloo; its gathering reaches all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from process_groups import require, trained_alike
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader, TensorDataset
+import ddl_torch
+
+dist.init_process_group(sys.argv[1])
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+assert dist.get_backend() == sys.argv[1] and accelerator.num_processes == 2
+set_seed(1)
+x = torch.randn(250, 10)  # uneven: the last batches are filled up
+data = TensorDataset(x, (x[:, :3].sum(1) > 0).long())
+model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.Adam(model.parameters(), 0.01), DataLoader(data, batch_size=16, shuffle=True)
+)
+assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+for epoch in range(6):
+    right = []
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            answer = model(x)
+            accelerator.backward(torch.nn.functional.cross_entropy(answer, y))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            right.append(accelerator.gather_for_metrics(answer.argmax(1) == y))
+right = torch.cat(right)
+assert len(right) == 250 and right.float().mean() > 0.8
+accelerator.save_state("state")
+accelerator.wait_for_everyone()
+before = [p.detach().clone() for p in model.parameters()]
+with torch.no_grad():
+    for p in model.parameters():
+        p.zero_()
+accelerator.load_state("state")
+assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before))
+if accelerator.is_main_process:
+    torch.save(torch.cat([p.ravel() for p in before]), sys.argv[2])
+accelerator.end_training()
+"""
+
+
+def test_training_as_with_gloo(tmp_path: Path) -> None:
+    require("accelerate")
+    trained_alike(PROGRAM, tmp_path)
