@@ -30,7 +30,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     there, while the backward pass goes on, or in ``step()``, which waits for what is left (see overlap). Then every
     rank has the same gradients, and after ``step()`` the same weights, to the bit.
 
-    optimizer: any ``torch.optim.Optimizer`` over parameters on the CPU. It is changed in place.
+    optimizer: any ``torch.optim.Optimizer`` but ``SparseAdam``, over parameters on the CPU. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
         every parameter of the optimizer; may name others.
     op: ``ddl.Average``, or ``ddl.Sum``.
@@ -81,6 +81,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ddl.InvalidArgument(
                 f"DistributedOptimizer needs a torch.optim.Optimizer that is not distributed yet, not a "
                 f"{type(optimizer).__name__}"
+            )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise ddl.InvalidArgument(
+                "DistributedOptimizer: SparseAdam takes sparse gradients only, which cannot be all-reduced in a "
+                "bucket; make them dense (sparse=False for an Embedding) and use torch.optim.Adam"
             )
         if op not in (ddl.Average, ddl.Sum):
             raise ddl.InvalidArgument(f"DistributedOptimizer: op={op!r}; gradients need ddl.Average or ddl.Sum")

@@ -135,6 +135,7 @@ def wrong_arguments():
         (sgd, {"backward_passes_per_step": 0}, "must be 1 or more"),
         (sgd, {"bucket_bytes": 0}, "bucket_bytes=0"),
         ("adam", {}, "not a str"),
+        (torch.optim.SparseAdam([weight]), {}, "SparseAdam.*sparse=False.*Adam"),
         (torch.optim.SGD([meta], lr=0.1), {}, "is on meta"),
         (torch.optim.SGD([torch.nn.UninitializedParameter()], lr=0.1), {}, "no shape yet"),
         (torch.optim.SGD([torch.nn.Parameter(torch.ones(2).to(torch.float8_e5m2))], lr=0.1), {}, "float8_e5m2"),
