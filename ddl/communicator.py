@@ -333,6 +333,11 @@ class Communicator:
         """
         return self._core.traffic()
 
+    @property
+    def wire(self) -> str:
+        """What large all-reduces of float32 are written as between hosts: "float32", "bf16" or "fp16" (DDL_WIRE)."""
+        return self._group.job.settings.wire or "float32"
+
     def metrics(self) -> Metrics:
         """Return what this communicator has done so far, and which of its ranks come late: see ``Metrics``.
 

@@ -47,6 +47,7 @@ class GradientBucket:
         dtype: torch.dtype = layout.dtype  # type: ignore[assignment]
         self.number = number
         self.entries = [entries[slot.item] for slot in layout.slots]
+        self._offsets = [slot.offset for slot in layout.slots]
         self.flat = torch.from_numpy(ddl.empty(layout.bytes, "uint8")).view(dtype)
         self.flat.zero_()  # padding is sent too
         self.flags = self.flat[layout.flags_offset :]
@@ -82,8 +83,18 @@ class GradientBucket:
         """Return whether a parameter requires a gradient that did not when the round began."""
         return any(entry.parameter.requires_grad for entry in self.frozen)
 
-    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, overlap: bool) -> None:
-        """Fill what is missing with zeros and start the all-reduce; without ``overlap``, ``finish`` does all of it."""
+    def place(self, element: int) -> str:
+        """Return, for an error, whose gradient element ``element`` of ``flat`` belongs to, and its index there."""
+        for entry, offset in zip(self.entries, self._offsets):
+            view = entry.view
+            assert view is not None
+            if offset <= element < offset + view.numel():
+                index = tuple((element - offset) // stride % n for n, stride in zip(view.shape, view.stride()))
+                return f"parameter {entry.name!r} at index {index}"
+        return f"bucket.{self.number} (its padding or flags) at element {element}"
+
+    def fill(self) -> None:
+        """Put zeros where this rank has no gradient; the bucket is ready to be sent then."""
         self.flags.fill_(1)
         for i, entry in enumerate(self.entries):
             if not adopt(entry):
@@ -91,6 +102,9 @@ class GradientBucket:
                 assert entry.view is not None
                 entry.view.zero_()
                 self.flags[i] = 0
+
+    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, overlap: bool) -> None:
+        """Start the all-reduce; without ``overlap``, ``finish`` does all of it."""
         self._version = self.flat._version
         self.sent = True
         name = f"bucket.{self.number}"

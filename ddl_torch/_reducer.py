@@ -23,6 +23,7 @@ import ddl
 from ddl.buckets import Gradient, assign
 from ddl_torch import _overlap
 from ddl_torch._gradient_bucket import WIRE_DTYPES, Entry, GradientBucket, adopt
+from ddl_torch._gradient_check import GradientCheck
 
 __all__ = ["GradientReducer"]
 
@@ -42,6 +43,7 @@ class GradientReducer:
         bucket_bytes: int,
         backward_passes_per_step: int,
         overlap: Optional[bool],
+        check: int,
     ) -> None:
         self.communicator = communicator
         self.op = op
@@ -49,6 +51,8 @@ class GradientReducer:
         self._bucket_bytes = bucket_bytes
         self._passes_per_step = backward_passes_per_step
         self._wanted_overlap = overlap
+        self._check_every = check
+        self._check = GradientCheck(communicator, op, check) if check else None
         self._overlap = False  # decided in ``lay_out``, alike on all ranks
         self._entries: List[Entry] = []
         self._buckets: List[GradientBucket] = []
@@ -89,7 +93,7 @@ class GradientReducer:
         All then decide alike whether to overlap.
         """
         lines = [f"op={self.op.name}, bucket_bytes={self._bucket_bytes}, passes={self._passes_per_step}"]
-        lines[0] += f", overlap={self._wanted_overlap}"
+        lines[0] += f", overlap={self._wanted_overlap}, check={self._check_every}"
         for e in fresh:
             p = e.parameter
             lines.append(f"parameter {e.name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}")
@@ -118,6 +122,8 @@ class GradientReducer:
             self._next = 0
             for bucket in self._buckets:
                 bucket.begin()
+            if self._check is not None:
+                self._check.begin()
 
     def gradient_arrived(self, number: int) -> None:
         """Called by autograd when ``p.grad`` of a parameter has its value of this backward pass."""
@@ -163,6 +169,9 @@ class GradientReducer:
         self._next = len(self._buckets)
 
     def _start(self, bucket: GradientBucket) -> None:
+        bucket.fill()
+        if self._check is not None:
+            self._check.keep(bucket)
         bucket.send(self.communicator, self.op, self._overlap)
         self._bytes += bucket.bytes
 
@@ -178,6 +187,8 @@ class GradientReducer:
             assert bucket.finish is not None
             bucket.finish()
         self._seconds_waiting += time.perf_counter() - start
+        # Every rank takes part, also one that finds below that its gradients were changed, and says that first.
+        wrong = None if self._check is None else self._check.end()
         self._steps += 1
         self._open = False
         self.synchronized = True
@@ -191,6 +202,8 @@ class GradientReducer:
                 f"{(written + replaced)[0]!r}) between backward() and step(), while they were being averaged, so they "
                 "are undefined now. Call optimizer.synchronize() before clipping or changing gradients"
             )
+        if wrong is not None:
+            raise wrong
 
     def discard(self) -> None:
         """Forget the gradients of this round. What other ranks may have sent has to be sent here too."""

@@ -30,7 +30,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     there, while the backward pass goes on, or in ``step()``, which waits for what is left (see overlap). Then every
     rank has the same gradients, and after ``step()`` the same weights, to the bit.
 
-    optimizer: any ``torch.optim.Optimizer`` over parameters on the CPU. It is changed in place.
+    optimizer: any ``torch.optim.Optimizer`` but ``SparseAdam``, over parameters on the CPU. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
         every parameter of the optimizer; may name others.
     op: ``ddl.Average``, or ``ddl.Sum``.
@@ -40,6 +40,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     overlap: average while the backward pass goes on. Default: if the ranks are on several hosts, or leave a core idle
         for each of them; else it would only take the cores from the backward pass.
     communicator: whose ranks to average over; default ``ddl.world()``.
+    check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
+        NaN and infinity in the gradients of each rank (docs/check.md). 0: never, and at no cost.
     tune_allocator: let glibc keep freed memory, for the whole process, which saves a page fault per page of gradient
         in every step. Default: the environment's DDL_TORCH_TUNE_ALLOCATOR, else True.
 
@@ -58,7 +60,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Raises ``InvalidArgument`` for parameters without or with duplicate names, on another device, of another type, or if
     ranks differ; ``InvalidState`` in ``backward()`` if a gradient arrives after its bucket was sent, and in ``step()``
-    if gradients were changed while they were averaged.
+    if gradients were changed while they were averaged. With ``check``, all ranks raise the same error before weights
+    are changed: ``InvalidState`` for a gradient that is not finite, ``InternalError`` for an average that is wrong.
 
     >>> optimizer = ddl_torch.DistributedOptimizer(optimizer, model.named_parameters())
     """
@@ -74,6 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_bytes: int = BUCKET_BYTES,
         backward_passes_per_step: int = 1,
         overlap: Optional[bool] = None,
+        check: int = 0,
         communicator: Optional[ddl.Communicator] = None,
         tune_allocator: Optional[bool] = None,
     ) -> DistributedOptimizer:
@@ -82,13 +86,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer needs a torch.optim.Optimizer that is not distributed yet, not a "
                 f"{type(optimizer).__name__}"
             )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise ddl.InvalidArgument(
+                "DistributedOptimizer: SparseAdam takes sparse gradients only, which cannot be all-reduced in a "
+                "bucket; make them dense (sparse=False for an Embedding) and use torch.optim.Adam"
+            )
         if op not in (ddl.Average, ddl.Sum):
             raise ddl.InvalidArgument(f"DistributedOptimizer: op={op!r}; gradients need ddl.Average or ddl.Sum")
         if backward_passes_per_step < 1:
             raise ddl.InvalidArgument(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
+        if check < 0:
+            raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
         named = _named(optimizer, named_parameters)
         group = communicator or ddl.world()
-        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap)
+        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap, check)
         reducer.add(named)
         _tune_allocator(tune_allocator)
         reducer.lay_out()

@@ -6,6 +6,7 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
+import torch_optimizers  # noqa: E402
 
 STEPS, BATCH = 6, 4
 OPTIMIZERS = {
@@ -83,3 +84,62 @@ def test_n_ranks_train_as_one_process(size, dtype):
             assert one["steps"] == STEPS
             assert one["bytes"] > STEPS * 4 * (4 * 36 * 33)
             assert one["seconds_waiting"] > 0
+
+
+def build_for(name):
+    """A small model of float64 with parameters that the optimizer takes."""
+    torch.manual_seed(5)
+    bias = name not in torch_optimizers.MATRICES
+    layers = (torch.nn.Linear(7, 9, bias=bias), torch.nn.Tanh(), torch.nn.Linear(9, 3, bias=bias))
+    return torch.nn.Sequential(*layers).double()
+
+
+def train_by_closure(model, optimizer, size, mine):
+    """Train on ``mine`` of each batch; the closure serves optimizers that need one, and others call it once."""
+    make = torch.Generator().manual_seed(13)
+    for _ in range(STEPS):
+        x = torch.randn(size * BATCH, 7, generator=make, dtype=torch.float64)[mine]
+
+        def closure(x=x):
+            optimizer.zero_grad()
+            loss = (model(x) - x[:, :3]).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def every_optimizer():
+    import ddl_torch as ddl
+
+    size, rank = ddl.size(), ddl.rank()
+    mine, everything = slice(rank * BATCH, (rank + 1) * BATCH), slice(None)
+    refused, trained = [], []
+    for name, settings in torch_optimizers.cases():
+        make = torch_optimizers.classes()[name]
+        alone, model = build_for(name), build_for(name)
+        try:
+            optimizer = ddl.DistributedOptimizer(make(model.parameters(), **settings), model.named_parameters())
+        except ddl.InvalidArgument as error:
+            assert "sparse=False" in str(error)
+            refused.append(name)
+            continue
+        train_by_closure(alone, make(alone.parameters(), **settings), size, everything)
+        train_by_closure(model, optimizer, size, mine)
+        what = f"{name} {settings}"
+        torch.testing.assert_close(
+            weights(model), weights(alone), rtol=1e-10, atol=1e-12, msg=lambda text, what=what: f"{what}: {text}"
+        )
+        assert (weights(model) - weights(build_for(name))).abs().max() > 1e-5, f"{what} moved nothing"
+        rows = ddl.allgather(weights(model).unsqueeze(0))
+        assert all(torch.equal(row, rows[0]) for row in rows), f"{what}: ranks differ"
+        trained.append(name)
+    return refused, trained
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_optimizer_of_torch(size):
+    for refused, trained in ranks.run(size, every_optimizer, env={"OMP_NUM_THREADS": "1"}):
+        assert refused == list(torch_optimizers.SPARSE)
+        assert {*refused, *trained} == set(torch_optimizers.classes())

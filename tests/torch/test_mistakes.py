@@ -102,25 +102,26 @@ def different_models():
         ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     with pytest.raises(ddl.InvalidArgument, match="op=Average.*op=Sum"):
         model_and_optimizer(op=ddl.Average if ddl.rank() == 0 else ddl.Sum)
-    if ddl.rank() == 0:
-        OPTIONS["overlap"] = None
-    with pytest.raises(ddl.InvalidArgument, match="overlap=None.*overlap="):
-        model_and_optimizer()
+    for option, other in (("check", 7), ("overlap", None)):
+        if ddl.rank() == 0:
+            OPTIONS[option] = other
+        with pytest.raises(ddl.InvalidArgument, match=f"{option}={other}.*{option}="):
+            model_and_optimizer()
     OPTIONS.clear()
     steps_still_work(*model_and_optimizer())
 
 
-def run_mistakes(overlap):
-    OPTIONS["overlap"] = overlap
+def run_mistakes(overlap, check):
+    OPTIONS.update(overlap=overlap, check=check)
     for mistake in (second_backward, changed_under_way, sparse, converted_later, different_models):
         mistake()
     return True
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("overlap", [True, False])
-def test_mistakes_in_a_script(overlap):
-    assert ranks.run(2, run_mistakes, overlap, env={"OMP_NUM_THREADS": "1"}) == [True, True]
+@pytest.mark.parametrize(("overlap", "check"), [(True, 0), (False, 0), (True, 1)])
+def test_mistakes_in_a_script(overlap, check):
+    assert ranks.run(2, run_mistakes, overlap, check, env={"OMP_NUM_THREADS": "1"}) == [True, True]
 
 
 def wrong_arguments():
@@ -133,8 +134,10 @@ def wrong_arguments():
         (sgd, {"named_parameters": [weight, bias]}, "pass model.named_parameters"),
         (sgd, {"op": 3}, "Average or ddl.Sum"),
         (sgd, {"backward_passes_per_step": 0}, "must be 1 or more"),
+        (sgd, {"check": -1}, "check=-1"),
         (sgd, {"bucket_bytes": 0}, "bucket_bytes=0"),
         ("adam", {}, "not a str"),
+        (torch.optim.SparseAdam([weight]), {}, "SparseAdam.*sparse=False.*Adam"),
         (torch.optim.SGD([meta], lr=0.1), {}, "is on meta"),
         (torch.optim.SGD([torch.nn.UninitializedParameter()], lr=0.1), {}, "no shape yet"),
         (torch.optim.SGD([torch.nn.Parameter(torch.ones(2).to(torch.float8_e5m2))], lr=0.1), {}, "float8_e5m2"),
