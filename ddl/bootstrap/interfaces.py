@@ -13,7 +13,16 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 
-__all__ = ["Interface", "address_of", "addresses", "addresses_towards", "interfaces", "is_local", "source_towards"]
+__all__ = [
+    "Interface",
+    "address_of",
+    "addresses",
+    "addresses_towards",
+    "interfaces",
+    "is_local",
+    "networks",
+    "source_towards",
+]
 
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS, _SIOCGIFMTU, _SIOCGIFNETMASK = 0x8913, 0x8921, 0x891B
@@ -70,6 +79,11 @@ def interfaces() -> Tuple[Interface, ...]:
             prefix = bin(mask).count("1")
             found.append(Interface(name, address, prefix, mtu, _speed(name), bool(flags & _IFF_RUNNING)))
     return tuple(found)
+
+
+def networks() -> Dict[str, str]:
+    """Return the networks that this host is on, and its address on each."""
+    return {entry.network: entry.address for entry in interfaces() if entry.carrier}
 
 
 def _speed(name: str) -> float:

@@ -22,7 +22,7 @@ from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
 from ddl.bootstrap.address import format_address, listen, notice_silence
 from ddl.bootstrap.auth import AuthError, check_secret, encode_frame
 from ddl.bootstrap.connection import Claim, Connection
-from ddl.bootstrap.interfaces import interfaces
+from ddl.bootstrap.interfaces import networks
 from ddl.bootstrap.messages import Message, Outgoing
 from ddl.bootstrap.pace import Pace
 from ddl.bootstrap.requests import Requests
@@ -285,7 +285,8 @@ class StoreServer:
         self._belongs(connection, claim)
         if role == "agent":
             notice_silence(connection.sock)
-        welcome = {"size": self._size, "token": claim.token, "networks": self._networks() if role != "store" else {}}
+        everywhere = role != "store" and self._listener.getsockname()[0] == "0.0.0.0"
+        welcome = {"size": self._size, "token": claim.token, "networks": networks() if everywhere else {}}
         self._send(connection, encode_frame(welcome))
         if role == "watch":
             self._deliver(self._verdict.joined(rank, time.monotonic()))
@@ -311,12 +312,6 @@ class StoreServer:
         connection.claim = claim
         connection.peer = f"rank {claim.rank}" if claim.role != "agent" else f"the agent of host {claim.rank}"
         claim.ways[connection] = None
-
-    def _networks(self) -> Dict[str, str]:
-        """By which networks, and at which addresses there, we can be reached."""
-        if self._listener.getsockname()[0] != "0.0.0.0":
-            return {}
-        return {entry.network: entry.address for entry in interfaces() if entry.carrier}
 
     def _claim_problem(self, role: str, rank: int) -> str:
         if role == "agent":

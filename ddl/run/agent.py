@@ -73,8 +73,13 @@ class Agent:
         self._plan: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
         self._stopping = False  # a signal has been sent to the ranks: how they end says nothing any more
 
-    def run_ranks(self, begin: Callable[[], Sequence[Identity]]) -> None:
-        """Start the ranks that ``begin`` returns, return when they and all that they left behind have ended."""
+    def run_ranks(self, begin: Callable[[], Sequence[Identity]], meeting_point: Tuple[str, int]) -> None:
+        """Start the ranks that ``begin`` returns, return when they and all that they left behind have ended.
+
+        ``meeting_point``: an address of rank 0's host and a port that was free there, for libraries with a rendezvous
+        of their own.
+        """
+        self._meeting_point = meeting_point
         self._guard = Guard()
         adopt_orphans()
         self._woken, restore = catch_signals()
@@ -106,10 +111,6 @@ class Agent:
         """Return what else to wait for: by descriptor, the events of poll(2), and what to do then."""
         return {}
 
-    def meeting_point(self) -> Tuple[str, int]:
-        """Return an address of rank 0's host and a port that is free there: for libraries with their own rendezvous."""
-        raise NotImplementedError
-
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""
 
@@ -121,7 +122,7 @@ class Agent:
         if threads is not None:
             self.say(f"OMP_NUM_THREADS={threads} in every rank")
         in_child = die_with_parent()
-        base = {**os.environ, **meeting_point(*self.meeting_point(), os.environ)}
+        base = {**os.environ, **meeting_point(*self._meeting_point, os.environ)}
         for identity in ranks:
             rank = identity.rank
             try:

@@ -30,7 +30,7 @@ from ddl.bootstrap.server import StoreServer
 from ddl.bootstrap.verdict import name_ranks
 from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS
 from ddl.run.config import RunConfig
-from ddl.run.control import Invitation, assignment_of
+from ddl.run.control import Entrance, Invitation, assignment_of
 from ddl.run.failures import Exit, first_failure, report
 from ddl.run.hosts import bare_name
 from ddl.run.launchers import Start
@@ -40,17 +40,9 @@ from ddl.run.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.run.placement import Placement
 from ddl.run.processes import Guard
 
-__all__ = ["ClusterJob", "Entrance"]
+__all__ = ["ClusterJob"]
 
 _SHOWN = 3  # connections that cannot be made, before they are counted
-
-
-@dataclass(frozen=True)
-class Entrance:
-    """Where agents that nobody here starts find us, and what lets them in: agreed on beforehand (pods.py)."""
-
-    port: int
-    secret: bytes = field(repr=False)
 
 
 @dataclass

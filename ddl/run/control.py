@@ -29,7 +29,7 @@ from ddl.errors import ProtocolError
 from ddl.run.config import RunConfig
 from ddl.run.placement import Placement
 
-__all__ = ["INVITATION", "Assignment", "Invitation", "assignment_of"]
+__all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of"]
 
 #: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
 _CARRIED = ("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_", "TORCH_")
@@ -60,6 +60,14 @@ class Invitation:
             return Invitation(**fields)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ProtocolError("what came instead of an invitation by ddlrun makes no sense") from None
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """Where agents that nobody here starts find us, and what lets them in: agreed on beforehand (pods.py)."""
+
+    port: int
+    secret: bytes = dataclasses.field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import signal
 import sys
-from typing import List, Tuple
+from typing import List
 
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.server import StoreServer
@@ -28,7 +28,7 @@ class Job(Agent):
     def run(self) -> int:
         """Run the job; return ddlrun's exit status."""
         with contextlib.ExitStack() as stack:
-            self.run_ranks(lambda: self._begin(stack))
+            self.run_ranks(lambda: self._begin(stack), ("127.0.0.1", free_port()))
         return self._conclude()
 
     def _begin(self, stack: contextlib.ExitStack) -> List[Identity]:
@@ -40,10 +40,6 @@ class Job(Agent):
     def started(self) -> None:
         """Let the store serve: not before, as a fork copies only one thread, but the locks of all."""
         self._server.start()
-
-    def meeting_point(self) -> Tuple[str, int]:
-        """Return where the ranks meet that use another library's rendezvous."""
-        return "127.0.0.1", free_port()
 
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""

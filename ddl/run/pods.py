@@ -21,9 +21,9 @@ from ddl.bootstrap.environ import Settings
 from ddl.bootstrap.watch import AgentClient
 from ddl.errors import ConfigError, RendezvousError
 from ddl.run import remote
-from ddl.run.cluster import ClusterJob, Entrance
+from ddl.run.cluster import ClusterJob
 from ddl.run.config import RunConfig
-from ddl.run.control import Invitation
+from ddl.run.control import Entrance, Invitation
 from ddl.run.hosts import Host
 from ddl.run.launchers import Start
 from ddl.run.placement import Placement

@@ -70,27 +70,21 @@ class _Sink:
 
 
 class _RemoteAgent(Agent):
-    def __init__(
-        self, assignment: Assignment, control: AgentClient, secret: bytes, meeting_point: Tuple[str, int]
-    ) -> None:
+    def __init__(self, assignment: Assignment, control: AgentClient, secret: bytes) -> None:
         self._to_ddlrun = (_Sink(1, control), _Sink(2, control))
         super().__init__(assignment.config(), self._to_ddlrun)
         self._assignment = assignment
         self._control = control
         self._secret = secret
-        self._meeting_point = meeting_point
         self._lost = False
 
-    def run(self) -> int:
-        self.run_ranks(self._begin)
+    def run(self, meeting_point: Tuple[str, int]) -> int:
+        self.run_ranks(self._begin, meeting_point)
         self._send_up({"type": "done"})
         return 1 if self._lost else 0
 
     def _begin(self) -> List[Identity]:
         return self._assignment.identities(self._control.address, self._secret)
-
-    def meeting_point(self) -> Tuple[str, int]:
-        return self._meeting_point
 
     def say(self, text: str) -> None:
         if self._assignment.verbose:
@@ -196,7 +190,7 @@ def attend(control: AgentClient, secret: bytes) -> int:
         go = _meet(control, assignment.host)
         if go is None:
             return 1
-        return _RemoteAgent(assignment, control, secret, (go["address"], go["port"])).run()
+        return _RemoteAgent(assignment, control, secret).run((go["address"], go["port"]))
     except (Error, OSError) as error:
         control.send({"type": "problem", "text": str(error)})
         return 1

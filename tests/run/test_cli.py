@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Dict, List
@@ -112,6 +113,9 @@ def test_what_a_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         **{f"{who}_{name}": "1" for who in ("DDL", "HOROVOD") for name in ("RANK", "LOCAL_RANK", "CROSS_SIZE")},
         **{f"{who}_{name}": "4" for who in ("DDL", "HOROVOD") for name in ("SIZE", "LOCAL_SIZE")},
         **{f"{who}_CROSS_RANK": "0" for who in ("DDL", "HOROVOD")},
+        **{"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0"},
+        **{"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"},
+        "HOROVOD_HOSTNAME": socket.gethostname(),
         "DDL_STORE": "127.0.0.1:1",
         "DDL_SECRET": "00" * 32,
         "OMP_NUM_THREADS": "2",
