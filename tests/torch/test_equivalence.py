@@ -6,7 +6,7 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
-import torch_optimizers  # noqa: E402
+import torch_optimizers  # noqa: E402 (it needs torch, which may not be there)
 
 STEPS, BATCH = 6, 4
 OPTIMIZERS = {

@@ -8,7 +8,7 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
-import torch_optimizers  # noqa: E402
+import torch_optimizers  # noqa: E402 (it needs torch, which may not be there)
 
 
 class Nested(torch.optim.SGD):
