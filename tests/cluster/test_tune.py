@@ -111,7 +111,8 @@ def test_racks_are_found_and_the_next_job_is_laid_out_by_them(cluster: Cluster, 
     assert "racks node1 node2 | node3 node4: " in done.stdout
     (path,) = (tmp_path / ".config" / "ddl").iterdir()
     table = Table.parse(path.read_text())
-    assert table.racks is not None and table.racks.groups == ((0, 2), (1, 3)) and table.topology == "2x2x2"
+    assert table.racks is not None, done.stdout
+    assert table.racks.groups == ((0, 2), (1, 3)) and table.topology == "2x2x2"
     assert 2 * table.racks.between_bytes_per_s < table.racks.within_bytes_per_s < 1.3e8
     assert [network["name"] for network in table.machine["network"]] == ["hosts", "racks"]
     job = run(cluster, tmp_path, "ddlrun", "-H", DEALT, "train.py", DDL_LOG="info")
