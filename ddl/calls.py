@@ -17,7 +17,7 @@ from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import ReduceOp
 
-__all__ = ["Call", "Calls", "as_array", "given"]
+__all__ = ["Call", "Calls", "as_array", "check_splits", "given"]
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class Calls:
 
     def alltoall(self, x: Any, splits: Optional[Sequence[int]]) -> Call[Any]:
         array = as_array(x)
-        mine = self._check_splits(array, splits)
+        mine = check_splits(array, splits, self._size)
         rows = self.exchange(Collective.ALLTOALL, sizes.row(array, mine))
         sizes.check_alike("alltoall", rows)
         width = math.prod(array.shape[1:])
@@ -212,22 +212,6 @@ class Calls:
         width = math.prod(array.shape[1:])
         return [int(one[2]) * width for one in rows], sum(int(one[2]) for one in rows)
 
-    def _check_splits(self, array: np.ndarray, splits: Optional[Sequence[int]]) -> List[int]:
-        if array.ndim == 0:
-            raise InvalidArgument("alltoall: an array without dimensions has no rows to send")
-        rows = array.shape[0]
-        if splits is None:
-            if rows % self._size:
-                raise InvalidArgument(f"alltoall: {rows} rows do not divide among {self._size} ranks; give splits")
-            return [rows // self._size] * self._size
-        given = [int(n) for n in splits]
-        if len(given) != self._size or min(given) < 0 or sum(given) != rows:
-            raise InvalidArgument(
-                f"alltoall: splits {given} must be {self._size} numbers (one per rank), none negative, that sum to "
-                f"the {rows} rows of the array"
-            )
-        return given
-
     def check_rank(self, verb: str, what: str, rank: Any) -> None:
         if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._size:
             raise InvalidArgument(f"{verb}: {what}={rank!r} is no rank of a communicator of {self._size}")
@@ -236,3 +220,21 @@ class Calls:
         self.check_rank(verb, "the other rank", rank)
         if rank == self._rank:
             raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
+
+
+def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:
+    """Return how many rows of ``array`` go to each of ``size`` ranks; ``InvalidArgument`` if that cannot be."""
+    if array.ndim == 0:
+        raise InvalidArgument("alltoall: an array without dimensions has no rows to send")
+    rows = array.shape[0]
+    if splits is None:
+        if rows % size:
+            raise InvalidArgument(f"alltoall: {rows} rows do not divide among {size} ranks; give splits")
+        return [rows // size] * size
+    given = [int(n) for n in splits]
+    if len(given) != size or min(given) < 0 or sum(given) != rows:
+        raise InvalidArgument(
+            f"alltoall: splits {given} must be {size} numbers (one per rank), none negative, that sum to "
+            f"the {rows} rows of the array"
+        )
+    return given

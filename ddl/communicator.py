@@ -27,6 +27,8 @@ Work = _core.Work
 PreparedOperation = _core.PreparedOperation
 T = TypeVar("T")
 
+_LONGEST_TIMEOUT = 1e9  #: seconds
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -314,6 +316,12 @@ class Communicator:
         for rank in given_ranks:
             self._calls.check_rank("subset", "a member", rank)
         return Communicator(self._group.subset(given_ranks, timeout))
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let operations that this rank submits from now on take so long (at first: DDL_TIMEOUT). Not collective."""
+        if not 0 < seconds < _LONGEST_TIMEOUT:
+            raise InvalidArgument(f"set_timeout: {seconds!r} must be a number of seconds above 0")
+        self._core.set_timeout(seconds)
 
     def close(self) -> None:
         """Close a communicator that ``split`` or ``subset`` made; what is under way fails with ``Aborted``. Idempotent.

@@ -29,33 +29,74 @@ from ddl import (
     Sum,
     __version__,
     abort,
-    allgather_object,
-    broadcast_object,
     cross_rank,
     cross_size,
-    init,
     is_initialized,
     local_rank,
     local_size,
     metrics,
     rank,
-    shutdown,
     size,
     split,
     world,
 )
+from ddl.process_sets import ProcessSet
 from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
+from ddl_torch._where import global_process_set
 from ddl_torch.averaging import MetricAverage, average_metrics
+from ddl_torch.basics import (
+    add_process_set,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    process_set_by_id,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+)
+from ddl_torch.compression import Compression
+from ddl_torch.grouped import (
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
+from ddl_torch.joining import join
 from ddl_torch.lamb import LAMB
 from ddl_torch.lars import LARS
 from ddl_torch.layerwise import layerwise_groups
 from ddl_torch.optimizer import DistributedOptimizer
+from ddl_torch.ordered import (
+    gather,
+    gather_async,
+    prepare_allreduce,
+    recv,
+    recv_async,
+    reduce,
+    reduce_async,
+    scatter,
+    scatter_async,
+    send,
+    send_async,
+)
 from ddl_torch.sampler import ShardedSampler
 from ddl_torch.state import broadcast_optimizer_state, broadcast_parameters
 from ddl_torch.verbs import (
     allgather,
     allgather_async,
+    allgather_object,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -68,19 +109,11 @@ from ddl_torch.verbs import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    gather,
-    gather_async,
-    prepare_allreduce,
-    recv,
-    recv_async,
-    reduce,
-    reduce_async,
+    broadcast_object,
+    poll,
     reducescatter,
     reducescatter_async,
-    scatter,
-    scatter_async,
-    send,
-    send_async,
+    synchronize,
 )
 from ddl_torch.warmup import LinearScalingWarmup
 
@@ -105,3 +138,17 @@ __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 __all__ += ["reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"]
 __all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"]
 __all__ += ["barrier", "barrier_async", "send", "send_async", "recv", "recv_async"]
+__all__ += ["poll", "synchronize", "join", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async"]
+__all__ += ["grouped_allreduce_async_", "grouped_allgather", "grouped_allgather_async"]
+__all__ += ["grouped_reducescatter", "grouped_reducescatter_async", "Compression"]
+__all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set", "process_set_by_id"]
+__all__ += [
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "gloo_built",
+    "gloo_enabled",
+    "nccl_built",
+    "ddl_built",
+]
+__all__ += ["ccl_built", "cuda_built", "rocm_built"]

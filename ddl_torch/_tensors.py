@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import ddl
+from ddl.negotiation.pending import Waitable
 from ddl_torch._compat import mark_written
 
 __all__ = ["Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
@@ -27,7 +28,7 @@ _NUMPY_HAS = {
 class Work(Generic[T]):
     """An operation on tensors under way. Any thread may wait for it."""
 
-    def __init__(self, work: ddl.Work, finish: Callable[[Any], T]) -> None:
+    def __init__(self, work: Waitable, finish: Callable[[Any], T]) -> None:
         self._work = work
         self._finish: Optional[Callable[[Any], T]] = finish
         self._result: Optional[T] = None

@@ -1,283 +1,405 @@
-"""The verbs of ``ddl`` for torch tensors on the CPU; each does what its namesake in ``ddl.Communicator`` does.
+"""The collectives of Horovod on tensors on the CPU, each for one tensor; ``grouped.py`` has those for several.
 
-Collective: every rank of ``communicator`` (default: the world) calls the same verb in the same order. Results are new
-tensors without history: these verbs are not differentiable. Verbs with a trailing underscore write their tensor, which
-must be contiguous. Those with ``_async`` return a ``Work`` at once; until it is done, its tensor must not be touched.
+Ranks may submit them in any order. One with a ``name`` runs when all ranks of the process set have submitted that
+name; those without are paired in the order in which each rank submits them. Where ranks submit different things under
+one name, all of them get ``CollectiveMismatch`` and nothing is sent. With ``communicator`` nothing is agreed on: all
+its ranks make the same calls in the same order, at less cost.
+
+The blocking verbs that return new tensors are differentiable. Verbs with a trailing underscore write their tensor,
+which must be contiguous. Those with ``_async`` return a ``Work`` at once, which ``poll`` and ``synchronize`` take, too;
+until it is done, its tensor must not be touched. ``root_rank`` is a rank of the job, or of ``communicator``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Tuple, Union
+import warnings
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 
 import ddl
 from ddl import Average, Communicator, ReduceOp
-from ddl_torch._tensors import Work, alias, from_array, plain, to_array, written
+from ddl.negotiation import Signature
+from ddl.process_sets import ProcessSet
+from ddl_torch import _operations
+from ddl_torch._differentiable import differentiable
+from ddl_torch._tensors import Work
+from ddl_torch._where import Where, global_process_set
+from ddl_torch.compression import Compression
 
 __all__ = [
-    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"),
-    *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
+    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
+    *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "allgather_object"),
     *("reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"),
-    *("reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"),
-    *("barrier", "barrier_async", "send", "send_async", "recv", "recv_async"),
+    *("barrier", "barrier_async", "poll", "synchronize"),
 ]
 
+T = TypeVar("T")
 Group = Optional[Communicator]
 Received = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
-def _of(communicator: Group) -> Communicator:
-    return ddl.world() if communicator is None else communicator
-
-
-def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
-    """Return a new, contiguous tensor with the contents of ``tensor``."""
-    return plain(tensor, verb).clone(memory_format=torch.contiguous_format)
+def choose_op(average: Optional[bool], op: Optional[ReduceOp]) -> ReduceOp:
+    """Return the operator of Horovod's two arguments for it."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ddl.InvalidArgument("average= and op= cannot both be given; use op=")
+    warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
+    return Average if average else ddl.Sum
 
 
 # --- all-reduce ---
 
 
-def allreduce(tensor: torch.Tensor, *, op: ReduceOp = Average, communicator: Group = None) -> torch.Tensor:
-    """Combine ``tensor`` over all ranks; return the result, the same bits on every rank. Blocking.
+def allreduce(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    compression: Any = Compression.none,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> torch.Tensor:
+    """Combine ``tensor`` over all ranks (default: average); return the result, the same bits on every rank. Blocking.
+
+    ``tensor`` is multiplied by ``prescale_factor`` before and the result by ``postscale_factor``; integers as float64,
+    truncated. ``compression``: how it is written meanwhile. ``average`` is Horovod's old name of ``op``.
 
     >>> mean = ddl_torch.allreduce(tensor)
     """
-    return allreduce_(_copy(tensor, "allreduce"), op=op, communicator=communicator)
+    kind = choose_op(average, op)
+    where = Where(process_set, communicator)
+
+    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        small, context = compression.compress(tensors[0])
+        operation = _operations.allreduce(small, kind, prescale_factor, postscale_factor, False)
+        return [compression.decompress(where.run(operation, name), context)]
+
+    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        operation = _operations.allreduce(gradients[0], kind, prescale_factor, postscale_factor, False)
+        return [where.run(operation, None)]
+
+    return differentiable(run, back, [tensor])[0]
 
 
-def allreduce_(tensor: torch.Tensor, *, op: ReduceOp = Average, communicator: Group = None) -> torch.Tensor:
+def allreduce_(
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> torch.Tensor:
     """As ``allreduce``, in place."""
-    _of(communicator).allreduce_(_sum_target(tensor, "allreduce_", op), op=op)
-    return written(tensor)(None)
+    operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, True)
+    return Where(process_set, communicator).run(operation, name)
 
 
 def allreduce_async(
-    tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``allreduce``, without blocking. ``name`` appears in errors."""
-    return allreduce_async_(_copy(tensor, "allreduce_async"), op=op, name=name, communicator=communicator)
+    """As ``allreduce``, without blocking."""
+    operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, False)
+    return Where(process_set, communicator).start(operation, name)
 
 
 def allreduce_async_(
-    tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
+    tensor: torch.Tensor,
+    average: Optional[bool] = None,
+    name: Optional[str] = None,
+    op: Optional[ReduceOp] = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
 ) -> Work[torch.Tensor]:
     """As ``allreduce_``, without blocking."""
-    target = _sum_target(tensor, "allreduce_async_", op)
-    return Work(_of(communicator).allreduce_async_(target, op=op, name=name), written(tensor))
-
-
-def prepare_allreduce(
-    tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
-) -> Callable[[], torch.Tensor]:
-    """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call."""
-    target = _sum_target(tensor, "prepare_allreduce", op)
-    run = _of(communicator).prepare_allreduce(target, op=op, name=name)
-    finish = written(tensor)
-
-    def call() -> torch.Tensor:
-        run()
-        return finish(None)
-
-    return call
-
-
-def _sum_target(tensor: torch.Tensor, verb: str, op: ReduceOp) -> torch.Tensor:
-    target = alias(tensor, verb)
-    _check_op(tensor, verb, op)
-    return target
-
-
-def _check_op(tensor: torch.Tensor, verb: str, op: ReduceOp) -> None:
-    if tensor.is_complex() and op not in (ddl.Average, ddl.Sum):
-        raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
+    operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, True)
+    return Where(process_set, communicator).start(operation, name)
 
 
 # --- broadcast ---
 
 
-def broadcast(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> torch.Tensor:
-    """Return a new tensor with the contents of ``tensor`` of rank ``root``; shapes and types are equal. Blocking."""
-    return broadcast_(_copy(tensor, "broadcast"), root=root, communicator=communicator)
+def _broadcast(tensor: torch.Tensor, root_rank: int, where: Where, in_place: bool) -> Any:
+    return _operations.broadcast(tensor, where.index(root_rank), str(root_rank), in_place)
 
 
-def broadcast_(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> torch.Tensor:
-    """As ``broadcast``, in place."""
-    alias(tensor, "broadcast_")
-    _of(communicator).broadcast_(to_array(tensor, "broadcast_"), root=root)
-    return written(tensor)(None)
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> torch.Tensor:
+    """Return a new tensor with the contents of ``tensor`` of ``root_rank``; shapes and types are equal. Blocking.
 
-
-def broadcast_async(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> Work[torch.Tensor]:
-    """As ``broadcast``, without blocking."""
-    return broadcast_async_(_copy(tensor, "broadcast_async"), root=root, communicator=communicator)
-
-
-def broadcast_async_(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> Work[torch.Tensor]:
-    """As ``broadcast_``, without blocking."""
-    alias(tensor, "broadcast_async_")
-    array = to_array(tensor, "broadcast_async_")
-    return Work(_of(communicator).broadcast_async_(array, root=root), written(tensor))
-
-
-# --- reduce-scatter, reduce ---
-
-
-def _summable(tensor: torch.Tensor, verb: str, op: ReduceOp) -> Any:
-    """Return the contents for a verb that adds up and returns a new array.
-
-    numpy has no bfloat16: such tensors are added up as float32 and rounded once, at the end.
+    The gradient is the average of all ranks' gradients on ``root_rank``, zero elsewhere.
     """
-    own = plain(tensor, verb)
-    _check_op(own, verb, op)
-    return to_array(own.float() if own.dtype == torch.bfloat16 else own, verb)
+    where = Where(process_set, communicator)
+
+    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        return [where.run(_broadcast(tensors[0], root_rank, where, False), name)]
+
+    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        mean = where.run(_operations.allreduce(gradients[0], Average, 1.0, 1.0, False), None)
+        return [mean if where.rank == where.index(root_rank) else mean.zero_()]
+
+    return differentiable(run, back, [tensor])[0]
 
 
-def _unsum(dtype: torch.dtype) -> Callable[[Any], Any]:
-    if dtype == torch.bfloat16:
-        return lambda array: None if array is None else torch.from_numpy(array).bfloat16()
-    return lambda array: None if array is None else from_array(array, dtype)
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> torch.Tensor:
+    """As ``broadcast``, in place."""
+    where = Where(process_set, communicator)
+    result: torch.Tensor = where.run(_broadcast(tensor, root_rank, where, True), name)
+    return result
 
 
-def reducescatter(tensor: torch.Tensor, *, op: ReduceOp = Average, communicator: Group = None) -> torch.Tensor:
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> Work[torch.Tensor]:
+    """As ``broadcast``, without blocking."""
+    where = Where(process_set, communicator)
+    return where.start(_broadcast(tensor, root_rank, where, False), name)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> Work[torch.Tensor]:
+    """As ``broadcast_``, without blocking."""
+    where = Where(process_set, communicator)
+    return where.start(_broadcast(tensor, root_rank, where, True), name)
+
+
+# --- reduce-scatter ---
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    communicator: Group = None,
+) -> torch.Tensor:
     """Combine ``tensor`` over all ranks; return this rank's share of the rows. Blocking.
 
-    Where the rows do not divide by the number of ranks, the first ranks get one more.
+    Where the rows do not divide by the number of ranks, the first ranks get one more. The gradient is all ranks'
+    gradients of their rows; for a sum, times the number of ranks (as in Horovod).
     """
-    array = _summable(tensor, "reducescatter", op)
-    result: torch.Tensor = _unsum(tensor.dtype)(_of(communicator).reducescatter(array, op=op))
-    return result
+    where = Where(process_set, communicator)
+
+    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        small, context = compression.compress(tensors[0])
+        operation = _operations.reducescatter(small, op, prescale_factor, postscale_factor)
+        return [compression.decompress(where.run(operation, name), context)]
+
+    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        factor = prescale_factor * postscale_factor * (where.size if op == ddl.Sum else 1)
+        return [where.run(_operations.allgather(gradients[0] * factor), None)]
+
+    return differentiable(run, back, [tensor])[0]
 
 
 def reducescatter_async(
-    tensor: torch.Tensor, *, op: ReduceOp = Average, communicator: Group = None
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    communicator: Group = None,
 ) -> Work[torch.Tensor]:
     """As ``reducescatter``, without blocking."""
-    array = _summable(tensor, "reducescatter_async", op)
-    return Work(_of(communicator).reducescatter_async(array, op=op), _unsum(tensor.dtype))
+    operation = _operations.reducescatter(tensor, op, prescale_factor, postscale_factor)
+    return Where(process_set, communicator).start(operation, name)
 
 
-def reduce(
-    tensor: torch.Tensor, *, root: int = 0, op: ReduceOp = Average, communicator: Group = None
-) -> Optional[torch.Tensor]:
-    """Combine ``tensor`` over all ranks; return the result on ``root``, None elsewhere. Blocking."""
-    array = _summable(tensor, "reduce", op)
-    result: Optional[torch.Tensor] = _unsum(tensor.dtype)(_of(communicator).reduce(array, root=root, op=op))
-    return result
+# --- all-gather, all-to-all ---
 
 
-def reduce_async(
-    tensor: torch.Tensor, *, root: int = 0, op: ReduceOp = Average, communicator: Group = None
-) -> Work[Optional[torch.Tensor]]:
-    """As ``reduce``, without blocking."""
-    array = _summable(tensor, "reduce_async", op)
-    return Work(_of(communicator).reduce_async(array, root=root, op=op), _unsum(tensor.dtype))
+def allgather(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> torch.Tensor:
+    """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking.
+
+    The gradient is the average of all ranks' gradients of this rank's rows.
+    """
+    where = Where(process_set, communicator)
+
+    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        return [where.run(_operations.allgather(tensors[0]), name)]
+
+    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        return [own_rows(gradients[0], len(tensor), where)]
+
+    return differentiable(run, back, [tensor])[0]
 
 
-# --- all-gather, all-to-all, gather, scatter ---
+def own_rows(gradient: torch.Tensor, rows: int, where: Where) -> torch.Tensor:
+    """Return the average over ranks of the gradient of the rows that this rank brought to an all-gather."""
+    mean = where.run(_operations.allreduce(gradient, Average, 1.0, 1.0, False), None)
+    before = where.run(_operations.allgather(torch.tensor([rows])), None)[: where.rank]
+    return mean.narrow(0, int(before.sum()), rows)
 
 
-def allgather(tensor: torch.Tensor, *, communicator: Group = None) -> torch.Tensor:
-    """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking."""
-    array = to_array(tensor, "allgather")
-    return from_array(_of(communicator).allgather(array), tensor.dtype)
+def allgather_async(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> Work[torch.Tensor]:
+    """As ``allgather``, without blocking; with ``communicator``, sizes are exchanged before it returns."""
+    return Where(process_set, communicator).start(_operations.allgather(tensor), name)
 
 
-def allgather_async(tensor: torch.Tensor, *, communicator: Group = None) -> Work[torch.Tensor]:
-    """As ``allgather``; sizes are exchanged before it returns."""
-    work = _of(communicator).allgather_async(to_array(tensor, "allgather_async"))
-    dtype = tensor.dtype
-    return Work(work, lambda array: from_array(array, dtype))
-
-
-def alltoall(tensor: torch.Tensor, splits: Optional[Sequence[int]] = None, *, communicator: Group = None) -> Received:
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Optional[Sequence[int]] = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
+) -> Received:
     """Send ``splits[r]`` rows (default: an equal share) to each rank ``r``; return the rows received. Blocking.
 
     With ``splits`` (numbers, or a tensor of them), the result is the pair (rows, received splits).
     """
-    array = to_array(tensor, "alltoall")
-    return _received(tensor.dtype)(_of(communicator).alltoall(array, splits))
+    where = Where(process_set, communicator)
+    received: List[torch.Tensor] = []
+
+    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        result = where.run(_operations.alltoall(tensors[0], splits, where.size), name)
+        if splits is None:
+            return [result]
+        received.append(result[1])
+        return [result[0]]
+
+    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        counts = received[0].tolist() if received else [len(gradients[0]) // where.size] * where.size
+        return [where.run(_operations.alltoall(gradients[0], counts, where.size), None)[0]]
+
+    rows = differentiable(run, back, [tensor])[0]
+    return (rows, received[0]) if received else rows
 
 
 def alltoall_async(
-    tensor: torch.Tensor, splits: Optional[Sequence[int]] = None, *, communicator: Group = None
+    tensor: torch.Tensor,
+    splits: Optional[Sequence[int]] = None,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Group = None,
 ) -> Work[Received]:
-    """As ``alltoall``; sizes are exchanged before it returns."""
-    work = _of(communicator).alltoall_async(to_array(tensor, "alltoall_async"), splits)
-    return Work(work, _received(tensor.dtype))
+    """As ``alltoall``, without blocking; with ``communicator``, sizes are exchanged before it returns."""
+    where = Where(process_set, communicator)
+    return where.start(_operations.alltoall(tensor, splits, where.size), name)
 
 
-def _received(dtype: torch.dtype) -> Callable[[Any], Received]:
-    def finish(result: Any) -> Received:
-        if isinstance(result, tuple):
-            return from_array(result[0], dtype), torch.from_numpy(result[1])
-        return from_array(result, dtype)
-
-    return finish
+# --- objects ---
 
 
-def gather(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> Optional[torch.Tensor]:
-    """Return on ``root`` the tensors of all ranks along the first dimension, None elsewhere. Blocking."""
-    array = _of(communicator).gather(to_array(tensor, "gather"), root=root)
-    return None if array is None else from_array(array, tensor.dtype)
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    allow_pickle: bool = False,
+    communicator: Group = None,
+) -> Any:
+    """Return the ``obj`` of ``root_rank`` on every rank. Blocking. What is not plain data needs ``allow_pickle``.
+
+    See ``ddl.Communicator.broadcast_object``; Horovod pickles without asking.
+    """
+    where = Where(process_set, communicator)
+    root = where.index(root_rank)
+    if where.rank == root:
+        ddl.objects.encode(obj, allow_pickle=allow_pickle)  # refused here, before the others wait for it
+    operation = _operations.objects(
+        Signature("broadcast_object", detail=f"root_rank={root_rank}"),
+        lambda group: group.broadcast_object(obj, root=root, allow_pickle=allow_pickle),
+    )
+    return where.run(operation, name)
 
 
-def gather_async(tensor: torch.Tensor, *, root: int = 0, communicator: Group = None) -> Work[Optional[torch.Tensor]]:
-    """As ``gather``; sizes are exchanged before it returns."""
-    work = _of(communicator).gather_async(to_array(tensor, "gather_async"), root=root)
-    dtype = tensor.dtype
-    return Work(work, lambda array: None if array is None else from_array(array, dtype))
+def allgather_object(
+    obj: Any,
+    name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    allow_pickle: bool = False,
+    communicator: Group = None,
+) -> List[Any]:
+    """Return the list of all ranks' ``obj``, in rank order. Blocking. Objects are those of ``broadcast_object``."""
+    ddl.objects.encode(obj, allow_pickle=allow_pickle)
+    operation = _operations.objects(
+        Signature("allgather_object"), lambda group: group.allgather_object(obj, allow_pickle=allow_pickle)
+    )
+    return Where(process_set, communicator).run(operation, name)
 
 
-def scatter(tensor: Optional[torch.Tensor] = None, *, root: int = 0, communicator: Group = None) -> torch.Tensor:
-    """Return this rank's share of the rows of the root's ``tensor``, which matters on ``root`` only. Blocking."""
-    return scatter_async(tensor, root=root, communicator=communicator).wait()
+# --- barrier, handles ---
 
 
-def scatter_async(
-    tensor: Optional[torch.Tensor] = None, *, root: int = 0, communicator: Group = None
-) -> Work[torch.Tensor]:
-    """As ``scatter``; type and shape are exchanged before it returns."""
-    group = _of(communicator)
-    array, name = None, None
-    if group.rank == root:
-        if tensor is None:
-            raise ddl.InvalidArgument(f"scatter: rank {root} is the root and must pass a tensor")
-        array, name = to_array(tensor, "scatter"), str(tensor.dtype)
-    dtype: torch.dtype = getattr(torch, group.broadcast_object(name, root=root).split(".")[-1])
-    return Work(group.scatter_async(array, root=root), lambda rows: from_array(rows, dtype))
-
-
-# --- barrier, send, recv ---
-
-
-def barrier(*, communicator: Group = None) -> None:
+def barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> None:
     """Return when every rank has called it. Blocking."""
-    _of(communicator).barrier()
+    Where(process_set, communicator).run(_operations.barrier(), None)
 
 
-def barrier_async(*, communicator: Group = None) -> Work[None]:
+def barrier_async(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> Work[None]:
     """As ``barrier``, without blocking."""
-    return Work(_of(communicator).barrier_async(), lambda _: None)
+    return Where(process_set, communicator).start(_operations.barrier(), None)
 
 
-def send(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> None:
-    """Send ``tensor`` to rank ``dst``, which calls ``recv``. Not collective; blocks until it may be written again."""
-    _of(communicator).send(to_array(tensor, "send"), dst)
+def poll(handle: Work[Any]) -> bool:
+    """Return whether what a verb with ``_async`` began has ended, well or not. Does not block."""
+    return handle.done()
 
 
-def send_async(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> Work[None]:
-    """As ``send``, without blocking."""
-    return Work(_of(communicator).send_async(to_array(tensor, "send_async"), dst), lambda _: None)
-
-
-def recv(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> torch.Tensor:
-    """Receive into ``tensor`` what rank ``src`` sends, of the same shape and type. Not collective; blocking."""
-    return recv_async(tensor, src, communicator=communicator).wait()
-
-
-def recv_async(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> Work[torch.Tensor]:
-    """As ``recv``, without blocking."""
-    alias(tensor, "recv")
-    return Work(_of(communicator).recv_async(to_array(tensor, "recv"), src), written(tensor))
+def synchronize(handle: Work[T]) -> T:
+    """Wait until what a verb with ``_async`` began has ended, and return its result."""
+    return handle.wait()

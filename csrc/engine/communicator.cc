@@ -24,6 +24,7 @@ void SpinLock::lock() {
 
 Communicator::Communicator(const CommunicatorOptions& options)
     : options_(options),
+      timeout_(options.timeout),
       owner_pid_(process_id()),
       neighbourhood_(options.rank, options.size),
       links_(options.rank, options.connections, neighbourhood_) {
@@ -94,7 +95,7 @@ void Communicator::prepare(Operation* operation) const {
   operation->plan = &plan;
   operation->lane = point_to_point(operation->descriptor.collective) ? LaneId::kPointToPoint : choice.lane;
   operation->in_flight = choice.in_flight;
-  operation->timeout = options_.timeout;
+  operation->timeout = timeout_.load(std::memory_order_relaxed);
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
 
   // Pieces of whole cache lines per block, so that the blocks of a piece never share a line.

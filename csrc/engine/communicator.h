@@ -62,6 +62,8 @@ class Communicator {
   Failure& failure() { return failure_; }
   // Before there is any connection.
   void set_rails(int rails) { links_.set_rails(rails); }
+  // Of operations that are submitted from now on.
+  void set_timeout(Nanoseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
   void add_connection(int peer, int stream, int fd);
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }
 
@@ -104,6 +106,7 @@ class Communicator {
   Lane& lane_of(const Operation& operation) { return *lanes_[static_cast<size_t>(operation.lane)]; }
 
   const CommunicatorOptions options_;
+  std::atomic<Nanoseconds> timeout_;
   const int owner_pid_;
   Neighbourhood neighbourhood_;
   Failure failure_;

@@ -88,6 +88,12 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().neighbourhood().add(rank, std::move(memory), offset);
       },
       py::arg("rank"), py::arg("memory"), py::arg("board_offset"));
+  c.def(
+      "set_timeout",
+      [](Handle& h, double seconds) {
+        h.native().set_timeout(static_cast<Nanoseconds>(seconds * static_cast<double>(kSecond)));
+      },
+      py::arg("seconds"));
   c.def("set_rails", [](Handle& h, int rails) { h.native().set_rails(rails); }, py::arg("rails"));
   c.def(
       "add_connection", [](Handle& h, int peer, int number, int fd) { h.native().add_connection(peer, number, fd); },

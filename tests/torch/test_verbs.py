@@ -37,7 +37,7 @@ def summing():
         same(x, kept)
         if not x.is_complex():
             same(ddl.allreduce(x, op=ddl.Max), tensor(kind, 3, 5, add=size - 1))
-        reduced = ddl.reduce(x, op=ddl.Sum, root=size - 1)
+        reduced = ddl.reduce(x, op=ddl.Sum, root_rank=size - 1)
         assert (reduced is None) == (rank != size - 1)
         same(total if reduced is None else reduced, total)
         rows = [3 // size + (r < 3 % size) for r in range(size)]
@@ -66,7 +66,7 @@ def moving():
         same(ddl.broadcast(x), first)
         same(ddl.broadcast_async(x.t()).wait(), first.t().contiguous())
         other = x.clone()
-        assert ddl.broadcast_(other, root=size - 1) is other
+        assert ddl.broadcast_(other, root_rank=size - 1) is other
         same(other, tensor(kind, 2, 4, add=size - 1))
         other = x.clone()
         assert ddl.broadcast_async_(other).wait() is other
@@ -76,7 +76,7 @@ def moving():
         everything = torch.cat([tensor("int64", r, 4) for r in range(size)]).to(x.dtype)
         same(ddl.allgather(part), everything)
         same(ddl.allgather_async(part).wait(), everything)
-        gathered = ddl.gather(part, root=1)
+        gathered = ddl.gather(part, root_rank=1)
         assert (gathered is None) == (rank != 1)
         same(everything if gathered is None else gathered, everything)
         assert (ddl.gather_async(part).wait() is None) == (rank != 0)
@@ -122,7 +122,7 @@ def refusing():
         (lambda: ddl.allreduce(torch.zeros(2, dtype=torch.complex64), op=ddl.Max), "complex"),
         (lambda: ddl.allreduce(torch.zeros(2).to(torch.float8_e5m2)), "element type|float8"),
         (lambda: ddl.allreduce(torch.tensor([True])), "no average"),
-        (lambda: ddl.broadcast(torch.zeros(2), root=9), "root=9"),
+        (lambda: ddl.broadcast(torch.zeros(2), root_rank=9), "rank 9 is not in"),
     ]
     for call, message in calls:
         with pytest.raises(ddl.InvalidArgument, match=message):
@@ -147,7 +147,7 @@ def run_verbs():
     half = ddl.split(ddl.rank() % 2)
     assert ddl.allreduce(torch.tensor(1), op=ddl.Sum, communicator=half).item() == half.size
     assert ddl.allgather_object({"rank": ddl.rank()}) == [{"rank": r} for r in range(ddl.size())]
-    assert ddl.broadcast_object(ddl.rank(), root=1) == 1
+    assert ddl.broadcast_object(ddl.rank(), root_rank=1) == 1
     return (ddl.rank(), ddl.local_rank(), ddl.local_size(), ddl.cross_rank(), ddl.cross_size())
 
 

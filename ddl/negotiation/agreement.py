@@ -1,0 +1,179 @@
+"""What follows from the ballots of all ranks: the same on every rank, so that nobody has to be told. Pure.
+
+Ranks go through the same rounds. In each, every rank gives a ballot; those who submitted what the table of known
+operations lacks then say its name and signature, once. A name that all ranks have submitted alike is run, and known
+from then on: the next time it costs a bit. One that they submitted differently fails on all of them.
+
+Operations without a name run in the order in which ranks submit them: each is submitted under one name, ``UNNAMED``,
+when the one before it has run or failed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
+from typing import Dict, FrozenSet, List, Sequence, Set, Tuple
+
+import numpy as np
+
+from ddl.negotiation import ballot
+from ddl.negotiation.signature import Signature
+
+__all__ = ["Agreement", "Outcome", "UNNAMED"]
+
+UNNAMED = ""
+_CAPACITY = 4096  #: known operations; the one that has not run for longest is forgotten
+
+Entry = Tuple[str, Signature]
+News = Sequence[Tuple[str, Sequence[object]]]  #: names and signatures, as plain data
+
+
+@dataclass
+class Outcome:
+    """What one round has brought, in the order in which all ranks act on it."""
+
+    run: List[Entry] = field(default_factory=list)
+    failed: List[Tuple[str, str]] = field(default_factory=list)  #: names and why
+    joined: FrozenSet[int] = frozenset()  #: ranks that supply nothing to ``run``
+    last_joined: int = -1  #: if all ranks have joined: one that did so in the last round
+    quiet: bool = False  #: nobody said anything new
+
+
+class Agreement:
+    """One rank's copy of what all ranks know, and what this rank has submitted itself."""
+
+    def __init__(self, size: int, capacity: int = _CAPACITY) -> None:
+        self._size = size
+        self._capacity = capacity
+        self._mine: Dict[str, Signature] = {}
+        self._bits = 0  #: those of mine that the table has
+        self._news: Dict[str, Signature] = {}  #: those that it lacks, and that I have not said
+        self._join = False
+        self.fresh = False  #: this rank has something to say that it has not said
+        # Alike on all ranks:
+        self._table: List[Entry] = []
+        self._numbers: Dict[Entry, int] = {}
+        self._age: OrderedDict[int, None] = OrderedDict()  #: numbers, the one that ran last at the end
+        self._said: Dict[str, Dict[int, Signature]] = {}  #: news that are pending, by name and rank
+        self._joined: Set[int] = set()
+        self._entries: List[int] = [0] * size  #: of the last round
+
+    # --- this rank ---
+
+    @property
+    def waiting(self) -> bool:
+        """Whether this rank waits for others: they may need its ballots."""
+        return bool(self._mine) or self._join
+
+    def submit(self, name: str, signature: Signature) -> None:
+        """Submit an operation; none of this name may be pending here."""
+        assert name not in self._mine, name
+        self._mine[name] = signature
+        number = self._numbers.get((name, signature))
+        if number is None:
+            self._news[name] = signature
+        else:
+            self._bits |= 1 << number
+        self.fresh = True
+
+    def join(self) -> None:
+        """Say that this rank has no more data."""
+        self._join = self.fresh = True
+
+    def vote(self) -> Tuple[np.ndarray, News]:
+        """Return this rank's ballot of the next round, and what it says besides if anybody has news."""
+        flags = ballot.JOINED * self._join | ballot.FRESH * self.fresh | ballot.NEWS * bool(self._news)
+        news = [(name, signature.plain()) for name, signature in self._news.items()]
+        self._news.clear()
+        self.fresh = False
+        return ballot.pack(flags, self._bits, len(self._table)), news
+
+    # --- all ranks ---
+
+    def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> Outcome:
+        """Return what follows from all ballots, as ``ballot.unpack`` returns them, and the news of each rank."""
+        outcome = Outcome(quiet=not any(one & ballot.FRESH for one in flags))
+        self._entries = entries
+        came = {rank for rank, one in enumerate(flags) if one & ballot.JOINED} - self._joined
+        self._joined |= came
+        outcome.joined = frozenset(self._joined)
+        for rank, some in enumerate(news):
+            for name, plain in some:
+                self._said.setdefault(name, {})[rank] = Signature.parse(plain)
+        everywhere = reduce(and_, entries)
+        for number in ballot.numbers(everywhere):
+            self._run(self._table[number], number, outcome)
+        rest = reduce(or_, entries) & ~everywhere
+        if rest or self._said:
+            self._compare(rest, entries, outcome)
+        if len(self._joined) == self._size:
+            outcome.last_joined = max(came)
+            self._joined.clear()
+            self._join = False
+        return outcome
+
+    def _compare(self, rest: int, entries: Sequence[int], outcome: Outcome) -> None:
+        """Settle what ranks have said in different ways: by a bit, by another one, in words, or by having joined."""
+        pending = {name: dict(by_rank) for name, by_rank in self._said.items()}
+        for number in ballot.numbers(rest):
+            name, signature = self._table[number]
+            by_rank = {rank: signature for rank in range(self._size) if entries[rank] >> number & 1}
+            pending.setdefault(name, {}).update(by_rank)
+        for name, by_rank in pending.items():
+            if len(by_rank.keys() | self._joined) < self._size:
+                continue
+            signatures = set(by_rank.values())
+            if len(signatures) > 1:
+                outcome.failed.append((name, _difference(by_rank)))
+                self._forget(name)
+            else:
+                entry = (name, signatures.pop())
+                self._run(entry, self._know(entry), outcome)
+
+    def _run(self, entry: Entry, number: int, outcome: Outcome) -> None:
+        self._age.pop(number, None)
+        self._age[number] = None
+        outcome.run.append(entry)
+        self._forget(entry[0])
+
+    def _forget(self, name: str) -> None:
+        """It is pending nowhere any more."""
+        signature = self._mine.pop(name, None)
+        if signature is not None:
+            self._bits &= ~(1 << self._numbers.get((name, signature), self._capacity))
+        self._news.pop(name, None)
+        self._said.pop(name, None)
+
+    def _know(self, entry: Entry) -> int:
+        """Return an operation's number in the table; one that has none gets one, if need be that of another."""
+        number = self._numbers.get(entry, len(self._table))
+        if number == self._capacity:
+            number, _ = self._age.popitem(last=False)
+            old, signature = self._table[number]
+            del self._numbers[self._table[number]]
+            if self._bits >> number & 1:  # from now on that takes words
+                self._bits ^= 1 << number
+                self._news[old] = signature
+            self._table[number] = entry
+        elif number == len(self._table):
+            self._table.append(entry)
+        self._numbers[entry] = number
+        return number
+
+    def missing(self, name: str) -> List[int]:
+        """Return the ranks that had not submitted ``name`` in the last round, as far as this rank knows."""
+        alike = [number for number, entry in enumerate(self._table) if entry[0] == name]
+        said = self._said.get(name, {}).keys() | self._joined
+        return [
+            rank
+            for rank in range(self._size)
+            if rank not in said and not any(self._entries[rank] >> number & 1 for number in alike)
+        ]
+
+
+def _difference(by_rank: Dict[int, Signature]) -> str:
+    one = min(by_rank)
+    other = next(rank for rank in sorted(by_rank) if by_rank[rank] != by_rank[one])
+    return f"rank {one} submitted {by_rank[one].text()} but rank {other} {by_rank[other].text()}"

@@ -1,0 +1,278 @@
+"""``Negotiator``: runs named operations on a communicator of its own, which nobody else uses.
+
+Rounds of ballots (agreement.py) are tiny all-gathers. Whoever drives them starts what they decide, so all ranks start
+the same operations in the same order. A caller that waits anyway drives them itself if nobody else does: then a name
+costs one small all-gather, and no thread is woken. For callers that do not wait there is a thread, from the first on.
+
+A rank takes part in rounds while it has something pending, or has joined; the others can only wait for the others'
+ballots. Where all ranks wait for one another's next submission, ballots become rarer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import Callable, Deque, Dict, Optional
+
+import numpy as np
+
+from ddl.communicator import Communicator
+from ddl.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorError,
+    Error,
+    InternalError,
+    InvalidArgument,
+    InvalidState,
+)
+from ddl.negotiation import ballot
+from ddl.negotiation.agreement import UNNAMED, Agreement, Outcome
+from ddl.negotiation.pending import Ended, Pending, Request, Waitable
+from ddl.negotiation.signature import Signature
+
+__all__ = ["Negotiator"]
+
+log = logging.getLogger("ddl")
+
+_FOREVER = 1e8  #: seconds: others may go on for as long as they like while this rank has joined
+_PAUSE, _LONGEST_PAUSE = 0.0002, 0.02  #: seconds before the next ballots if there was nothing new in the last ones
+
+
+class Negotiator:
+    """Submits operations to all ranks of ``communicator``, which it takes over and closes.
+
+    ``absent(signature)`` returns what a rank that has joined does instead of an operation, as ``Request.start``; it
+    raises ``InvalidArgument`` if that cannot be: the operation then fails on the ranks that submitted it.
+    ``who``: how errors begin. ``timeout``: seconds that an operation may wait for other ranks. Any thread may submit.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        absent: Callable[[Signature], Callable[[Communicator], Waitable]],
+        who: str,
+        timeout: float,
+    ) -> None:
+        self._communicator = communicator
+        self._absent = absent
+        self._who = who
+        self._timeout = timeout
+        self._agreement = Agreement(communicator.size)
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._driving = False  # somebody goes from round to round
+        self._pending: Dict[str, Pending] = {}
+        self._unnamed: Deque[Pending] = deque()  # behind the one that was submitted
+        self._joining: Optional[Pending] = None
+        self._pause = _PAUSE
+        self._error: Optional[Exception] = None
+        self._thread: Optional[threading.Thread] = None
+
+    # --- submitting ---
+
+    def submit(self, request: Request) -> Pending:
+        """Submit an operation and return at once. Raises ``InvalidArgument`` if its name is pending on this rank."""
+        with self._lock:
+            pending = self._take(request)
+            self._call_thread()
+        return pending
+
+    def run(self, request: Request) -> object:
+        """Submit an operation, wait for its end and return its result."""
+        with self._lock:
+            pending = self._take(request)
+            mine = not self._driving
+            if mine:
+                self._driving = True
+            else:
+                self._wake.notify_all()
+        if mine:
+            self._drive(until=pending)
+        return pending.wait()
+
+    def join(self) -> int:
+        """Say that this rank has no more data, supply zeros until all ranks say so, and return the last one to do so.
+
+        Waits for as long as other ranks go on.
+        """
+        signature = Signature("join")
+        with self._lock:
+            self._check()
+            if self._joining is not None:
+                raise InvalidState(f"{self._who} join: this rank has joined already")
+            pending = self._joining = Pending(Request(signature, lambda _: Ended()), self._overdue, _FOREVER)
+            self._agreement.join()
+            self._communicator.set_timeout(_FOREVER)
+            self._call_thread()
+        last: int = pending.wait()
+        return last
+
+    def close(self) -> None:
+        """Leave: what is pending fails with ``InvalidState``. Not collective. Idempotent."""
+        self._fail(InvalidState(f"{self._who} DDL has been shut down"))
+        self._communicator.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _take(self, request: Request) -> Pending:
+        self._check()
+        if self._joining is not None:
+            raise InvalidState(
+                f"{self._who} {request.text()}: this rank has joined; it can submit nothing until all have"
+            )
+        if request.name in self._pending and request.name != UNNAMED:
+            raise InvalidArgument(
+                f"{self._who} {request.text()}: an operation of this name is under way on this rank; wait for it, or "
+                "give each its own name"
+            )
+        pending = Pending(request, self._overdue, self._timeout)
+        if request.name in self._pending:
+            self._unnamed.append(pending)
+        else:
+            self._submit(pending)
+        return pending
+
+    def _submit(self, pending: Pending) -> None:
+        self._pending[pending.request.name] = pending
+        self._agreement.submit(pending.request.name, pending.request.signature)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # --- driving ---
+
+    def _call_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="ddl-negotiator", daemon=True)
+            self._thread.start()
+        self._wake.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                while self._error is None and (self._driving or not self._agreement.waiting):
+                    self._wake.wait()
+                if self._error is not None:
+                    return
+                self._driving = True
+            self._drive(until=None)
+
+    def _drive(self, until: Optional[Pending]) -> None:
+        """Go from round to round until ``until`` has been started, or else while this rank waits for others."""
+        try:
+            while self._error is None and (self._agreement.waiting if until is None else not until.agreed):
+                if until is not None and until.overdue:
+                    self._overdue(until.request)
+                    return
+                self._round(until)
+        except Error as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(InternalError(f"{self._who} while operations were agreed on: {error!r}"))
+            raise
+        finally:
+            with self._lock:
+                self._driving = False
+                if self._agreement.waiting and self._error is None:
+                    self._call_thread()
+
+    def _round(self, until: Optional[Pending]) -> None:
+        group, agreement = self._communicator, self._agreement
+        with self._lock:
+            mine, news = agreement.vote()
+        flags, entries = ballot.unpack(group.allgather(mine, out=np.empty((group.size, mine.size), np.uint8)))
+        everybody = group.allgather_object(news) if any(one & ballot.NEWS for one in flags) else ()
+        with self._lock:
+            outcome = agreement.decide(flags, entries, everybody)
+        self._act(outcome, until)
+        if outcome.quiet and not outcome.run and not outcome.failed:
+            with self._lock:
+                if not agreement.fresh and self._error is None:
+                    self._wake.wait(self._pause)
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        else:
+            self._pause = _PAUSE
+
+    def _act(self, outcome: Outcome, until: Optional[Pending]) -> None:
+        """Do what the round has brought."""
+        for name, reason in outcome.failed:
+            pending = self._settled(name)
+            if pending is not None:
+                text = f"{self._who} {pending.request.text()}: {reason}; nothing was sent"
+                pending.failed(CollectiveMismatch(text))
+        for name, signature in outcome.run:
+            self._start(name, signature, outcome, until)
+        if outcome.last_joined >= 0:
+            with self._lock:
+                joining, self._joining = self._joining, None
+            assert joining is not None
+            self._communicator.set_timeout(self._timeout)
+            joining.started(Ended(outcome.last_joined))
+
+    def _start(self, name: str, signature: Signature, outcome: Outcome, until: Optional[Pending]) -> None:
+        """Start what all ranks have submitted, or what this rank does in its place; refuse what joined ranks cannot."""
+        pending = self._settled(name)
+        try:
+            absent = self._absent(signature) if outcome.joined else None
+        except InvalidArgument as error:
+            if pending is not None:
+                joined = ", ".join(map(str, sorted(outcome.joined)))
+                pending.failed(CollectiveMismatch(f"{self._who} {pending.request.text()}: {error}: rank(s) {joined}"))
+            return
+        try:
+            if pending is None:
+                assert absent is not None
+                absent(self._communicator)
+            elif pending is until and pending.request.call is not None:
+                pending.started(Ended(pending.request.call(self._communicator)))
+            else:
+                pending.started(pending.request.start(self._communicator))
+        except InvalidArgument as error:  # on all ranks, and nothing was sent
+            if pending is not None:
+                pending.failed(error)
+
+    def _settled(self, name: str) -> Optional[Pending]:
+        """Return the operation if this rank had submitted it; one without a name makes way for the next."""
+        with self._lock:
+            pending = self._pending.pop(name, None)
+            if pending is not None and name == UNNAMED and self._unnamed:
+                self._submit(self._unnamed.popleft())
+        return pending
+
+    # --- failing ---
+
+    def _fail(self, error: Exception) -> None:
+        """Fail everything that is pending, and whatever comes. The first error stays."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            some = [*self._pending.values(), *self._unnamed, *([self._joining] if self._joining else [])]
+            self._pending.clear()
+            self._unnamed.clear()
+            self._joining = None
+            self._wake.notify_all()
+        for pending in some:
+            pending.failed(self._error_of(pending.request))
+
+    def _error_of(self, request: Request) -> Exception:
+        """Return what has broken the communicator, in the words of an operation that was waiting meanwhile."""
+        error = self._error
+        assert error is not None
+        if not isinstance(error, CommunicatorError):
+            return error
+        return type(error)(f"{self._who} {request.text()}, which not all ranks had submitted: {error}")
+
+    def _overdue(self, request: Request) -> Exception:
+        """Break the communicator because an operation has not ended in time; return the error, this or an earlier."""
+        with self._lock:
+            waits = self._pending.get(request.name)
+            missing = self._agreement.missing(request.name) if waits and waits.request is request else []
+        why = f"rank(s) {', '.join(map(str, missing))} did not submit it, as far as this rank knows"
+        error = CollectiveTimeout(f"nothing after {self._timeout:g} s (DDL_TIMEOUT)" + (f": {why}" if missing else ""))
+        self._fail(error)
+        self._communicator.abort(f"{request.text()}: {error}")
+        return self._error_of(request)

@@ -1,0 +1,113 @@
+"""``Request``: an operation that is submitted under a name; ``Pending``: what its caller holds until it has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Protocol
+
+from ddl.communicator import Communicator
+from ddl.errors import WaitTimeout
+from ddl.negotiation.signature import Signature
+
+__all__ = ["Ended", "Pending", "Request", "Waitable"]
+
+
+class Waitable(Protocol):
+    """What an operation that was started returns."""
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not."""
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """Wait for its end and return its result."""
+
+
+class Ended:
+    """An operation that has ended when it is started."""
+
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """Return the result."""
+        return self._result
+
+
+@dataclass
+class Request:
+    """``start`` makes the call on the communicator that it is given, when all ranks have submitted it.
+
+    ``call``: the same, which ends before it returns, for a caller that waits anyway; the result is ``start``'s.
+    ``name``: unique among what this rank has pending; empty: paired with the other ranks' by the order of submission.
+    """
+
+    signature: Signature
+    start: Callable[[Communicator], Waitable]
+    name: str = ""
+    call: Optional[Callable[[Communicator], Any]] = None
+
+    def text(self) -> str:
+        """Return it for people."""
+        return f"{self.name!r}: {self.signature.text()}" if self.name else self.signature.text()
+
+
+class Pending:
+    """An operation that was submitted. Any thread may wait for it."""
+
+    def __init__(self, request: Request, overdue: Callable[[Request], Exception], deadline: float) -> None:
+        self.request = request
+        self._overdue = overdue  # breaks the communicator and returns why
+        self._deadline = time.monotonic() + deadline
+        self._agreed = threading.Event()
+        self._work: Optional[Waitable] = None
+        self._error: Optional[Exception] = None
+
+    @property
+    def agreed(self) -> bool:
+        """Whether it has been started, or has failed."""
+        return self._agreed.is_set()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it should have ended by now."""
+        return time.monotonic() > self._deadline
+
+    def started(self, work: Waitable) -> None:
+        """All ranks have submitted it, and it is under way."""
+        self._work = work
+        self._agreed.set()
+
+    def failed(self, error: Exception) -> None:
+        """It will not be run."""
+        self._error = error
+        self._agreed.set()
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not. Does not block."""
+        return self.agreed and (self._work is None or self._work.done())
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """Wait until it has ended and return its result; ``timeout`` in seconds, None: DDL_TIMEOUT.
+
+        Raises ``WaitTimeout`` if that ran out (the operation goes on), ``CollectiveMismatch`` if ranks submitted
+        different operations under its name, ``CollectiveTimeout`` if DDL_TIMEOUT ran out, or what it ended with.
+        """
+        until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
+        if self._agreed.wait(max(0.0, until - time.monotonic())):
+            if self._error is not None:
+                raise self._error
+            assert self._work is not None
+            try:
+                return self._work.wait(max(0.0, until - time.monotonic()))
+            except WaitTimeout:
+                if until < self._deadline:
+                    raise
+        elif until < self._deadline:
+            raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
+        raise self._overdue(self.request)

@@ -1,0 +1,178 @@
+"""Process sets: some ranks of the job, and the named operations among them (``ddl.negotiation``).
+
+The set of all ranks is always there: ``global_process_set``. Others are made by ``add_process_set``, which all ranks
+call alike, also those that are not in the set: so a set has the same number everywhere. Each set negotiates for
+itself and waits for none of the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+from ddl import api
+from ddl.communicator import Communicator
+from ddl.errors import InvalidArgument, InvalidState
+from ddl.negotiation import Negotiator, Request, Signature
+from ddl.negotiation.pending import Waitable
+
+__all__ = ["ProcessSet", "ProcessSets"]
+
+Absent = Callable[[Signature], Callable[[Communicator], Waitable]]
+
+
+class ProcessSet:
+    """Some ranks of the job, in ascending order. It can be used once ``add_process_set`` or ``init`` was given it.
+
+    ``ranks_or_comm``: ranks of the job, or an mpi4py communicator of them.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        if hasattr(ranks_or_comm, "allgather"):
+            ranks_or_comm = ranks_or_comm.allgather(api.rank())
+        self.ranks: Optional[List[int]] = None if ranks_or_comm is None else sorted(int(rank) for rank in ranks_or_comm)
+        self.process_set_id: Optional[int] = None
+        self._negotiator: Optional[Negotiator] = None
+        self._communicator: Optional[Communicator] = None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    def _check(self) -> List[int]:
+        if self.process_set_id is None or self.ranks is None:
+            raise InvalidState(f"{self!r} is not in use; pass it to init or add_process_set, on all ranks alike")
+        return self.ranks
+
+    def included(self) -> bool:
+        """Return whether this rank is in the set."""
+        return api.rank() in self._check()
+
+    def size(self) -> int:
+        """Return the number of ranks in the set."""
+        return len(self._check())
+
+    def rank(self) -> int:
+        """Return this rank's number in the set. Raises ``InvalidArgument`` if it is not in it."""
+        return self.index(api.rank())
+
+    def index(self, rank: int) -> int:
+        """Return the number in the set of a rank of the job. Raises ``InvalidArgument`` if it is not in it."""
+        ranks = self._check()
+        if rank not in ranks:
+            raise InvalidArgument(f"[rank {api.rank()}/{api.size()}] rank {rank} is not in {self!r}")
+        return ranks.index(rank)
+
+    @property
+    def communicator(self) -> Optional[Communicator]:
+        """A communicator of the set for calls in the same order on all its ranks; None if this rank is not in it.
+
+        That of all ranks is the world; another one is made when it is first asked for, which all ranks of the set do.
+        """
+        if not self.included():
+            return None
+        if self.process_set_id == 0:
+            return api.world()
+        if self._communicator is None:
+            self._communicator = api.world().subset(self._check())
+        return self._communicator
+
+    @property
+    def negotiator(self) -> Negotiator:
+        """What runs named operations. Raises ``InvalidArgument`` if this rank is not in the set."""
+        self.index(api.rank())
+        assert self._negotiator is not None
+        return self._negotiator
+
+    def _leave(self) -> None:
+        """Close what it has; it is not in use any more."""
+        for held in (self._negotiator, self._communicator):
+            if held is not None:
+                held.close()
+        self.process_set_id = self._negotiator = self._communicator = None
+
+
+class ProcessSets:
+    """The process sets of this process's job, for one adapter. ``absent``: see ``Negotiator``."""
+
+    def __init__(self, absent: Absent) -> None:
+        self._absent = absent
+        self._lock = threading.RLock()
+        self._world: Optional[Communicator] = None
+        self._sets: Dict[int, ProcessSet] = {}
+        self._next = 0
+        self.everybody = ProcessSet(None)  #: all ranks; the object outlives ``shutdown`` and serves the next job
+
+    def open(self) -> ProcessSet:
+        """Return the set of all ranks of the job of now. The first call is collective over them, blocking."""
+        world = api.world()
+        if self._world is not world:
+            with self._lock:
+                if self._world is not world:
+                    self._forget()
+                    self.everybody.ranks = list(range(world.size))
+                    self._open(self.everybody, world)
+                    self._world = world
+        return self.everybody
+
+    def add(self, process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
+        """Put a set to use and return it. All ranks of the job call it alike; blocks on those that are in the set.
+
+        Raises ``InvalidArgument`` for a set of unknown ranks or of none, or one that is in use already.
+        """
+        self.open()
+        world = api.world()
+        new = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        with self._lock:
+            ranks = new.ranks or []
+            if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world.size:
+                known = f"0 to {world.size - 1}"
+                raise InvalidArgument(f"[rank {world.rank}/{world.size}] {new!r} needs ranks of {known}, each once")
+            if new.process_set_id is not None or any(ranks == one.ranks for one in self._sets.values()):
+                raise InvalidArgument(
+                    f"[rank {world.rank}/{world.size}] a process set of ranks {ranks} is in use already"
+                )
+            self._open(new, world)
+        return new
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Put a set out of use, when all of its ranks have asked for it; return whether it was in use.
+
+        All ranks of the job call it alike; blocks on those that are in the set. The set of all ranks stays.
+        """
+        with self._lock:
+            number = process_set.process_set_id
+            if not number or self._sets.get(number) is not process_set:
+                return False
+        if process_set.included():
+            name = "remove_process_set"
+            process_set.negotiator.run(Request(Signature(name), lambda group: group.barrier_async(), name))
+        with self._lock:
+            del self._sets[number]
+            process_set._leave()
+        return True
+
+    def by_number(self) -> Dict[int, ProcessSet]:
+        """Return the sets in use by their numbers."""
+        return dict(self._sets)
+
+    def close(self) -> None:
+        """Put all sets out of use: before ``shutdown``. Not collective. Idempotent."""
+        with self._lock:
+            self._forget()
+
+    def _open(self, new: ProcessSet, world: Communicator) -> None:
+        assert new.ranks is not None
+        if world.rank in new.ranks:
+            group = world.subset(new.ranks)
+            timeout = world._group.job.settings.timeout
+            new._negotiator = Negotiator(group, self._absent, f"[rank {world.rank}/{world.size}]", timeout)
+        new.process_set_id = self._next
+        self._sets[self._next] = new
+        self._next += 1
+
+    def _forget(self) -> None:
+        for one in self._sets.values():
+            one._leave()
+        self._sets.clear()
+        self._next = 0
+        self._world = None

@@ -1,0 +1,222 @@
+"""``Operation``: a verb on tensors, ready to be made on a communicator when the ranks have agreed on it.
+
+All that can be refused on one rank alone is refused when the operation is built, before anything is submitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
+
+import torch
+
+import ddl
+from ddl.calls import check_splits
+from ddl.negotiation import Signature
+from ddl.negotiation.pending import Ended, Waitable
+from ddl.negotiation.signature import ANY
+from ddl_torch._tensors import alias, from_array, plain, to_array, written
+
+__all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped", "objects"]
+__all__ += ["check_op", "reducescatter", "summable"]
+
+T = TypeVar("T")
+Start = Callable[[ddl.Communicator], Waitable]
+
+
+@dataclass
+class Operation(Generic[T]):
+    """``start`` returns at once, ``call`` when the operation has ended; ``finish`` makes the caller's result of it."""
+
+    signature: Signature
+    start: Start
+    finish: Callable[[Any], T]
+    call: Optional[Callable[[ddl.Communicator], Any]] = None
+
+
+def _described(tensor: torch.Tensor, rows_differ: bool = False) -> Tuple[str, Tuple[int, ...]]:
+    shape = tuple(tensor.shape)
+    return str(tensor.dtype).split(".")[-1], (ANY, *shape[1:]) if rows_differ else shape
+
+
+def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
+    """Return a new, contiguous tensor with the contents of ``tensor``."""
+    return plain(tensor, verb).clone(memory_format=torch.contiguous_format)
+
+
+def check_op(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> None:
+    """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
+    if tensor.is_complex() and op not in (ddl.Average, ddl.Sum):
+        raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
+    if tensor.dtype == torch.bool and op == ddl.Average:
+        raise ddl.InvalidArgument(f"{verb}: truth values have no average; use op=Sum (any) or op=Min (all)")
+
+
+def _scale(tensor: torch.Tensor, factor: float) -> None:
+    """Multiply in place; integers as float64, truncated."""
+    if factor == 1.0:
+        return
+    if tensor.is_floating_point():
+        tensor.mul_(factor)
+    else:
+        tensor.copy_(tensor.double().mul_(factor))
+
+
+def _detail(op: ddl.ReduceOp, prescale: float, postscale: float) -> str:
+    scales = "" if prescale == postscale == 1.0 else f" prescale_factor={prescale:g} postscale_factor={postscale:g}"
+    return f"op={op.name}{scales}"
+
+
+def allreduce(
+    tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, postscale: float, in_place: bool
+) -> Operation[torch.Tensor]:
+    """All-reduce ``tensor``, or a copy of it."""
+    verb = "allreduce_" if in_place else "allreduce"
+    own = tensor if in_place else _copy(tensor, verb)
+    target = alias(own, verb)
+    check_op(own, verb, op)
+    finish = written(own)
+
+    def scaled() -> torch.Tensor:
+        _scale(target, prescale)
+        return target
+
+    def unscaled(_: Any) -> torch.Tensor:
+        _scale(target, postscale)
+        return finish(None)
+
+    return Operation(
+        Signature("allreduce", (_described(own),), _detail(op, prescale, postscale)),
+        lambda group: group.allreduce_async_(scaled(), op=op),
+        unscaled,
+        lambda group: group.allreduce_(scaled(), op=op),
+    )
+
+
+def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Operation[torch.Tensor]:
+    """Broadcast from rank ``root`` of the communicator, which people call ``name``."""
+    verb = "broadcast_" if in_place else "broadcast"
+    own = tensor if in_place else _copy(tensor, verb)
+    alias(own, verb)
+    array = to_array(own, verb)
+    return Operation(
+        Signature("broadcast", (_described(own),), f"root_rank={name}"),
+        lambda group: group.broadcast_async_(array, root=root),
+        written(own),
+        lambda group: group.broadcast_(array, root=root),
+    )
+
+
+def summable(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> Tuple[Any, Callable[[Any], torch.Tensor]]:
+    """Return the contents for a verb that adds up and returns a new array, and what makes a tensor of that.
+
+    numpy has no bfloat16: such tensors are added up as float32 and rounded once, at the end.
+    """
+    own = plain(tensor, verb)
+    check_op(own, verb, op)
+    if own.dtype == torch.bfloat16:
+        return to_array(own.float(), verb), lambda array: torch.from_numpy(array).bfloat16()
+    return to_array(own, verb), lambda array: from_array(array, own.dtype)
+
+
+def reducescatter(tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[torch.Tensor]:
+    """Reduce-scatter the rows."""
+    own = tensor if prescale == 1.0 else _copy(tensor, "reducescatter")
+    if own.ndim == 0:
+        raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
+    _scale(own, prescale)
+    array, unsum = summable(own, "reducescatter", op)
+
+    def finish(rows: Any) -> torch.Tensor:
+        result = unsum(rows)
+        _scale(result, postscale)
+        return result
+
+    return Operation(
+        Signature("reducescatter", (_described(own),), _detail(op, prescale, postscale)),
+        lambda group: group.reducescatter_async(array, op=op),
+        finish,
+        lambda group: group.reducescatter(array, op=op),
+    )
+
+
+def allgather(tensor: torch.Tensor) -> Operation[torch.Tensor]:
+    """All-gather along the first dimension, which may differ by rank."""
+    array, dtype = to_array(tensor, "allgather"), tensor.dtype
+    return Operation(
+        Signature("allgather", (_described(tensor, rows_differ=True),)),
+        lambda group: group.allgather_async(array),
+        lambda rows: from_array(rows, dtype),
+        lambda group: group.allgather(array),
+    )
+
+
+def alltoall(tensor: torch.Tensor, splits: Optional[Sequence[int]], size: int) -> Operation[Any]:
+    """Send ``splits[r]`` rows to each of ``size`` ranks r. With splits the result is a pair, with the received ones."""
+    array, dtype = to_array(tensor, "alltoall"), tensor.dtype
+    given = None if splits is None else [int(n) for n in splits]
+    check_splits(array, given, size)
+    counts = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
+
+    def finish(result: Any) -> Any:
+        if isinstance(result, tuple):
+            return from_array(result[0], dtype), torch.from_numpy(result[1]).to(counts)
+        return from_array(result, dtype)
+
+    return Operation(
+        Signature("alltoall", (_described(tensor, rows_differ=True),)),
+        lambda group: group.alltoall_async(array, given),
+        finish,
+        lambda group: group.alltoall(array, given),
+    )
+
+
+def barrier() -> Operation[None]:
+    """Wait for all ranks."""
+    return Operation(
+        Signature("barrier"), lambda group: group.barrier_async(), lambda _: None, lambda group: group.barrier()
+    )
+
+
+def objects(signature: Signature, call: Callable[[ddl.Communicator], T]) -> Operation[T]:
+    """Do what blocks while it is started: exchange objects."""
+    return Operation(signature, lambda group: Ended(call(group)), lambda result: result, call)
+
+
+class _Several:
+    """Operations that were started together."""
+
+    def __init__(self, works: Sequence[Waitable]) -> None:
+        self._works = works
+
+    def done(self) -> bool:
+        return all(work.done() for work in self._works)
+
+    def wait(self, timeout: Optional[float] = None) -> List[Any]:
+        return [work.wait(timeout) for work in self._works]
+
+
+def grouped(some: Sequence[Operation[T]], verb: str) -> Operation[List[T]]:
+    """Do several operations of one kind when all ranks have submitted all of them."""
+    tensors = tuple(tensor for one in some for tensor in one.signature.tensors)
+    details = sorted({one.signature.detail for one in some})
+    return Operation(
+        Signature(f"grouped_{verb}", tensors, " ".join(details)),
+        lambda group: _Several([one.start(group) for one in some]),
+        lambda results: [one.finish(result) for one, result in zip(some, results)],
+    )
+
+
+def absent(signature: Signature) -> Start:
+    """Return what a rank that has joined does in place of the operation: it supplies zeros to an all-reduce."""
+    if signature.verb == "barrier":
+        return lambda group: group.barrier_async()
+    if signature.verb not in ("allreduce", "grouped_allreduce"):
+        raise ddl.InvalidArgument("only all-reduces are possible while a rank has joined")
+    op = ddl.ReduceOp[signature.detail.split()[0].partition("=")[2]]
+
+    def start(group: ddl.Communicator) -> Waitable:
+        zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in signature.tensors]
+        return _Several([group.allreduce_async_(alias(zero, "join"), op=op) for zero in zeros])
+
+    return start

@@ -1,0 +1,119 @@
+"""Verbs on tensors on the CPU that all ranks of a communicator call in the same order; and messages between two ranks.
+
+Each does what its namesake in ``ddl.Communicator`` does, on ``communicator`` (default: the world). Results are new
+tensors without history. Those with ``_async`` return a ``Work`` at once; until it is done, its tensor must not be
+touched.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+import torch
+
+import ddl
+from ddl import Average, Communicator, ReduceOp
+from ddl_torch._operations import check_op, summable
+from ddl_torch._tensors import Work, alias, from_array, to_array, written
+
+__all__ = ["gather", "gather_async", "prepare_allreduce", "recv", "recv_async", "reduce", "reduce_async"]
+__all__ += ["scatter", "scatter_async", "send", "send_async"]
+
+Group = Optional[Communicator]
+
+
+def _of(communicator: Group) -> Communicator:
+    return ddl.world() if communicator is None else communicator
+
+
+def prepare_allreduce(
+    tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
+) -> Callable[[], torch.Tensor]:
+    """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call."""
+    target = alias(tensor, "prepare_allreduce")
+    check_op(tensor, "prepare_allreduce", op)
+    run = _of(communicator).prepare_allreduce(target, op=op, name=name)
+    finish = written(tensor)
+
+    def call() -> torch.Tensor:
+        run()
+        return finish(None)
+
+    return call
+
+
+def reduce(
+    tensor: torch.Tensor, *, root_rank: int = 0, op: ReduceOp = Average, communicator: Group = None
+) -> Optional[torch.Tensor]:
+    """Combine ``tensor`` over all ranks; return the result on ``root_rank``, None elsewhere. Blocking."""
+    return reduce_async(tensor, root_rank=root_rank, op=op, communicator=communicator).wait()
+
+
+def reduce_async(
+    tensor: torch.Tensor, *, root_rank: int = 0, op: ReduceOp = Average, communicator: Group = None
+) -> Work[Optional[torch.Tensor]]:
+    """As ``reduce``, without blocking."""
+    array, finish = summable(tensor, "reduce", op)
+    work = _of(communicator).reduce_async(array, root=root_rank, op=op)
+    return Work(work, lambda result: None if result is None else finish(result))
+
+
+# --- gather, scatter ---
+
+
+def gather(tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = None) -> Optional[torch.Tensor]:
+    """Return on ``root_rank`` the tensors of all ranks along the first dimension, None elsewhere. Blocking."""
+    array = _of(communicator).gather(to_array(tensor, "gather"), root=root_rank)
+    return None if array is None else from_array(array, tensor.dtype)
+
+
+def gather_async(
+    tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = None
+) -> Work[Optional[torch.Tensor]]:
+    """As ``gather``; sizes are exchanged before it returns."""
+    work = _of(communicator).gather_async(to_array(tensor, "gather_async"), root=root_rank)
+    dtype = tensor.dtype
+    return Work(work, lambda array: None if array is None else from_array(array, dtype))
+
+
+def scatter(tensor: Optional[torch.Tensor] = None, *, root_rank: int = 0, communicator: Group = None) -> torch.Tensor:
+    """Return this rank's share of the rows of the root's ``tensor``, which matters on ``root_rank`` only. Blocking."""
+    return scatter_async(tensor, root_rank=root_rank, communicator=communicator).wait()
+
+
+def scatter_async(
+    tensor: Optional[torch.Tensor] = None, *, root_rank: int = 0, communicator: Group = None
+) -> Work[torch.Tensor]:
+    """As ``scatter``; type and shape are exchanged before it returns."""
+    group = _of(communicator)
+    array, name = None, None
+    if group.rank == root_rank:
+        if tensor is None:
+            raise ddl.InvalidArgument(f"scatter: rank {root_rank} is the root and must pass a tensor")
+        array, name = to_array(tensor, "scatter"), str(tensor.dtype)
+    dtype: torch.dtype = getattr(torch, group.broadcast_object(name, root=root_rank).split(".")[-1])
+    return Work(group.scatter_async(array, root=root_rank), lambda rows: from_array(rows, dtype))
+
+
+# --- send, recv ---
+
+
+def send(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> None:
+    """Send ``tensor`` to rank ``dst``, which calls ``recv``. Not collective; blocks until it may be written again."""
+    _of(communicator).send(to_array(tensor, "send"), dst)
+
+
+def send_async(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> Work[None]:
+    """As ``send``, without blocking."""
+    return Work(_of(communicator).send_async(to_array(tensor, "send_async"), dst), lambda _: None)
+
+
+def recv(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> torch.Tensor:
+    """Receive into ``tensor`` what rank ``src`` sends, of the same shape and type. Not collective; blocking."""
+    return recv_async(tensor, src, communicator=communicator).wait()
+
+
+def recv_async(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> Work[torch.Tensor]:
+    """As ``recv``, without blocking."""
+    alias(tensor, "recv")
+    return Work(_of(communicator).recv_async(to_array(tensor, "recv"), src), written(tensor))

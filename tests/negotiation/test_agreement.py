@@ -1,0 +1,143 @@
+"""What ranks conclude from ballots: the same everywhere, each operation once, whatever the order of submission."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Set, Tuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddl.negotiation import ballot
+from ddl.negotiation.agreement import Agreement, Outcome
+from ddl.negotiation.signature import ANY, Signature
+
+SMALL = Signature("allreduce", (("float32", (3,)),), "op=Sum")
+LARGE = Signature("allreduce", (("float32", (4, 5)),), "op=Sum")
+
+
+def play(agreements: List[Agreement]) -> Outcome:
+    """One round of all ranks; all must come to the same."""
+    votes = [one.vote() for one in agreements]
+    flags, entries = ballot.unpack(np.stack([mine for mine, _ in votes]))
+    news = [said for _, said in votes] if any(one & ballot.NEWS for one in flags) else ()
+    outcomes = [one.decide(flags, entries, news) for one in agreements]
+    assert all(one == outcomes[0] for one in outcomes)
+    return outcomes[0]
+
+
+def test_a_name_runs_when_all_have_submitted_it_and_then_costs_a_bit() -> None:
+    one, other = ranks = [Agreement(2), Agreement(2)]
+    for _ in range(3):
+        one.submit("a", SMALL)
+        one.submit("b", LARGE)
+        other.submit("b", LARGE)
+        assert play(ranks).run == [("b", LARGE)]
+        assert one.missing("a") == [1]
+        other.submit("a", SMALL)
+        assert play(ranks).run == [("a", SMALL)]
+    other.submit("b", LARGE)
+    mine, news = other.vote()
+    assert len(mine) == 2 and not news
+
+
+def test_different_submissions_under_a_name_fail_and_the_name_can_be_used_again() -> None:
+    one, other = ranks = [Agreement(2), Agreement(2)]
+    for rank in ranks:
+        rank.submit("a", SMALL)
+    play(ranks)
+    for first, second in [(SMALL, LARGE), (LARGE, SMALL)]:
+        one.submit("a", first)
+        other.submit("a", second)
+        ((name, reason),) = play(ranks).failed
+        assert name == "a" and f"rank 0 submitted {first.text()} but rank 1 {second.text()}" == reason
+        assert not one.waiting and not other.waiting
+    for rank in ranks:
+        rank.submit("a", LARGE)
+    assert play(ranks).run == [("a", LARGE)]
+
+
+def test_a_quiet_round_is_one_in_which_nobody_says_anything_new() -> None:
+    one, other = ranks = [Agreement(2), Agreement(2)]
+    one.submit("a", SMALL)
+    other.submit("b", SMALL)
+    assert not play(ranks).quiet
+    assert play(ranks).quiet
+
+
+def test_who_has_joined_is_not_waited_for_and_the_last_one_is_named() -> None:
+    ranks = [Agreement(3) for _ in range(3)]
+    ranks[1].join()
+    ranks[0].submit("a", SMALL)
+    ranks[2].submit("a", SMALL)
+    outcome = play(ranks)
+    assert outcome.run == [("a", SMALL)] and outcome.joined == {1} and outcome.last_joined == -1
+    ranks[2].join()
+    ranks[0].submit("b", SMALL)
+    assert play(ranks).run == [("b", SMALL)]
+    ranks[0].join()
+    outcome = play(ranks)
+    assert outcome.last_joined == 0 and not outcome.run
+    ranks[0].submit("a", SMALL)
+    assert not play(ranks).run  # all are back: the others are waited for again
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_operation_is_settled_once_and_alike(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 4))
+    names = [str(number) for number in range(data.draw(st.integers(1, 6)))]
+    rounds = data.draw(st.integers(1, 3))
+    capacity = data.draw(st.integers(1, 4))
+    ranks = [Agreement(size, capacity) for _ in range(size)]
+    wanted: Dict[Tuple[str, int], List[Signature]] = {
+        (name, time): [data.draw(st.sampled_from([SMALL, LARGE, LARGE])) for _ in range(size)]
+        if data.draw(st.booleans())
+        else [SMALL] * size
+        for name in names
+        for time in range(rounds)
+    }
+    left = [[data.draw(st.permutations(names)) for _ in range(rounds)] for _ in range(size)]
+    plan = [[(name, time) for time, order in enumerate(mine) for name in order] for mine in left]
+    submitted: List[Set[Tuple[str, int]]] = [set() for _ in range(size)]
+    settled: Set[Tuple[str, int]] = set()
+    pending: List[Set[str]] = [set() for _ in range(size)]
+    idle = 0
+    while any(plan) or any(pending):
+        for rank, todo in enumerate(plan):
+            for _ in range(data.draw(st.integers(0, 3)) if idle < 3 else 99):
+                if todo and todo[0][0] not in pending[rank]:
+                    name, time = todo.pop(0)
+                    ranks[rank].submit(name, wanted[name, time][rank])
+                    submitted[rank].add((name, time))
+                    pending[rank].add(name)
+        outcome = play(ranks)
+        idle = 0 if outcome.run or outcome.failed else idle + 1
+        assert idle < 6, "nothing moves"
+        for name in [name for name, _ in outcome.run] + [name for name, _ in outcome.failed]:
+            time = sum((name, t) in settled for t in range(rounds))
+            assert all((name, time) in mine for mine in submitted)
+            settled.add((name, time))
+            alike = len(set(wanted[name, time])) == 1
+            assert alike == ((name, wanted[name, time][0]) in outcome.run)
+            for mine in pending:
+                mine.remove(name)
+    assert settled == set(wanted)
+    assert not any(one.waiting for one in ranks)
+
+
+@pytest.mark.parametrize("known", [0, 1, 8, 9, 300])
+def test_a_ballot_is_what_was_put_in(known: int) -> None:
+    some = [number for number in range(known) if number % 3 == 0]
+    entries = sum(1 << number for number in some)
+    packed = ballot.pack(ballot.JOINED, entries, known)
+    assert packed.size == 1 + -(-known // 8)
+    flags, unpacked = ballot.unpack(np.stack([packed, ballot.pack(0, 0, known)]))
+    assert flags == [ballot.JOINED, 0] and unpacked == [entries, 0] and list(ballot.numbers(entries)) == some
+
+
+def test_signatures_are_plain_data_and_can_be_read() -> None:
+    one = Signature("grouped_allgather", (("int8", (ANY, 3)), ("bool", ()), *[("int8", (1,))] * 3), "op=Max")
+    assert Signature.parse(one.plain()) == one
+    assert one.text() == "grouped_allgather(int8 of shape anyx3, bool of shape (), 3 more, op=Max)"
