@@ -61,6 +61,8 @@ from ddl_torch.basics import (
     remove_process_set,
     rocm_built,
     shutdown,
+    start_timeline,
+    stop_timeline,
 )
 from ddl_torch.compression import Compression
 from ddl_torch.grouped import (
@@ -138,7 +140,8 @@ __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 __all__ += ["reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"]
 __all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scatter_async"]
 __all__ += ["barrier", "barrier_async", "send", "send_async", "recv", "recv_async"]
-__all__ += ["poll", "synchronize", "join", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async"]
+__all__ += ["start_timeline", "stop_timeline", "poll", "synchronize", "join"]
+__all__ += ["grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async"]
 __all__ += ["grouped_allreduce_async_", "grouped_allgather", "grouped_allgather_async"]
 __all__ += ["grouped_reducescatter", "grouped_reducescatter_async", "Compression"]
 __all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set", "process_set_by_id"]

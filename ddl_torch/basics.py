@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Sequence, Union
 
 import ddl
+from ddl import timeline
 from ddl.process_sets import ProcessSet
 from ddl_torch._where import process_sets as _sets
 
 __all__ = ["add_process_set", "init", "process_set_by_id", "remove_process_set", "shutdown"]
+__all__ += ["start_timeline", "stop_timeline"]
 __all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
 __all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
 
@@ -38,6 +40,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
 def shutdown() -> None:
     """Leave the job, as ``ddl.shutdown``. Idempotent, not collective."""
     _sets.close()
+    timeline.stop()
     ddl.shutdown()
 
 
@@ -60,6 +63,20 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
     if process_set_id not in known:
         raise ddl.InvalidArgument(f"there is no process set {process_set_id}; in use are {sorted(known)}")
     return known[process_set_id]
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a timeline of operations on rank 0 to a new file, for chrome://tracing or Perfetto.
+
+    ``mark_cycles``: also mark each round in which ranks agree on what to run. Other ranks may call it, too.
+    """
+    if ddl.rank() == 0:
+        timeline.start(file_path, mark_cycles=mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline. Idempotent."""
+    timeline.stop()
 
 
 def mpi_threads_supported() -> bool:

@@ -175,9 +175,8 @@ def grouped_reducescatter(
 
     def run(some: Tensors) -> List[torch.Tensor]:
         small, contexts = _compress(some, compression)
-        return _decompress(
-            where.run(_reducescatter(small, op, prescale_factor, postscale_factor), name), contexts, compression
-        )
+        results = where.run(_reducescatter(small, op, prescale_factor, postscale_factor), name)
+        return _decompress(results, contexts, compression)
 
     def back(gradients: Tensors) -> List[torch.Tensor]:
         factor = prescale_factor * postscale_factor * (where.size if op == ddl.Sum else 1)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from typing import Callable, Deque, Dict, Optional
 
 import numpy as np
 
+from ddl import timeline
 from ddl.communicator import Communicator
 from ddl.errors import (
     CollectiveMismatch,
@@ -182,6 +184,9 @@ class Negotiator:
 
     def _round(self, until: Optional[Pending]) -> None:
         group, agreement = self._communicator, self._agreement
+        recorder = timeline.active()
+        if recorder is not None and recorder.mark_cycles:
+            recorder.cycle()
         with self._lock:
             mine, news = agreement.vote()
         flags, entries = ballot.unpack(group.allgather(mine, out=np.empty((group.size, mine.size), np.uint8)))
@@ -211,7 +216,7 @@ class Negotiator:
                 joining, self._joining = self._joining, None
             assert joining is not None
             self._communicator.set_timeout(self._timeout)
-            joining.started(Ended(outcome.last_joined))
+            joining.started(Ended(outcome.last_joined), time.monotonic())
 
     def _start(self, name: str, signature: Signature, outcome: Outcome, until: Optional[Pending]) -> None:
         """Start what all ranks have submitted, or what this rank does in its place; refuse what joined ranks cannot."""
@@ -223,14 +228,15 @@ class Negotiator:
                 joined = ", ".join(map(str, sorted(outcome.joined)))
                 pending.failed(CollectiveMismatch(f"{self._who} {pending.request.text()}: {error}: rank(s) {joined}"))
             return
+        now = time.monotonic()
         try:
             if pending is None:
                 assert absent is not None
                 absent(self._communicator)
             elif pending is until and pending.request.call is not None:
-                pending.started(Ended(pending.request.call(self._communicator)))
+                pending.started(Ended(pending.request.call(self._communicator)), now)
             else:
-                pending.started(pending.request.start(self._communicator))
+                pending.started(pending.request.start(self._communicator), now)
         except InvalidArgument as error:  # on all ranks, and nothing was sent
             if pending is not None:
                 pending.failed(error)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
+from ddl import timeline
 from ddl.communicator import Communicator
 from ddl.errors import WaitTimeout
 from ddl.negotiation.signature import Signature
@@ -63,7 +64,8 @@ class Pending:
     def __init__(self, request: Request, overdue: Callable[[Request], Exception], deadline: float) -> None:
         self.request = request
         self._overdue = overdue  # breaks the communicator and returns why
-        self._deadline = time.monotonic() + deadline
+        self._submitted = self._started = time.monotonic()
+        self._deadline = self._submitted + deadline
         self._agreed = threading.Event()
         self._work: Optional[Waitable] = None
         self._error: Optional[Exception] = None
@@ -78,9 +80,10 @@ class Pending:
         """Whether it should have ended by now."""
         return time.monotonic() > self._deadline
 
-    def started(self, work: Waitable) -> None:
-        """All ranks have submitted it, and it is under way."""
+    def started(self, work: Waitable, since: float) -> None:
+        """All ranks have submitted it, and it is under way ``since`` then (``time.monotonic``)."""
         self._work = work
+        self._started = since
         self._agreed.set()
 
     def failed(self, error: Exception) -> None:
@@ -104,10 +107,18 @@ class Pending:
                 raise self._error
             assert self._work is not None
             try:
-                return self._work.wait(max(0.0, until - time.monotonic()))
+                result = self._work.wait(max(0.0, until - time.monotonic()))
+                self._record()
+                return result
             except WaitTimeout:
                 if until < self._deadline:
                     raise
         elif until < self._deadline:
             raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
         raise self._overdue(self.request)
+
+    def _record(self) -> None:
+        recorder = timeline.active()
+        if recorder is not None:
+            verb = self.request.signature.verb
+            recorder.operation(self.request.name or verb, verb, self._submitted, self._started, time.monotonic())

@@ -1,0 +1,104 @@
+"""A timeline of operations as a file for chrome://tracing or Perfetto: what waited for other ranks, and how long.
+
+One row for each name of an operation: how long it waited until all ranks had submitted it, then how long it took until
+its result was fetched. Written as it goes on, so that the file of a job that was killed can be read, too.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Dict, Optional
+
+from ddl.errors import InvalidState
+
+__all__ = ["Timeline", "active", "start", "stop"]
+
+
+class Timeline:
+    """The file. Times are those of ``time.monotonic``. Any thread may call it.
+
+    Format: Google's "Trace Event Format", a JSON array whose end may be missing.
+    """
+
+    def __init__(self, path: str, mark_cycles: bool) -> None:
+        self.mark_cycles = mark_cycles
+        self._lock = threading.Lock()
+        self._rows: Dict[str, int] = {}
+        self._begin = time.monotonic()
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed by ``close``)
+        self._file.write("[\n")
+
+    def operation(self, name: str, verb: str, submitted: float, agreed: float, ended: float) -> None:
+        """An operation was submitted, under way, and over, at these times."""
+        with self._lock:
+            row = self._row(name)
+            if agreed > submitted:
+                self._write(
+                    "X", f"NEGOTIATE_{verb.upper()}", row, submitted, dur=self._microseconds(agreed - submitted)
+                )
+            self._write("X", verb.upper(), row, agreed, dur=self._microseconds(ended - agreed))
+            self._flush()
+
+    def cycle(self) -> None:
+        """A round of negotiation begins."""
+        with self._lock:
+            self._write("i", "CYCLE_START", 0, time.monotonic(), s="g")
+
+    def close(self) -> None:
+        """Write what is left. Idempotent."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.write("{}]\n")
+                self._file.close()
+
+    def _row(self, name: str) -> int:
+        if name not in self._rows:
+            self._rows[name] = row = 1 + len(self._rows)
+            self._write("M", "thread_name", row, self._begin, args={"name": name})
+        return self._rows[name]
+
+    @staticmethod
+    def _microseconds(seconds: float) -> float:
+        return round(1e6 * seconds, 3)
+
+    def _write(self, phase: str, name: str, row: int, at: float, **more: Any) -> None:
+        if not self._file.closed:
+            event = {
+                "ph": phase,
+                "name": name,
+                "pid": 0,
+                "tid": row,
+                "ts": self._microseconds(at - self._begin),
+                **more,
+            }
+            self._file.write(json.dumps(event) + ",\n")
+
+    def _flush(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+
+
+_active: Optional[Timeline] = None
+
+
+def active() -> Optional[Timeline]:
+    """Return the timeline that is being written in this process, if any."""
+    return _active
+
+
+def start(path: str, *, mark_cycles: bool = False) -> None:
+    """Begin to write a timeline to a new file. Raises ``InvalidState`` if one is being written, ``OSError``."""
+    global _active
+    if _active is not None:
+        raise InvalidState("a timeline is being written already; call stop_timeline() first")
+    _active = Timeline(path, mark_cycles)
+
+
+def stop() -> None:
+    """End the timeline. Idempotent."""
+    global _active
+    ended, _active = _active, None
+    if ended is not None:
+        ended.close()
