@@ -108,6 +108,7 @@ class ProcessSets:
         if self._world is not world:
             with self._lock:
                 if self._world is not world:
+                    world._core.check()  # who is gone would be waited for
                     self._forget()
                     self.everybody.ranks = list(range(world.size))
                     self._open(self.everybody, world)
