@@ -44,6 +44,8 @@ from ddl import (
     split,
     world,
 )
+from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
+from ddl_torch import elastic
 from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
 from ddl_torch.averaging import MetricAverage, average_metrics
@@ -94,6 +96,7 @@ else:
     __all__ = []
 __all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
 __all__ += ["Error", "InvalidArgument", "InvalidState"]
+__all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "elastic"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]

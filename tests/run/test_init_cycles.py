@@ -1,4 +1,4 @@
-"""A hundred jobs in one process: init and shutdown again and again, and nothing grows, though nobody collects garbage."""
+"""A hundred jobs in one process: nothing grows from init to shutdown to init, though nobody collects garbage."""
 
 from __future__ import annotations
 
