@@ -55,6 +55,7 @@ from ddl_torch.layerwise import layerwise_groups
 from ddl_torch.optimizer import DistributedOptimizer
 from ddl_torch.sampler import ShardedSampler
 from ddl_torch.state import broadcast_optimizer_state, broadcast_parameters
+from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddl_torch.verbs import (
     allgather,
     allgather_async,
@@ -100,7 +101,7 @@ __all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "elastic"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
-__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler"]
+__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "SyncBatchNorm"]
 __all__ += ["average_metrics", "layerwise_groups"]
 __all__ += ["broadcast_object", "allgather_object"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]

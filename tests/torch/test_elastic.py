@@ -80,7 +80,7 @@ def test_a_name_that_is_taken_is_refused(alone):
 
 
 def synchronised():
-    from ddl_torch.elastic import ElasticSampler, TorchState
+    from ddl_torch.elastic import ElasticSampler, ObjectState, TorchState
 
     rank = ddl.rank()
     model, optimizer, schedule = parts = training(rank)
@@ -97,34 +97,26 @@ def synchronised():
     state.epoch = -1
     state.restore()  # to what sync had saved
     assert same(seen, [part.state_dict() for part in parts]) and state.epoch == 0
+    try:
+        ObjectState(what=object() if rank == 0 else 3).sync()
+    except ddl.InvalidArgument as error:
+        assert "object" in str(error)
+    else:
+        raise AssertionError("an object without data was sent")
+    assert float(ddl.allreduce(1.0, op=ddl.Sum)) == ddl.size()
     buffer = io.BytesIO()
     torch.save(seen, buffer)
     return buffer.getvalue(), *others
 
 
 @pytest.mark.processes
-def test_sync_gives_all_ranks_what_rank_0_has():
+def test_sync_gives_all_ranks_what_rank_0_has_or_an_error():
     own = training(0)
     step(*own)
     for parts, epoch, name, sampler in ranks.run(2, synchronised):
         assert same(torch.load(io.BytesIO(parts)), [part.state_dict() for part in own])
         assert (epoch, name) == (0, "of rank 0")
         assert sampler == {"epoch": 0, "processed_indices": {0, 2, 4, 1, 3, 5, 7}}  # of both ranks
-
-
-def unsendable():
-    from ddl_torch.elastic import ObjectState
-
-    try:
-        ObjectState(what=object() if ddl.rank() == 0 else 3).sync()
-    except ddl.InvalidArgument as error:
-        return str(error), float(ddl.allreduce(1.0, op=ddl.Sum))
-
-
-@pytest.mark.processes
-def test_what_cannot_be_sent_is_an_error_on_all_ranks():
-    for text, total in ranks.run(2, unsendable):
-        assert "object" in text and total == 2
 
 
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 5), st.integers(1, 7), st.integers(0, 3), st.booleans())
