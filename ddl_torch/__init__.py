@@ -39,6 +39,7 @@ from ddl import (
     local_size,
     metrics,
     rank,
+    run,
     shutdown,
     size,
     split,
@@ -98,7 +99,7 @@ else:
 __all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
 __all__ += ["Error", "InvalidArgument", "InvalidState"]
 __all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "elastic"]
-__all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
+__all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics", "run"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
 __all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "SyncBatchNorm"]

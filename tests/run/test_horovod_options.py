@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
+from process_groups import require
 from run.launcher import Launcher
 
 from ddl.errors import ConfigError
@@ -104,7 +105,7 @@ def test_the_hostfile_of_horovodrun(tmp_path: Path) -> None:
 
 
 def test_the_config_file_of_horovodrun(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
+    require("yaml")
     path = tmp_path / "job.yaml"
     path.write_text(
         "params:\n  fusion_threshold_mb: 32\n  cycle_time_ms: 3.5\n  hierarchical_allreduce: true\n"
@@ -136,7 +137,7 @@ WRONG: Tuple[Tuple[str, str], ...] = (
 
 @pytest.mark.parametrize(("text", "match"), WRONG, ids=[match for _, match in WRONG])
 def test_a_config_file_that_makes_no_sense(text: str, match: str, tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
+    require("yaml")
     path = tmp_path / "job.yml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=match):
