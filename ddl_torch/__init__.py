@@ -25,6 +25,7 @@ from ddl import (
     Metrics,
     Min,
     Product,
+    RankFailed,
     ReduceOp,
     Sum,
     __version__,
@@ -97,7 +98,7 @@ if torch.distributed.is_available():
 else:
     __all__ = []
 __all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
-__all__ += ["Error", "InvalidArgument", "InvalidState"]
+__all__ += ["Error", "InvalidArgument", "InvalidState", "RankFailed"]
 __all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "elastic"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics", "run"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
