@@ -88,12 +88,12 @@ CASES = len(SHAPES) * (3 * len(OPTIONS) - 1)
 
 @pytest.mark.processes
 def test_four_ranks_are_as_one_process_with_the_whole_batch():
-    assert ranks.run(4, as_one_process_would) == [CASES] * 4
+    assert ranks.run(4, as_one_process_would, env={"OMP_NUM_THREADS": "1"}) == [CASES] * 4
 
 
 @pytest.mark.processes
 def test_two_ranks_are_as_one_process_what_is_refused_and_what_else_it_takes():
-    for rank, (cases, others) in enumerate(ranks.run(2, both)):
+    for rank, (cases, others) in enumerate(ranks.run(2, both, env={"OMP_NUM_THREADS": "1"})):
         assert cases == CASES
         refused, half, alone, running, after = others
         assert "more than 1 value per channel is needed over all ranks" in refused[0]
