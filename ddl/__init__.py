@@ -25,6 +25,7 @@ from ddl.errors import (
     InvalidState,
     PeerLost,
     ProtocolError,
+    RankFailed,
     RendezvousError,
     ResourceError,
     WaitTimeout,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ddl.api import *
     from ddl.communicator import Communicator, Metrics, PreparedOperation, Work
     from ddl.memory import empty, is_shared
+    from ddl.run.function import run
 
 # Literal lists: that is what a type checker understands as exported. First what needs the native core …
 __all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
@@ -49,10 +51,13 @@ _LAZY = {name: "ddl.api" for name in __all__}
 __all__ += ["Communicator", "Metrics", "PreparedOperation", "Work", "empty", "is_shared"]
 _LAZY.update({name: "ddl.communicator" for name in ("Communicator", "Metrics", "PreparedOperation", "Work")})
 _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
+__all__ += ["run"]
+_LAZY.update(run="ddl.run")  # ddlrun's package, which can be called
 # … then what does not.
 __all__ += ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]
-__all__ += ["InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RendezvousError"]
-__all__ += ["ResourceError", "WaitTimeout", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
+__all__ += ["InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RankFailed"]
+__all__ += ["RendezvousError", "ResourceError", "WaitTimeout"]
+__all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -60,7 +65,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ddl' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
+from ddl import timeline
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.communicator import Communicator
 from ddl.errors import InvalidArgument, InvalidState
@@ -96,6 +97,8 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
             group = Group.world(job, core, boards)
             world = Communicator(group)
             adopt(world)
+            if settings.timeline and identity.rank == 0:
+                timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles)
         except BaseException:
             if group is not None:
                 group.close()
@@ -121,6 +124,7 @@ def shutdown() -> None:
             return
         group = _state.world._group
         _state.world = None
+        timeline.stop()
         group.close()
         group.job.close()
         _state.retired.append(group)

@@ -14,6 +14,7 @@
     │   ├─ CollectiveMismatch           ranks called different operations; the message shows both sides
     │   ├─ ProtocolError                bytes that are not ours, or not of this version
     │   └─ Aborted                      somebody called ``abort()``
+    ├─ RankFailed (RuntimeError)        a rank of ``ddl.run`` failed; the message has its traceback
     ├─ ResourceError                    errno and call: descriptors, memory, address in use
     └─ InternalError                    a bug in DDL
 """
@@ -32,6 +33,7 @@ __all__ = [
     "InvalidState",
     "PeerLost",
     "ProtocolError",
+    "RankFailed",
     "RendezvousError",
     "ResourceError",
     "WaitTimeout",
@@ -84,6 +86,14 @@ class ProtocolError(CommunicatorError):
 
 class Aborted(CommunicatorError):
     """``abort()`` was called on this or another rank."""
+
+
+class RankFailed(Error, RuntimeError):
+    """A rank of ``ddl.run`` raised or died; ``rank`` is its number, and the message has its traceback."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 class ResourceError(Error, OSError):

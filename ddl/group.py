@@ -248,9 +248,10 @@ class Group:
 
     def late(self) -> Dict[int, float]:
         """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""
-        if self.job.agent is None:
+        agent = self.job.agent
+        if agent is None:
             return {}
-        late = self.job.agent.stragglers.late
+        late = agent.stragglers.late
         return {rank: late[world] for rank, world in enumerate(self.ranks) if world in late}
 
     def close(self) -> None:

@@ -283,8 +283,12 @@ class Job:
         """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""
         for memory in self.memories.values():
             memory.close_socket()
-        if self.agent is not None:
-            self.agent.close()
+        agent, self.agent = (
+            self.agent,
+            None,
+        )  # which knows us: without this, memory would stay until the next collection
+        if agent is not None:
+            agent.close()
         if self._store is not None:
             self._store.close()
 

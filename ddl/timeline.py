@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from ddl.errors import InvalidState
+from ddl.errors import ConfigError, InvalidState
 
 __all__ = ["Timeline", "active", "start", "stop"]
 
@@ -89,11 +89,17 @@ def active() -> Optional[Timeline]:
 
 
 def start(path: str, *, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline to a new file. Raises ``InvalidState`` if one is being written, ``OSError``."""
+    """Begin to write a timeline to a new file.
+
+    Raises ``InvalidState`` if one is being written, ``ConfigError`` if the file cannot be.
+    """
     global _active
     if _active is not None:
         raise InvalidState("a timeline is being written already; call stop_timeline() first")
-    _active = Timeline(path, mark_cycles)
+    try:
+        _active = Timeline(path, mark_cycles)
+    except OSError as error:
+        raise ConfigError(f"the timeline (DDL_TIMELINE) cannot be written: {error}") from error
 
 
 def stop() -> None:

@@ -25,6 +25,7 @@ from ddl import (
     Metrics,
     Min,
     Product,
+    RankFailed,
     ReduceOp,
     Sum,
     __version__,
@@ -36,11 +37,14 @@ from ddl import (
     local_size,
     metrics,
     rank,
+    run,
     size,
     split,
     world,
 )
+from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
 from ddl.process_sets import ProcessSet
+from ddl_torch import elastic
 from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
 from ddl_torch._where import global_process_set
@@ -95,6 +99,7 @@ from ddl_torch.ordered import (
 )
 from ddl_torch.sampler import ShardedSampler
 from ddl_torch.state import broadcast_optimizer_state, broadcast_parameters
+from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddl_torch.verbs import (
     allgather,
     allgather_async,
@@ -128,11 +133,12 @@ if torch.distributed.is_available():
 else:
     __all__ = []
 __all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
-__all__ += ["Error", "InvalidArgument", "InvalidState"]
-__all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
+__all__ += ["Error", "InvalidArgument", "InvalidState", "RankFailed"]
+__all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "elastic"]
+__all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics", "run"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
-__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler"]
+__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "SyncBatchNorm"]
 __all__ += ["average_metrics", "layerwise_groups"]
 __all__ += ["broadcast_object", "allgather_object"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]

@@ -40,7 +40,6 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
 def shutdown() -> None:
     """Leave the job, as ``ddl.shutdown``. Idempotent, not collective."""
     _sets.close()
-    timeline.stop()
     ddl.shutdown()
 
 

@@ -14,7 +14,20 @@ import torch
 
 import ddl
 
-__all__ = ["ShardedSampler"]
+__all__ = ["ShardedSampler", "dealt", "epoch_order"]
+
+
+def epoch_order(length: int, shuffle: bool, seed: int) -> torch.Tensor:
+    """Return all numbers below ``length`` in the order of an epoch."""
+    if not shuffle:
+        return torch.arange(length)
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+
+
+def dealt(order: torch.Tensor, start: int, rank: int, size: int, count: int) -> torch.Tensor:
+    """Return ``count`` entries of ``order``: every ``size``-th, from the ``rank``-th after ``start`` on."""
+    mine = torch.arange(count) * size + start + rank
+    return order[mine % max(1, len(order))]  # what is past the end is padding, from the order's start
 
 
 class ShardedSampler(torch.utils.data.Sampler[int]):
@@ -94,13 +107,8 @@ class ShardedSampler(torch.utils.data.Sampler[int]):
                 f"set_epoch({self._epoch + 1})"
             )
         self._taken = 0
-        if self._shuffle:
-            generator = torch.Generator().manual_seed(self._seed + self._epoch)
-            order = torch.randperm(self._length, generator=generator)
-        else:
-            order = torch.arange(self._length)
-        mine = torch.arange(len(self)) * self._size + self._start + self._rank
-        return iter(order[mine % self._length].tolist())  # what is past the end is padding, from the order's start
+        order = epoch_order(self._length, self._shuffle, self._seed + self._epoch)
+        return iter(dealt(order, self._start, self._rank, self._size, len(self)).tolist())
 
     def record(self, samples: int) -> None:
         """Note that this rank has trained on its next ``samples`` samples: after each batch, ``len(batch)``.

@@ -167,6 +167,12 @@ class Settings:
         _seconds_or_none,
         "measure all-reduces for so long at the start if there is no such file (ddlrun --mode p); rank 0's word counts",
     )
+    timeline: str = _variable(
+        "DDL_TIMELINE", "", str, "file for a timeline of operations, for chrome://tracing; rank 0 writes it"
+    )
+    timeline_cycles: bool = _variable(
+        "DDL_TIMELINE_CYCLES", False, _switch, "1: mark in it each round in which ranks agree on what to run"
+    )
 
     @classmethod
     def from_environ(cls: Type[_Self], environ: Optional[Mapping[str, str]] = None) -> _Self:

@@ -152,7 +152,8 @@ class Agent:
             if config.output_dir is not None:
                 streams.append(FileStream(pipe, os.path.join(config.output_dir, f"rank.{rank}.{ending}")))
             else:
-                streams.append(Stream(pipe, sink, prefix_of(rank, config.num_proc) if config.prefix else b""))
+                prefix = prefix_of(rank, config.num_proc) if config.prefix else b""
+                streams.append(Stream(pipe, sink, prefix, config.timestamps))
         self._reading += streams
         return tuple(streams)
 

@@ -11,27 +11,41 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import sys
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from ddl._version import __version__
 from ddl.bootstrap.environ import Settings, describe
 from ddl.errors import ConfigError, Error
-from ddl.run import pods
+from ddl.run import horovod, pods
 from ddl.run.cluster import ClusterJob
 from ddl.run.config import RunConfig
 from ddl.run.config_file import options_from
 from ddl.run.hosts import Host, parse_hostfile, parse_hosts
 from ddl.run.job import Job
-from ddl.run.launchers import k8s, mpi, slurm, ssh
+from ddl.run.launchers import Start, k8s, mpi, slurm, ssh
 from ddl.run.layout import Layout, arrange
-from ddl.run.placement import parse_rankfile
+from ddl.run.placement import Placement, parse_rankfile
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
 
 _USAGE = "ddlrun -np N [options] program [argument ...]"
-_NO_VALUE = ("store_true", "help", "version")
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
+
+
+class _CheckBuild(argparse.Action):
+    """In a process of its own: ddlrun itself has neither numpy nor the core."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, *_: object) -> NoReturn:
+        sys.exit(subprocess.run([sys.executable, "-m", "ddl.build_check"], check=False).returncode)
+
+
+_NO_VALUE = ("store_true", "help", "version", _CheckBuild)
+
 
 _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     (("-h", "--help"), {"action": "help", "help": "show this and exit"}),
@@ -81,7 +95,8 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
         {
             "metavar": "NAME|CIDR,...",
             "dest": "interface",
-            "default": "",
+            "action": "append",
+            "default": [],
             "help": "interfaces for data on every host, as eth1 or 10.1.0.0/16; without: all networks that join hosts",
         },
     ),
@@ -109,13 +124,21 @@ _OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     ),
     (("--output-dir",), {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err instead of printing"}),
     (("--no-prefix",), {"action": "store_true", "help": 'do not put "[rank] " before each line'}),
+    (("--prefix-timestamp",), {"action": "store_true", "help": "put the time before each line"}),
+    (("-p", "--ssh-port"), {"metavar": "PORT", "help": "ssh: the port of the other hosts"}),
+    (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "ssh: the key to use"}),
+    (("-cb", "--check-build"), {"action": _CheckBuild, "help": "try whether this installation works and exit"}),
     (("--pods",), {"metavar": "N", "help": "k8s, pods: how many pods share the ranks; without: one"}),
     (("--head",), {"metavar": "NAME:PORT", "help": "pods: where pod 0 is found; the manifest says it"}),
     *k8s.OPTIONS,
 )
 
 #: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
-LAUNCHERS = {"ssh": ssh.starts, "mpi": mpi.starts, "slurm": slurm.starts}
+LAUNCHERS: Dict[str, Callable[[Placement, Mapping[str, str]], List[Start]]] = {
+    "ssh": ssh.starts,
+    "mpi": mpi.starts,
+    "slurm": slurm.starts,
+}
 _LAUNCHER_NAMES = (*LAUNCHERS, "k8s", "pods")
 
 
@@ -130,7 +153,8 @@ def _parser() -> argparse.ArgumentParser:
         usage=_USAGE,
         description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program "
         "that ends in .py runs with this Python. The first rank that fails ends the job; ddlrun exits with its status.",
-        epilog="variables that DDL reads in every rank, with their defaults:\n\n" + describe(),
+        epilog="options of horovodrun are understood as well: docs/from_horovod.md\n\n"
+        "variables that DDL reads in every rank, with their defaults:\n\n" + describe(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
@@ -140,42 +164,53 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split(argv: Sequence[str]) -> Tuple[List[str], List[str]]:
-    """Part ddlrun's options, in the spelling that the parser knows, from the program and its arguments."""
-    spelling = {name: name for names, _ in _OPTIONS for name in names}
-    spelling.update({name[1:]: name for name in list(spelling) if name.startswith("--")})
+def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
+    """Part ddlrun's options, in the spelling that the parser knows, from the program and its arguments.
+
+    Last come the options of horovodrun's that have no effect.
+    """
+    count = {name: int(keywords.get("action") not in _NO_VALUE) for names, keywords in _OPTIONS for name in names}
+    count.update(horovod.OPTIONS)
+    spelling = {name: name for name in count}
+    spelling.update({name[1:]: name for name in count if name.startswith("--")})
     spelling["--np"] = "-np"
-    without_value = {name for names, keywords in _OPTIONS for name in names if keywords.get("action") in _NO_VALUE}
     options: List[str] = []
+    idle: List[str] = []
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         name, equals, value = rest.pop(0).partition("=")
         if name not in spelling:
             raise ConfigError(f"unknown option {name}")
         name = spelling[name]
-        options.append(name)
-        if name in without_value:
-            if equals:
-                raise ConfigError(f"option {name} takes no value, but {value!r} was given")
-        elif equals:
-            options[-1] = f"--num-proc={value}" if name == "-np" else f"{name}={value}"
-        elif rest:
-            options[-1] = f"--num-proc={rest.pop(0)}" if name == "-np" else f"{name}={rest.pop(0)}"
+        if equals and not count[name]:
+            raise ConfigError(f"option {name} takes no value, but {value!r} was given")
+        values = [value] if equals else []
+        while len(values) < count[name]:
+            if not rest:
+                raise ConfigError(f"option {name} needs a value")
+            values.append(rest.pop(0))
+        if name not in horovod.OPTIONS:
+            options.append("=".join(["--num-proc" if name == "-np" else name, *values]))
+        elif horovod.word(name, values):
+            options.append(horovod.word(name, values))
         else:
-            raise ConfigError(f"option {name} needs a value")
-    return options, rest[1:] if rest[:1] == ["--"] else rest
+            idle.append(name)
+    return options, rest[1:] if rest[:1] == ["--"] else rest, idle
 
 
 def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     """Return what ``argv`` asks for; ConfigError says what is wrong with it."""
-    options, program = _split(argv)
+    options, program, idle = _split(argv)
     given = _parser().parse_args(options)
     if given.config_file is not None:
+        here = given
         try:
-            from_file, _ = _split(options_from(given.config_file))
+            from_file, _, more_idle = _split(options_from(given.config_file))
         except ConfigError as error:
             raise ConfigError(f"--config-file {given.config_file}: {error}") from error
         given = _parser().parse_args([*from_file, *options])
+        given.interface = here.interface or given.interface
+        idle += more_idle
     launcher = choose_launcher(given.launcher, environ)
     _check_pod_options(given, launcher)
     head, pod_job = "", None
@@ -203,10 +238,20 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         verbose=given.verbose,
         placement=layout.placement,
         launcher=launcher,
-        interface=given.interface,
+        interface=",".join(given.interface),
+        timestamps=given.prefix_timestamp,
+        ssh_options=_ssh_options(given, launcher),
+        notes=tuple(horovod.no_effect(idle)),
         head=head,
         pod_job=pod_job,
     )
+
+
+def _ssh_options(given: argparse.Namespace, launcher: str) -> Tuple[str, ...]:
+    port, key = _number("--ssh-port", given.ssh_port), given.ssh_identity_file
+    if launcher != "ssh" and (port or key):
+        raise ConfigError(f"--ssh-port and --ssh-identity-file are for --launcher ssh, and this is {launcher}")
+    return (*(("-p", str(port)) if port else ()), *(("-i", key) if key else ()))
 
 
 def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
@@ -329,6 +374,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def run(config: RunConfig) -> int:
     """Run the job that ``parse`` returned; return ddlrun's exit status."""
+    for note in config.notes:
+        print(f"ddlrun: {note}", file=sys.stderr)
     try:
         if config.placement is None:
             return Job(config).run()
@@ -337,7 +384,10 @@ def run(config: RunConfig) -> int:
             return 0
         if config.launcher == "pods":
             return pods.run(config, config.placement, os.environ)
-        starts = LAUNCHERS[config.launcher](config.placement, os.environ)
+        if config.launcher == "ssh":
+            starts = ssh.starts(config.placement, os.environ, config.ssh_options)
+        else:
+            starts = LAUNCHERS[config.launcher](config.placement, os.environ)
         return ClusterJob(config, config.placement, starts).run()
     except (Error, OSError) as error:
         print(f"ddlrun: {error}", file=sys.stderr)

@@ -34,9 +34,12 @@ class RunConfig:
     output_dir: Optional[str] = None  #: write rank.N.out and rank.N.err there instead of forwarding
     prefix: bool = True  #: put "[rank] " before each line
     verbose: bool = False
+    timestamps: bool = False  #: put the time before each line
     placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
     launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
+    ssh_options: Tuple[str, ...] = ()  #: words for ssh
     directory: Optional[str] = None  #: where ranks on several hosts start; None: where ddlrun was started
     interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route
     head: str = ""  #: where pods find pod 0, as name:port; empty: these are no pods
     pod_job: Optional[PodJob] = None  #: print a manifest of this instead of running anything
+    notes: Tuple[str, ...] = ()  #: what the user is to know before the job starts

@@ -6,7 +6,8 @@
     verbose = true
     env = ["NCCL_DEBUG", "COLOUR=blue"]
 
-What stands on the command line beats the file; where an option may be repeated, both count.
+What stands on the command line beats the file; where an option may be repeated, both count. A file whose name ends in
+.yaml or .yml is one of horovodrun's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from typing import Any, Dict, List
 
 from ddl.errors import ConfigError
+from ddl.run.horovod import options_from_sections
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,6 +28,8 @@ __all__ = ["options_from"]
 
 def options_from(path: str) -> List[str]:
     """Return the file's settings as words of a command line. ConfigError says what is wrong with it."""
+    if path.endswith((".yaml", ".yml")):
+        return options_from_sections(_yaml(path))
     try:
         with open(path, "rb") as file:
             settings: Dict[str, Any] = tomllib.load(file)
@@ -44,3 +48,18 @@ def options_from(path: str) -> List[str]:
                     raise ConfigError(f"{name} = {one!r} is neither text nor a number nor a list")
                 words.append(f"{option}={one}")
     return words
+
+
+def _yaml(path: str) -> Dict[str, Any]:
+    try:
+        import yaml  # the only thing that needs it, and who has used horovodrun has it
+    except ImportError:
+        raise ConfigError("a file in YAML needs PyYAML: pip install pyyaml, or write the options in TOML") from None
+    try:
+        with open(path, "rb") as file:
+            sections = yaml.safe_load(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"it cannot be read: {error}") from error
+    if not isinstance(sections, dict):
+        raise ConfigError("it has no sections such as params or stall_check")
+    return sections

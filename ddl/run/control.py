@@ -85,6 +85,7 @@ class Assignment:
     prefix: bool
     verbose: bool
     interface: str  #: name or address of the network interface for data; empty: the one that leads to ddlrun
+    timestamps: bool = False
 
     def message(self) -> Dict[str, Any]:
         """Return the message ``job``."""
@@ -107,7 +108,9 @@ class Assignment:
 
     def config(self) -> RunConfig:
         """Return what the agent's ranks are started by."""
-        return RunConfig(self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose)
+        return RunConfig(
+            self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose, self.timestamps
+        )
 
 
 def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignment:
@@ -125,4 +128,5 @@ def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignm
         prefix=config.prefix,
         verbose=config.verbose,
         interface=config.interface,
+        timestamps=config.timestamps,
     )

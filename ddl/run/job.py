@@ -6,14 +6,14 @@ import contextlib
 import secrets
 import signal
 import sys
-from typing import List
+from typing import List, Optional
 
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.server import StoreServer
 from ddl.run.agent import Agent
 from ddl.run.config import RunConfig
 from ddl.run.environ import free_port
-from ddl.run.failures import first_failure, report
+from ddl.run.failures import Exit, first_failure, report
 from ddl.run.output import Sink
 
 __all__ = ["Job"]
@@ -46,12 +46,17 @@ class Job(Agent):
         if self._config.verbose:
             print(f"ddlrun: {text}", file=sys.stderr, flush=True)
 
+    @property
+    def failed(self) -> Optional[Exit]:
+        """The exit that the job's failure began with, None without one. When all ranks have ended."""
+        exits = [worker.exit for worker in self._workers if worker.exit is not None]
+        return first_failure(exits, self._server.first_failure)
+
     def _conclude(self) -> int:
         if self._stop_signal:
             print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
             return 128 + self._stop_signal
-        exits = [worker.exit for worker in self._workers if worker.exit is not None]
-        failed = first_failure(exits, self._server.first_failure)
+        failed = self.failed
         if failed is None:
             return 0
         tail = self._workers[failed.rank].streams[1].tail

@@ -11,6 +11,7 @@ import collections
 import os
 import re
 import stat
+import time
 from typing import IO, Deque, List, Optional, Protocol
 
 __all__ = ["BACKLOG_LIMIT", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
@@ -26,6 +27,11 @@ _ENDING = re.compile(rb"\r\n|\n|\r")
 def prefix_of(rank: int, size: int) -> bytes:
     """Return ``[rank] ``, as wide for every rank of the job."""
     return f"[{rank:>{len(str(size - 1))}}] ".encode()
+
+
+def _now() -> bytes:
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} ".encode()
 
 
 class Outlet(Protocol):
@@ -92,8 +98,9 @@ class Sink:
 class _Lines:
     """Cuts bytes into lines with a prefix and remembers the last ones. What is no text passes through unchanged."""
 
-    def __init__(self, prefix: bytes) -> None:
+    def __init__(self, prefix: bytes, timestamps: bool) -> None:
         self._prefix = prefix
+        self._timestamps = timestamps
         self._rest = b""
         self._returned = False  # the last byte was a carriage return: a newline may still belong to it
         self._bar = False  # the last line kept is a progress bar: the next one takes its place
@@ -129,16 +136,16 @@ class _Lines:
             self.tail.pop()
         self.tail.append(text[:_TAIL_WIDTH])
         self._bar = ending == b"\r"
-        return self._prefix + text + ending
+        return (_now() if self._timestamps else b"") + self._prefix + text + ending
 
 
 class Stream:
     """One output pipe of a rank on its way to a sink. ``close`` is idempotent."""
 
-    def __init__(self, pipe: IO[bytes], sink: Outlet, prefix: bytes) -> None:
+    def __init__(self, pipe: IO[bytes], sink: Outlet, prefix: bytes, timestamps: bool = False) -> None:
         self._pipe = pipe
         self.sink: Optional[Outlet] = sink
-        self._lines = _Lines(prefix)
+        self._lines = _Lines(prefix, timestamps)
 
     @property
     def tail(self) -> List[str]:
@@ -172,7 +179,7 @@ class FileStream(Stream):
     def __init__(self, pipe: IO[bytes], path: str) -> None:
         self._pipe = pipe
         self.sink = None
-        self._lines = _Lines(b"")  # for the tail
+        self._lines = _Lines(b"", False)  # for the tail
         self._file = open(path, "wb", buffering=0)
 
     def close(self) -> None:

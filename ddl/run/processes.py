@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from typing import Callable, Dict, List, NoReturn, Set
+from typing import Callable, Dict, List, NoReturn, Optional, Set
 
 from ddl.errors import ResourceError
 
@@ -32,14 +32,16 @@ def adopt_orphans() -> None:
         raise ResourceError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
 
 
-def die_with_parent() -> Callable[[], None]:
+def die_with_parent(parent: Optional[int] = None) -> Callable[[], None]:
     """Return what a new child must call before exec so that the kernel kills it when its parent *thread* ends.
+
+    ``parent``: who that is, for a child that asks for itself; without, this process.
 
     So the thread that starts ranks must be ddlrun's main thread. Everything is looked up here, before the fork: the
     child only makes two system calls.
     """
     prctl = _libc().prctl
-    parent = os.getpid()
+    parent = os.getpid() if parent is None else parent
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

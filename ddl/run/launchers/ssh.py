@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from typing import List, Mapping, Tuple
+from typing import List, Mapping, Sequence, Tuple
 
 from ddl.bootstrap.interfaces import is_local
 from ddl.errors import ConfigError
@@ -19,14 +19,14 @@ __all__ = ["starts"]
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 
 
-def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:
-    """Return what starts the agents. ConfigError if there is no ssh."""
+def starts(placement: Placement, environ: Mapping[str, str], options: Sequence[str] = ()) -> List[Start]:
+    """Return what starts the agents; ``options`` are more words for ssh. ConfigError if there is no ssh."""
     found = []
     for number, host in enumerate(placement.hosts):
         if is_local(bare_name(host)):
             command: Tuple[str, ...] = (sys.executable, "-m", "ddl.run.remote")
         else:
-            command = (_ssh(environ), *_OPTIONS, host.strip("[]"), _remote_command(environ))
+            command = (_ssh(environ), *_OPTIONS, *options, host.strip("[]"), _remote_command(environ))
         found.append(Start((number,), command, number, True, host))
     return found
 

@@ -1,0 +1,206 @@
+"""Training that can go back to its last commit: what Horovod's scripts for elastic jobs are written with.
+
+A ``State`` is saved (commit), set back (restore) and made the same on all ranks (sync); ``run`` makes a training
+function of it. This knows no framework: how a kind of value is saved, restored and synchronised is a ``Handler``, and
+an adapter has more of them (ddl_torch/elastic.py).
+
+A job of this release has one generation: its ranks stay until it ends. When one is lost, ``run`` restores the last
+commit and raises; the job has to be started again (docs/from_horovod.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
+
+import ddl
+from ddl.errors import CommunicatorError, InvalidArgument
+
+__all__ = [
+    "Handler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "broadcast_values",
+    "run",
+]
+
+#: What a script for Horovod catches when a rank is lost: every error that breaks a communicator.
+HorovodInternalError = CommunicatorError
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Ends the training function, which ``run`` calls again. Nothing in DDL raises it; all ranks must do so together.
+
+    ``skip_sync``: the state is the same on all ranks, and need not be synchronised before.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
+class State:
+    """What is saved and restored. A class of your own implements ``save``, ``restore`` and ``sync``."""
+
+    def __init__(self) -> None:
+        self._reset_callbacks: List[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call these whenever the training function is about to be called again."""
+        self._reset_callbacks += callbacks
+
+    def on_reset(self) -> None:
+        """Do what is to be done before the training function is called again. ``run`` calls it."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """For a class of your own: work out anew what depends on the ranks."""
+
+    def commit(self) -> None:
+        """Save; then look whether the hosts have changed. Between batches, as often as losing work is not worth it."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise ``HostsUpdatedInterrupt`` if the job's hosts have changed: never yet, as a job keeps its ranks."""
+
+    def save(self) -> None:
+        """Keep the values of now in memory. Not collective."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to what was saved last. Not collective."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give all ranks the values of rank 0, and save. Collective, blocking."""
+        raise NotImplementedError
+
+
+class Handler(Protocol):
+    """How a kind of value, such as a model, is kept. Has no state of its own."""
+
+    def save(self, value: Any) -> Any:
+        """Return a copy of what ``value`` holds."""
+
+    def restore(self, value: Any, saved: Any) -> None:
+        """Set ``value`` back to what ``save`` returned, which stays as it is."""
+
+    def sync(self, value: Any) -> None:
+        """Make ``value`` the same on all ranks. Collective, blocking."""
+
+
+class ObjectState(State):
+    """A state whose values are attributes: those that the constructor is given, by any names.
+
+    Values are plain data, as for ``ddl.broadcast_object``, unless ``bcast_object``, a function of one object, can send
+    others. ``get_rank`` is accepted as Horovod's; DDL knows. Raises ``InvalidArgument``, on all ranks, in ``sync`` for
+    a value that cannot be sent.
+
+    >>> state = ObjectState(epoch=0, batch=0)
+    >>> state.epoch += 1
+    """
+
+    def __init__(
+        self,
+        bcast_object: Optional[Callable[[Any], Any]] = None,
+        get_rank: Optional[Callable[[], int]] = None,
+        **values: Any,
+    ) -> None:
+        super().__init__()
+        self._bcast_object = bcast_object or broadcast_values
+        self._names = tuple(values)
+        for name, value in values.items():
+            if hasattr(type(self), name) or name in vars(self):
+                raise InvalidArgument(f"{type(self).__name__}: {name!r} is the name of one of its own; choose another")
+            setattr(self, name, value)
+        self.save()
+
+    def handler(self, value: Any) -> Optional[Handler]:
+        """Return how ``value`` is kept; None for plain data, which is copied."""
+        return None
+
+    def save(self) -> None:
+        saved = {}
+        for name in self._names:
+            value = getattr(self, name)
+            handler = self.handler(value)
+            saved[name] = copy.deepcopy(value) if handler is None else handler.save(value)
+        self._saved = saved
+
+    def restore(self) -> None:
+        for name in self._names:
+            value = getattr(self, name)
+            handler = self.handler(value)
+            if handler is None:
+                setattr(self, name, copy.deepcopy(self._saved[name]))
+            else:
+                handler.restore(value, self._saved[name])
+
+    def sync(self) -> None:
+        plain: Dict[str, Any] = {}
+        for name in self._names:
+            value = getattr(self, name)
+            handler = self.handler(value)
+            if handler is None:
+                plain[name] = value
+            else:
+                handler.sync(value)
+        if plain:
+            for name, value in self._bcast_object(plain).items():
+                setattr(self, name, value)
+        self.save()
+
+
+def broadcast_values(values: Dict[str, Any]) -> Dict[str, Any]:
+    """Return rank 0's ``values``. Collective, blocking. ``InvalidArgument``, on all ranks, if they cannot be sent."""
+    world = ddl.world()
+    try:
+        message = world.broadcast_object({"values": values})
+    except InvalidArgument as error:
+        if world.rank != 0:
+            raise
+        message = world.broadcast_object({"error": str(error)})  # the others still wait for an answer
+    if "error" in message:
+        raise InvalidArgument(f"the state of rank 0 cannot be sent: {message['error']}")
+    received: Dict[str, Any] = message["values"]
+    return received
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function(state, ...)`` as one that synchronises the state first, and restores it when a rank is lost.
+
+    Collective, after ``ddl.init()``. When the communicator breaks (a rank died, say), the state is set back to its last
+    commit, and the same error comes out, saying so. Other errors pass through.
+
+    >>> @run
+    ... def train(state):
+    ...     for state.epoch in range(state.epoch, 10):
+    ...         ...
+    ...         state.commit()
+    """
+
+    @functools.wraps(function)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        synchronise = True
+        while True:
+            try:
+                if synchronise:
+                    state.sync()
+                return function(state, *args, **kwargs)
+            except CommunicatorError as error:
+                state.restore()
+                raise type(error)(
+                    f"{error}; the state is that of the last commit, and the ranks of a job are not replaced: save it "
+                    "where it matters, and start the job again"
+                ) from error
+            except HostsUpdatedInterrupt as interrupt:
+                state.on_reset()
+                synchronise = not interrupt.skip_sync
+
+    return wrapper
