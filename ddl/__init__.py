@@ -29,7 +29,7 @@ from ddl.errors import (
     ResourceError,
     WaitTimeout,
 )
-from ddl.reduce_op import Average, Max, Min, Product, ReduceOp, Sum
+from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
     from ddl.api import *
@@ -52,7 +52,8 @@ _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 # … then what does not.
 __all__ += ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]
 __all__ += ["InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RendezvousError"]
-__all__ += ["ResourceError", "WaitTimeout", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
+__all__ += ["ResourceError", "WaitTimeout", "Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+__all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> Any:
