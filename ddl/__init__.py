@@ -30,7 +30,7 @@ from ddl.errors import (
     ResourceError,
     WaitTimeout,
 )
-from ddl.reduce_op import Average, Max, Min, Product, ReduceOp, Sum
+from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
     from ddl.api import *
@@ -57,7 +57,7 @@ _LAZY.update(run="ddl.run")  # ddlrun's package, which can be called
 __all__ += ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]
 __all__ += ["InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RankFailed"]
 __all__ += ["RendezvousError", "ResourceError", "WaitTimeout"]
-__all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
+__all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

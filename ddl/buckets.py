@@ -11,8 +11,9 @@ message, whether anybody used a parameter.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Dict, Hashable, List, Sequence, Tuple
+from typing import Dict, Hashable, List, Optional, Sequence, Tuple
 
 from ddl.errors import InvalidArgument
 
@@ -26,11 +27,15 @@ FIRST_BUCKET_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Gradient:
-    """What ``assign`` must know of one gradient: elements, element type (any hashable), bytes per element."""
+    """What ``assign`` must know of one gradient: elements, element type (any hashable), bytes per element.
+
+    Gradients of one ``group`` (a number) share a bucket with one another, and with no others; None: no group.
+    """
 
     length: int
     dtype: Hashable
     itemsize: int
+    group: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Bucket:
 class _Open:
     """A bucket that still takes gradients."""
 
-    def __init__(self, first: Gradient, limit_bytes: int) -> None:
+    def __init__(self, first: Gradient, limit_bytes: float) -> None:
         self.dtype, self.itemsize, self.limit_bytes = first.dtype, first.itemsize, limit_bytes
         self.slots: List[Slot] = []
         self.end = 0  # elements, aligned
@@ -92,25 +97,29 @@ def assign(
     """Return the buckets of ``gradients``, which are given in order of use; every gradient is in exactly one slot.
 
     Pure: ranks that pass the same get the same. ``bucket_bytes`` bounds the gradients in one bucket; a gradient that
-    is larger has a bucket for itself. The first bucket holds ``first_bucket_bytes`` at most, if that is less. Raises
-    ``InvalidArgument`` for a bound below 1 or a negative length.
+    is larger has a bucket for itself. The first bucket holds ``first_bucket_bytes`` at most, if that is less. A group
+    has one bucket for each of its types, however large. Raises ``InvalidArgument`` for a bound below 1 or a negative
+    length.
     """
     for name, value in (("bucket_bytes", bucket_bytes), ("first_bucket_bytes", first_bucket_bytes)):
         if value < 1:
             raise InvalidArgument(f"buckets: {name}={value} must be 1 or more")
-    open_buckets: Dict[Hashable, _Open] = {}
+    open_buckets: Dict[Tuple[Hashable, Optional[int]], _Open] = {}
     done: List[Bucket] = []
     limit = min(first_bucket_bytes, bucket_bytes)
     for item in range(len(gradients) - 1, -1, -1):
         gradient = gradients[item]
         if gradient.length < 0 or gradient.itemsize < 1:
             raise InvalidArgument(f"buckets: gradient {item} has the impossible size {gradient}")
-        bucket = open_buckets.get(gradient.dtype)
+        key = (gradient.dtype, gradient.group)
+        bucket = open_buckets.get(key)
         if bucket is not None and not bucket.takes(gradient):
             done.append(bucket.close())
             bucket = None
-        if bucket is None:
-            bucket = open_buckets[gradient.dtype] = _Open(gradient, limit)
+        if bucket is None and gradient.group is not None:
+            bucket = open_buckets[key] = _Open(gradient, math.inf)
+        elif bucket is None:
+            bucket = open_buckets[key] = _Open(gradient, limit)
             limit = bucket_bytes
         bucket.add(item, gradient)
     done.extend(bucket.close() for bucket in open_buckets.values())

@@ -1,10 +1,10 @@
-"""The reduction operators, numbered as in the native core (csrc/reduce/dtype.h)."""
+"""The reduction operators, numbered as in the native core (csrc/reduce/dtype.h), which knows all but Adasum."""
 
 from __future__ import annotations
 
 import enum
 
-__all__ = ["Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
 
 
 class ReduceOp(enum.IntEnum):
@@ -12,6 +12,8 @@ class ReduceOp(enum.IntEnum):
 
     ``Average`` is the sum divided by the number of ranks (integers: truncated towards zero). float16 and bfloat16
     accumulate in float32. For bool, ``Sum`` and ``Max`` are *any*, ``Product`` and ``Min`` are *all*.
+    ``Adasum`` adds what is orthogonal and averages what is parallel (ddl/adasum.py); where it is not offered, it is
+    refused.
     """
 
     Sum = 0
@@ -19,6 +21,7 @@ class ReduceOp(enum.IntEnum):
     Max = 2
     Product = 3
     Average = 4
+    Adasum = 5
 
 
 Sum = ReduceOp.Sum
@@ -26,3 +29,4 @@ Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
 Average = ReduceOp.Average
+Adasum = ReduceOp.Adasum

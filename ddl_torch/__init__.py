@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch.distributed
 
 from ddl import (
+    Adasum,
     Average,
     Communicator,
     Error,
@@ -48,6 +49,7 @@ from ddl_torch import elastic
 from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
 from ddl_torch._where import global_process_set
+from ddl_torch.adasum import adasum_
 from ddl_torch.averaging import MetricAverage, average_metrics
 from ddl_torch.basics import (
     add_process_set,
@@ -98,6 +100,7 @@ from ddl_torch.ordered import (
     send_async,
 )
 from ddl_torch.sampler import ShardedSampler
+from ddl_torch.sparse import sparse_allreduce_async
 from ddl_torch.state import broadcast_optimizer_state, broadcast_parameters
 from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddl_torch.verbs import (
@@ -132,7 +135,8 @@ if torch.distributed.is_available():
     __all__ = ["DDLProcessGroup", "ddp_hook"]
 else:
     __all__ = []
-__all__ += ["Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Communicator", "Metrics", "Work", "__version__"]
+__all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+__all__ += ["Communicator", "Metrics", "Work", "__version__"]
 __all__ += ["Error", "InvalidArgument", "InvalidState", "RankFailed"]
 __all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "elastic"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics", "run"]
@@ -140,6 +144,7 @@ __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_siz
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
 __all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "SyncBatchNorm"]
 __all__ += ["average_metrics", "layerwise_groups"]
+__all__ += ["adasum_", "sparse_allreduce_async"]
 __all__ += ["broadcast_object", "allgather_object"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
 __all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]

@@ -30,9 +30,13 @@ WIRE_DTYPES = {
 class Entry:
     """One parameter: its place in a bucket (once it has one) and what happened to it in this round."""
 
-    def __init__(self, parameter: torch.Tensor, name: str) -> None:
+    def __init__(self, parameter: torch.Tensor, name: str, group: Optional[int], sparse_as_dense: bool) -> None:
         self.parameter = parameter
         self.name = name
+        self.group = group  # entries of one group share a bucket
+        self.sparse_as_dense = sparse_as_dense
+        self.sparse = False  # some rank has had a sparse gradient: it has no place in a bucket any more
+        self.hooked = False
         self.bucket: Optional[GradientBucket] = None
         self.view: Optional[torch.Tensor] = None  # of the bucket; shaped and strided as the parameter
         self.passes = 0  # backward passes that brought a gradient
@@ -73,7 +77,6 @@ class GradientBucket:
         self.finish = None
         self.unused = []
         for entry in self.entries:
-            entry.passes = 0
             entry.expected = entry.parameter.requires_grad
         self.frozen = [entry for entry in self.entries if not entry.expected]
         self.pending = len(self.entries) - len(self.frozen)
@@ -93,20 +96,24 @@ class GradientBucket:
                 return f"parameter {entry.name!r} at index {index}"
         return f"bucket.{self.number} (its padding or flags) at element {element}"
 
-    def fill(self) -> None:
-        """Put zeros where this rank has no gradient; the bucket is ready to be sent then."""
+    def fill(self, size: int) -> None:
+        """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then."""
         self.flags.fill_(1)
         for i, entry in enumerate(self.entries):
             if not adopt(entry):
                 self.unused.append(i)
                 assert entry.view is not None
                 entry.view.zero_()
-                self.flags[i] = 0
+                self.flags[i] = 0 if entry.parameter.grad is None else 2 * size
 
-    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, overlap: bool) -> None:
-        """Start the all-reduce; without ``overlap``, ``finish`` does all of it."""
-        self._version = self.flat._version
+    def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, predivide: float, overlap: bool) -> None:
+        """Start the all-reduce; without ``overlap``, ``receive`` does all of it."""
         self.sent = True
+        self._postdivide = 1.0
+        if predivide != 1:
+            self.flat.div_(predivide)
+            op, self._postdivide = ddl.Sum, communicator.size / predivide
+        self._version = self.flat._version
         name = f"bucket.{self.number}"
         if overlap:
             self.finish = communicator.allreduce_async_(self._wire, op=op, name=name).wait
@@ -115,39 +122,55 @@ class GradientBucket:
             self._prepared = communicator.prepare_allreduce(self._wire, op=op, name=name)
         self.finish = self._prepared
 
-    def written_since_sent(self) -> bool:
-        """Return whether PyTorch has written to the memory (clipping, say) after it was handed to the core."""
-        return self.flat._version != self._version
+    def receive(self) -> None:
+        """End the all-reduce. ``written``: whether PyTorch has written to the memory (clipping, say) under way."""
+        assert self.finish is not None
+        self.finish()
+        self.finish = None
+        self.written = self.flat._version != self._version
+        if self._postdivide != 1:
+            self.flat.div_(self._postdivide)
+
+    def sparse_entries(self, op: ddl.ReduceOp, size: int) -> List[Entry]:
+        """After the all-reduce: return the entries of which some rank has a sparse gradient, alike on all ranks.
+
+        A rank says so by a flag of twice the number of ranks: more than all of them together say of dense ones.
+        """
+        limit = 1.5 * (1 if op == ddl.Average else size)
+        return [entry for entry, flag in zip(self.entries, self.flags.real.tolist()) if flag > limit]
 
     def hand_out(self) -> List[Entry]:
-        """After the all-reduce: give ``p.grad`` to parameters that only other ranks used.
+        """After the all-reduce: give ``p.grad`` to parameters that only other ranks used, but for sparse ones.
 
         Returns the entries whose ``p.grad`` was replaced by another tensor while the bucket was under way.
         """
         for i in self.unused:
             entry = self.entries[i]
-            if entry.parameter.grad is None and self.flags[i] != 0:
+            if not entry.sparse and entry.parameter.grad is None and self.flags[i] != 0:
                 entry.parameter.grad = entry.view
         return [
             entry
             for entry in self.entries
-            if entry.parameter.grad is not None and entry.parameter.grad is not entry.view
+            if not entry.sparse and entry.parameter.grad is not None and entry.parameter.grad is not entry.view
         ]
 
 
 def adopt(entry: Entry) -> bool:
-    """Make ``p.grad`` the view of the bucket, with its present contents; False if there is no gradient."""
+    """Make ``p.grad`` the view of the bucket, with its present contents; False if there is no dense gradient."""
     grad, view = entry.parameter.grad, entry.view
     if grad is view:
         return True
     if grad is None:
         return False
     assert view is not None
-    if grad.layout != torch.strided:
+    if grad.layout not in (torch.strided, torch.sparse_coo):
         raise ddl.InvalidArgument(
-            f"parameter {entry.name!r} has a sparse gradient, which cannot be all-reduced in a bucket; make it dense "
-            "(sparse=False for an Embedding)"
+            f"parameter {entry.name!r} has a gradient of layout {grad.layout}; dense and COO ones can be averaged"
         )
+    if grad.layout == torch.sparse_coo:
+        if not entry.sparse_as_dense:
+            return False
+        grad = grad.to_dense()
     if grad.dtype != view.dtype or grad.shape != view.shape:
         raise ddl.InvalidState(
             f"the gradient of parameter {entry.name!r} is {grad.dtype} of shape {tuple(grad.shape)}, but it was "

@@ -16,6 +16,7 @@ from ddl.negotiation import Signature
 from ddl.negotiation.pending import Ended, Waitable
 from ddl.negotiation.signature import ANY
 from ddl_torch._tensors import alias, from_array, plain, to_array, written
+from ddl_torch.adasum import adasum_
 
 __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped", "objects"]
 __all__ += ["check_op", "reducescatter", "summable"]
@@ -85,8 +86,11 @@ def allreduce(
         _scale(target, postscale)
         return finish(None)
 
+    signature = Signature("allreduce", (_described(own),), _detail(op, prescale, postscale))
+    if op == ddl.Adasum:
+        return _at_once(signature, lambda group: adasum_(scaled(), communicator=group), unscaled)
     return Operation(
-        Signature("allreduce", (_described(own),), _detail(op, prescale, postscale)),
+        signature,
         lambda group: group.allreduce_async_(scaled(), op=op),
         unscaled,
         lambda group: group.allreduce_(scaled(), op=op),
@@ -179,8 +183,13 @@ def barrier() -> Operation[None]:
 
 
 def objects(signature: Signature, call: Callable[[ddl.Communicator], T]) -> Operation[T]:
-    """Do what blocks while it is started: exchange objects."""
-    return Operation(signature, lambda group: Ended(call(group)), lambda result: result, call)
+    """Exchange objects."""
+    return _at_once(signature, call, lambda result: result)
+
+
+def _at_once(signature: Signature, call: Callable[[ddl.Communicator], Any], finish: Callable[[Any], T]) -> Operation[T]:
+    """Do what takes several rounds, and blocks the one who starts it until they are over."""
+    return Operation(signature, lambda group: Ended(call(group)), finish, call)
 
 
 class _Several:
@@ -217,6 +226,6 @@ def absent(signature: Signature) -> Start:
 
     def start(group: ddl.Communicator) -> Waitable:
         zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in signature.tensors]
-        return _Several([group.allreduce_async_(alias(zero, "join"), op=op) for zero in zeros])
+        return _Several([allreduce(zero, op, 1.0, 1.0, True).start(group) for zero in zeros])
 
     return start

@@ -4,6 +4,9 @@ Hooks copy each gradient into its bucket as soon as autograd has it. Buckets are
 the same on every rank, so that nothing has to be negotiated: a bucket that is full early waits for those before it,
 and what is not full when the backward pass ends (parameters that this rank did not use) is sent by ``synchronize``.
 
+Which gradients are sparse turns out when they come. In their first round, flags of the bucket tell all ranks; from then
+on they have no place in buckets, and are exchanged by ``synchronize`` (sparse.py).
+
 Whether a bucket that is sent is averaged at once, by DDL's own thread, or by ``synchronize`` itself: _overlap.py.
 
 Called by one thread: the one that runs backward and step. Hooks know the reducer by a weak reference, so that they keep
@@ -12,20 +15,39 @@ nothing alive; they go when it goes.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import time
 import weakref
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
 import ddl
 from ddl.buckets import Gradient, assign
 from ddl_torch import _overlap
-from ddl_torch._gradient_bucket import WIRE_DTYPES, Entry, GradientBucket, adopt
+from ddl_torch._closure import average_before_step
+from ddl_torch._gradient_bucket import Entry, GradientBucket, adopt
 from ddl_torch._gradient_check import GradientCheck
+from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
+from ddl_torch.sparse import reduce_gradients
 
-__all__ = ["GradientReducer"]
+__all__ = ["GradientReducer", "Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``DistributedOptimizer`` was told, and every rank must be told alike; its documentation is there."""
+
+    op: ddl.ReduceOp
+    bucket_bytes: int
+    overlap: Optional[bool]
+    check: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items())
 
 
 def _remove_hooks(hooks: List[torch.utils.hooks.RemovableHandle]) -> None:
@@ -36,82 +58,80 @@ def _remove_hooks(hooks: List[torch.utils.hooks.RemovableHandle]) -> None:
 class GradientReducer:
     """The buckets of one optimizer. ``synchronized``: gradients are averaged and none has come since."""
 
-    def __init__(
-        self,
-        communicator: ddl.Communicator,
-        op: ddl.ReduceOp,
-        bucket_bytes: int,
-        backward_passes_per_step: int,
-        overlap: Optional[bool],
-        check: int,
-    ) -> None:
+    def __init__(self, communicator: ddl.Communicator, settings: Settings, backward_passes_per_step: int) -> None:
         self.communicator = communicator
-        self.op = op
+        self.op = settings.op
+        self.backward_passes_per_step = backward_passes_per_step
         self.synchronized = False
-        self._bucket_bytes = bucket_bytes
-        self._passes_per_step = backward_passes_per_step
-        self._wanted_overlap = overlap
-        self._check_every = check
-        self._check = GradientCheck(communicator, op, check) if check else None
+        self._settings = settings
+        self._check = GradientCheck(communicator, settings.op, settings.check) if settings.check else None
         self._overlap = False  # decided in ``lay_out``, alike on all ranks
         self._entries: List[Entry] = []
         self._buckets: List[GradientBucket] = []
         self._next = 0  # number of the bucket to send next
         self._open = False  # a gradient has come in this round
         self._complete = False  # ... in the backward pass that sends
+        self._skip = False
         self._hooks: List[torch.utils.hooks.RemovableHandle] = []
         weakref.finalize(self, _remove_hooks, self._hooks).atexit = False
         self._steps, self._bytes, self._seconds_waiting = 0, 0, 0.0
 
+    @property
+    def names(self) -> Dict[torch.Tensor, str]:
+        """The name of each parameter."""
+        return {entry.parameter: entry.name for entry in self._entries}
+
     # --- layout ---
 
-    def add(self, parameters: Sequence[Tuple[str, torch.Tensor]]) -> None:
-        """Take parameters on. They get buckets in ``lay_out``, or in the first ``synchronize`` that sees them."""
+    def add(
+        self,
+        parameters: Sequence[Tuple[str, torch.Tensor]],
+        groups: Optional[Mapping[torch.Tensor, int]] = None,
+        sparse: bool = False,
+    ) -> None:
+        """Take parameters on; they get places in the next ``lay_out`` or ``synchronize``.
+
+        ``groups``: parameter -> number of its group. ``sparse``: it is known that all their gradients will be.
+        """
         for name, parameter in parameters:
-            _check(name, parameter)
-        self._entries += [Entry(parameter, name) for name, parameter in parameters]
+            check_parameter(name, parameter)
+        for name, parameter in parameters:
+            entry = Entry(parameter, name, (groups or {}).get(parameter), self._settings.sparse_as_dense)
+            entry.sparse = sparse
+            self._entries.append(entry)
 
     def lay_out(self) -> None:
         """Give a place to every parameter that requires a gradient and has none. Collective if there is one."""
-        fresh = [entry for entry in self._entries if entry.bucket is None and entry.parameter.requires_grad]
-        if not fresh:
+        moving = [entry for entry in self._entries if entry.parameter.requires_grad]
+        placed = [entry for entry in moving if entry.bucket is None and not entry.sparse]
+        fresh = [entry for entry in moving if not entry.hooked]
+        if not placed and not fresh:
             return
-        self._check_same_on_all_ranks(fresh)
-        gradients = [Gradient(e.parameter.numel(), e.parameter.dtype, e.parameter.element_size()) for e in fresh]
-        for layout in assign(gradients, bucket_bytes=self._bucket_bytes):
-            self._buckets.append(GradientBucket(len(self._buckets), layout, fresh))
-        reducer = weakref.ref(self)
-        for number, entry in enumerate(self._entries):
-            if entry in fresh:
-                # torch has no annotations there.
-                hook = entry.parameter.register_post_accumulate_grad_hook(_hook(reducer, number))  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+        settings = f"{self._settings}, passes={self.backward_passes_per_step}"
+        if any(entry.group is not None for entry in placed):
+            settings += f", groups={[entry.group for entry in placed]}"
+        named = [(entry.name, entry.parameter) for entry in (*placed, *(e for e in fresh if e.sparse))]
+        places = check_same_on_all_ranks(self.communicator, settings, named, _overlap.place())
+        wanted = self._settings.overlap
+        self._overlap = _overlap.pays(places) if wanted is None else wanted
+        gradients = [
+            Gradient(e.parameter.numel(), e.parameter.dtype, e.parameter.element_size(), e.group) for e in placed
+        ]
+        for layout in assign(gradients, bucket_bytes=self._settings.bucket_bytes):
+            self._buckets.append(GradientBucket(len(self._buckets), layout, placed))
+        for entry in fresh:
+            # torch has no annotations there.
+            hook = entry.parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), entry))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+            entry.hooked = True
 
-    def _check_same_on_all_ranks(self, fresh: Sequence[Entry]) -> None:
-        """Raise ``InvalidArgument``, on all ranks, unless all have the same parameters in the same order.
-
-        All then decide alike whether to overlap.
-        """
-        lines = [f"op={self.op.name}, bucket_bytes={self._bucket_bytes}, passes={self._passes_per_step}"]
-        lines[0] += f", overlap={self._wanted_overlap}, check={self._check_every}"
-        for e in fresh:
-            p = e.parameter
-            lines.append(f"parameter {e.name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}")
-        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        answers = self.communicator.allgather_object([digest, _overlap.place()])
-        if all(theirs == digest for theirs, _ in answers):
-            wanted = self._wanted_overlap
-            self._overlap = _overlap.pays([place for _, place in answers]) if wanted is None else wanted
-            return
-        everybody: List[List[str]] = self.communicator.allgather_object(lines)
-        for rank, theirs in enumerate(everybody):
-            for i in range(max(len(theirs), len(everybody[0]))):
-                one, other = (side[i] if i < len(side) else "nothing" for side in (everybody[0], theirs))
-                if one != other:
-                    raise ddl.InvalidArgument(
-                        f"DistributedOptimizer: ranks have different models: number {i} on rank 0 is {one}; on rank "
-                        f"{rank} it is {other}. Build the same model, with the same requires_grad, on every rank"
-                    )
+    def _leave_out(self, sparse: Sequence[Entry]) -> None:
+        """Lay the buckets out anew, without parameters whose gradients have turned out to be sparse. Collective."""
+        if sparse:
+            self._buckets = []
+            for entry in self._entries:
+                entry.bucket, entry.view = None, None
+            self.lay_out()
 
     # --- a round ---
 
@@ -120,18 +140,23 @@ class GradientReducer:
             self._open = True
             self._complete = False
             self._next = 0
+            for entry in self._entries:
+                entry.passes = 0
             for bucket in self._buckets:
                 bucket.begin()
             if self._check is not None:
                 self._check.begin()
 
-    def gradient_arrived(self, number: int) -> None:
+    def gradient_arrived(self, entry: Entry) -> None:
         """Called by autograd when ``p.grad`` of a parameter has its value of this backward pass."""
         self._begin()
         self.synchronized = False
-        entry = self._entries[number]
+        entry.passes += 1
+        last = entry.passes == self.backward_passes_per_step
+        self._complete = self._complete or last
         bucket = entry.bucket
-        assert bucket is not None
+        if bucket is None:  # sparse, or unfrozen since buckets were laid out: synchronize sees to it
+            return
         if bucket.sent:
             raise ddl.InvalidState(
                 f"[rank {self.communicator.rank}/{self.communicator.size}] parameter {entry.name!r} got a gradient in "
@@ -140,12 +165,9 @@ class GradientReducer:
                 "optimizer.zero_grad() (not model.zero_grad()); else call optimizer.step() in between"
             )
         adopt(entry)
-        entry.passes += 1
-        if entry.passes == self._passes_per_step:
-            self._complete = True
-            if entry.expected:
-                bucket.pending -= 1
-                self._send_full()
+        if last and entry.expected:
+            bucket.pending -= 1
+            self._send_full()
 
     def _send_full(self) -> None:
         """Send buckets in their order, up to the first that is not full."""
@@ -169,11 +191,28 @@ class GradientReducer:
         self._next = len(self._buckets)
 
     def _start(self, bucket: GradientBucket) -> None:
-        bucket.fill()
+        bucket.fill(self.communicator.size)
         if self._check is not None:
             self._check.keep(bucket)
-        bucket.send(self.communicator, self.op, self._overlap)
+        bucket.send(self.communicator, self.op, self._settings.gradient_predivide_factor, self._overlap)
         self._bytes += bucket.bytes
+
+    def before_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
+        """Average what ``step`` is about to use; returns the arguments that it is to have instead, None: the same."""
+        return None if self._skip else average_before_step(self, args, kwargs)
+
+    def after_step(self, kwargs: Dict[str, Any]) -> None:
+        """Note that gradients have been used."""
+        self.synchronized = False
+
+    @contextlib.contextmanager
+    def skipping(self) -> Iterator[None]:
+        """``before_step`` inside this context averages nothing."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
 
     def synchronize(self) -> None:
         """Send what was not sent, wait for everything, and make every ``p.grad`` the average."""
@@ -184,26 +223,41 @@ class GradientReducer:
         sent = [bucket for bucket in self._buckets if bucket.sent]
         start = time.perf_counter()
         for bucket in sent:
-            assert bucket.finish is not None
-            bucket.finish()
+            bucket.receive()
+        found = [entry for bucket in sent for entry in bucket.sparse_entries(self.op, self.communicator.size)]
+        mixed = self._reduce_sparse(found)
         self._seconds_waiting += time.perf_counter() - start
         # Every rank takes part, also one that finds below that its gradients were changed, and says that first.
         wrong = None if self._check is None else self._check.end()
         self._steps += 1
         self._open = False
         self.synchronized = True
-        written = [bucket.entries[0].name for bucket in sent if bucket.written_since_sent()]
+        written = [bucket.entries[0].name for bucket in sent if bucket.written]
         replaced = [entry.name for bucket in sent for entry in bucket.hand_out()]
         for bucket in sent:
-            bucket.sent, bucket.finish = False, None
+            bucket.sent = False
+        self._leave_out(found)
+        where = f"[rank {self.communicator.rank}/{self.communicator.size}]"
         if written or replaced:
             raise ddl.InvalidState(
-                f"[rank {self.communicator.rank}/{self.communicator.size}] gradients were changed (near parameter "
-                f"{(written + replaced)[0]!r}) between backward() and step(), while they were being averaged, so they "
-                "are undefined now. Call optimizer.synchronize() before clipping or changing gradients"
+                f"{where} gradients were changed (near parameter {(written + replaced)[0]!r}) between backward() "
+                "and step(), while they were being averaged, so they are undefined now. Call optimizer.synchronize() "
+                "before clipping or changing gradients"
             )
         if wrong is not None:
             raise wrong
+        if mixed:
+            raise ddl.InvalidState(
+                f"{where} parameter {self.names[mixed[0]]!r} has a dense gradient where another rank, or a step "
+                "before, had a sparse one; make all of them dense with DistributedOptimizer(sparse_as_dense=True)"
+            )
+
+    def _reduce_sparse(self, found: Sequence[Entry]) -> List[torch.Tensor]:
+        """Reduce sparse gradients, also of ``found``, which had none so far; return what was dense somewhere."""
+        for entry in found:
+            entry.sparse = True
+        sparse = [entry.parameter for entry in self._entries if entry.sparse]
+        return reduce_gradients(sparse, self.communicator, self.op) if sparse else []
 
     def discard(self) -> None:
         """Forget the gradients of this round. What other ranks may have sent has to be sent here too."""
@@ -211,8 +265,8 @@ class GradientReducer:
             self._send_all()
             for bucket in self._buckets:
                 if bucket.finish is not None:
-                    bucket.finish()
-                bucket.sent, bucket.finish = False, None
+                    bucket.receive()
+                bucket.sent = False
         self._open = False
         self.synchronized = False
 
@@ -221,23 +275,10 @@ class GradientReducer:
         return {"steps": self._steps, "seconds_waiting": self._seconds_waiting, "bytes": self._bytes}
 
 
-def _hook(reducer: weakref.ref[GradientReducer], number: int) -> Callable[[torch.Tensor], None]:
+def _hook(reducer: weakref.ref[GradientReducer], entry: Entry) -> Callable[[torch.Tensor], None]:
     def gradient_arrived(_: torch.Tensor) -> None:
         alive = reducer()
         if alive is not None:
-            alive.gradient_arrived(number)
+            alive.gradient_arrived(entry)
 
     return gradient_arrived
-
-
-def _check(name: str, parameter: torch.Tensor) -> None:
-    """Raise ``InvalidArgument`` for a parameter whose gradient cannot be reduced."""
-    if torch.nn.parameter.is_lazy(parameter):
-        raise ddl.InvalidArgument(f"parameter {name!r} has no shape yet; run the lazy modules once before wrapping")
-    if parameter.device.type != "cpu":
-        raise ddl.InvalidArgument(f"parameter {name!r} is on {parameter.device}; this version of DDL trains on the CPU")
-    if parameter.requires_grad and parameter.dtype not in WIRE_DTYPES:
-        raise ddl.InvalidArgument(
-            f"parameter {name!r} has type {parameter.dtype}; gradients of float16, bfloat16, float32, float64 and of "
-            "complex types can be averaged"
-        )

@@ -19,10 +19,10 @@ global_process_set = process_sets.everybody
 
 
 class Where:
-    """The ranks of ``communicator``, else those of ``process_set``."""
+    """The ranks of ``communicator``, else those of ``process_set``, else all."""
 
-    def __init__(self, process_set: ProcessSet, communicator: Optional[ddl.Communicator]) -> None:
-        self._set = process_set
+    def __init__(self, process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator]) -> None:
+        self._set = global_process_set if process_set is None else process_set
         self._communicator = communicator
         if communicator is None:
             process_sets.open()

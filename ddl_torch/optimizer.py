@@ -2,25 +2,28 @@
 
 The optimizer that is passed *becomes* distributed: it keeps its identity, state, groups and hooks and gets another
 class, so learning-rate schedulers made before or after, checkpoints and ``isinstance`` go on working. The averaging
-itself hangs on PyTorch's hooks (of parameters and of ``step``) and lives in ``_reducer.py``.
+itself hangs on PyTorch's hooks (of parameters and of ``step``) and lives in ``_reducer.py``; Adasum in ``_delta.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Tuple, Union
+import math
+import warnings
+import weakref
+from typing import Any, ContextManager, Dict, NoReturn, Optional, Union
 
 import torch
 
 import ddl
 from ddl.buckets import BUCKET_BYTES
+from ddl.process_sets import ProcessSet
 from ddl_torch._allocator import tune_allocator as _tune_allocator
-from ddl_torch._reducer import GradientReducer
-from ddl_torch._tensors import alias
+from ddl_torch._delta import DeltaReducer
+from ddl_torch._optimizer_arguments import Groups, NamedParameters, group_numbers, named
+from ddl_torch._process_set import communicator_of
+from ddl_torch._reducer import GradientReducer, Settings
 
 __all__ = ["DistributedOptimizer"]
-
-NamedParameters = Iterable[Tuple[str, torch.Tensor]]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -30,25 +33,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
     there, while the backward pass goes on, or in ``step()``, which waits for what is left (see overlap). Then every
     rank has the same gradients, and after ``step()`` the same weights, to the bit.
 
-    optimizer: any ``torch.optim.Optimizer`` but ``SparseAdam``, over parameters on the CPU. It is changed in place.
+    optimizer: any ``torch.optim.Optimizer``, over parameters on the CPU. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
         every parameter of the optimizer; may name others.
-    op: ``ddl.Average``, or ``ddl.Sum``.
-    bucket_bytes: upper bound of a bucket; the first one holds at most 1 MiB.
     backward_passes_per_step: gradients of so many backward passes are added up here before they are sent, in the last
         of them. They are not divided by that number (as in Horovod): divide the loss.
+    op: ``ddl.Average``, ``ddl.Sum``, or ``ddl.Adasum``: see below.
+    gradient_predivide_factor: f: gradients are divided by f before they are added up, and by size / f afterwards. For
+        gradients whose sum would overflow float16. Only with ``ddl.Average``. Sparse gradients are divided first.
+    num_groups, groups: lists of parameters; those of a list are sent together, in a bucket of their own (one for each
+        type), whatever its size. Or a number of such lists to make. ``num_groups`` is an older name for that number.
+    sparse_as_dense: make sparse gradients (``Embedding(sparse=True)``) dense and average them as such. Else the ranks
+        exchange what entries they have, in ``step()``; ``p.grad`` is sparse. Before the first one has come, a parameter
+        takes the room of a dense gradient, unless the optimizer is ``SparseAdam``.
+    process_set: average over its ranks; other ranks keep their gradients to themselves. None: all ranks.
+    bucket_bytes: upper bound of a bucket; the first one holds at most 1 MiB.
     overlap: average while the backward pass goes on. Default: if the ranks are on several hosts, or leave a core idle
         for each of them; else it would only take the cores from the backward pass.
-    communicator: whose ranks to average over; default ``ddl.world()``.
     check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
-        NaN and infinity in the gradients of each rank (docs/check.md). 0: never, and at no cost.
+        NaN and infinity in the gradients of each rank (docs/check.md); not in sparse ones. 0: never, and at no cost.
+    communicator: whose ranks to average over, as process_set; default ``ddl.world()``.
     tune_allocator: let glibc keep freed memory, for the whole process, which saves a page fault per page of gradient
         in every step. Default: the environment's DDL_TORCH_TUNE_ALLOCATOR, else True.
 
     A parameter that this rank did not use counts as zero. One that no rank used keeps ``p.grad`` None. A parameter with
     ``requires_grad=False`` is not averaged; one that is unfrozen or added later is, from its first step on.
 
-    To clip gradients, call ``synchronize()`` first; ``step()`` then does not wait again::
+    To clip gradients, call ``synchronize()`` first; ``step()`` then does not wait again, and need not be told so by
+    ``skip_synchronize()``::
 
         loss.backward()
         optimizer.synchronize()
@@ -58,24 +70,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
     With a closure, ``step(closure)`` averages the gradients after each call of it, and also the loss that it returns,
     so that optimizers that decide by the loss (LBFGS) decide alike on all ranks.
 
+    With ``op=ddl.Adasum``, each rank takes a step by its own gradients, and the ranks' steps are combined (arXiv
+    2006.02924): parameter by parameter, added where they are orthogonal and averaged where they are parallel. Weights
+    stay the same on all ranks, the optimizer's state does not. Scale the learning rate for one rank, not for all.
+    ``synchronize()`` does nothing then, and what is said of buckets, groups, sparse gradients and overlap is void.
+
     Raises ``InvalidArgument`` for parameters without or with duplicate names, on another device, of another type, or if
     ranks differ; ``InvalidState`` in ``backward()`` if a gradient arrives after its bucket was sent, and in ``step()``
-    if gradients were changed while they were averaged. With ``check``, all ranks raise the same error before weights
-    are changed: ``InvalidState`` for a gradient that is not finite, ``InternalError`` for an average that is wrong.
+    if gradients were changed while they were averaged, or are dense on one rank and sparse on another. With ``check``,
+    all ranks raise the same error before weights are changed: ``InvalidState`` for a gradient that is not finite,
+    ``InternalError`` for an average that is wrong.
 
     >>> optimizer = ddl_torch.DistributedOptimizer(optimizer, model.named_parameters())
     """
 
-    _ddl: GradientReducer
+    _ddl: Union[GradientReducer, DeltaReducer]
 
     def __new__(
         cls,
         optimizer: torch.optim.Optimizer,
         named_parameters: Optional[NamedParameters] = None,
-        *,
-        op: ddl.ReduceOp = ddl.Average,
-        bucket_bytes: int = BUCKET_BYTES,
         backward_passes_per_step: int = 1,
+        op: ddl.ReduceOp = ddl.Average,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Optional[Groups] = None,
+        sparse_as_dense: bool = False,
+        process_set: Optional[ProcessSet] = None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
         overlap: Optional[bool] = None,
         check: int = 0,
         communicator: Optional[ddl.Communicator] = None,
@@ -86,21 +109,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer needs a torch.optim.Optimizer that is not distributed yet, not a "
                 f"{type(optimizer).__name__}"
             )
-        if isinstance(optimizer, torch.optim.SparseAdam):
-            raise ddl.InvalidArgument(
-                "DistributedOptimizer: SparseAdam takes sparse gradients only, which cannot be all-reduced in a "
-                "bucket; make them dense (sparse=False for an Embedding) and use torch.optim.Adam"
-            )
-        if op not in (ddl.Average, ddl.Sum):
-            raise ddl.InvalidArgument(f"DistributedOptimizer: op={op!r}; gradients need ddl.Average or ddl.Sum")
-        if backward_passes_per_step < 1:
-            raise ddl.InvalidArgument(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
-        if check < 0:
-            raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
-        named = _named(optimizer, named_parameters)
-        group = communicator or ddl.world()
-        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap, check)
-        reducer.add(named)
+        _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check)
+        parameters = named(optimizer, named_parameters)
+        numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
+        group = communicator_of(process_set, communicator)
+        if group is None:  # not in the process set: this rank averages with nobody
+            group = ddl.world().subset([ddl.rank()])
+            weakref.finalize(optimizer, group.close).atexit = False
+        reducer: Union[GradientReducer, DeltaReducer]
+        if op == ddl.Adasum:
+            reducer = DeltaReducer(group)
+            reducer.add(parameters)
+        else:
+            settings = Settings(op, bucket_bytes, overlap, check, gradient_predivide_factor, sparse_as_dense)
+            reducer = GradientReducer(group, settings, backward_passes_per_step)
+            sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
+            reducer.add(parameters, numbers, sparse=sparse_only)
         _tune_allocator(tune_allocator)
         reducer.lay_out()
         kind = type(optimizer)
@@ -108,7 +132,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer.__dict__["_ddl"] = reducer
         optimizer.register_step_pre_hook(_before_step)
         optimizer.register_step_post_hook(_after_step)
-        optimizer.__dict__["_ddl_skip"] = False
         assert isinstance(optimizer, DistributedOptimizer)
         return optimizer
 
@@ -119,17 +142,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Wait until every ``p.grad`` is the average over the ranks. Collective, blocking.
 
         Gradients may be changed afterwards; the next ``step()`` uses them as they are, unless new ones have come.
+        Called a second time without new gradients, it warns and averages what is there now.
         """
+        if self._ddl.synchronized:
+            warnings.warn(
+                "optimizer.synchronize() was called again without a backward pass or step() in between: what was "
+                "averaged already is averaged once more. Call it once per step; step() does not call it again",
+                stacklevel=2,
+            )
         self._ddl.synchronize()
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """``step()`` inside this context averages nothing. Not needed after ``synchronize()``."""
-        self.__dict__["_ddl_skip"] = True
-        try:
-            yield
-        finally:
-            self.__dict__["_ddl_skip"] = False
+    def skip_synchronize(self) -> ContextManager[None]:
+        """Return a context in which ``step()`` averages nothing. Not needed after ``synchronize()``.
+
+        Raises ``InvalidState`` with ``op=ddl.Adasum``.
+        """
+        return self._ddl.skipping()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change ``backward_passes_per_step`` from the next step on; every rank does the same between two steps."""
+        if passes < 1:
+            raise ddl.InvalidArgument(f"backward_passes_per_step={passes} must be 1 or more")
+        self._ddl.backward_passes_per_step = passes
+
+    @property
+    def _parameter_names(self) -> Dict[torch.Tensor, str]:
+        """The name of each parameter, where Horovod's scripts look for it."""
+        return self._ddl.names
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's. Gradients that are being averaged are waited for, then dropped."""
@@ -155,69 +194,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         raise ddl.InvalidState("a distributed optimizer cannot be copied or pickled; save optimizer.state_dict()")
 
 
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Optional[Tuple[Any, Any]]:
-    """Average the gradients before ``step``; those that a closure is yet to compute, after each call of it."""
-    if optimizer._ddl_skip:
-        return None
-    reducer: GradientReducer = optimizer._ddl
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if closure is None:
-        if not reducer.synchronized:
-            reducer.synchronize()
-        return None
-    if isinstance(closure, _AveragingClosure):
-        return None  # a step that calls its base class's step comes here twice
-    averaging = _AveragingClosure(reducer, closure)
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": averaging}
-    return (args[0], averaging, *args[2:]), kwargs
+def _check_numbers(op: Any, passes: int, predivide: float, check: int) -> None:
+    if op not in (ddl.Average, ddl.Sum, ddl.Adasum):
+        raise ddl.InvalidArgument(
+            f"DistributedOptimizer: op={op!r}; gradients need ddl.Average or ddl.Sum, their steps ddl.Adasum"
+        )
+    if passes < 1:
+        raise ddl.InvalidArgument(f"backward_passes_per_step={passes} must be 1 or more")
+    if not 0 < predivide < math.inf:
+        raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} must be a number above 0")
+    if predivide != 1 and op != ddl.Average:
+        raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} needs op=ddl.Average, not {op!r}")
+    if check < 0:
+        raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
+    if check and op == ddl.Adasum:
+        raise ddl.InvalidArgument(f"check={check} works out averages again; with op=ddl.Adasum there are none")
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    return optimizer._ddl.before_step(args, kwargs)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._ddl.synchronized = False
-
-
-class _AveragingClosure:
-    """A closure of ``step`` that averages the gradients it has computed, and its loss."""
-
-    def __init__(self, reducer: GradientReducer, closure: Callable[[], Any]) -> None:
-        self._reducer = reducer
-        self._closure = closure
-
-    def __call__(self) -> Any:
-        loss = self._closure()
-        if not self._reducer.synchronized:
-            self._reducer.synchronize()
-        if not isinstance(loss, (torch.Tensor, float)):
-            return loss
-        mean = torch.as_tensor(loss, dtype=None if isinstance(loss, torch.Tensor) else torch.float64).detach().clone()
-        self._reducer.communicator.allreduce_(alias(mean, "step(closure)"), op=self._reducer.op)
-        return mean if isinstance(loss, torch.Tensor) else mean.item()
-
-
-def _named(optimizer: torch.optim.Optimizer, given: Optional[NamedParameters]) -> List[Tuple[str, torch.Tensor]]:
-    """Return the optimizer's parameters with their names, in the order of the names that were given."""
-    own = {
-        id(parameter): (f"group {g} parameter {i}", parameter)
-        for g, group in enumerate(optimizer.param_groups)
-        for i, parameter in enumerate(group["params"])
-    }
-    if given is None:
-        return list(own.values())
-    named: Dict[int, Tuple[str, torch.Tensor]] = {}
-    names = set()
-    for pair in given:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise ddl.InvalidArgument("named_parameters must be pairs (name, parameter): pass model.named_parameters()")
-        name, parameter = pair
-        if name in names:
-            raise ddl.InvalidArgument(f"named_parameters has the name {name!r} twice; names must be unique")
-        names.add(name)
-        if id(parameter) in own:
-            named.setdefault(id(parameter), (name, parameter))
-    missing = [f"{where} of shape {tuple(p.shape)}" for key, (where, p) in own.items() if key not in named]
-    if missing:
-        raise ddl.InvalidArgument(
-            f"named_parameters lacks {len(missing)} of the optimizer's parameters: {', '.join(missing[:5])}"
-        )
-    return list(named.values())
+    optimizer._ddl.after_step(kwargs)

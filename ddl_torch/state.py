@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Iterable, List, Mapping, Optional, Union
 
 import torch
 
@@ -14,62 +14,77 @@ __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
 
 def broadcast_parameters(
-    parameters: Union[Mapping[str, torch.Tensor], Iterable[Tuple[str, torch.Tensor]]],
-    root: int = 0,
+    params: Union[Mapping[str, Any], Iterable[Any]],
+    root_rank: int = 0,
     *,
     communicator: Optional[ddl.Communicator] = None,
 ) -> None:
-    """Overwrite ``parameters`` on every rank with those of rank ``root``, bit by bit. Collective, blocking.
+    """Overwrite ``params`` on every rank with those of rank ``root_rank``, bit by bit. Collective, blocking.
 
-    ``parameters``: ``model.state_dict()`` (parameters and buffers) or ``model.named_parameters()``; names, shapes and
-    types must be the same on every rank. Raises ``InvalidArgument``, on all ranks, if they are not.
+    ``params``: ``model.state_dict()`` (parameters and buffers), ``model.named_parameters()`` or ``model.parameters()``;
+    names, shapes and types must be the same on every rank. What is no tensor (None, a module's extra state) cannot be
+    overwritten, and stays as it is. Raises ``InvalidArgument``, on all ranks, if names, shapes or types differ.
 
     >>> ddl_torch.broadcast_parameters(model.state_dict())
     """
     group = ddl.world() if communicator is None else communicator
-    pairs = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
+    given = list(params.items() if isinstance(params, Mapping) else params)
+    named = [one if isinstance(one, tuple) else (f"number {i}", one) for i, one in enumerate(given)]
+    pairs = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     lines = []
     for name, tensor in pairs:
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise ddl.InvalidArgument(f"broadcast_parameters: {name!r} is no dense tensor on the CPU: {type(tensor)}")
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            raise ddl.InvalidArgument(
+                f"broadcast_parameters: {name!r} is no dense tensor on the CPU: {tensor.layout} on {tensor.device}"
+            )
         lines.append(f"{name!r} {tensor.dtype} of shape {tuple(tensor.shape)}")
-    _check_alike(lines, root, group)
+    _check_alike(lines, root_rank, group)
     for _, tensor in pairs:
-        _broadcast(tensor, root, group)
+        _broadcast(tensor, root_rank, group)
 
 
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
-    root: int = 0,
+    root_rank: int = 0,
+    model: Optional[torch.nn.Module] = None,
     *,
     allow_pickle: bool = False,
     communicator: Optional[ddl.Communicator] = None,
 ) -> None:
-    """Give the optimizer of every rank the state and the settings of that of rank ``root``. Collective, blocking.
+    """Give the optimizer of every rank the state and the settings of that of rank ``root_rank``. Collective, blocking.
 
     For every optimizer with ``state_dict`` and ``load_state_dict``; where the root has no state yet, state elsewhere is
-    dropped. ``allow_pickle``: as for ``broadcast_object``, for settings that are not plain data. Raises
-    ``InvalidArgument``, on all ranks, if the root's settings cannot be sent.
+    dropped. ``model``: not needed; one that is given must have all parameters of the optimizer. ``allow_pickle``: as
+    for ``broadcast_object``, for settings that are not plain data. Raises ``InvalidArgument``, on all ranks, if the
+    root's settings cannot be sent.
     """
+    if model is not None:
+        having = {id(parameter) for parameter in model.parameters()}
+        lacking = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in having]
+        if lacking:
+            raise ddl.InvalidArgument(
+                f"broadcast_optimizer_state: the model lacks {len(lacking)} of the optimizer's parameters, one of "
+                f"shape {tuple(lacking[0].shape)}; pass the model that the optimizer trains, or none"
+            )
     group = ddl.world() if communicator is None else communicator
     tensors: List[torch.Tensor] = []
     message: Any = None
-    if group.rank == root:
+    if group.rank == root_rank:
         message = {"state": _take_apart(optimizer.state_dict(), tensors)}
     try:
-        message = group.broadcast_object(message, root=root, allow_pickle=allow_pickle)
+        message = group.broadcast_object(message, root=root_rank, allow_pickle=allow_pickle)
     except ddl.InvalidArgument as error:
-        if group.rank != root:
+        if group.rank != root_rank:
             raise
         # Refused before anything was sent: the others still wait for an answer.
-        message = group.broadcast_object({"error": str(error)}, root=root)
+        message = group.broadcast_object({"error": str(error)}, root=root_rank)
     if "error" in message:
-        raise ddl.InvalidArgument(f"broadcast_optimizer_state: rank {root}: {message['error']}")
-    if group.rank == root:
+        raise ddl.InvalidArgument(f"broadcast_optimizer_state: rank {root_rank}: {message['error']}")
+    if group.rank == root_rank:
         for tensor in tensors:
-            _broadcast(tensor, root, group)
+            _broadcast(tensor, root_rank, group)
     else:
-        _load(optimizer, _put_together(message["state"], root, group))
+        _load(optimizer, _put_together(message["state"], root_rank, group))
 
 
 def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -94,41 +109,41 @@ def _take_apart(value: Any, tensors: List[torch.Tensor]) -> Any:
     return ("plain", value)
 
 
-def _put_together(described: Any, root: int, group: ddl.Communicator) -> Any:
+def _put_together(described: Any, root_rank: int, group: ddl.Communicator) -> Any:
     """Undo ``_take_apart``, receiving the tensors."""
     kind, *rest = described
     if kind == "tensor":
         tensor = torch.empty(rest[1], dtype=getattr(torch, rest[0]))
-        _broadcast(tensor, root, group)
+        _broadcast(tensor, root_rank, group)
         return tensor
     if kind == "dict":
-        return {key: _put_together(one, root, group) for key, one in rest[0]}
+        return {key: _put_together(one, root_rank, group) for key, one in rest[0]}
     if kind == "plain":
         return rest[0]
-    values = [_put_together(one, root, group) for one in rest[0]]
+    values = [_put_together(one, root_rank, group) for one in rest[0]]
     return tuple(values) if kind == "tuple" else values
 
 
-def _broadcast(tensor: torch.Tensor, root: int, group: ddl.Communicator) -> None:
+def _broadcast(tensor: torch.Tensor, root_rank: int, group: ddl.Communicator) -> None:
     """Overwrite a tensor of any type and strides, as bytes."""
     target = tensor.detach()
     dense = target.resolve_conj().resolve_neg().contiguous()
-    group.broadcast_(dense.reshape(-1).view(torch.uint8).numpy(), root=root)
+    group.broadcast_(dense.reshape(-1).view(torch.uint8).numpy(), root=root_rank)
     if dense.data_ptr() != target.data_ptr():
         target.copy_(dense)
     mark_written(tensor)
 
 
-def _check_alike(lines: List[str], root: int, group: ddl.Communicator) -> None:
+def _check_alike(lines: List[str], root_rank: int, group: ddl.Communicator) -> None:
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     if len(set(group.allgather_object(digest))) == 1:
         return
     everybody: List[List[str]] = group.allgather_object(lines)
     for rank, theirs in enumerate(everybody):
-        for i in range(max(len(theirs), len(everybody[root]))):
-            one, other = (side[i] if i < len(side) else "nothing" for side in (everybody[root], theirs))
+        for i in range(max(len(theirs), len(everybody[root_rank]))):
+            one, other = (side[i] if i < len(side) else "nothing" for side in (everybody[root_rank], theirs))
             if one != other:
                 raise ddl.InvalidArgument(
-                    f"broadcast_parameters: entry {i} is {one} on rank {root} but {other} on rank {rank}; build the "
-                    "same model on every rank"
+                    f"broadcast_parameters: entry {i} is {one} on rank {root_rank} but {other} on rank {rank}; build "
+                    "the same model on every rank"
                 )

@@ -46,6 +46,18 @@ def test_a_bucket_has_one_type_and_is_sent_when_its_last_gradient_is_there():
     ]
 
 
+def test_a_group_has_a_bucket_for_each_of_its_types_and_shares_it_with_nobody():
+    lengths = [
+        Gradient(16, dtype, ITEMSIZE[dtype], group)
+        for dtype, group in (
+            *(("float32", None), ("float32", 7), ("float64", 7), ("float32", None), ("float32", 7), ("float32", None)),
+        )
+    ]
+    buckets = assign(lengths, bucket_bytes=64, first_bucket_bytes=64)  # each of one gradient, but for the group's
+    assert items(buckets) == [[5], [3], [2], [4, 1], [0]]
+    assert items(assign(lengths)) == [[2], [4, 1], [5, 3, 0]]
+
+
 def test_nothing_gives_no_buckets():
     assert assign([]) == []
 

@@ -90,10 +90,12 @@ def test_every_setting_is_read() -> None:
         "DDL_TCP_CONGESTION": "cubic",
         "DDL_TUNED": "there.toml",
         "DDL_TUNE_SECONDS": "2.5",
+        "DDL_TIMELINE": "t.json",
+        "DDL_TIMELINE_CYCLES": "1",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
     first = (1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic")
-    expected = Settings(*first, "there.toml", 2.5)
+    expected = Settings(*first, "there.toml", 2.5, "t.json", True)
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()

@@ -39,6 +39,9 @@ SAME: Dict[str, Dict[str, object]] = {
     "--log-level TRACE": {"environ": {"DDL_LOG": "debug"}},
     "--log-level INFO": {"environ": {"DDL_LOG": "INFO"}},
     "--log-level FATAL": {"environ": {"DDL_LOG": "error"}},
+    "--timeline-filename t.json": {"environ": {"DDL_TIMELINE": "t.json"}},
+    "--timeline-mark-cycles": {"environ": {"DDL_TIMELINE_CYCLES": "1"}},
+    "--no-timeline-mark-cycles": {"environ": {"DDL_TIMELINE_CYCLES": "0"}},
     "-prefix-timestamp": {"timestamps": True},
     "--prefix-output-with-timestamp": {"timestamps": True},
 }
@@ -52,7 +55,6 @@ IDLE = """
     --autotune-steps-per-sample 10 | --autotune-bayes-opt-max-samples 20 | --autotune-gaussian-process-noise 0.8
     --min-np 2 | --min-num-proc 2 | --max-np 4 | --max-num-proc 4 | --slots-per-host 2 | --elastic-timeout 600
     --reset-limit 3 | --blacklist-cooldown-range 10 100 | --host-discovery-script ./hosts.sh
-    --timeline-filename t.json | --timeline-mark-cycles | --no-timeline-mark-cycles
     --no-stall-check | --stall-check | --stall-check-warning-time-seconds 60 | --stall-check-shutdown-time-seconds 0
     --mpi-threads-disable | --no-mpi-threads-disable | --mpi-args=-x | --binding-args=-bind | --num-nccl-streams 1
     --thread-affinity 0
@@ -116,11 +118,14 @@ def test_the_config_file_of_horovodrun(tmp_path: Path) -> None:
         "logging:\n  level: WARNING\n  hide_timestamp: true\n"
     )
     config = parsed("--config-file", str(path), "-np", "2", "true")
-    assert dict(config.environ) == {"DDL_TIMEOUT": "40", "DDL_LOG": "WARNING"}
+    assert dict(config.environ) == {
+        **{"DDL_TIMEOUT": "40", "DDL_LOG": "WARNING"},
+        **{"DDL_TIMELINE": "t.json", "DDL_TIMELINE_CYCLES": "0"},
+    }
     named = {word for note in config.notes for word in re.findall(r"--[\w-]+(?=.* no effect)", note)}
     assert named == set(
         "--fusion-threshold-mb --cycle-time-ms --hierarchical-allreduce --autotune --autotune-log-file "
-        "--timeline-filename --no-timeline-mark-cycles --no-stall-check --stall-check-warning-time-seconds "
+        "--no-stall-check --stall-check-warning-time-seconds "
         "--num-nccl-streams --log-hide-timestamp".split()
     )
 

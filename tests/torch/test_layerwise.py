@@ -213,7 +213,7 @@ def as_one_process():
             torch.testing.assert_close(p.detach(), alone[name].detach(), rtol=1e-12, atol=1e-14)
             rows = ddl.allgather(p.detach().reshape(1, -1))
             assert all(torch.equal(row, rows[0]) for row in rows)
-        ddl.broadcast_optimizer_state(optimizer, root=ddl.size() - 1)
+        ddl.broadcast_optimizer_state(optimizer, root_rank=ddl.size() - 1)
     return True
 
 

@@ -75,14 +75,26 @@ def changed_under_way():
         steps_still_work(model, optimizer)
 
 
-def sparse():
+def sparse_here_dense_there():
     import ddl_torch as ddl
 
-    table = torch.nn.Embedding(5, 3, sparse=True)
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
-    with pytest.raises(ddl.InvalidArgument, match="sparse=False"):
+    table = torch.nn.Embedding(5, 3, sparse=ddl.rank() == 0)
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), **OPTIONS)
+    for _ in range(2):  # when it is found out, and when it is known
+        optimizer.zero_grad()
         table(torch.tensor([1, 2])).sum().backward()
-    assert optimizer.statistics()["bytes"] == 0
+        with pytest.raises(ddl.InvalidState, match=r"rank ./2.*'group 0 parameter 0'.*sparse_as_dense=True"):
+            optimizer.step()
+    steps_still_work(*model_and_optimizer())
+
+
+def averaged_twice():
+    model, optimizer = model_and_optimizer()
+    backward(model)
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="averaged once more"):
+        optimizer.synchronize()
+    steps_still_work(model, optimizer)
 
 
 def converted_later():
@@ -102,18 +114,23 @@ def different_models():
         ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     with pytest.raises(ddl.InvalidArgument, match="op=Average.*op=Sum"):
         model_and_optimizer(op=ddl.Average if ddl.rank() == 0 else ddl.Sum)
-    for option, other in (("check", 7), ("overlap", None)):
+    for option, other in (("check", 7), ("overlap", None), ("sparse_as_dense", True)):
         if ddl.rank() == 0:
             OPTIONS[option] = other
         with pytest.raises(ddl.InvalidArgument, match=f"{option}={other}.*{option}="):
             model_and_optimizer()
     OPTIONS.clear()
+    with pytest.raises(ddl.InvalidArgument, match=r"groups=\[0, 0, 1, 1\]; on rank 1 it is .*groups=\[0, 1, 2, 3\]"):
+        model_and_optimizer(groups=2 + 2 * ddl.rank())
     steps_still_work(*model_and_optimizer())
 
 
 def run_mistakes(overlap, check):
     OPTIONS.update(overlap=overlap, check=check)
-    for mistake in (second_backward, changed_under_way, sparse, converted_later, different_models):
+    for mistake in (
+        *(second_backward, changed_under_way, sparse_here_dense_there, averaged_twice),
+        *(converted_later, different_models),
+    ):
         mistake()
     return True
 
@@ -125,6 +142,8 @@ def test_mistakes_in_a_script(overlap, check):
 
 
 def wrong_arguments():
+    import ddl_torch as ddl
+
     weight, bias = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(2))
     meta = torch.nn.Parameter(torch.ones(2, device="meta"))
     sgd = torch.optim.SGD([weight, bias], lr=0.1)
@@ -137,7 +156,14 @@ def wrong_arguments():
         (sgd, {"check": -1}, "check=-1"),
         (sgd, {"bucket_bytes": 0}, "bucket_bytes=0"),
         ("adam", {}, "not a str"),
-        (torch.optim.SparseAdam([weight]), {}, "SparseAdam.*sparse=False.*Adam"),
+        (sgd, {"op": ddl.Sum, "gradient_predivide_factor": 2.0}, "needs op=ddl.Average"),
+        (sgd, {"gradient_predivide_factor": 0.0}, "above 0"),
+        (sgd, {"op": ddl.Adasum, "check": 1}, "there are none"),
+        (sgd, {"groups": -1}, "groups=-1"),
+        (sgd, {"num_groups": -2}, "groups=-2"),
+        (sgd, {"groups": [[weight], ["bias"]]}, "number 1 has a .*str"),
+        (sgd, {"groups": [[weight], [bias, weight]]}, "groups 0 and 1 have the same"),
+        (sgd, {"process_set": ddl, "communicator": ddl.world()}, "give one"),
         (torch.optim.SGD([meta], lr=0.1), {}, "is on meta"),
         (torch.optim.SGD([torch.nn.UninitializedParameter()], lr=0.1), {}, "no shape yet"),
         (torch.optim.SGD([torch.nn.Parameter(torch.ones(2).to(torch.float8_e5m2))], lr=0.1), {}, "float8_e5m2"),

@@ -5,6 +5,8 @@ Several things share one start of ranks, because every rank imports torch anew.
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import ranks
 
@@ -70,6 +72,17 @@ def accumulate(rank, wrap, model):
     optimizer.step()
 
 
+def accumulates_less_later(rank, wrap, model):
+    optimizer = wrap(sgd(model), backward_passes_per_step=3)
+    for step, passes in enumerate((3, 2, 1)):
+        if rank is not None:
+            optimizer.set_backward_passes_per_step(passes)
+        for micro in range(passes):
+            (model(half(data(3 * step + micro), rank)).pow(2).mean() / passes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def clip(rank, wrap, model):
     optimizer = wrap(sgd(model))
     for step in range(4):
@@ -85,6 +98,27 @@ def clip(rank, wrap, model):
             optimizer.step()
     if rank is not None:
         assert optimizer.statistics()["steps"] == 4
+
+
+def grouped(rank, wrap, model):
+    first, last = model[0], model[2]
+    lists = [[last.weight, first.weight], [first.bias]]
+    for options, expected in (
+        ({"groups": lists}, [{"2.bias"}, {"0.bias"}, {"0.weight", "2.weight"}]),
+        ({"groups": 1}, [{"0.weight", "0.bias", "2.weight", "2.bias"}]),
+        ({"num_groups": 2}, [{"2.weight", "2.bias"}, {"0.weight", "0.bias"}]),
+        ({"num_groups": 2, "groups": lists[:1]}, [{"2.bias", "0.bias"}, {"0.weight", "2.weight"}]),
+    ):
+        options.update(named_parameters=model.named_parameters(), gradient_predivide_factor=2.0)
+        optimizer = wrap(sgd(model), **options)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(half(data(step), rank)).pow(2).mean().backward()
+            optimizer.step()
+        if rank is not None:
+            found = [{entry.name for entry in bucket.entries} for bucket in optimizer._ddl._buckets]
+            assert found == expected, list(options)  # though the groups are larger than a bucket may be
+            assert optimizer._parameter_names == {p: name for name, p in model.named_parameters()}
 
 
 def groups(rank, wrap, model):
@@ -215,10 +249,79 @@ def run_scripts(names):
 @pytest.mark.parametrize(
     "names",
     [
-        ["accumulate", "clip", "groups", "starts_frozen", "thaws_while_accumulating"],
-        ["closures", "schedulers", "by_hand", "never_zeroed", "discards", "resumes"],
+        ["accumulate", "accumulates_less_later", "clip", "groups", "starts_frozen", "thaws_while_accumulating"],
+        ["closures", "schedulers", "by_hand", "never_zeroed", "discards", "resumes", "grouped"],
     ],
     ids="+".join,
 )
 def test_scripts(names):
     ranks.run(2, run_scripts, names, env=ONE_THREAD)
+
+
+# --- Horovod's other arguments ---
+
+
+def predivided():
+    """By what gradients are divided before they are added up shows where that overflows."""
+    import ddl_torch as ddl
+
+    for factor, expected in ((2.0, 400.0), (2.0**-10, float("inf"))):
+        parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float16))
+        optimizer = ddl.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), gradient_predivide_factor=factor)
+        (parameter * (200 + 200 * ddl.rank())).sum().backward()
+        optimizer.synchronize()
+        assert torch.equal(parameter.grad, torch.full((3,), expected, dtype=torch.float16))
+
+
+def by_position():
+    import ddl_torch as ddl
+
+    model = linear(6, 3)
+    arguments = (model.named_parameters(), 2, ddl.Sum, 1.0, 0, [[model[0].bias]], True, None)
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), *arguments)
+    before = model[0].bias.detach().clone()
+    for _ in range(2):
+        model[0].bias.sum().backward()
+    optimizer.step()
+    assert torch.equal(model[0].bias, before - 6)
+
+
+def in_a_process_set():
+    """Ranks 0 and 2 average with one another, rank 1 with nobody."""
+    import ddl_torch as ddl
+
+    rank = ddl.rank()
+    members = types.SimpleNamespace(communicator=ddl.split(None if rank == 1 else 0))
+    model, alone = linear(6, 3), linear(6, 3)
+    optimizer = ddl.DistributedOptimizer(sgd(model), process_set=members)
+    plain = sgd(alone)
+    for step in range(3):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        model(data(step) + rank).pow(2).mean().backward()
+        (sum(alone(data(step) + other).pow(2).mean() for other in ([1] if rank == 1 else [0, 2]))).backward()
+        for p in alone.parameters():
+            p.grad /= 1 if rank == 1 else 2
+        optimizer.step()
+        plain.step()
+    for p, q in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(p, q, **F64)
+    handle = ddl.sparse_allreduce_async
+    mine = torch.eye(2).to_sparse()
+    if rank == 1:
+        with pytest.raises(ddl.InvalidArgument, match="rank 1 is not in the process set"):
+            handle(mine, "x", ddl.Sum, members)
+    else:
+        assert torch.equal(handle(mine, "x", ddl.Sum, members)().to_dense(), 2 * torch.eye(2))
+
+
+def run_arguments():
+    predivided()
+    by_position()
+    in_a_process_set()
+    return True
+
+
+@pytest.mark.processes
+def test_arguments_of_horovod():
+    assert ranks.run(3, run_arguments, env=ONE_THREAD) == [True] * 3

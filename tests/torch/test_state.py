@@ -75,8 +75,8 @@ def every_optimizer():
         for dtype in (torch.float32, torch.float64):
             for root, steps in ((0, (3, 0)), (0, (2, 4)), (1, (3, 0))):
                 parameter, optimizer = trained(name, ddl.rank(), steps[ddl.rank()], dtype)
-                ddl.broadcast_parameters([("p", parameter)], root=root)
-                ddl.broadcast_optimizer_state(optimizer, root=root)
+                ddl.broadcast_parameters([("p", parameter)], root_rank=root)
+                ddl.broadcast_optimizer_state(optimizer, root_rank=root)
                 alone, uninterrupted = trained(name, root, steps[root], dtype)
                 assert flat(optimizer.state_dict()) == flat(uninterrupted.state_dict()), name
                 for _ in range(3):
@@ -97,7 +97,7 @@ def parameters():
     ).to(memory_format=torch.channels_last)
     model.register_buffer("phase", torch.randn(3, dtype=torch.complex64))
     model[:2](torch.randn(2, 3, 5, 5))  # moves the running statistics
-    ddl.broadcast_parameters(model.state_dict(), root=1)
+    ddl.broadcast_parameters(model.state_dict(), root_rank=1)
     texts = ddl.allgather_object([flat(tensor) for tensor in model.state_dict().values()])
     assert texts[0] == texts[1] and len(texts[0]) > 8
 
@@ -106,8 +106,27 @@ def parameters():
     ):
         layer = {"weight": torch.ones(2, 2), "bias": torch.ones(2 + ddl.rank())}
         ddl.broadcast_parameters(layer)
-    with pytest.raises(ddl.InvalidArgument, match="'extra' is no dense tensor"):
-        ddl.broadcast_parameters({"extra": 3})
+    with pytest.raises(ddl.InvalidArgument, match="'w' is no dense tensor.*sparse_coo"):
+        ddl.broadcast_parameters({"w": torch.ones(2).to_sparse()})
+
+
+def what_is_given():
+    """State dictionaries with more than tensors in them, parameters without names, the optimizer's model."""
+    import ddl_torch as ddl
+
+    rank = ddl.rank()
+    state = {"weight": torch.full((2,), 1.0 + rank), "extra": 3 + rank, "none": None}
+    ddl.broadcast_parameters(state, 1)
+    assert torch.equal(state["weight"], torch.full((2,), 2.0)) and state["extra"] == 3 + rank
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, rank)
+    ddl.broadcast_parameters(model.parameters(), root_rank=1)
+    assert (model.weight == 1).all()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0 + rank)
+    ddl.broadcast_optimizer_state(optimizer, 1, model)
+    assert optimizer.param_groups[0]["lr"] == 2.0
+    with pytest.raises(ddl.InvalidArgument, match=r"lacks 2 .*\(2, 2\)"):
+        ddl.broadcast_optimizer_state(optimizer, root_rank=1, model=torch.nn.Linear(2, 2))
 
 
 def unusual_settings():
@@ -115,18 +134,19 @@ def unusual_settings():
 
     optimizer = torch.optim.SGD([{"params": [torch.ones(2)], "lr": 0.1, "tag": {1: (2, None)}}], lr=1.0)
     optimizer.param_groups[0]["note"] = frozenset([ddl.rank()])
-    ddl.broadcast_optimizer_state(optimizer, root=1)
+    ddl.broadcast_optimizer_state(optimizer, root_rank=1)
     assert optimizer.param_groups[0]["note"] == {1} and optimizer.param_groups[0]["tag"] == {1: (2, None)}
     optimizer.param_groups[0]["note"] = inspect
     with pytest.raises(ddl.InvalidArgument, match="rank 1: .*allow_pickle"):
-        ddl.broadcast_optimizer_state(optimizer, root=1)
+        ddl.broadcast_optimizer_state(optimizer, root_rank=1)
     optimizer.param_groups[0]["note"] = torch.device("cpu")
-    ddl.broadcast_optimizer_state(optimizer, root=1, allow_pickle=True)
+    ddl.broadcast_optimizer_state(optimizer, root_rank=1, allow_pickle=True)
     assert optimizer.param_groups[0]["note"] == torch.device("cpu")
 
 
 def run_state():
     parameters()
+    what_is_given()
     unusual_settings()
     return every_optimizer()
 

@@ -1,0 +1,64 @@
+"""What the arguments of ``DistributedOptimizer`` say about parameters: their names, and which belong together."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+import ddl
+
+__all__ = ["Groups", "NamedParameters", "group_numbers", "named"]
+
+NamedParameters = Iterable[Tuple[str, torch.Tensor]]
+Groups = Union[int, Sequence[Sequence[torch.Tensor]]]
+
+
+def named(optimizer: torch.optim.Optimizer, given: Optional[NamedParameters]) -> List[Tuple[str, torch.Tensor]]:
+    """Return the optimizer's parameters with their names, in the order of the names that were given."""
+    own = {
+        id(parameter): (f"group {g} parameter {i}", parameter)
+        for g, group in enumerate(optimizer.param_groups)
+        for i, parameter in enumerate(group["params"])
+    }
+    if given is None:
+        return list(own.values())
+    found: Dict[int, Tuple[str, torch.Tensor]] = {}
+    names = set()
+    for pair in given:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ddl.InvalidArgument("named_parameters must be pairs (name, parameter): pass model.named_parameters()")
+        name, parameter = pair
+        if name in names:
+            raise ddl.InvalidArgument(f"named_parameters has the name {name!r} twice; names must be unique")
+        names.add(name)
+        if id(parameter) in own:
+            found.setdefault(id(parameter), (name, parameter))
+    missing = [f"{where} of shape {tuple(p.shape)}" for key, (where, p) in own.items() if key not in found]
+    if missing:
+        raise ddl.InvalidArgument(
+            f"named_parameters lacks {len(missing)} of the optimizer's parameters: {', '.join(missing[:5])}"
+        )
+    return list(found.values())
+
+
+def group_numbers(parameters: Sequence[torch.Tensor], groups: Optional[Groups]) -> Dict[torch.Tensor, int]:
+    """Return the number of the group of each of ``parameters`` that is in one.
+
+    ``groups``: lists of parameters, or a number: those that require gradients then go, in order, into so many groups
+    of about the same number of parameters. None or 0: no groups.
+    """
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ddl.InvalidArgument(f"groups={groups} must be a number of groups from 0 on, or lists of parameters")
+        trained = [p for p in parameters if p.requires_grad]
+        return {p: i * groups // len(trained) for i, p in enumerate(trained)} if groups else {}
+    numbers: Dict[torch.Tensor, int] = {}
+    for number, group in enumerate(groups or ()):
+        for p in group:
+            if not isinstance(p, torch.Tensor):
+                raise ddl.InvalidArgument(f"groups must be lists of parameters; number {number} has a {type(p)}")
+            if p in numbers:
+                raise ddl.InvalidArgument(f"groups {numbers[p]} and {number} have the same parameter; one may have it")
+            numbers[p] = number
+    return numbers

@@ -1,0 +1,30 @@
+"""``adasum_`` of torch tensors; what it computes and how: ddl/adasum.py."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+import ddl
+from ddl import adasum as arrays
+from ddl_torch._compat import mark_written
+from ddl_torch._tensors import alias
+
+__all__ = ["adasum_"]
+
+
+def adasum_(tensor: torch.Tensor, *, communicator: Optional[ddl.Communicator] = None) -> torch.Tensor:
+    """Overwrite ``tensor`` with the Adasum of all ranks' tensors, the same bits on every rank; return it.
+
+    Collective, blocking. ``tensor``: of float16, bfloat16, float32, float64 or a complex type, contiguous, on the CPU,
+    with the same shape and type on every rank. Raises ``InvalidArgument`` before anything is sent.
+    """
+    own = alias(tensor, "adasum_")
+    group = ddl.world() if communicator is None else communicator
+    if own.dtype == torch.bfloat16:  # numpy has none
+        own.copy_(torch.from_numpy(arrays.adasum_(group, own.float().numpy())))
+    else:
+        arrays.adasum_(group, own.numpy())
+    mark_written(tensor)
+    return tensor

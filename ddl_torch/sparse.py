@@ -1,0 +1,94 @@
+"""All-reduce of sparse tensors: every rank gets the entries of all ranks and adds up those of one place.
+
+Only what a rank has travels, so this pays as long as few places are in use on all ranks together.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Sequence
+
+import numpy as np
+import torch
+
+import ddl
+from ddl.process_sets import ProcessSet
+from ddl_torch import _operations
+from ddl_torch._where import Where, global_process_set
+
+__all__ = ["reduce_gradients", "sparse_allreduce_async"]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: Optional[str] = None,
+    op: ddl.ReduceOp = ddl.Average,
+    process_set: ProcessSet = global_process_set,
+    *,
+    communicator: Optional[ddl.Communicator] = None,
+) -> Callable[[], torch.Tensor]:
+    """Combine sparse tensors over all ranks; return a function that waits for the result and returns it.
+
+    Submitted as the verbs are (verbs.py): by name, or with ``communicator`` in the order of the calls. tensor: of the
+    layout ``torch.sparse_coo``, on the CPU; shape, type and number of sparse dimensions are the same on every rank, the
+    number of entries need not be. op: ``ddl.Average`` or ``ddl.Sum``. The result is a new, coalesced tensor, the same
+    bits on every rank. Raises ``InvalidArgument``.
+
+    >>> handle = ddl_torch.sparse_allreduce_async(embedding.weight.grad, "embedding", ddl_torch.Average)
+    >>> embedding.weight.grad = handle()
+    """
+    what = f"sparse_allreduce_async of {name!r}"
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo or tensor.device.type != "cpu":
+        raise ddl.InvalidArgument(f"{what}: it is no sparse (COO) tensor on the CPU; use allreduce for a dense one")
+    if op not in (ddl.Average, ddl.Sum):
+        raise ddl.InvalidArgument(f"{what}: op={op!r}; sparse tensors can be averaged and summed")
+    own = tensor.detach().coalesce()
+    where, shape = Where(process_set, communicator), own.shape
+    parts = [_operations.allgather(own.indices().t()), _operations.allgather(own.values())]
+    work = where.start(_operations.grouped(parts, "allgather"), None if name is None else f"sparse.{name}")
+
+    def finish() -> torch.Tensor:
+        places, entries = work.wait()
+        entries = entries / where.size if op == ddl.Average else entries
+        return torch.sparse_coo_tensor(places.t(), entries, shape).coalesce()
+
+    return finish
+
+
+#: What a rank has for a parameter: nothing, something dense, or a sparse gradient of k sparse dimensions: _SPARSE + k.
+_NOTHING, _SPARSE, _DENSE = 0, 1, 255
+
+
+def _kind(gradient: Optional[torch.Tensor]) -> int:
+    if gradient is None:
+        return _NOTHING
+    return _SPARSE + gradient.sparse_dim() if gradient.layout == torch.sparse_coo else _DENSE
+
+
+def reduce_gradients(
+    parameters: Sequence[torch.Tensor], communicator: ddl.Communicator, op: ddl.ReduceOp
+) -> List[torch.Tensor]:
+    """Make the sparse ``p.grad`` of each of ``parameters`` the same on all ranks. Collective, blocking.
+
+    A rank without a gradient counts as zero; where no rank has one, ``p.grad`` is left alone. Returns, alike on all
+    ranks, the parameters of which some rank has a dense gradient: nothing is done for those.
+    """
+    kinds = np.array([_kind(p.grad) for p in parameters], np.uint8)
+    communicator.allreduce_(kinds, op=ddl.Max)
+    handles = []
+    for p, kind in zip(parameters, kinds.tolist()):
+        if kind not in (_NOTHING, _DENSE):
+            mine = _with_sparse_dimensions(kind - _SPARSE, p)
+            handles.append((p, sparse_allreduce_async(mine, op=op, communicator=communicator)))
+    for p, handle in handles:
+        p.grad = handle()
+    return [p for p, kind in zip(parameters, kinds.tolist()) if kind == _DENSE]
+
+
+def _with_sparse_dimensions(number: int, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of ``parameter``, or zero, with so many sparse dimensions, as another rank has."""
+    gradient = parameter.grad
+    if gradient is None:
+        nowhere = torch.empty((number, 0), dtype=torch.int64)
+        nothing = parameter.new_empty((0, *parameter.shape[number:]), requires_grad=False)
+        return torch.sparse_coo_tensor(nowhere, nothing, parameter.shape)
+    return gradient if gradient.sparse_dim() == number else gradient.to_dense().to_sparse(number)
