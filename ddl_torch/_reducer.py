@@ -44,8 +44,10 @@ class GradientReducer:
         backward_passes_per_step: int,
         overlap: Optional[bool],
         check: int,
+        deterministic: bool,
     ) -> None:
         self.communicator = communicator
+        self._deterministic = deterministic
         self.op = op
         self.synchronized = False
         self._bucket_bytes = bucket_bytes
@@ -77,6 +79,8 @@ class GradientReducer:
         if not fresh:
             return
         self._check_same_on_all_ranks(fresh)
+        if self._deterministic and not self.communicator.deterministic:
+            self._make_deterministic()
         gradients = [Gradient(e.parameter.numel(), e.parameter.dtype, e.parameter.element_size()) for e in fresh]
         for layout in assign(gradients, bucket_bytes=self._bucket_bytes):
             self._buckets.append(GradientBucket(len(self._buckets), layout, fresh))
@@ -87,6 +91,14 @@ class GradientReducer:
                 hook = entry.parameter.register_post_accumulate_grad_hook(_hook(reducer, number))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
+    def _make_deterministic(self) -> None:
+        """Go over to a communicator of the same ranks that is; not before all have said that they want it."""
+        twin = self.communicator.split(0, deterministic=True)
+        assert twin is not None
+        self.communicator = twin
+        if self._check is not None:
+            self._check = GradientCheck(twin, self.op, self._check_every)
+
     def _check_same_on_all_ranks(self, fresh: Sequence[Entry]) -> None:
         """Raise ``InvalidArgument``, on all ranks, unless all have the same parameters in the same order.
 
@@ -94,6 +106,7 @@ class GradientReducer:
         """
         lines = [f"op={self.op.name}, bucket_bytes={self._bucket_bytes}, passes={self._passes_per_step}"]
         lines[0] += f", overlap={self._wanted_overlap}, check={self._check_every}"
+        lines[0] += f", deterministic={self._deterministic}"
         for e in fresh:
             p = e.parameter
             lines.append(f"parameter {e.name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}")

@@ -42,6 +42,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     communicator: whose ranks to average over; default ``ddl.world()``.
     check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
         NaN and infinity in the gradients of each rank (docs/check.md). 0: never, and at no cost.
+    deterministic: averages have the same bits for any hosts, layout and bucket_bytes, given the number of ranks
+        (docs/deterministic.md). Default: as the communicator is.
     tune_allocator: let glibc keep freed memory, for the whole process, which saves a page fault per page of gradient
         in every step. Default: the environment's DDL_TORCH_TUNE_ALLOCATOR, else True.
 
@@ -78,6 +80,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         backward_passes_per_step: int = 1,
         overlap: Optional[bool] = None,
         check: int = 0,
+        deterministic: bool = False,
         communicator: Optional[ddl.Communicator] = None,
         tune_allocator: Optional[bool] = None,
     ) -> DistributedOptimizer:
@@ -99,7 +102,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
         named = _named(optimizer, named_parameters)
         group = communicator or ddl.world()
-        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap, check)
+        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap, check, deterministic)
         reducer.add(named)
         _tune_allocator(tune_allocator)
         reducer.lay_out()
