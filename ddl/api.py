@@ -6,6 +6,7 @@ The verbs here are those of ``Communicator``, on all ranks of the job; their doc
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import inspect
 import logging
 import os
@@ -65,20 +66,30 @@ def _log_to_stderr(level: str) -> None:
         logger.addHandler(handler)
 
 
-def init(comm: Any = None) -> None:
+def init(comm: Any = None, *, deterministic: Optional[bool] = None) -> None:
     """Join the job: meet the other ranks and make the world communicator.
 
     Collective, blocking. Who this process is comes from the environment that ``ddlrun`` sets, or srun, torchrun or an
     MPI's mpiexec; without any, this is a job of size 1. ``comm``, an mpi4py communicator, says it instead: its ranks
-    are the job. Calling it again does nothing. Raises ``ConfigError`` for a wrong environment, ``RendezvousError``
-    naming the ranks that did not come in time (DDL_START_TIMEOUT), ``InvalidArgument`` for a ``comm`` that is none.
+    are the job. ``deterministic``, alike on all ranks: sums depend on the number of ranks only, bit for bit, not on
+    hosts, sizes or buckets (docs/deterministic.md); default: DDL_DETERMINISTIC, else False. Calling ``init`` again does
+    nothing. Raises ``ConfigError`` for a wrong environment or ranks that differ in ``deterministic``,
+    ``RendezvousError`` naming the ranks that did not come in time (DDL_START_TIMEOUT), ``InvalidArgument`` for a
+    ``comm`` that is none.
 
     >>> import ddl
     >>> ddl.init()
     """
     if comm is not None and not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast")):
         raise InvalidArgument(f"init: comm={comm!r:.100} is not an mpi4py communicator such as MPI.COMM_WORLD")
-    join(lambda: identity_and_settings(comm))
+
+    def who() -> Tuple[Identity, Settings]:
+        identity, settings = identity_and_settings(comm)
+        if deterministic is not None:
+            settings = dataclasses.replace(settings, deterministic=deterministic)
+        return identity, settings
+
+    join(who)
 
 
 def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
@@ -87,6 +98,7 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
         if _state.world is not None:
             return
         identity, settings = who()
+        settings.check()
         _log_to_stderr(settings.log)
         job = Job(identity, settings, _state.rounds)
         group = None

@@ -277,12 +277,17 @@ class Communicator:
 
     # --- the communicator itself ---
 
-    def split(self, color: Optional[int], key: Optional[int] = None) -> Optional[Communicator]:
+    def split(
+        self, color: Optional[int], key: Optional[int] = None, *, deterministic: bool = False
+    ) -> Optional[Communicator]:
         """Return a new communicator of the ranks that passed the same ``color``; None for those that passed None.
 
         Collective over this communicator, blocking. Ranks are ordered by ``key`` (default: their rank here).
+        ``deterministic``, the same for all ranks of a color: sums depend on the number of ranks only, bit for bit
+        (docs/deterministic.md); parts of a deterministic communicator are it anyway. Raises ``InvalidArgument`` on the
+        ranks of a color that differ in it.
         """
-        return self._split(color, key)
+        return self._split(color, key, deterministic=deterministic)
 
     def _split(
         self,
@@ -290,18 +295,27 @@ class Communicator:
         key: Optional[int] = None,
         tuned: Optional[Mapping[Collective, Lines]] = None,
         racks: Sequence[Sequence[int]] = (),
+        deterministic: bool = False,
     ) -> Optional[Communicator]:
         """As ``split``; the new communicator chooses algorithms by ``tuned`` and is laid out by ``racks``."""
         if color is not None and not isinstance(color, (int, np.integer)):
             raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
         group = self._group
-        mine = (None if color is None else int(color), self.rank if key is None else int(key), group.next_number)
-        members, number = group.children(self.allgather_object(mine))
+        place = (None if color is None else int(color), self.rank if key is None else int(key))
+        rows = self.allgather_object((*place, group.next_number, bool(deterministic)))
+        members, number = group.children(rows)
         core = None if members is None else Group.make_core(group.job, members.index(self.rank), len(members))
         boards = self.allgather_object(None if core is None else core.board_offset)
         if members is None or core is None:
             return None
-        return Communicator(group.child(members, number, core, [boards[rank] for rank in members], tuned, racks))
+        asking = [rank for rank in members if rows[rank][3]]
+        if asking and len(asking) < len(members):
+            raise InvalidArgument(
+                f"split: of color {color}, ranks {asking} asked for deterministic=True and the others of {members} did "
+                "not; pass the same on all of them"
+            )
+        there = [boards[rank] for rank in members]
+        return Communicator(group.child(members, number, core, there, tuned, racks, deterministic))
 
     def subset(self, ranks: Sequence[int], *, timeout: Optional[float] = None) -> Communicator:
         """Return a new communicator of ``ranks``, in that order; they become its ranks 0, 1, ...
@@ -344,7 +358,12 @@ class Communicator:
     @property
     def wire(self) -> str:
         """What large all-reduces of float32 are written as between hosts: "float32", "bf16" or "fp16" (DDL_WIRE)."""
-        return self._group.job.settings.wire or "float32"
+        return "float32" if self.deterministic else self._group.job.settings.wire or "float32"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether sums depend on the number of ranks only, bit for bit, and not on hosts, sizes or buckets."""
+        return self._group.deterministic
 
     def metrics(self) -> Metrics:
         """Return what this communicator has done so far, and which of its ranks come late: see ``Metrics``.

@@ -83,6 +83,7 @@ class Group:
         number: int,
         tuned: Optional[Mapping[Collective, Lines]] = None,
         racks: Sequence[Sequence[int]] = (),
+        deterministic: bool = False,
     ) -> None:
         self.job = job
         self.core = core
@@ -91,6 +92,7 @@ class Group:
         self.size = len(self.ranks)
         self.rank = self.ranks.index(job.identity.rank)
         self._children: List[Group] = []
+        self.deterministic = deterministic or job.settings.deterministic
         self._tuned = tuned
         self._table: Optional[Table] = None
         self._planned: Set[Collective] = set()
@@ -151,7 +153,7 @@ class Group:
         choices: List[Tuple[int, int, int, int, _core.Plan]] = []
         lowered: Dict[Tuple[str, bool], _core.Plan] = {}
         settings = self.job.settings
-        lines = select(collective, self.topology, settings.algorithm, self._tuned)
+        lines = select(collective, self.topology, settings.algorithm, self._tuned, self.deterministic)
         if self.rank == 0 and self.number % _WORLDS == 0 and log.isEnabledFor(logging.INFO):
             for text in explain(collective, lines, self._table, settings.algorithm):
                 log.info("%s", text)
@@ -194,19 +196,19 @@ class Group:
             job.agent.stragglers.watch(group.number, core)
         return group
 
-    def children(self, rows: Sequence[Tuple[Optional[int], int, int]]) -> Tuple[Optional[List[int]], int]:
+    def children(self, rows: Sequence[Tuple[Optional[int], int, int, bool]]) -> Tuple[Optional[List[int]], int]:
         """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
 
-        ``rows[r]``: color, key and ``next_number`` of rank r. Members are None where this rank's color is. Takes the
-        numbers of all children, on every rank alike.
+        ``rows[r]``: color, key, ``next_number`` and ``deterministic`` of rank r. Members are None where this rank's
+        color is. Takes the numbers of all children, on every rank alike.
         """
-        first = max(number for _, _, number in rows)
-        colors = sorted({color for color, _, _ in rows if color is not None})
+        first = max(number for _, _, number, _ in rows)
+        colors = sorted({color for color, _, _, _ in rows if color is not None})
         self.next_number = first + len(colors)
         mine = rows[self.rank][0]
         if mine is None:
             return None, -1
-        members = sorted((key, rank) for rank, (color, key, _) in enumerate(rows) if color == mine)
+        members = sorted((key, rank) for rank, (color, key, _, _) in enumerate(rows) if color == mine)
         return [rank for _, rank in members], first + colors.index(mine)
 
     def child(
@@ -217,14 +219,18 @@ class Group:
         boards: Sequence[int],
         tuned: Optional[Mapping[Collective, Lines]] = None,
         racks: Sequence[Sequence[int]] = (),
+        deterministic: bool = False,
     ) -> Group:
         """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``.
 
-        It chooses by ``tuned`` and is laid out by ``racks``; without, as this group if it has the same ranks.
+        It chooses by ``tuned`` and is laid out by ``racks``; without, as this group if it has the same ranks. It is
+        deterministic if this group is, too.
         """
         if len(members) == self.size:
             tuned, racks = tuned or self._tuned, racks or self._racks
-        group = Group(self.job, core, [self.ranks[rank] for rank in members], boards, number, tuned, racks)
+        ranks = [self.ranks[rank] for rank in members]
+        fixed = deterministic or self.deterministic
+        group = Group(self.job, core, ranks, boards, number, tuned, racks, fixed)
         self._children.append(group)
         return group
 

@@ -33,6 +33,7 @@ __all__ = ["Job", "Peer", "identity_and_settings"]
 
 log = logging.getLogger("ddl")
 
+_SHOWN = 4  # ranks that an error lists
 _LATER = 2.0  # seconds: who waits for the one that waits for all lets that one speak first
 
 
@@ -48,6 +49,7 @@ class Peer:
     nonce: Nonce
     board_offset: int  # of the world communicator
     shared: bool  # shared memory is not switched off
+    deterministic: bool
     version: str
 
     def text(self) -> str:
@@ -73,6 +75,12 @@ def _boot_id() -> str:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return platform.node()
+
+
+def _some(labels: Sequence[str]) -> str:
+    """Return the first labels, and how many more there are."""
+    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+    return ", ".join(labels[:_SHOWN]) + more
 
 
 def _classes(size: int, pairs: Set[Tuple[int, int]]) -> Tuple[Tuple[int, ...], ...]:
@@ -150,6 +158,7 @@ class Job:
             nonce=nonce,
             board_offset=board_offset,
             shared=self.settings.shm,
+            deterministic=self.settings.deterministic,
             version=__version__,
         )
         self.peers = tuple(Peer.parse(text) for text in store.check_in(me.text(), limit, round=2 * self.round))
@@ -160,6 +169,7 @@ class Job:
         watch.also_over([offer.address for offer in offers if offer.network in self.rails])
         self._introduced.set()
         self._check_versions()
+        self._check_deterministic()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self._meet_neighbours(me, deadline)
         left = max(1.0, deadline - time.monotonic())
@@ -248,6 +258,16 @@ class Job:
                 f"the ranks run different versions of DDL ({', '.join(versions)}): "
                 + ", ".join(f"{peer.label}: {peer.version}" for peer in self.peers)
                 + "; install the same one everywhere"
+            )
+
+    def _check_deterministic(self) -> None:
+        """Raise ``ConfigError``, on all ranks, unless all ask for the same."""
+        asking = [peer.label for peer in self.peers if peer.deterministic]
+        if asking and len(asking) < len(self.peers):
+            refusing = [peer.label for peer in self.peers if not peer.deterministic]
+            raise ConfigError(
+                f"rank {self.identity.rank}: {_some(asking)} asked for deterministic sums, {_some(refusing)} did not; "
+                "pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on every rank"
             )
 
     def _meet_neighbours(self, me: Peer, deadline: float) -> List[int]:

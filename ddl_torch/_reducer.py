@@ -45,6 +45,7 @@ class Settings:
     check: int
     gradient_predivide_factor: float
     sparse_as_dense: bool
+    deterministic: bool
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items())
@@ -114,6 +115,8 @@ class GradientReducer:
         places = check_same_on_all_ranks(self.communicator, settings, named, _overlap.place())
         wanted = self._settings.overlap
         self._overlap = _overlap.pays(places) if wanted is None else wanted
+        if self._settings.deterministic and not self.communicator.deterministic:
+            self._make_deterministic()
         gradients = [
             Gradient(e.parameter.numel(), e.parameter.dtype, e.parameter.element_size(), e.group) for e in placed
         ]
@@ -132,6 +135,14 @@ class GradientReducer:
             for entry in self._entries:
                 entry.bucket, entry.view = None, None
             self.lay_out()
+
+    def _make_deterministic(self) -> None:
+        """Go over to a communicator of the same ranks that is; not before all have said that they want it."""
+        twin = self.communicator.split(0, deterministic=True)
+        assert twin is not None
+        self.communicator = twin
+        if self._check is not None:
+            self._check = GradientCheck(twin, self.op, self._settings.check)
 
     # --- a round ---
 

@@ -52,6 +52,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for each of them; else it would only take the cores from the backward pass.
     check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
         NaN and infinity in the gradients of each rank (docs/check.md); not in sparse ones. 0: never, and at no cost.
+    deterministic: averages have the same bits for any hosts, layout and bucket_bytes, given the number of ranks
+        (docs/deterministic.md). Default: as the communicator is.
     communicator: whose ranks to average over, as process_set; default ``ddl.world()``.
     tune_allocator: let glibc keep freed memory, for the whole process, which saves a page fault per page of gradient
         in every step. Default: the environment's DDL_TORCH_TUNE_ALLOCATOR, else True.
@@ -101,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_bytes: int = BUCKET_BYTES,
         overlap: Optional[bool] = None,
         check: int = 0,
+        deterministic: bool = False,
         communicator: Optional[ddl.Communicator] = None,
         tune_allocator: Optional[bool] = None,
     ) -> DistributedOptimizer:
@@ -109,7 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer needs a torch.optim.Optimizer that is not distributed yet, not a "
                 f"{type(optimizer).__name__}"
             )
-        _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check)
+        _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check, deterministic)
         parameters = named(optimizer, named_parameters)
         numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
         group = communicator_of(process_set, communicator)
@@ -121,7 +124,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reducer = DeltaReducer(group)
             reducer.add(parameters)
         else:
-            settings = Settings(op, bucket_bytes, overlap, check, gradient_predivide_factor, sparse_as_dense)
+            settings = Settings(
+                op, bucket_bytes, overlap, check, gradient_predivide_factor, sparse_as_dense, deterministic
+            )
             reducer = GradientReducer(group, settings, backward_passes_per_step)
             sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
             reducer.add(parameters, numbers, sparse=sparse_only)
@@ -194,7 +199,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         raise ddl.InvalidState("a distributed optimizer cannot be copied or pickled; save optimizer.state_dict()")
 
 
-def _check_numbers(op: Any, passes: int, predivide: float, check: int) -> None:
+def _check_numbers(op: Any, passes: int, predivide: float, check: int, deterministic: bool) -> None:
     if op not in (ddl.Average, ddl.Sum, ddl.Adasum):
         raise ddl.InvalidArgument(
             f"DistributedOptimizer: op={op!r}; gradients need ddl.Average or ddl.Sum, their steps ddl.Adasum"
@@ -207,6 +212,8 @@ def _check_numbers(op: Any, passes: int, predivide: float, check: int) -> None:
         raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} needs op=ddl.Average, not {op!r}")
     if check < 0:
         raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
+    if deterministic and op == ddl.Adasum:
+        raise ddl.InvalidArgument("deterministic=True orders sums; Adasum's scalar products are none of them")
     if check and op == ddl.Adasum:
         raise ddl.InvalidArgument(f"check={check} works out averages again; with op=ddl.Adasum there are none")
 

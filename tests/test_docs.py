@@ -66,6 +66,16 @@ def test_the_code_of_torch_md_runs_on_two_ranks(number: int, tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.processes
+def test_the_code_of_deterministic_md_runs_on_three_ranks(tmp_path: Path):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deterministic.md").read_text(), re.DOTALL)
+    program = tmp_path / "program.py"
+    program.write_text(block)
+    line = [sys.executable, "-m", "ddl.run", "-np", "3", str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_and_paths_lead_somewhere(document: Path):
     text = document.read_text()

@@ -115,6 +115,9 @@ class Settings:
     )
     start_timeout: float = _variable("DDL_START_TIMEOUT", 60.0, _seconds, "seconds that init waits for the other ranks")
     algorithm: str = _variable("DDL_ALGORITHM", "", str, "force an algorithm instead of choosing the fastest")
+    deterministic: bool = _variable(
+        "DDL_DETERMINISTIC", False, _switch, "1: sums have the same bits on any hosts (docs/deterministic.md)"
+    )
     dimensions: str = _variable(
         "DDL_DIMENSIONS", "", _dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"
     )
@@ -191,6 +194,15 @@ class Settings:
                 except ValueError as error:
                     raise ConfigError(f"{name}={text!r}: it must be {error}") from error
         return cls(**values)
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` where settings contradict one another."""
+        for variable, value in (("DDL_ALGORITHM", self.algorithm), ("DDL_WIRE", self.wire)):
+            if self.deterministic and value:
+                raise ConfigError(
+                    f"{variable}={value} would decide how numbers are added up, and so does deterministic=True or "
+                    f"DDL_DETERMINISTIC=1, by which only the number of ranks may; unset one of the two"
+                )
 
 
 def describe() -> str:

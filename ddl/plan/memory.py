@@ -1,19 +1,31 @@
 """Memory of all ranks as symbols, and the lanes that touch it: who read and wrote what, and was it in order.
 
-A *lane* is one channel of one rank. A *cell* is one chunk of one buffer of one rank; its value is the bit mask of the
-ranks whose contribution it holds, plus one bit above them once it is finished; 0 is undefined. Order is kept by
-vector clocks: a lane's *epoch* is the number of steps it has done, so epoch *e* is step *e - 1*, and its clock holds,
-for every lane, the epoch that it knows to be over. ``replay`` does the steps.
+A *lane* is one channel of one rank. A *cell* is one chunk of one buffer of one rank; its *value* says whose
+contributions it holds, and how they were added up. Order is kept by vector clocks: a lane's *epoch* is the number of
+steps it has done, so epoch *e* is step *e - 1*, and its clock holds, for every lane, the epoch that it knows to be
+over. ``replay`` does the steps.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from ddl.plan.canonical_tree import Order
 from ddl.plan.checks import PlanError, failure
 from ddl.plan.ir import Buffer, Plan, Step
 
-__all__ = ["Cell", "Lane", "Memory"]
+__all__ = ["Cell", "Lane", "Memory", "Value"]
+
+
+class Value(NamedTuple):
+    """What a chunk holds: the bit mask of the ranks whose contributions are in it (0: it is undefined), and more."""
+
+    mask: int
+    order: Order  #: how they were added up; an addition of several operands at once is one tuple of them
+    finished: bool = False
+
+
+_UNDEFINED = Value(0, ())
 
 
 class Lane:
@@ -54,7 +66,7 @@ class Cell:
 
     __slots__ = ("epoch", "leaving", "readers", "value", "writer")
 
-    def __init__(self, value: int) -> None:
+    def __init__(self, value: Value) -> None:
         self.value = value
         self.writer = -1  # lane number; -1 is the caller, before the plan starts
         self.epoch = 0  # of the writer
@@ -68,29 +80,27 @@ class Memory:
     def __init__(self, plans: Sequence[Plan], lanes: Sequence[Lane], in_place: bool) -> None:
         self._lanes = lanes
         self._full = (1 << len(plans)) - 1
-        self._finished = 1 << len(plans)
         self._lanes_of: List[List[Lane]] = [[] for _ in plans]
         for lane in lanes:
             self._lanes_of[lane.rank].append(lane)
         self._cells: List[Tuple[Dict[int, Cell], ...]] = []
         for plan in plans:
-            given = {chunk: Cell(1 << plan.rank) for chunk in plan.input}
+            given = {chunk: Cell(Value(1 << plan.rank, plan.rank)) for chunk in plan.input}
             aliased = in_place and plan.in_place
-            result = given if aliased else {chunk: Cell(0) for chunk in plan.output}
-            self._cells.append((given, result, {chunk: Cell(0) for chunk in plan.scratch}))
+            result = given if aliased else {chunk: Cell(_UNDEFINED) for chunk in plan.output}
+            self._cells.append((given, result, {chunk: Cell(_UNDEFINED) for chunk in plan.scratch}))
         #: For each rank, the last step of each foreign lane that touched its INPUT or OUTPUT.
         self._touched: List[Dict[int, int]] = [{} for _ in plans]
 
-    def value(self, rank: int, chunk: int) -> Tuple[int, bool]:
-        """Return whose contributions ``rank``'s OUTPUT holds for ``chunk``, as a bit mask, and whether finished."""
-        value = self._cells[rank][Buffer.OUTPUT][chunk].value
-        return value & self._full, bool(value & self._finished)
+    def value(self, rank: int, chunk: int) -> Value:
+        """Return what ``rank``'s OUTPUT holds for ``chunk``."""
+        return self._cells[rank][Buffer.OUTPUT][chunk].value
 
     def ranks(self, mask: int) -> List[int]:
         """Spell out a bit mask of ranks."""
         return [rank for rank in range(len(self._cells)) if mask >> rank & 1]
 
-    def read(self, lane: Lane, step: Step, owner: int, buffer: Buffer) -> List[int]:
+    def read(self, lane: Lane, step: Step, owner: int, buffer: Buffer) -> List[Value]:
         """Read the chunks of ``step`` and return their values."""
         cells = self._reach(lane, step, owner, buffer)
         number, epoch = lane.number, lane.next + 1
@@ -98,7 +108,7 @@ class Memory:
             cell.readers.append((number, epoch))
         return self._values(lane, step, owner, buffer, cells)
 
-    def send(self, lane: Lane, step: Step) -> Tuple[List[Cell], List[int]]:
+    def send(self, lane: Lane, step: Step) -> Tuple[List[Cell], List[Value]]:
         """Start to read the chunks of a SEND; ``arrived`` ends it. Return the cells and their values."""
         cells = self._reach(lane, step, lane.rank, step.src)
         for cell in cells:
@@ -117,7 +127,7 @@ class Memory:
         for cell in cells:
             cell.readers = [(lane.number, lane.next + 1) if known == reader else known for known in cell.readers]
 
-    def write(self, lane: Lane, step: Step, owner: int, buffer: Buffer, values: List[int]) -> None:
+    def write(self, lane: Lane, step: Step, owner: int, buffer: Buffer, values: List[Value]) -> None:
         """Store ``values`` in the chunks of ``step`` after a check that nobody may still be using them."""
         clock, number, epoch = lane.clock, lane.number, lane.next + 1
         for chunk, (cell, value) in enumerate(zip(self._reach(lane, step, owner, buffer), values), step.first):
@@ -142,12 +152,18 @@ class Memory:
             for chunk, value in enumerate(values, step.first):
                 source[chunk].value = self._finish(lane, chunk, value)
 
-    def add(self, lane: Lane, step: Step, left: List[int], right: List[int]) -> List[int]:
-        """Reduce two lists of values; what both contain would count twice."""
-        for chunk, (a, b) in enumerate(zip(left, right), step.first):
-            if a & b:
-                raise lane.failure(f"adds the contributions of ranks {self.ranks(a & b)} to chunk {chunk} twice")
-        return [a | b for a, b in zip(left, right)]
+    def add(self, lane: Lane, step: Step, operands: Sequence[List[Value]]) -> List[Value]:
+        """Reduce lists of values in the order given; what two of them contain would count twice."""
+        sums = []
+        for chunk, values in enumerate(zip(*operands), step.first):
+            mask = 0
+            for value in values:
+                if mask & value.mask:
+                    twice = self.ranks(mask & value.mask)
+                    raise lane.failure(f"adds the contributions of ranks {twice} to chunk {chunk} twice")
+                mask |= value.mask
+            sums.append(Value(mask, tuple(value.order for value in values)))
+        return sums
 
     def check_end(self, plan: Plan, clock: List[int]) -> None:
         """Check that nobody touches INPUT or OUTPUT of a rank after its plan's end, when it knows ``clock``."""
@@ -170,21 +186,23 @@ class Memory:
         except KeyError as missing:
             raise lane.failure(f"chunk {missing} is not in {_where(owner, buffer)}") from None
 
-    def _values(self, lane: Lane, step: Step, owner: int, buffer: Buffer, cells: List[Cell]) -> List[int]:
+    def _values(self, lane: Lane, step: Step, owner: int, buffer: Buffer, cells: List[Cell]) -> List[Value]:
         """Return what ``cells`` hold after a check that it is defined, and was written before this step."""
         clock = lane.clock
         for chunk, cell in enumerate(cells, step.first):
             if cell.writer >= 0 and clock[cell.writer] < cell.epoch:
                 raise self._race(lane, f"reads chunk {chunk} of {_where(owner, buffer)}", cell.writer, cell.epoch)
-            if not cell.value:
+            if not cell.value.mask:
                 raise lane.failure(f"reads chunk {chunk} of {_where(owner, buffer)}, which is undefined")
         return [cell.value for cell in cells]
 
-    def _finish(self, lane: Lane, chunk: int, value: int) -> int:
-        if value != self._full:
-            ranks = self.ranks(value)
+    def _finish(self, lane: Lane, chunk: int, value: Value) -> Value:
+        if value.finished:
+            raise lane.failure(f"is final for chunk {chunk}, which is finished already")
+        if value.mask != self._full:
+            ranks = self.ranks(value.mask)
             raise lane.failure(f"is final for chunk {chunk}, which has the contributions of ranks {ranks} only")
-        return value | self._finished
+        return value._replace(finished=True)
 
     def _race(self, lane: Lane, what: str, number: int, epoch: int) -> PlanError:
         return lane.failure(f"{what} in no order with {self._lane_text(number, epoch)}")

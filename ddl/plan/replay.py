@@ -14,7 +14,7 @@ from typing import Callable, DefaultDict, Deque, Dict, List, Optional, Sequence,
 
 from ddl.plan.checks import PlanError, failure
 from ddl.plan.ir import Kind, Plan, Step
-from ddl.plan.memory import Cell, Lane, Memory
+from ddl.plan.memory import Cell, Lane, Memory, Value
 
 __all__ = ["Replay"]
 
@@ -27,7 +27,7 @@ class _Message:
 
     __slots__ = ("cells", "clock", "depth", "index", "reader", "step", "values")
 
-    def __init__(self, lane: Lane, step: Step, cells: List[Cell], values: List[int]) -> None:
+    def __init__(self, lane: Lane, step: Step, cells: List[Cell], values: List[Value]) -> None:
         self.index, self.step, self.cells, self.values = lane.next, step, cells, values
         self.clock, self.depth = lane.clock_after(), lane.depth + 1
         self.reader: Optional[Tuple[int, int]] = None  # lane number and epoch of the step that received it
@@ -126,15 +126,15 @@ class Replay:
         self._wake((lane.number, "receipt"))
         values = message.values
         if step.kind is Kind.RECV_REDUCE:
-            values = self.memory.add(lane, step, values, self.memory.read(lane, step, lane.rank, step.src))
+            mine = self.memory.read(lane, step, lane.rank, step.src)
+            operands = [values, mine] if step.peers[0] < lane.rank else [mine, values]
+            values = self.memory.add(lane, step, operands)
         self.memory.write(lane, step, lane.rank, step.dst, values)
         return None
 
     def _reduce_from(self, lane: Lane, step: Step) -> Optional[_Wait]:
-        values = self.memory.read(lane, step, lane.rank, step.src)
-        for peer in step.peers:
-            values = self.memory.add(lane, step, values, self.memory.read(lane, step, peer, step.src))
-        self.memory.write(lane, step, lane.rank, step.dst, values)
+        operands = [self.memory.read(lane, step, rank, step.src) for rank in sorted((lane.rank, *step.peers))]
+        self.memory.write(lane, step, lane.rank, step.dst, self.memory.add(lane, step, operands))
         return None
 
     def _copy_from(self, lane: Lane, step: Step) -> Optional[_Wait]:

@@ -34,7 +34,8 @@ class Offer:
     text: str = ""
     problem: str = ""
     named: bool = False  #: by DDL_TUNED: then a problem is an error
-    seconds: float = 0.0  #: to measure if no table suits; 0: do not, as where DDL_ALGORITHM leaves no choice
+    #: To measure if no table suits. 0: do not, as where DDL_ALGORITHM or DDL_DETERMINISTIC leaves no choice.
+    seconds: float = 0.0
 
 
 def place(cluster: Cluster) -> Path:
@@ -51,7 +52,8 @@ def offer(settings: Settings, cluster: Cluster) -> Offer:
     """Look for the table that the settings mean, as rank 0; nothing raises, so that all ranks hear what is wrong."""
     if settings.tuned == _OFF:
         return Offer()
-    named, seconds = bool(settings.tuned), 0.0 if settings.algorithm else settings.tune_seconds
+    choice = not (settings.algorithm or settings.deterministic)
+    named, seconds = bool(settings.tuned), settings.tune_seconds if choice else 0.0
     try:
         path = settings.tuned or str(place(cluster))
     except ConfigError:

@@ -7,6 +7,7 @@ from typing import Dict, List, Sequence, Tuple
 
 from ddl.errors import InvalidArgument
 from ddl.plan import algorithms, build
+from ddl.plan.canonical_tree import CANONICAL
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import KIB, MIB, Line, line_for, of_size, select
@@ -44,11 +45,16 @@ def default_of(collective: Collective, topology: Topology, nbytes: int) -> Candi
 
 
 def candidates(collectives: Sequence[Collective], topology: Topology) -> Tuple[Candidate, ...]:
-    """Return everything to try for these collectives: the defaults first, so that of equals they count."""
+    """Return everything to try for these collectives: the defaults first, so that of equals they count.
+
+    Not what deterministic communicators run: they choose by no table.
+    """
     found: Dict[Candidate, None] = {}
     for collective in collectives:
         found.update((_as_candidate(line), None) for line in select(collective, topology))
-    offers = {name: collective for collective in collectives for name in algorithms(collective)}
+    offers = {
+        name: collective for collective in collectives for name in algorithms(collective) if name not in CANONICAL
+    }
     for name in [name for name, collective in offers.items() if _suits(collective, name, topology)]:
         found[Candidate(name, 0, 1, True)] = None
         if any(name == one.algorithm and not one.small for one in list(found)):

@@ -13,6 +13,7 @@ from typing import Dict, Mapping, Optional, Tuple
 from ddl.errors import ConfigError
 from ddl.plan import algorithms
 from ddl.plan.ir import Collective
+from ddl.plan.layout import REDUCING
 from ddl.topology import Topology
 
 __all__ = ["ANY", "MOST_IN_FLIGHT", "Line", "Lines", "line_for", "of_size", "select"]
@@ -107,6 +108,17 @@ _HYBRID: Dict[Collective, Lines] = {
 _BARRIER = {True: "eager", False: "recursive_doubling"}
 
 
+def _canonical(collective: Collective, topology: Topology) -> Lines:
+    """Return the lines of a reducing collective for three ranks or more; the bits do not depend on which one serves.
+
+    docs/deterministic.md has the measurements; between hosts, larger pieces make up for more rounds that wait.
+    """
+    small = "canonical_small" if collective is Collective.ALLREDUCE else "canonical"
+    if topology.local_size == topology.size:
+        return _two(small, 16 * KIB, "canonical", 1 * MIB)
+    return _two(small, 32 * KIB, "canonical", (4 if topology.local_size == 1 else 2) * MIB)
+
+
 def _table(topology: Topology) -> Dict[Collective, Lines]:
     if topology.local_size == topology.size:
         return _SHARED_BY_FEW if topology.size < _MANY else _SHARED_BY_MANY
@@ -118,13 +130,20 @@ def select(
     topology: Topology,
     forced: str = "",
     tuned: Optional[Mapping[Collective, Lines]] = None,
+    deterministic: bool = False,
 ) -> Lines:
     """Return the lines for ``collective`` on ``topology``.
 
     ``forced`` (DDL_ALGORITHM) names an algorithm to use at every size wherever it offers the collective; it beats
-    ``tuned``, the lines that were measured for this cluster, which beat the built-in ones. Raises ``ConfigError`` if
-    no collective knows ``forced``.
+    ``tuned``, the lines that were measured for this cluster, which beat the built-in ones. ``deterministic``, which
+    beats all of them: sums go along the canonical tree and no message is rounded. Raises ``ConfigError`` if no
+    collective knows ``forced``.
     """
+    if deterministic and collective in REDUCING:
+        if topology.size > 2:
+            return _canonical(collective, topology)
+        # Two ranks: there is one addition, whoever makes it.
+        return tuple(replace(line, coded=False) for line in select(collective, topology, forced, tuned))
     if forced and not any(forced in algorithms(known) for known in Collective):
         names = sorted({name for known in Collective for name in algorithms(known)})
         raise ConfigError(f"DDL_ALGORITHM={forced!r}: there is no such algorithm; use one of {', '.join(names)}")

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from ddl._version import __version__
 from ddl.errors import ConfigError, InvalidArgument
 from ddl.plan import build
+from ddl.plan.canonical_tree import CANONICAL
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.racks import Racks
@@ -183,6 +184,8 @@ def explain(collective: Collective, lines: Lines, table: Optional[Table], forced
     texts = []
     for line in lines:
         why = table.reason(collective, line) if table is not None and tuned else ""
+        if line.algorithm in CANONICAL:
+            why = "deterministic"
         if forced and not tuned and line.algorithm == forced:
             why = f"forced by DDL_ALGORITHM={forced}"
         until = "beyond" if line.max_bytes == ANY else f"up to {bytes_text(line.max_bytes)}"

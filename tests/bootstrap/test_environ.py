@@ -76,6 +76,7 @@ def test_every_setting_is_read() -> None:
         "DDL_TIMEOUT": "1.5",
         "DDL_START_TIMEOUT": "7",
         "DDL_ALGORITHM": "ring",
+        "DDL_DETERMINISTIC": "1",
         "DDL_DIMENSIONS": "4x2",
         "DDL_RENDEZVOUS_DIR": "/shared",
         "DDL_HOST_ID": "b",
@@ -94,8 +95,8 @@ def test_every_setting_is_read() -> None:
         "DDL_TIMELINE_CYCLES": "1",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    first = (1.5, 7.0, "ring", "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic")
-    expected = Settings(*first, "there.toml", 2.5, "t.json", True)
+    first = (1.5, 7.0, "ring", True, "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3)
+    expected = Settings(*first, "cubic", "there.toml", 2.5, "t.json", True)
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()
@@ -104,6 +105,7 @@ def test_every_setting_is_read() -> None:
 BAD: Dict[str, str] = {
     "DDL_TIMEOUT": "0 -1 nan inf x",
     "DDL_START_TIMEOUT": "0 soon",
+    "DDL_DETERMINISTIC": "yes 2",
     "DDL_DIMENSIONS": "x 4x 0x2 4X2 4x-2",
     "DDL_SHM": "yes 2",
     "DDL_SHM_SIZE": "-1 1T 1.5G G",
@@ -120,6 +122,13 @@ def test_a_setting_that_makes_no_sense_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         Settings.from_environ({name: value})
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("DDL_ALGORITHM", "ring"), ("DDL_WIRE", "bf16")])
+def test_settings_that_contradict_one_another_are_named(name: str, value: str) -> None:
+    Settings.from_environ({name: value}).check()
+    with pytest.raises(ConfigError, match=f"{name}={value}.*DDL_DETERMINISTIC=1"):
+        Settings.from_environ({name: value, "DDL_DETERMINISTIC": "1"}).check()
 
 
 def test_sizes() -> None:

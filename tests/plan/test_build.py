@@ -20,6 +20,8 @@ def test_algorithms_lists_the_table():
         "leaders",
         "tree",
         "multiring",
+        "canonical",
+        "canonical_small",
     )
     assert algorithms(Collective.ALLTOALL) == ("direct", "eager", "ring")
     assert algorithms(Collective.SEND) == ()

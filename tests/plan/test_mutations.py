@@ -128,7 +128,7 @@ def test_a_reduction_twice_counts_twice_in_place_only():
     """Reading every INPUT again is harmless, unless one of them has become the OUTPUT."""
     plans = edit(good(AR, "direct", SHARED), 2, repeat(Kind.REDUCE_FROM))
     verify(plans)
-    with pytest.raises(PlanError, match=r"adds the contributions of ranks \[0\] to chunk 2 twice"):
+    with pytest.raises(PlanError, match=r"adds the contributions of ranks \[0, 1\] to chunk 2 twice"):
         verify(plans, in_place=True)
 
 

@@ -44,6 +44,7 @@ class Figures:
     chunks: int
     ranks: Tuple[RankFigures, ...]  #: of all ranks, or only one of a plan that was not verified
     verified: bool
+    canonical: bool  #: verified to add up along the canonical tree
 
     @property
     def chunk_bytes(self) -> Fraction:
@@ -84,6 +85,7 @@ class Figures:
             "root": self.root,
             "bytes": self.nbytes,
             "verified": self.verified,
+            "canonical": self.canonical,
             "rounds": self.rounds,
             "chunks": self.chunks,
             "chunk_bytes": _number(self.chunk_bytes),
@@ -131,7 +133,8 @@ def figures(plans: Sequence[Plan], proof: Optional[Proof], topology: Topology, n
         for plan in plans
     )
     lead = plans[0]
-    return Figures(lead.collective, topology, lead.root, nbytes, line, lead.chunks, ranks, proof is not None)
+    proved = (proof is not None, proof is not None and proof.canonical)
+    return Figures(lead.collective, topology, lead.root, nbytes, line, lead.chunks, ranks, *proved)
 
 
 def _by_dimension(plan: Plan, topology: Topology) -> Tuple[Counts, ...]:

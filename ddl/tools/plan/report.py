@@ -26,7 +26,7 @@ _COLUMNS: Dict[str, Tuple[Callable[[Counts], int], bool]] = {
 
 def report(found: Figures, seconds: float) -> List[str]:
     """Return the lines about all ranks; ``seconds``: what it takes to verify them."""
-    return [_title(found), _verdict(found, seconds), "", *_sizes(found), "", *_table(found), *_paper(found)]
+    return [_title(found), *_verdict(found, seconds), "", *_sizes(found), "", *_table(found), *_paper(found)]
 
 
 def _title(found: Figures) -> str:
@@ -38,10 +38,15 @@ def _title(found: Figures) -> str:
     return f"{what} by {found.line.algorithm} on {found.topology}: {who}"
 
 
-def _verdict(found: Figures, seconds: float) -> str:
-    if found.verified:
-        return "verified: the result is right, nobody waits for ever and nothing is overwritten, at any speeds"
-    return f"NOT VERIFIED: with so many ranks that takes about {duration(seconds)}; --verify does it"
+def _verdict(found: Figures, seconds: float) -> List[str]:
+    if not found.verified:
+        return [f"NOT VERIFIED: with so many ranks that takes about {duration(seconds)}; --verify does it"]
+    right = "verified: the result is right, nobody waits for ever and nothing is overwritten, at any speeds"
+    return (
+        [right, "          sums go along the canonical tree: the same bits on any hosts"]
+        if found.canonical
+        else [right]
+    )
 
 
 def _sizes(found: Figures) -> List[str]:

@@ -24,7 +24,7 @@ _NAMES = tuple(collective.name.lower() for collective in COLLECTIVES)
 #: ddlrun's options that choose where and how the job runs.
 _PASSED_ON = ("num_proc", "hosts", "hostfile", "mode", "launcher", "network_interface", "start_timeout")
 #: What a user's environment may say of the choice has no say while it is measured.
-_UNDISTURBED = ("DDL_TUNED=off", "DDL_TUNE_SECONDS=", "DDL_ALGORITHM=")
+_UNDISTURBED = ("DDL_TUNED=off", "DDL_TUNE_SECONDS=", "DDL_ALGORITHM=", "DDL_DETERMINISTIC=")
 
 
 def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:

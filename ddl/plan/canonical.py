@@ -1,0 +1,167 @@
+"""Canonical: the same bits whatever the machine. Sums go up the canonical tree; all-reduce comes down again.
+
+Every addition has two operands and is stored in the data's type, so that it rounds at the same place on every machine;
+an average is divided in the last one. The way up is recursive halving, with distances 1, 2, 4, …: a rank has an even
+share of the sum of each part it is in. The way down moves the finished chunks back along the same edges. That is
+2(p-1)/p of the bytes in 2 log2(p) rounds for powers of two, the least possible, and little more for other numbers.
+
+The largest part around a rank whose ranks all share memory is its *block*. Inside, sums are read straight from the
+other's memory and the result is written to all at once; phase *k* + 1 says that *k* merges are done. All other edges
+are messages. ``canonical_small``, for little data, leaves it in one chunk: fewer and larger messages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import DefaultDict, Dict, Iterable, List, Tuple
+
+from ddl.plan.canonical_tree import Merge, Shares, depth, even_shares, merges, shares_of_one
+from ddl.plan.doubling import exchange
+from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
+from ddl.plan.layout import Planner, blocks, finish, notify, others, split, wait_for
+from ddl.topology import Topology
+
+__all__ = ["PLANNERS", "SMALL_PLANNERS"]
+
+_NAME, _SMALL = "canonical", "canonical_small"
+_INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A rank's way from its leaf to the root; the first ``inside`` of its merges are those of its block."""
+
+    rank: int
+    chunks: int
+    merges: Tuple[Merge, ...]
+    inside: int
+
+    @property
+    def block(self) -> Merge:
+        """The last merge inside the block, which has two ranks or more."""
+        return self.merges[self.inside - 1]
+
+
+def _place(topology: Topology, rank: int, shares: Shares) -> _Place:
+    way = tuple(merges(shares, rank))
+    near = set(topology.local_group(rank))
+    inside = sum(near.issuperset(range(merge.first, merge.end)) for merge in way)
+    return _Place(rank, max(run.stop for run in shares.values()), way, inside)
+
+
+def _waits(phases: Iterable[Tuple[int, int]]) -> List[Step]:
+    """Wait for ranks, each with its phase."""
+    together: DefaultDict[int, List[int]] = defaultdict(list)
+    for rank, phase in phases:
+        together[phase].append(rank)
+    return [wait_for(ranks, phase) for phase, ranks in sorted(together.items())]
+
+
+def _last_phase(place: _Place, down: bool) -> int:
+    """Return the last phase that others of the block wait for; ``down``: results are written to them."""
+    if down and place.inside and place.block.merged[place.rank]:
+        return place.inside + 1
+    phases = [number + 1 for number, merge in enumerate(place.merges[: place.inside]) if merge.gives(place.rank)]
+    if place.inside and len(place.merges[0].theirs) == 1 and place.merges[0].takes(place.rank):
+        phases.append(2)  # I have read its INPUT
+    return max(phases, default=0)
+
+
+def _sum_up(place: _Place, last_phase: int) -> List[Step]:
+    """Add up along the tree, through SCRATCH into OUTPUT."""
+    steps: List[Step] = []
+    source = _INPUT
+    for number, merge in enumerate(place.merges):
+        last = number == len(place.merges) - 1
+        target = _OUTPUT if last else _SCRATCH
+        takes = merge.takes(place.rank)
+        if number < place.inside:
+            if number == 0 and len(merge.theirs) > 1:
+                # The others have their sums in SCRATCH, and one reduction reads the same buffer everywhere.
+                steps.append(Step(Kind.COPY, first=0, count=place.chunks, src=_INPUT, dst=_SCRATCH))
+                source = _SCRATCH
+            if number < last_phase:
+                steps.append(notify(number + 1))
+            steps += _waits((peer, 1 + depth(peer, min(merge.theirs), max(merge.theirs) + 1)) for peer, _ in takes)
+            kind = Kind.REDUCE_FROM
+        else:
+            for peer, run in merge.gives(place.rank):
+                steps.append(Step(Kind.SEND, (peer,), run.start, len(run), src=source))
+            kind = Kind.RECV_REDUCE
+        for peer, run in takes:
+            steps.append(Step(kind, (peer,), run.start, len(run), src=source, dst=target, final=last))
+        source = _SCRATCH
+    return steps
+
+
+def _hand_down(place: _Place) -> List[Step]:
+    """Bring the finished chunks, which lie in OUTPUT, to everybody's OUTPUT."""
+    steps: List[Step] = []
+    for merge in reversed(place.merges[place.inside :]):
+        for peer, run in merge.takes(place.rank):
+            steps.append(Step(Kind.SEND, (peer,), run.start, len(run), src=_OUTPUT))
+        for peer, run in merge.gives(place.rank):
+            steps.append(Step(Kind.RECV, (peer,), run.start, len(run), dst=_OUTPUT))
+    if not place.inside:
+        return steps
+    block = place.block
+    peers = tuple(block.first + i for i in others(block.end - block.first, place.rank - block.first))
+    run = block.merged[place.rank]
+    if run:
+        steps.append(Step(Kind.COPY_TO, peers, run.start, len(run), src=_OUTPUT, dst=_OUTPUT))
+        steps.append(notify(place.inside + 1))
+    # A chunk is finished only when all of the block have been read, so who has written to me knows that of my INPUT.
+    writers = [peer for peer in sorted(peers) if block.merged[peer]]
+    return steps + _waits((peer, 1 + depth(peer, block.first, block.end)) for peer in writers)
+
+
+def _up_only(place: _Place) -> List[Step]:
+    """Add up, and end only when nobody reads my INPUT any more."""
+    last_phase = _last_phase(place, down=False)
+    steps = _sum_up(place, last_phase)
+    first = place.merges[0]
+    if place.inside and len(first.theirs) == 1:
+        if last_phase > place.inside:  # else it was told before a merge
+            steps.append(notify(last_phase))
+        steps += [wait_for((reader,), 2) for reader, _ in first.gives(place.rank)]
+    return steps
+
+
+def _up_and_down(place: _Place) -> List[Step]:
+    return _sum_up(place, _last_phase(place, down=True)) + _hand_down(place)
+
+
+def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    steps = _up_and_down(_place(topology, rank, even_shares(size)))
+    return finish(_NAME, size, split(Collective.ALLREDUCE, rank, root, size), steps)
+
+
+def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
+    size, shares = topology.size, even_shares(topology.size)
+    layout = blocks(Collective.REDUCESCATTER, rank, root, [shares[r].start for r in range(size)])
+    return finish(_NAME, size, layout, _up_only(_place(topology, rank, shares)))
+
+
+def _reduce(topology: Topology, rank: int, root: int) -> Plan:
+    steps = _up_only(_place(topology, rank, shares_of_one(topology.size, root)))
+    return finish(_NAME, topology.size, split(Collective.REDUCE, rank, root, 1), steps)
+
+
+def _small_allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    size = topology.size
+    if topology.local_size == 1 and size & (size - 1) == 0:
+        # Recursive doubling over rank numbers is the canonical tree, and has no way down.
+        steps = exchange(range(size), rank)
+    else:
+        steps = _up_and_down(_place(topology, rank, shares_of_one(size, 0)))
+    return finish(_SMALL, size, split(Collective.ALLREDUCE, rank, root, 1), steps)
+
+
+PLANNERS: Dict[Collective, Planner] = {
+    Collective.ALLREDUCE: _allreduce,
+    Collective.REDUCESCATTER: _reducescatter,
+    Collective.REDUCE: _reduce,
+}
+SMALL_PLANNERS: Dict[Collective, Planner] = {Collective.ALLREDUCE: _small_allreduce}
