@@ -47,6 +47,7 @@ from ddl import (
 from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
 from ddl_torch.averaging import MetricAverage, average_metrics
+from ddl_torch.compression import Compression, PowerSGD
 from ddl_torch.lamb import LAMB
 from ddl_torch.lars import LARS
 from ddl_torch.layerwise import layerwise_groups
@@ -97,7 +98,7 @@ __all__ += ["Error", "InvalidArgument", "InvalidState"]
 __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
-__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler"]
+__all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "Compression", "PowerSGD"]
 __all__ += ["average_metrics", "layerwise_groups"]
 __all__ += ["broadcast_object", "allgather_object"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]

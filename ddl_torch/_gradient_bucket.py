@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, List, Optional
 
+import numpy as np
 import torch
 
 import ddl
@@ -50,6 +51,7 @@ class GradientBucket:
         self._offsets = [slot.offset for slot in layout.slots]
         self.flat = torch.from_numpy(ddl.empty(layout.bytes, "uint8")).view(dtype)
         self.flat.zero_()  # padding is sent too
+        self.flags_offset = layout.flags_offset
         self.flags = self.flat[layout.flags_offset :]
         # What the core gets: the same memory, as a type that it adds up. numpy has no bfloat16, DLPack has.
         wire = torch.view_as_real(self.flat) if dtype.is_complex else self.flat
@@ -59,6 +61,7 @@ class GradientBucket:
             entry.view = _view_like(entry.parameter, self.flat, slot.offset)
         self.unused: List[int] = []
         self._prepared: Optional[Callable[[], object]] = None
+        self._dropped: Optional[np.ndarray] = None  # what 8 bits cannot say, for the next step
         self.finish: Optional[Callable[[], object]] = None  # ends the all-reduce; None: it was not sent
         self.begin()
 
@@ -105,15 +108,30 @@ class GradientBucket:
 
     def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, overlap: bool) -> None:
         """Start the all-reduce; without ``overlap``, ``finish`` does all of it."""
-        self._version = self.flat._version
-        self.sent = True
         name = f"bucket.{self.number}"
+        residual = self._residual(communicator.wire)
         if overlap:
-            self.finish = communicator.allreduce_async_(self._wire, op=op, name=name).wait
+            self.sending(communicator.allreduce_async_(self._wire, op=op, name=name, residual=residual).wait)
             return
         if self._prepared is None:
-            self._prepared = communicator.prepare_allreduce(self._wire, op=op, name=name)
-        self.finish = self._prepared
+            self._prepared = communicator.prepare_allreduce(self._wire, op=op, name=name, residual=residual)
+        self.sending(self._prepared)
+
+    def sending(self, finish: Callable[[], object]) -> None:
+        """Note that the bucket is on its way, and that ``finish`` ends that."""
+        self._version = self.flat._version
+        self.sent = True
+        self.finish = finish
+
+    @property
+    def float32(self) -> Optional[np.ndarray]:
+        """Its memory as the core gets it, if that is of float32, which alone can be written shorter on the wire."""
+        return self._wire if isinstance(self._wire, np.ndarray) and self._wire.dtype == np.float32 else None
+
+    def _residual(self, wire: str) -> Optional[np.ndarray]:
+        if wire == "int8" and self._dropped is None and self.float32 is not None:
+            self._dropped = np.zeros_like(self.float32)  # the kernel gives memory for what is touched
+        return self._dropped
 
     def written_since_sent(self) -> bool:
         """Return whether PyTorch has written to the memory (clipping, say) after it was handed to the core."""

@@ -21,9 +21,12 @@ import torch
 
 import ddl
 from ddl.buckets import Gradient, assign
+from ddl.compression import fastest
 from ddl_torch import _overlap
 from ddl_torch._gradient_bucket import WIRE_DTYPES, Entry, GradientBucket, adopt
 from ddl_torch._gradient_check import GradientCheck
+from ddl_torch.compression import PowerSGD
+from ddl_torch.powersgd import LowRankBucket
 
 __all__ = ["GradientReducer"]
 
@@ -44,6 +47,7 @@ class GradientReducer:
         backward_passes_per_step: int,
         overlap: Optional[bool],
         check: int,
+        powersgd: Optional[PowerSGD] = None,
     ) -> None:
         self.communicator = communicator
         self.op = op
@@ -53,6 +57,8 @@ class GradientReducer:
         self._wanted_overlap = overlap
         self._check_every = check
         self._check = GradientCheck(communicator, op, check) if check else None
+        self._powersgd = powersgd
+        self._low_rank: Dict[int, LowRankBucket] = {}  # by the number of the bucket
         self._overlap = False  # decided in ``lay_out``, alike on all ranks
         self._entries: List[Entry] = []
         self._buckets: List[GradientBucket] = []
@@ -86,6 +92,11 @@ class GradientReducer:
                 # torch has no annotations there.
                 hook = entry.parameter.register_post_accumulate_grad_hook(_hook(reducer, number))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
+
+    def choose_wire(self) -> None:
+        """Measure how the buckets are averaged fastest, and do so from now on. Collective; before the first step."""
+        arrays = [bucket.float32 for bucket in self._buckets]
+        self.communicator = fastest(self.communicator, [array for array in arrays if array is not None])
 
     def _check_same_on_all_ranks(self, fresh: Sequence[Entry]) -> None:
         """Raise ``InvalidArgument``, on all ranks, unless all have the same parameters in the same order.
@@ -172,7 +183,13 @@ class GradientReducer:
         bucket.fill()
         if self._check is not None:
             self._check.keep(bucket)
-        bucket.send(self.communicator, self.op, self._overlap)
+        if self._powersgd is not None and bucket.flat.dtype == torch.float32:
+            if bucket.number not in self._low_rank:
+                new = LowRankBucket(bucket, self.communicator, self.op, self._powersgd.rank)
+                self._low_rank[bucket.number] = new
+            self._low_rank[bucket.number].send(self._overlap)
+        else:
+            bucket.send(self.communicator, self.op, self._overlap)
         self._bytes += bucket.bytes
 
     def synchronize(self) -> None:
@@ -215,6 +232,11 @@ class GradientReducer:
                 bucket.sent, bucket.finish = False, None
         self._open = False
         self.synchronized = False
+
+    @property
+    def compression(self) -> str:
+        """See ``DistributedOptimizer.compression``."""
+        return self.communicator.wire if self._powersgd is None else "powersgd"
 
     def statistics(self) -> Dict[str, Union[int, float]]:
         """Return counts since the beginning; see ``DistributedOptimizer.statistics``."""

@@ -14,9 +14,11 @@ import torch
 
 import ddl
 from ddl.buckets import BUCKET_BYTES
+from ddl.compression import agree, on_wire
 from ddl_torch._allocator import tune_allocator as _tune_allocator
 from ddl_torch._reducer import GradientReducer
 from ddl_torch._tensors import alias
+from ddl_torch.compression import Compression, CompressionLike, PowerSGD, Wire, parse
 
 __all__ = ["DistributedOptimizer"]
 
@@ -39,6 +41,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         of them. They are not divided by that number (as in Horovod): divide the loss.
     overlap: average while the backward pass goes on. Default: if the ranks are on several hosts, or leave a core idle
         for each of them; else it would only take the cores from the backward pass.
+    compression: how gradients are made smaller on their way between hosts (docs/compression.md): None or "none": as
+        DDL_WIRE says; "bf16", "fp16", "int8": float32 is written so, sums stay float32, and what int8 drops is added to
+        the next gradient; "powersgd", or ``PowerSGD(rank=…)``: as products of thin matrices; "auto": bf16 or int8 if
+        one is measured, now, to be faster for these gradients. Other types than float32 are sent as they are.
     communicator: whose ranks to average over; default ``ddl.world()``.
     check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
         NaN and infinity in the gradients of each rank (docs/check.md). 0: never, and at no cost.
@@ -78,6 +84,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         backward_passes_per_step: int = 1,
         overlap: Optional[bool] = None,
         check: int = 0,
+        compression: CompressionLike = None,
         communicator: Optional[ddl.Communicator] = None,
         tune_allocator: Optional[bool] = None,
     ) -> DistributedOptimizer:
@@ -97,12 +104,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ddl.InvalidArgument(f"backward_passes_per_step={backward_passes_per_step} must be 1 or more")
         if check < 0:
             raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
+        chosen = parse(compression)
+        if check and chosen not in (Compression.none, Compression.fp16, Compression.bf16):
+            raise ddl.InvalidArgument(
+                f"check={check} finds averages that rounding does not explain, and compression={compression!r} keeps "
+                "more back than that; leave one of them away"
+            )
         named = _named(optimizer, named_parameters)
         group = communicator or ddl.world()
-        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap, check)
+        agree(group, str(chosen))
+        powersgd = chosen if isinstance(chosen, PowerSGD) else None
+        if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto):
+            group = on_wire(group, chosen.name)
+        reducer = GradientReducer(group, op, bucket_bytes, backward_passes_per_step, overlap, check, powersgd)
         reducer.add(named)
         _tune_allocator(tune_allocator)
         reducer.lay_out()
+        if chosen == Compression.auto:
+            reducer.choose_wire()
         kind = type(optimizer)
         optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), {})
         optimizer.__dict__["_ddl"] = reducer
@@ -146,6 +165,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except ddl.InvalidArgument:
             self.param_groups.pop()
             raise
+
+    @property
+    def compression(self) -> str:
+        """How float32 gradients cross between hosts: "float32", "bf16", "fp16", "int8" or "powersgd"."""
+        return self._ddl.compression
 
     def statistics(self) -> Dict[str, Union[int, float]]:
         """Return ``steps``, ``bytes`` (averaged) and ``seconds_waiting`` (for averages, in all)."""

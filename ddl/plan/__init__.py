@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Dict, Mapping, Tuple
 
 from ddl.errors import InvalidArgument
-from ddl.plan import direct, doubling, eager, leaders, multiring, ring, tree
+from ddl.plan import direct, doubling, eager, exchange, leaders, multiring, ring, tree
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import ROOTED, Planner, alone
 from ddl.topology import Topology
@@ -25,6 +25,7 @@ _ALGORITHMS: Dict[str, Mapping[Collective, Planner]] = {
     "leaders": leaders.PLANNERS,
     "tree": tree.PLANNERS,
     "multiring": multiring.PLANNERS,
+    "exchange": exchange.PLANNERS,
 }
 #: Algorithms whose ranks must all share memory.
 _SHARED = frozenset({"direct", "eager"})

@@ -20,6 +20,7 @@ def test_algorithms_lists_the_table():
         "leaders",
         "tree",
         "multiring",
+        "exchange",
     )
     assert algorithms(Collective.ALLTOALL) == ("direct", "eager", "ring")
     assert algorithms(Collective.SEND) == ()
