@@ -59,6 +59,7 @@ class Call(Generic[T]):
     bytes: int = 0  # by which the algorithm is chosen, alike on all ranks; 0: those of the buffer
     sizes_for: int = 0  # this is the exchange of sizes before that collective
     count_differs: bool = False  # ranks may rightly pass different numbers of elements
+    residual: Any = None  # of an all-reduce: where coding keeps what it drops
 
 
 class Calls:
@@ -96,8 +97,8 @@ class Calls:
         output = np.empty_like(array)
         return Call(Collective.ALLREDUCE, array, output, output, op=op)
 
-    def allreduce_(self, x: T, op: ReduceOp) -> Call[T]:
-        return Call(Collective.ALLREDUCE, given("allreduce_", x), x, x, op=op)
+    def allreduce_(self, x: T, op: ReduceOp, residual: Any = None) -> Call[T]:
+        return Call(Collective.ALLREDUCE, given("allreduce_", x), x, x, op=op, residual=residual)
 
     def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("broadcast", "root", root)

@@ -85,17 +85,19 @@ class Communicator:
         self._core.allreduce(given("allreduce_", x), x, op)
         return x
 
-    def prepare_allreduce(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> PreparedOperation:
+    def prepare_allreduce(
+        self, x: Any, *, op: ReduceOp = Average, name: str = "", residual: Any = None
+    ) -> PreparedOperation:
         """Return ``allreduce_`` of ``x`` as an object to be called again and again: ``step = prepare_allreduce(x)``.
 
         Not collective, does not block; ``step()`` is a collective, blocking call like any other, without the cost of
         looking at its arguments. It reads and writes the memory that ``x`` has now, keeps it alive, and returns ``x``.
-        ``name`` appears in errors.
+        ``name`` appears in errors. ``residual``: see ``allreduce_async_``.
 
         >>> step = ddl.world().prepare_allreduce(gradient)
         >>> step()
         """
-        return self._core.prepare(Collective.ALLREDUCE, given("prepare_allreduce", x), op, name)
+        return self._core.prepare(Collective.ALLREDUCE, given("prepare_allreduce", x), op, name, residual)
 
     def allreduce_async(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> Work:
         """As ``allreduce``, without blocking: returns a ``Work`` whose ``wait()`` returns the result.
@@ -104,9 +106,14 @@ class Communicator:
         """
         return self._calls.start(self._calls.allreduce(x, op), name)
 
-    def allreduce_async_(self, x: Any, *, op: ReduceOp = Average, name: str = "") -> Work:
-        """As ``allreduce_``, without blocking."""
-        return self._calls.start(self._calls.allreduce_(x, op), name)
+    def allreduce_async_(self, x: Any, *, op: ReduceOp = Average, name: str = "", residual: Any = None) -> Work:
+        """As ``allreduce_``, without blocking.
+
+        ``residual`` (error feedback): float32, as many as ``x`` has, zeros at first. On a communicator whose ``wire``
+        is "int8", what is lost of ``x`` on this rank when it is written shorter stays there, and is added to it the
+        next time. Elsewhere it is neither read nor written. Raises ``InvalidArgument`` for another type or number.
+        """
+        return self._calls.start(self._calls.allreduce_(x, op, residual), name)
 
     def broadcast(self, x: Any, *, root: int = 0) -> np.ndarray:
         """Return a new array with the contents of ``x`` of rank ``root``. Collective, blocking.
@@ -296,8 +303,13 @@ class Communicator:
         tuned: Optional[Mapping[Collective, Lines]] = None,
         racks: Sequence[Sequence[int]] = (),
         deterministic: bool = False,
+        wire: Optional[str] = None,
     ) -> Optional[Communicator]:
-        """As ``split``; the new communicator chooses algorithms by ``tuned`` and is laid out by ``racks``."""
+        """As ``split``; the new communicator chooses algorithms by ``tuned`` and is laid out by ``racks``.
+
+        ``wire``, the same on all its ranks: a key of ``ddl.bootstrap.environ.WIRE_CODECS``, "float32", or, by default,
+        as here.
+        """
         if color is not None and not isinstance(color, (int, np.integer)):
             raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
         group = self._group
@@ -315,7 +327,7 @@ class Communicator:
                 "not; pass the same on all of them"
             )
         there = [boards[rank] for rank in members]
-        return Communicator(group.child(members, number, core, there, tuned, racks, deterministic))
+        return Communicator(group.child(members, number, core, there, tuned, racks, deterministic, wire))
 
     def subset(self, ranks: Sequence[int], *, timeout: Optional[float] = None) -> Communicator:
         """Return a new communicator of ``ranks``, in that order; they become its ranks 0, 1, ...
@@ -357,8 +369,11 @@ class Communicator:
 
     @property
     def wire(self) -> str:
-        """What large all-reduces of float32 are written as between hosts: "float32", "bf16" or "fp16" (DDL_WIRE)."""
-        return "float32" if self.deterministic else self._group.job.settings.wire or "float32"
+        """What large all-reduces of float32 are written as between hosts: "float32", "bf16", "fp16" or "int8".
+
+        DDL_WIRE says so for a whole job, all but the last; ``compression`` of an adapter for its gradients.
+        """
+        return "float32" if self.deterministic else self._group.wire
 
     @property
     def deterministic(self) -> bool:

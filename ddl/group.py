@@ -21,7 +21,7 @@ from ddl.plan import build
 from ddl.plan.ir import Collective
 from ddl.plan.lower import lower, one_message
 from ddl.topology import Dimension, Topology
-from ddl.tuning.select import Lines, select
+from ddl.tuning.select import Lines, rounded_once, select
 from ddl.tuning.table import Table, explain
 
 __all__ = ["Group", "discover"]
@@ -71,6 +71,7 @@ def discover(hosts: Sequence[Sequence[int]], dimensions: str = "") -> Topology:
 class Group:
     """One group of ranks of the job. ``ranks[r]`` is the world rank of rank ``r``.
 
+    ``wire``: what large all-reduces of float32 are written as between hosts; default: as DDL_WIRE says.
     ``racks``, which only a group of all ranks may have, are hosts (numbers in ``job.hosts``), as many in each.
     """
 
@@ -84,6 +85,7 @@ class Group:
         tuned: Optional[Mapping[Collective, Lines]] = None,
         racks: Sequence[Sequence[int]] = (),
         deterministic: bool = False,
+        wire: Optional[str] = None,
     ) -> None:
         self.job = job
         self.core = core
@@ -107,6 +109,7 @@ class Group:
         topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
         self.topology = topology.in_racks(racks) if racks else topology
         self._racks = racks
+        self.wire = wire or job.settings.wire or "float32"
         core.introduce(self._who(), [job.rank_label(world) for world in self.ranks])
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
@@ -153,7 +156,10 @@ class Group:
         choices: List[Tuple[int, int, int, int, _core.Plan]] = []
         lowered: Dict[Tuple[str, bool], _core.Plan] = {}
         settings = self.job.settings
+        codec = WIRE_CODECS.get(self.wire, 0)
         lines = select(collective, self.topology, settings.algorithm, self._tuned, self.deterministic)
+        if self.wire == "int8" and not self.deterministic:
+            lines = rounded_once(lines)
         if self.rank == 0 and self.number % _WORLDS == 0 and log.isEnabledFor(logging.INFO):
             for text in explain(collective, lines, self._table, settings.algorithm):
                 log.info("%s", text)
@@ -161,8 +167,7 @@ class Group:
             plan = build(collective, line.algorithm, self.topology, self.rank, root)
             key = (line.algorithm, line.coded)
             if key not in lowered:
-                codec = WIRE_CODECS.get(settings.wire, 0) if line.coded else 0
-                lowered[key] = lower(plan, self.topology, codec)
+                lowered[key] = lower(plan, self.topology, codec if line.coded else 0)
             lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
             self._connect(plan.peers, lane, len(plan.channels), line.in_flight)
             choices.append((line.max_bytes, lane, line.piece_bytes, line.in_flight, lowered[key]))
@@ -220,17 +225,18 @@ class Group:
         tuned: Optional[Mapping[Collective, Lines]] = None,
         racks: Sequence[Sequence[int]] = (),
         deterministic: bool = False,
+        wire: Optional[str] = None,
     ) -> Group:
         """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``.
 
         It chooses by ``tuned`` and is laid out by ``racks``; without, as this group if it has the same ranks. It is
-        deterministic if this group is, too.
+        deterministic if this group is, too, and has this group's ``wire`` unless another is given.
         """
         if len(members) == self.size:
             tuned, racks = tuned or self._tuned, racks or self._racks
         ranks = [self.ranks[rank] for rank in members]
         fixed = deterministic or self.deterministic
-        group = Group(self.job, core, ranks, boards, number, tuned, racks, fixed)
+        group = Group(self.job, core, ranks, boards, number, tuned, racks, fixed, wire or self.wire)
         self._children.append(group)
         return group
 

@@ -70,7 +70,7 @@ from ddl_torch.basics import (
     start_timeline,
     stop_timeline,
 )
-from ddl_torch.compression import Compression
+from ddl_torch.compression import Compression, PowerSGD
 from ddl_torch.grouped import (
     grouped_allgather,
     grouped_allgather_async,
@@ -143,6 +143,7 @@ __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "me
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
 __all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "SyncBatchNorm"]
+__all__ += ["PowerSGD"]
 __all__ += ["average_metrics", "layerwise_groups"]
 __all__ += ["adasum_", "sparse_allreduce_async"]
 __all__ += ["broadcast_object", "allgather_object"]

@@ -37,6 +37,11 @@ class DeltaReducer:
         self._steps, self._bytes, self._seconds_waiting = 0, 0, 0.0
 
     @property
+    def compression(self) -> str:
+        """See ``DistributedOptimizer.compression``: steps are not compressed."""
+        return "float32"
+
+    @property
     def names(self) -> Dict[torch.Tensor, str]:
         """The name of each parameter."""
         return {parameter: name for name, parameter in self._named}

@@ -7,8 +7,9 @@ Owned by a ``GradientReducer``; used by the thread that runs backward and step.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
+import numpy as np
 import torch
 
 import ddl
@@ -54,6 +55,7 @@ class GradientBucket:
         self._offsets = [slot.offset for slot in layout.slots]
         self.flat = torch.from_numpy(ddl.empty(layout.bytes, "uint8")).view(dtype)
         self.flat.zero_()  # padding is sent too
+        self.flags_offset = layout.flags_offset
         self.flags = self.flat[layout.flags_offset :]
         # What the core gets: the same memory, as a type that it adds up. numpy has no bfloat16, DLPack has.
         wire = torch.view_as_real(self.flat) if dtype.is_complex else self.flat
@@ -62,7 +64,10 @@ class GradientBucket:
             entry.bucket = self
             entry.view = _view_like(entry.parameter, self.flat, slot.offset)
         self.unused: List[int] = []
-        self._prepared: Optional[Callable[[], object]] = None
+        self._prepared: Dict[str, Callable[[], object]] = {}  # by name
+        self._counts: Any = None  # the flags, where gradients are written in 8 bits
+        self._dropped: Optional[np.ndarray] = None  # what those cannot say, for the next step
+        self._postdivide = 1.0
         self.finish: Optional[Callable[[], object]] = None  # ends the all-reduce; None: it was not sent
         self.begin()
 
@@ -75,6 +80,7 @@ class GradientBucket:
         """Start a round: wait for the gradients of those parameters that require one now."""
         self.sent = False
         self.finish = None
+        self._postdivide = 1.0
         self.unused = []
         for entry in self.entries:
             entry.expected = entry.parameter.requires_grad
@@ -108,19 +114,56 @@ class GradientBucket:
 
     def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, predivide: float, overlap: bool) -> None:
         """Start the all-reduce; without ``overlap``, ``receive`` does all of it."""
-        self.sent = True
-        self._postdivide = 1.0
+        coded = self.float32 if communicator.wire == "int8" else None
+        if coded is not None and self._counts is None:
+            self._counts = np.empty(len(self.entries), np.int32)
+            self._dropped = np.zeros(self.flags_offset, np.float32)  # the kernel gives memory for what is touched
+        if coded is not None:
+            self._counts[:] = coded[self.flags_offset :]
         if predivide != 1:
             self.flat.div_(predivide)
             op, self._postdivide = ddl.Sum, communicator.size / predivide
-        self._version = self.flat._version
         name = f"bucket.{self.number}"
-        if overlap:
-            self.finish = communicator.allreduce_async_(self._wire, op=op, name=name).wait
+        if coded is None:
+            self.sending(self._start(communicator, self._wire, op, name, overlap))
             return
-        if self._prepared is None:
-            self._prepared = communicator.prepare_allreduce(self._wire, op=op, name=name)
-        self.finish = self._prepared
+        # A flag among eight bits of larger numbers would be lost.
+        gradients = self._start(communicator, coded[: self.flags_offset], op, name, overlap, self._dropped)
+        flags = self._start(communicator, self._counts, ddl.Sum, f"{name}.flags", overlap)
+        divisor = communicator.size if op == ddl.Average else predivide
+
+        def finish() -> None:
+            gradients()
+            flags()
+            coded[self.flags_offset :] = self._counts / divisor
+
+        self.sending(finish)
+
+    def _start(
+        self,
+        communicator: ddl.Communicator,
+        array: Any,
+        op: ddl.ReduceOp,
+        name: str,
+        overlap: bool,
+        residual: Optional[np.ndarray] = None,
+    ) -> Callable[[], object]:
+        if overlap:
+            return communicator.allreduce_async_(array, op=op, name=name, residual=residual).wait
+        if name not in self._prepared:
+            self._prepared[name] = communicator.prepare_allreduce(array, op=op, name=name, residual=residual)
+        return self._prepared[name]
+
+    def sending(self, finish: Callable[[], object]) -> None:
+        """Note that the bucket is on its way, and that ``finish`` ends that."""
+        self._version = self.flat._version
+        self.sent = True
+        self.finish = finish
+
+    @property
+    def float32(self) -> Optional[np.ndarray]:
+        """Its memory as the core gets it, if that is of float32, which alone can be written shorter on the wire."""
+        return self._wire if isinstance(self._wire, np.ndarray) and self._wire.dtype == np.float32 else None
 
     def receive(self) -> None:
         """End the all-reduce. ``written``: whether PyTorch has written to the memory (clipping, say) under way."""

@@ -25,11 +25,14 @@ import torch
 
 import ddl
 from ddl.buckets import Gradient, assign
+from ddl.compression import fastest
 from ddl_torch import _overlap
 from ddl_torch._closure import average_before_step
 from ddl_torch._gradient_bucket import Entry, GradientBucket, adopt
 from ddl_torch._gradient_check import GradientCheck
 from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
+from ddl_torch.compression import PowerSGD
+from ddl_torch.powersgd import LowRankBucket
 from ddl_torch.sparse import reduce_gradients
 
 __all__ = ["GradientReducer", "Settings"]
@@ -46,6 +49,7 @@ class Settings:
     gradient_predivide_factor: float
     sparse_as_dense: bool
     deterministic: bool
+    powersgd: Optional[PowerSGD]
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items())
@@ -66,6 +70,7 @@ class GradientReducer:
         self.synchronized = False
         self._settings = settings
         self._check = GradientCheck(communicator, settings.op, settings.check) if settings.check else None
+        self._low_rank: Dict[int, LowRankBucket] = {}  # by the number of the bucket
         self._overlap = False  # decided in ``lay_out``, alike on all ranks
         self._entries: List[Entry] = []
         self._buckets: List[GradientBucket] = []
@@ -132,9 +137,15 @@ class GradientReducer:
         """Lay the buckets out anew, without parameters whose gradients have turned out to be sparse. Collective."""
         if sparse:
             self._buckets = []
+            self._low_rank.clear()
             for entry in self._entries:
                 entry.bucket, entry.view = None, None
             self.lay_out()
+
+    def choose_wire(self) -> None:
+        """Measure how the buckets are averaged fastest, and do so from now on. Collective; before the first step."""
+        arrays = [bucket.float32 for bucket in self._buckets]
+        self.communicator = fastest(self.communicator, [array for array in arrays if array is not None])
 
     def _make_deterministic(self) -> None:
         """Go over to a communicator of the same ranks that is; not before all have said that they want it."""
@@ -205,7 +216,13 @@ class GradientReducer:
         bucket.fill(self.communicator.size)
         if self._check is not None:
             self._check.keep(bucket)
-        bucket.send(self.communicator, self.op, self._settings.gradient_predivide_factor, self._overlap)
+        powersgd = self._settings.powersgd
+        if powersgd is not None and bucket.flat.dtype == torch.float32:
+            if bucket.number not in self._low_rank:
+                self._low_rank[bucket.number] = LowRankBucket(bucket, self.communicator, self.op, powersgd.rank)
+            self._low_rank[bucket.number].send(self._overlap)
+        else:
+            bucket.send(self.communicator, self.op, self._settings.gradient_predivide_factor, self._overlap)
         self._bytes += bucket.bytes
 
     def before_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
@@ -280,6 +297,11 @@ class GradientReducer:
                 bucket.sent = False
         self._open = False
         self.synchronized = False
+
+    @property
+    def compression(self) -> str:
+        """See ``DistributedOptimizer.compression``."""
+        return self.communicator.wire if self._settings.powersgd is None else "powersgd"
 
     def statistics(self) -> Dict[str, Union[int, float]]:
         """Return counts since the beginning; see ``DistributedOptimizer.statistics``."""

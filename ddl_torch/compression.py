@@ -1,29 +1,85 @@
-"""How tensors are written while they are all-reduced, as Horovod's ``Compression``."""
+"""``compression=`` of ``DistributedOptimizer``: what it may be, and ``Compression``, the namespace of the choices.
+
+What is written shorter between hosts by DDL's core is a *wire* (``ddl.compression``); PowerSGD is an algorithm of its
+own (powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)`` takes them, are ``compress`` and
+``decompress``. Which to take: docs/compression.md.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 
-__all__ = ["Compression"]
+import ddl
+
+__all__ = ["Cast", "Compression", "CompressionLike", "PowerSGD", "Wire", "parse"]
 
 
-class _None:
-    """As they are."""
+@dataclass(frozen=True)
+class Wire:
+    """Gradients of float32 are written as ``name`` between hosts; "auto": as what is measured to be fastest."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """Return what is sent, and what ``decompress`` has to know."""
-        return tensor, None
+    name: str
 
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """Undo ``compress``."""
-        return tensor
+
+@dataclass(frozen=True)
+class Cast(Wire):
+    """A wire that is another type, ``dtype`` (None: none), so that a single tensor can be cast to it and back."""
+
+    dtype: Optional[torch.dtype] = None
+
+    def compress(self, tensor: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.dtype]]:
+        """Return ``tensor`` as ``dtype`` if it is of floating point, and what ``decompress`` needs."""
+        if self.dtype is None or not tensor.is_floating_point():
+            return tensor, None
+        return tensor.to(self.dtype), tensor.dtype
+
+    def decompress(self, tensor: torch.Tensor, ctx: Optional[torch.dtype]) -> torch.Tensor:
+        """Return ``tensor`` in the type that it had before ``compress`` returned ``ctx``."""
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """Gradients of matrices (and of what has more dimensions) are averaged as products of rank ``rank``.
+
+    What a product cannot say is kept and added to the next gradient. Source: Vogels et al., NeurIPS 2019.
+    """
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ddl.InvalidArgument(f"PowerSGD: rank={self.rank!r} must be a whole number, 1 or more")
 
 
 class Compression:
-    """The choices."""
+    """What ``DistributedOptimizer(compression=…)`` takes; the names of these, as strings, do as well."""
 
-    none = _None
+    none = Cast("none")
+    fp16 = Cast("fp16", torch.float16)
+    bf16 = Cast("bf16", torch.bfloat16)
+    int8 = Wire("int8")
+    powersgd = PowerSGD()
+    auto = Wire("auto")
+
+
+CompressionLike = Union[None, str, Wire, PowerSGD]
+
+_NAMED: Dict[str, Union[Wire, PowerSGD]] = {
+    name: choice for name, choice in vars(Compression).items() if isinstance(choice, (Wire, PowerSGD))
+}
+
+
+def parse(compression: Any) -> Union[Wire, PowerSGD]:
+    """Return the choice that ``compression`` names or is. Raises ``InvalidArgument`` for anything else."""
+    if compression is None:
+        return Compression.none
+    if isinstance(compression, (Wire, PowerSGD)):
+        return compression
+    if isinstance(compression, str) and compression in _NAMED:
+        return _NAMED[compression]
+    names = ", ".join(repr(name) for name in _NAMED)
+    raise ddl.InvalidArgument(f"compression={compression!r}; choose one of {names}, or pass ddl_torch.PowerSGD(rank=…)")

@@ -16,12 +16,14 @@ import torch
 
 import ddl
 from ddl.buckets import BUCKET_BYTES
+from ddl.compression import agree, on_wire
 from ddl.process_sets import ProcessSet
 from ddl_torch._allocator import tune_allocator as _tune_allocator
 from ddl_torch._delta import DeltaReducer
 from ddl_torch._optimizer_arguments import Groups, NamedParameters, group_numbers, named
 from ddl_torch._process_set import communicator_of
 from ddl_torch._reducer import GradientReducer, Settings
+from ddl_torch.compression import Compression, CompressionLike, PowerSGD, Wire, parse
 
 __all__ = ["DistributedOptimizer"]
 
@@ -36,6 +38,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     optimizer: any ``torch.optim.Optimizer``, over parameters on the CPU. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
         every parameter of the optimizer; may name others.
+    compression: how gradients are made smaller on their way between hosts (docs/compression.md): None or "none": as
+        DDL_WIRE says; "bf16", "fp16", "int8": float32 is written so, sums stay float32, and what int8 drops is added to
+        the next gradient; "powersgd", or ``PowerSGD(rank=…)``: as products of thin matrices; "auto": bf16 or int8 if
+        one is measured, now, to be faster for these gradients. Other types than float32 are sent as they are.
     backward_passes_per_step: gradients of so many backward passes are added up here before they are sent, in the last
         of them. They are not divided by that number (as in Horovod): divide the loss.
     op: ``ddl.Average``, ``ddl.Sum``, or ``ddl.Adasum``: see below.
@@ -92,6 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cls,
         optimizer: torch.optim.Optimizer,
         named_parameters: Optional[NamedParameters] = None,
+        compression: CompressionLike = None,
         backward_passes_per_step: int = 1,
         op: ddl.ReduceOp = ddl.Average,
         gradient_predivide_factor: float = 1.0,
@@ -119,19 +126,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if group is None:  # not in the process set: this rank averages with nobody
             group = ddl.world().subset([ddl.rank()])
             weakref.finalize(optimizer, group.close).atexit = False
+        chosen = parse(compression)
+        _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or group.deterministic)
         reducer: Union[GradientReducer, DeltaReducer]
         if op == ddl.Adasum:
             reducer = DeltaReducer(group)
             reducer.add(parameters)
         else:
+            agree(group, str(chosen))
+            powersgd = chosen if isinstance(chosen, PowerSGD) else None
+            if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto):
+                group = on_wire(group, chosen.name)
             settings = Settings(
-                op, bucket_bytes, overlap, check, gradient_predivide_factor, sparse_as_dense, deterministic
+                op, bucket_bytes, overlap, check, gradient_predivide_factor, sparse_as_dense, deterministic, powersgd
             )
             reducer = GradientReducer(group, settings, backward_passes_per_step)
             sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
             reducer.add(parameters, numbers, sparse=sparse_only)
         _tune_allocator(tune_allocator)
         reducer.lay_out()
+        if chosen == Compression.auto:
+            assert isinstance(reducer, GradientReducer)
+            reducer.choose_wire()
         kind = type(optimizer)
         optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), {})
         optimizer.__dict__["_ddl"] = reducer
@@ -191,6 +207,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    @property
+    def compression(self) -> str:
+        """How float32 gradients cross between hosts: "float32", "bf16", "fp16", "int8" or "powersgd"."""
+        return self._ddl.compression
+
     def statistics(self) -> Dict[str, Union[int, float]]:
         """Return ``steps``, ``bytes`` (averaged) and ``seconds_waiting`` (for averages, in all)."""
         return self._ddl.statistics()
@@ -216,6 +237,27 @@ def _check_numbers(op: Any, passes: int, predivide: float, check: int, determini
         raise ddl.InvalidArgument("deterministic=True orders sums; Adasum's scalar products are none of them")
     if check and op == ddl.Adasum:
         raise ddl.InvalidArgument(f"check={check} works out averages again; with op=ddl.Adasum there are none")
+
+
+def _check_compression(
+    chosen: Union[Wire, PowerSGD], op: Any, predivide: float, check: int, deterministic: bool
+) -> None:
+    if chosen == Compression.none:
+        return
+    name = "powersgd" if isinstance(chosen, PowerSGD) else chosen.name
+    if op == ddl.Adasum:
+        raise ddl.InvalidArgument(f"compression={name!r} is for gradients; with op=ddl.Adasum steps are combined")
+    if deterministic:
+        raise ddl.InvalidArgument(
+            f"compression={name!r} rounds by layout, which deterministic=True excludes; leave one"
+        )
+    if predivide != 1 and isinstance(chosen, PowerSGD):
+        raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} has no use with PowerSGD, which adds float32")
+    if check and chosen not in (Compression.fp16, Compression.bf16):
+        raise ddl.InvalidArgument(
+            f"check={check} finds averages that rounding does not explain, and compression={name!r} keeps more back "
+            "than that; leave one of them away"
+        )
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:

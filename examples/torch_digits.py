@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=2.0, help="epochs until the full learning rate (%(default)s)")
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, order and distortions (%(default)s)")
+    parser.add_argument("--compression", default="none", help="of gradients: none, bf16, int8, powersgd, auto")  # (DDL)
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     return parser.parse_args()
 
@@ -109,7 +110,8 @@ def main() -> None:
     model = network(options.width)
     ddl.broadcast_parameters(model.state_dict())  # (DDL)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * ddl.size(), momentum=0.9, weight_decay=1e-4)
-    optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters())  # (DDL)
+    compression = options.compression  # (DDL)
+    optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)  # (DDL)
     steps, warm_up = options.epochs * len(loader), max(1, round(options.warm_up * len(loader)))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, 1.0) * max(1.0 - step / steps, 0.01)

@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate for one rank (%(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights and of what is read (%(default)s)")
+    parser.add_argument("--compression", default="none", help="of gradients: none, bf16, int8, powersgd, auto")  # (DDL)
     parser.add_argument("--json", metavar="FILE", help="write the results there")
     return parser.parse_args()
 
@@ -112,7 +113,8 @@ def main() -> None:
     model = Transformer(len(alphabet), options.width, options.layers, options.context)
     ddl.broadcast_parameters(model.state_dict())  # (DDL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr * math.sqrt(ddl.size()))
-    optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters())  # (DDL)
+    compression = options.compression  # (DDL)
+    optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)  # (DDL)
     steps = options.epochs * options.steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 50, 1.0) * (0.55 + 0.45 * math.cos(math.pi * step / steps))

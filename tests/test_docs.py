@@ -151,3 +151,15 @@ def test_make_targets_of_the_readme_exist():
     for document in DOCUMENTS:
         named = set(re.findall(r"^ {4}make (\w+)", document.read_text(), re.MULTILINE))
         assert named <= targets
+
+
+@pytest.mark.processes
+def test_the_code_of_compression_md_runs_on_two_ranks(tmp_path: Path):
+    pytest.importorskip("torch")
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "compression.md").read_text(), re.DOTALL)
+    program = tmp_path / "compression.py"
+    program.write_text(block)
+    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("powersgd") == 2

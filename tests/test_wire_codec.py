@@ -216,7 +216,7 @@ def test_what_the_bindings_refuse() -> None:
     _core.encode_floats(BF16, four, eight)
     for call, word in [
         (lambda: _core.encode_floats(0, four, eight), "codec"),
-        (lambda: _core.encode_floats(3, four, eight), "codec"),
+        (lambda: _core.encode_floats(4, four, eight), "codec"),
         (lambda: _core.encode_floats(BF16, eight, eight), "bytes"),
         (lambda: _core.decode_floats(BF16, eight, four[:3]), "bytes"),
         (lambda: _core.encode_floats(BF16, four, eight, "abacus"), "abacus"),

@@ -49,6 +49,8 @@ class PieceBuffers {
     return {base_[b] + (buffer == BufferId::kScratch ? layout.packed[block] : layout.spread[block]),
             layout.bytes[block]};
   }
+  // Bytes from the beginning of a whole buffer that is split to what the block holds of it.
+  uint64_t place(BufferId buffer, uint32_t block) const { return layout(buffer).spread[block]; }
   // Where peers find the blocks that they touch: spread, or packed if `packed` says so.
   char* exposed_base(BufferId buffer) const {
     const auto b = static_cast<size_t>(buffer);

@@ -143,6 +143,17 @@ bool Executor::progress_channel(int c) {
   return moved;
 }
 
+WireCodec Executor::codec() const {
+  const Descriptor& d = operation_->descriptor;
+  const bool sums = d.op == ReduceOp::kSum || d.op == ReduceOp::kAverage;
+  return d.dtype == DType::kFloat32 && sums ? operation_->plan->wire : WireCodec::kNone;
+}
+
+char* Executor::residual(BufferId buffer, uint32_t block) const {
+  if (operation_->residual == nullptr || codec() != WireCodec::kMxInt8) return nullptr;
+  return operation_->residual + buffers_.place(buffer, block);
+}
+
 Header Executor::header(uint64_t bytes) const {
   const Descriptor& wire = operation_->wire;
   Header header;
@@ -151,14 +162,8 @@ Header Executor::header(uint64_t bytes) const {
   header.sequence = wire.sequence;
   header.history = wire.history;
   header.turn = turn_;
-  header.bytes = bytes;
-  const WireCodec codec = operation_->plan->wire;
-  const Descriptor& d = operation_->descriptor;
-  const bool sums = d.op == ReduceOp::kSum || d.op == ReduceOp::kAverage;
-  if (codec != WireCodec::kNone && d.dtype == DType::kFloat32 && sums) {
-    header.codec = static_cast<uint8_t>(codec);
-    header.bytes = bytes / sizeof(float) * kCodedBytes;
-  }
+  header.codec = static_cast<uint8_t>(codec());
+  header.bytes = codec() == WireCodec::kNone ? bytes : coded_bytes(codec(), bytes / sizeof(float));
   return header;
 }
 
@@ -190,7 +195,8 @@ bool Executor::run_message(int c, const Step& step) {
           parts_.push_back({span.data, span.bytes});
         }
       }
-      const uint64_t message = state.link->send(header(bytes), parts_);
+      char* const dropped = step.final ? nullptr : residual(step.src, step.src_blocks[0]);
+      const uint64_t message = state.link->send(header(bytes), parts_, dropped);
       const auto known = std::find_if(sendings_.begin(), sendings_.end(),
                                       [&](const Sending& sending) { return sending.link == state.link; });
       if (known == sendings_.end()) {
@@ -207,8 +213,8 @@ bool Executor::run_message(int c, const Step& step) {
       const Span span = buffers_.mine(step.dst, step.dst_blocks[i]);
       bytes += span.bytes;
       if (span.bytes == 0) continue;
-      landings_.push_back(
-          {span.data, reduces ? buffers_.mine(step.src, step.src_blocks[i]).data : nullptr, span.bytes});
+      landings_.push_back({span.data, reduces ? buffers_.mine(step.src, step.src_blocks[i]).data : nullptr,
+                           span.bytes, reduces && step.final ? residual(step.dst, step.dst_blocks[i]) : nullptr});
     }
     const Descriptor& d = operation_->descriptor;
     state.message =

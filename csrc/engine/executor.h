@@ -72,6 +72,9 @@ class Executor {
   Stores stores(bool staged) const;
   char* theirs(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
   Link* link_to(int channel, int peer);
+  WireCodec codec() const;  // of the operation's messages
+  // Where coding a block keeps what it drops; null: nowhere.
+  char* residual(BufferId buffer, uint32_t block) const;
   // Of a message of so many bytes in memory.
   Header header(uint64_t bytes) const;
   bool ordered() const { return slot_ != kPointToPointSlot; }

@@ -19,6 +19,15 @@ Descriptor descriptor_of(const Header& h) { return descriptor_from(h.signature, 
 
 WireCodec codec_of(const Header& h) { return static_cast<WireCodec>(h.codec); }
 
+// Of all segments but a message's last: no coded unit is cut.
+uint64_t segment_bytes(WireCodec codec) {
+  return codec == WireCodec::kNone ? kSegmentBytes : kSegmentBytes / unit_of(codec).bytes * unit_of(codec).bytes;
+}
+
+uint64_t bytes_in_memory(WireCodec codec, uint64_t bytes) {
+  return codec == WireCodec::kNone ? bytes : floats_in(codec, bytes) * sizeof(float);
+}
+
 }  // namespace
 
 void Link::add(std::unique_ptr<Endpoint> endpoint) {
@@ -35,12 +44,13 @@ void Link::add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all) {
   rails_->add(std::move(rail));
 }
 
-uint64_t Link::send(const Header& header, const std::vector<iovec>& parts) {
+uint64_t Link::send(const Header& header, const std::vector<iovec>& parts, char* residual) {
   const uint64_t number = outgoing_.end();
   Outgoing& out = outgoing_.push();
   out.header = header;
   out.header.step = static_cast<uint32_t>(number);
   out.parts = parts;
+  out.residual = residual;
   out.cut = out.written = 0;
   out.part = out.in_part = 0;
   out.begun = false;
@@ -127,7 +137,7 @@ bool Link::cut_segment(Connection* c) {
   Outgoing& out = outgoing_[cutting_];
   Header header = out.header;
   header.offset = out.cut;
-  header.length = static_cast<uint32_t>(std::min(kSegmentBytes, header.bytes - out.cut));
+  header.length = static_cast<uint32_t>(std::min(segment_bytes(codec_of(header)), header.bytes - out.cut));
   c->sending = true;
   c->out_message = cutting_;
   c->out_length = header.length;
@@ -136,13 +146,13 @@ bool Link::cut_segment(Connection* c) {
   encode(header, &c->out_header);
   c->out_parts.push_back({c->out_header.data(), kHeaderBytes});
   const WireCodec codec = codec_of(header);
-  size_t in_memory = header.length;
+  size_t in_memory = bytes_in_memory(codec, header.length);
   char* encoded = nullptr;
   if (codec != WireCodec::kNone) {
-    in_memory = header.length / kCodedBytes * sizeof(float);
     if (c->encoded.size() < header.length) c->encoded.resize(kSegmentBytes);
     encoded = c->encoded.data();
-    c->out_parts.push_back({encoded, header.length});
+    // Not an empty part: it would look as if the transport took no more.
+    if (header.length > 0) c->out_parts.push_back({encoded, header.length});
   }
   while (in_memory > 0) {
     const iovec& part = out.parts[out.part];
@@ -151,8 +161,9 @@ bool Link::cut_segment(Connection* c) {
     if (codec == WireCodec::kNone) {
       c->out_parts.push_back({from, step});
     } else {
-      encode_floats(codec, encoded, from, step / sizeof(float));
-      encoded += step / sizeof(float) * kCodedBytes;
+      encode_floats(codec, encoded, from, out.residual, step / sizeof(float));
+      encoded += coded_bytes(codec, step / sizeof(float));
+      if (out.residual != nullptr) out.residual += step;
     }
     in_memory -= step;
     out.in_part += step;
@@ -205,8 +216,9 @@ void Link::check_header(const Incoming& in, const Header& got) const {
   // Over one connection messages come in order. If not, the peer makes more connections than this rank expects.
   const bool ordered = !single_ || (connections_.size() == 1 && got.step == want.step);
   if (!alike && ordered) throw Mismatch(peer_, descriptor_of(want), descriptor_of(got));
-  const bool fits = got.offset % kSegmentBytes == 0 && got.offset <= want.bytes &&
-                    got.length == std::min(kSegmentBytes, want.bytes - got.offset);
+  const uint64_t segment = segment_bytes(codec_of(want));
+  const bool fits = got.offset % segment == 0 && got.offset <= want.bytes &&
+                    got.length == std::min(segment, want.bytes - got.offset);
   const bool in_turn = !single_ || got.offset == in.arrived;
   if (alike && got.turn == want.turn && got.step == want.step && got.bytes == want.bytes && got.codec == want.codec &&
       fits && in_turn) {
@@ -298,7 +310,8 @@ bool Link::progress_incoming(Connection* c) {
         c->in_offset = in.arrived;
         c->in_done = 0;
         c->left = 0;
-        const auto length = static_cast<uint32_t>(std::min(kSegmentBytes, in.expected.bytes - in.arrived));
+        const uint64_t segment = segment_bytes(codec_of(in.expected));
+        const auto length = static_cast<uint32_t>(std::min(segment, in.expected.bytes - in.arrived));
         prepare_read(c, &in, length, &parts_);
       }
     } else {
@@ -338,13 +351,16 @@ void Link::arrive(Connection* c, size_t bytes) {
   }
 }
 
-// `bytes` are in the staging; an incomplete element at their end is kept for the next time.
+// `bytes` are in the staging; an incomplete element, or coded unit of them, at their end is kept for the next time.
 void Link::take_staged(Connection* c, Incoming* in, size_t bytes) {
-  const bool coded = codec_of(in->expected) != WireCodec::kNone;
-  const size_t in_memory = element_size(in->arithmetic.dtype), on_wire = coded ? kCodedBytes : in_memory;
-  size_t elements = bytes / on_wire;
+  const WireCodec codec = codec_of(in->expected);
+  const bool coded = codec != WireCodec::kNone;
+  const size_t in_memory = element_size(in->arithmetic.dtype), unit = coded ? unit_of(codec).bytes : in_memory;
+  const uint64_t before = c->in_offset + c->in_done;
+  const size_t whole = before + bytes == in->expected.bytes ? bytes : bytes / unit * unit;
+  size_t elements = bytes_in_memory(codec, whole) / in_memory;
   const char* theirs = staging_->data();
-  uint64_t at = (c->in_offset + c->in_done) / on_wire * in_memory;
+  uint64_t at = bytes_in_memory(codec, before);
   for (size_t i = 0; elements > 0; ++i) {
     const Landing& landing = in->landings[i];
     if (at >= landing.bytes) {
@@ -353,12 +369,12 @@ void Link::take_staged(Connection* c, Incoming* in, size_t bytes) {
     }
     const size_t step = std::min<size_t>(elements, (landing.bytes - at) / in_memory);
     use(*in, landing, at, theirs, step);
-    theirs += step * on_wire;
-    c->in_done += static_cast<uint32_t>(step * on_wire);
+    theirs += coded ? coded_bytes(codec, step) : step * in_memory;
     elements -= step;
     at = 0;
   }
-  c->left = bytes % on_wire;
+  c->in_done += static_cast<uint32_t>(whole);
+  c->left = bytes - whole;
   std::memcpy(c->left_bytes.data(), theirs, c->left);
 }
 
@@ -372,7 +388,8 @@ void Link::use(const Incoming& in, const Landing& landing, size_t at, const char
   }
   const char* const mine = landing.src + at;
   if (codec != WireCodec::kNone) {
-    add_encoded(codec, dst, mine, theirs, elements, a.divisor, a.final);
+    char* const residual = landing.residual == nullptr ? nullptr : landing.residual + at;
+    add_encoded(codec, dst, mine, theirs, residual, elements, a.divisor, a.final);
     return;
   }
   const std::array<const void*, 2> operands = {a.theirs_first ? theirs : mine, a.theirs_first ? mine : theirs};

@@ -43,7 +43,8 @@ class Mismatch : public std::runtime_error {
 struct Landing {
   char* dst;
   const char* src;
-  size_t bytes;  // in memory
+  size_t bytes;              // in memory
+  char* residual = nullptr;  // of the finished sum, if it is coded with error feedback
 };
 
 struct Arithmetic {
@@ -70,7 +71,9 @@ class Link {
   void add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all);
 
   // Both return the number of the message, to ask after. `header.bytes` and `header.codec` are given by the caller.
-  uint64_t send(const Header& header, const std::vector<iovec>& parts);
+  // Where units of the codec hold several floats, the message is one part, or one landing. `residual`, if not null,
+  // is as long as the message in memory.
+  uint64_t send(const Header& header, const std::vector<iovec>& parts, char* residual);
   uint64_t receive(const Header& expected, const std::vector<Landing>& landings, const Arithmetic& arithmetic);
   bool sent(uint64_t message) const { return message < outgoing_.first(); }
   bool received(uint64_t message) const { return message < incoming_.first(); }
@@ -93,10 +96,11 @@ class Link {
   struct Outgoing {
     Header header;
     std::vector<iovec> parts;
-    uint64_t cut = 0;      // bytes given to connections, on the wire
-    size_t part = 0;       // the part that holds the first byte after those
-    size_t in_part = 0;    // and where in it
-    uint64_t written = 0;  // bytes that the transports have taken
+    char* residual = nullptr;  // of the first float that is not coded yet
+    uint64_t cut = 0;          // bytes given to connections, on the wire
+    size_t part = 0;           // the part that holds the first byte after those
+    size_t in_part = 0;        // and where in it
+    uint64_t written = 0;      // bytes that the transports have taken
     bool begun = false;
     bool kept = false;  // its memory is read until the peer has it
     uint64_t end = 0;   // of its last byte in the stream over rails
@@ -129,8 +133,8 @@ class Link {
     uint64_t in_offset = 0;  // of the segment
     uint32_t in_length = 0;
     uint32_t in_done = 0;  // bytes of it that are where they belong
-    size_t left = 0;       // bytes of an incomplete element
-    std::array<char, 8> left_bytes;
+    size_t left = 0;       // bytes of an incomplete element, or coded unit
+    std::array<char, kMxBlock + 1> left_bytes;
   };
 
   bool settle();

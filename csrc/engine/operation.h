@@ -31,6 +31,7 @@ struct Operation {
   std::string label;      // the user's name for it, e.g. "bucket.4"; may be empty
   const char* input = nullptr;
   char* output = nullptr;
+  char* residual = nullptr;  // as long as the output; may be null: see reduce/wire_codec.h
   // Lengths in elements: of the whole buffer if the plan splits it, else of each part (one entry: all alike).
   uint64_t count = 0;
   std::vector<uint64_t> part_lengths;

@@ -45,6 +45,9 @@ void Plan::finish(int rank, int size) {
         if (peer < 0 || peer >= size || peer == rank) bad("peer " + std::to_string(peer));
       }
       if (is_message(step.kind) && step.peers.size() != 1) bad("a message needs one peer");
+      if (is_message(step.kind) && unit_of(wire).floats > 1 &&
+          std::max(step.src_blocks.size(), step.dst_blocks.size()) != 1)
+        bad("a message of several blocks, whose coded units would straddle them");
       check_blocks(step.src_blocks, held(step.src), "source");
       check_blocks(step.dst_blocks, held(step.dst), "target");
       if (is_direct(step.kind) && step.theirs.size() != step.peers.size())

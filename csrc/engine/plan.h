@@ -43,7 +43,7 @@ struct Step {
   StepKind kind = StepKind::kNotify;
   BufferId src = BufferId::kOutput;
   BufferId dst = BufferId::kOutput;
-  bool final = false;
+  bool final = false;        // makes the finished value; of a kSend: sends it
   bool after_sends = false;  // begins when the transports have read all that its channel has sent before
   uint8_t phase = 0;
   std::vector<int> peers;      // ascending

@@ -82,6 +82,7 @@ struct Prepared {
   vectorcallfunc call;
   PyObject* communicator;
   PyObject* buffer;
+  PyObject* residual;  // kept alive
   std::shared_ptr<Operation> operation;
 };
 
@@ -109,15 +110,16 @@ PyObject* call_prepared(PyObject* self, PyObject* const*, size_t n, PyObject* ke
   });
 }
 
-// prepare(collective, buffer, op, name)
+// prepare(collective, buffer, op, name, residual)
 PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
-  if (wrong_number(n, 4)) return nullptr;
+  if (wrong_number(n, 5)) return nullptr;
   return translated([&]() -> PyObject* {
     const char* const label = PyUnicode_AsUTF8(arguments[3]);
     if (label == nullptr) throw py::error_already_set();
     Call call;
     call.collective = static_cast<Collective>(integer(arguments[0]));
     call.op = reduce_op_from(integer(arguments[2]));
+    call.residual = borrowed(arguments[4]);
     const py::object buffer = borrowed(arguments[1]);
     std::shared_ptr<Operation> operation = handle_of(self).prepared(call, buffer);
     operation->label = label;
@@ -129,6 +131,8 @@ PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     prepared->communicator = self;
     Py_INCREF(arguments[1]);
     prepared->buffer = arguments[1];
+    Py_INCREF(arguments[4]);
+    prepared->residual = arguments[4];
     return reinterpret_cast<PyObject*>(prepared);
   });
 }
@@ -139,6 +143,7 @@ void drop_prepared(PyObject* self) {
   prepared->operation.~shared_ptr();
   Py_XDECREF(prepared->communicator);
   Py_XDECREF(prepared->buffer);
+  Py_XDECREF(prepared->residual);
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -175,7 +180,7 @@ PyMethodDef methods[] = {
     {"run_alike", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_alike)), METH_FASTCALL,
      "run_alike(collective, input, output, op, root): for arrays that say all of the sizes"},
     {"prepare", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(prepare)), METH_FASTCALL,
-     "prepare(collective, buffer, op)"},
+     "prepare(collective, buffer, op, name, residual)"},
 };
 
 }  // namespace

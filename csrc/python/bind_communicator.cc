@@ -120,24 +120,26 @@ void bind_verbs(py::class_<Handle, std::shared_ptr<Handle>>& c) {
     c.def(verb, function, py::arg("collective"), py::arg("input"), py::arg("output"), py::kw_only(),
           py::arg("op") = 0, py::arg("root") = 0, py::arg("part_lengths") = py::none(), py::arg("bytes") = 0,
           py::arg("sizes_for") = 0, py::arg("count_differs") = false, py::arg("label") = "",
-          py::arg("result") = py::none());
+          py::arg("result") = py::none(), py::arg("residual") = py::none());
   };
-  def("run",
-      [](Handle& h, int collective, const py::object& input, const py::object& output, int op, int root,
-         Lengths lengths, uint64_t bytes, int sizes_for, bool differs, const std::string& label, py::object result) {
-        const auto operation =
-            h.operation(call_of(collective, op, root, std::move(lengths), bytes, sizes_for, differs), input, output);
-        operation->label = label;
-        h.run(operation);
-        return result;
-      });
+  def("run", [](Handle& h, int collective, const py::object& input, const py::object& output, int op, int root,
+                Lengths lengths, uint64_t bytes, int sizes_for, bool differs, const std::string& label,
+                py::object result, const py::object& residual) {
+    Call call = call_of(collective, op, root, std::move(lengths), bytes, sizes_for, differs);
+    call.residual = residual;
+    const auto operation = h.operation(call, input, output);
+    operation->label = label;
+    h.run(operation);
+    return result;
+  });
   def("start", [](std::shared_ptr<Handle> h, int collective, const py::object& input, const py::object& output,
                   int op, int root, Lengths lengths, uint64_t bytes, int sizes_for, bool differs,
-                  const std::string& label, py::object result) {
-    const auto operation =
-        h->operation(call_of(collective, op, root, std::move(lengths), bytes, sizes_for, differs), input, output);
+                  const std::string& label, py::object result, const py::object& residual) {
+    Call call = call_of(collective, op, root, std::move(lengths), bytes, sizes_for, differs);
+    call.residual = residual;
+    const auto operation = h->operation(call, input, output);
     operation->label = label;
-    h->start(operation, py::make_tuple(input, output));
+    h->start(operation, py::make_tuple(input, output, residual));
     return std::make_shared<PyWork>(PyWork{std::move(h), operation, std::move(result)});
   });
 }

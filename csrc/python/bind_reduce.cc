@@ -82,53 +82,53 @@ void reduce_arrays(const std::string& dtype_name, const std::string& op_name, st
 ddl::WireCodec codec_numbered(int number) {
   if (number == 1) return ddl::WireCodec::kBFloat16;
   if (number == 2) return ddl::WireCodec::kFloat16;
+  if (number == 3) return ddl::WireCodec::kMxInt8;
   throw py::value_error("there is no codec " + std::to_string(number));
 }
 
 // The elements of a conversion. `floats` and `coded` are bytes, so that tests can place them anywhere.
-std::size_t elements_of(const Bytes& floats, const Bytes& coded) {
-  const auto count = static_cast<std::size_t>(coded.nbytes()) / ddl::kCodedBytes;
-  if (static_cast<std::size_t>(coded.nbytes()) != count * ddl::kCodedBytes ||
-      static_cast<std::size_t>(floats.nbytes()) != count * sizeof(float)) {
+std::size_t elements_of(ddl::WireCodec codec, const Bytes& floats, const Bytes& coded) {
+  const auto count = static_cast<std::size_t>(floats.nbytes()) / sizeof(float);
+  if (static_cast<std::size_t>(floats.nbytes()) != count * sizeof(float) ||
+      static_cast<std::size_t>(coded.nbytes()) != ddl::coded_bytes(codec, count)) {
     throw py::value_error(std::to_string(floats.nbytes()) + " bytes of float32 do not go with " +
                           std::to_string(coded.nbytes()) + " bytes on the wire");
   }
   return count;
 }
 
-void encode_floats(int codec, Bytes coded, const Bytes& floats, const std::optional<std::string>& kernels) {
-  const std::size_t count = elements_of(floats, coded);
-  void* out = coded.mutable_data();
-  if (kernels) {
-    kernels_named(kernels.value()).find_wire(codec_numbered(codec)).encode(out, floats.data(), count);
-  } else {
-    ddl::encode_floats(codec_numbered(codec), out, floats.data(), count);
-  }
+// Null where a test passes none.
+void* residual_of(std::optional<Bytes>* residual, const Bytes& floats) {
+  if (!residual->has_value()) return nullptr;
+  if (residual->value().nbytes() != floats.nbytes())
+    throw py::value_error("the residual is not as long as the floats");
+  return residual->value().mutable_data();
+}
+
+ddl::WireKernels wire_kernels(int codec, const std::optional<std::string>& kernels) {
+  if (kernels) return kernels_named(kernels.value()).find_wire(codec_numbered(codec));
+  const std::vector<ddl::KernelSet> sets = kernel_sets();
+  return sets.back().find_wire(codec_numbered(codec));
+}
+
+void encode_floats(int codec, Bytes coded, const Bytes& floats, const std::optional<std::string>& kernels,
+                   std::optional<Bytes> residual) {
+  const std::size_t count = elements_of(codec_numbered(codec), floats, coded);
+  wire_kernels(codec, kernels).encode(coded.mutable_data(), floats.data(), residual_of(&residual, floats), count);
 }
 
 void decode_floats(int codec, Bytes floats, const Bytes& coded, const std::optional<std::string>& kernels) {
-  const std::size_t count = elements_of(floats, coded);
-  void* out = floats.mutable_data();
-  if (kernels) {
-    kernels_named(kernels.value()).find_wire(codec_numbered(codec)).decode(out, coded.data(), count);
-  } else {
-    ddl::decode_floats(codec_numbered(codec), out, coded.data(), count);
-  }
+  const std::size_t count = elements_of(codec_numbered(codec), floats, coded);
+  wire_kernels(codec, kernels).decode(floats.mutable_data(), coded.data(), count);
 }
 
 void add_encoded(int codec, Bytes sum, const Bytes& mine, const Bytes& theirs, std::uint64_t divisor, bool finish,
-                 const std::optional<std::string>& kernels) {
-  const std::size_t count = elements_of(sum, theirs);
+                 const std::optional<std::string>& kernels, std::optional<Bytes> residual) {
+  const std::size_t count = elements_of(codec_numbered(codec), sum, theirs);
   if (mine.nbytes() != sum.nbytes()) throw py::value_error("add_encoded: the sum is not as long as what it adds to");
   if (divisor == 0) throw py::value_error("add_encoded: divisor is 0");
-  void* out = sum.mutable_data();
-  if (kernels) {
-    kernels_named(kernels.value())
-        .find_wire(codec_numbered(codec))
-        .add(out, mine.data(), theirs.data(), count, divisor, finish);
-  } else {
-    ddl::add_encoded(codec_numbered(codec), out, mine.data(), theirs.data(), count, divisor, finish);
-  }
+  wire_kernels(codec, kernels)
+      .add(sum.mutable_data(), mine.data(), theirs.data(), residual_of(&residual, sum), count, divisor, finish);
 }
 
 void copy_bytes(Bytes dst, const Bytes& src, bool streaming, const std::optional<std::string>& kernels) {
@@ -155,15 +155,16 @@ void bind_reduce(py::module_& module) {
              "Names of the kernels that this machine can run, the fastest last.");
   module.def("copy_bytes", &::copy_bytes, py::arg("dst").noconvert(), py::arg("src"), py::arg("streaming") = false,
              py::arg("kernels") = py::none(), "Copy uint8 arrays the way the engine does. For tests.");
-  module.def("encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),
-             py::arg("floats").noconvert(), py::arg("kernels") = py::none(),
-             "Write float32 (as uint8) the way codec 1 (bfloat16) or 2 (float16) goes over the wire. For tests.");
+  module.def(
+      "encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),
+      py::arg("floats").noconvert(), py::arg("kernels") = py::none(), py::arg("residual").noconvert() = py::none(),
+      "Write float32 (as uint8) as codec 1 (bfloat16), 2 (float16) or 3 (MXINT8) goes over the wire. For tests.");
   module.def("decode_floats", &::decode_floats, py::arg("codec"), py::arg("floats").noconvert(),
              py::arg("coded").noconvert(), py::arg("kernels") = py::none(),
              "The way back: floats = coded. All of them uint8. For tests.");
   module.def("add_encoded", &::add_encoded, py::arg("codec"), py::arg("sum").noconvert(), py::arg("mine").noconvert(),
              py::arg("theirs").noconvert(), py::arg("divisor") = 1, py::arg("finish") = false,
-             py::arg("kernels") = py::none(),
+             py::arg("kernels") = py::none(), py::arg("residual").noconvert() = py::none(),
              "sum = (mine + theirs) / divisor, with theirs as on the wire; finish: rounded as if sent. For tests.");
 }
 

@@ -80,6 +80,14 @@ Handle::Views Handle::look_at(const Call& call, const py::object& input, const p
   if (call.op == ReduceOp::kAverage && views.any().dtype == DType::kBool && (views.has_in || views.has_out)) {
     throw Error(ErrorKind::kInvalidArgument, "bool has no average; use op=Min (all) or op=Max (any)");
   }
+  if (call.residual && !call.residual.is_none()) {
+    const ArrayView residual = view_of(call.residual, "residual", true);
+    if (residual.dtype != DType::kFloat32 || residual.count != views.any().count) {
+      refuse(what, "the residual is " + std::to_string(residual.count) + " of " + name(residual.dtype) +
+                       "; it must be " + std::to_string(views.any().count) + " of float32");
+    }
+    views.residual = residual.data;
+  }
   return views;
 }
 
@@ -149,6 +157,7 @@ void Handle::fill(Operation* operation, const Call& call, const Views& views) {
 void Handle::point(Operation* operation, const Views& views) {
   operation->input = views.has_in ? views.in.data : nullptr;
   operation->output = views.has_out ? views.out.data : nullptr;
+  operation->residual = views.residual;
 }
 
 std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object& input, const py::object& output) {

@@ -24,6 +24,7 @@ struct Call {
   uint64_t bytes = 0;          // for the choice of a plan; 0: those of the buffer
   // Elements of each block: none (one buffer), one (all alike) or one per part.
   std::vector<uint64_t> part_lengths;
+  pybind11::object residual;  // float32, as many as in the buffer; None or nothing: none
 };
 
 class Handle {
@@ -53,6 +54,7 @@ class Handle {
   // What the arrays of a call come to.
   struct Views {
     ArrayView in, out;
+    char* residual = nullptr;
     bool has_in = false, has_out = false;
     const ArrayView& any() const { return has_in ? in : out; }
   };

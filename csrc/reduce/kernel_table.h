@@ -16,9 +16,10 @@ using Kernel = void (*)(void* const* dsts, int m, const void* const* srcs, int n
 using KernelFinder = Kernel (*)(DType dtype, ReduceOp op);
 
 struct WireKernels {
-  void (*encode)(void* coded, const void* floats, std::size_t count);
+  void (*encode)(void* coded, const void* floats, void* residual, std::size_t count);
   void (*decode)(void* floats, const void* coded, std::size_t count);
-  void (*add)(void* sum, const void* mine, const void* theirs, std::size_t count, std::uint64_t divisor, bool finish);
+  void (*add)(void* sum, const void* mine, const void* theirs, void* residual, std::size_t count,
+              std::uint64_t divisor, bool finish);
 };
 using WireKernelFinder = WireKernels (*)(WireCodec codec);
 

@@ -31,17 +31,17 @@ void copy(void* to, const void* from, std::size_t bytes, Stores stores) {
   (stores == Stores::kStreaming ? kernels.streaming : kernels.cached)(to, from, bytes);
 }
 
-void encode_floats(WireCodec codec, void* coded, const void* floats, std::size_t count) {
-  chosen().find_wire(codec).encode(coded, floats, count);
+void encode_floats(WireCodec codec, void* coded, const void* floats, void* residual, std::size_t count) {
+  chosen().find_wire(codec).encode(coded, floats, residual, count);
 }
 
 void decode_floats(WireCodec codec, void* floats, const void* coded, std::size_t count) {
   chosen().find_wire(codec).decode(floats, coded, count);
 }
 
-void add_encoded(WireCodec codec, void* sum, const void* mine, const void* theirs, std::size_t count,
+void add_encoded(WireCodec codec, void* sum, const void* mine, const void* theirs, void* residual, std::size_t count,
                  std::uint64_t divisor, bool finish) {
-  chosen().find_wire(codec).add(sum, mine, theirs, count, divisor, finish);
+  chosen().find_wire(codec).add(sum, mine, theirs, residual, count, divisor, finish);
 }
 
 }  // namespace ddl

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "reduce/arithmetic.h"
+#include "reduce/block_kernels.h"
 #include "reduce/kernel_table.h"
 
 namespace ddl {
@@ -68,7 +69,7 @@ void by_vectors(char* coded, char* a, const char* b, std::size_t count, bool wri
 }
 
 template <typename W>
-void encode(void* coded, const void* floats, std::size_t count) {
+void encode(void* coded, const void* floats, void*, std::size_t count) {
   auto* const from = static_cast<const char*>(floats);
   by_vectors(static_cast<char*>(coded), const_cast<char*>(from), from, count, true, false,
              [](char* out, char*, const char* in) { W::store(out, load_floats(in)); });
@@ -85,7 +86,8 @@ void decode(void* floats, const void* coded, std::size_t count) {
 }
 
 template <typename W>
-void add(void* sum, const void* mine, const void* theirs, std::size_t count, std::uint64_t divisor, bool finish) {
+void add(void* sum, const void* mine, const void* theirs, void*, std::size_t count, std::uint64_t divisor,
+         bool finish) {
   const DividerOf<float> divider(divisor);
   by_vectors(static_cast<char*>(const_cast<void*>(theirs)), static_cast<char*>(sum), static_cast<const char*>(mine),
              count, false, true, [&](char* coded, char* out, const char* own) {
@@ -102,7 +104,17 @@ constexpr WireKernels wire_kernels_of() {
 }
 
 WireKernels wire_kernels_for(WireCodec codec) {
-  return codec == WireCodec::kBFloat16 ? wire_kernels_of<WireBFloat16>() : wire_kernels_of<WireFloat16>();
+  switch (codec) {
+    case WireCodec::kNone:
+      break;
+    case WireCodec::kBFloat16:
+      return wire_kernels_of<WireBFloat16>();
+    case WireCodec::kFloat16:
+      return wire_kernels_of<WireFloat16>();
+    case WireCodec::kMxInt8:
+      return {encode_blocks, decode_blocks, add_blocks};
+  }
+  return {};
 }
 
 }  // namespace

@@ -21,7 +21,9 @@ __all__ = ["Identity", "Settings", "describe", "parse_size"]
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 #: How float32 can be written on the wire, with the codec's number there.
-WIRE_CODECS = {"bf16": 1, "fp16": 2}
+WIRE_CODECS = {"bf16": 1, "fp16": 2, "int8": 3}
+#: "int8" is none of a whole job's: it serves only who keeps what it drops, and adds it the next time.
+_WIRES = ("float32", "bf16", "fp16")
 _LEVELS = ("error", "warning", "info", "debug")
 _Self = TypeVar("_Self", bound="Settings")
 
@@ -78,8 +80,8 @@ def _dimensions(text: str) -> str:
 
 
 def _wire(text: str) -> str:
-    if text not in ("float32", *WIRE_CODECS):
-        raise ValueError("float32, " + " or ".join(WIRE_CODECS))
+    if text not in _WIRES:
+        raise ValueError("float32, bf16 or fp16")
     return "" if text == "float32" else text
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Dict, Mapping, Tuple
 
 from ddl.errors import InvalidArgument
-from ddl.plan import canonical, direct, doubling, eager, leaders, multiring, ring, tree
+from ddl.plan import canonical, direct, doubling, eager, exchange, leaders, multiring, ring, tree
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import ROOTED, Planner, alone
 from ddl.topology import Topology
@@ -27,6 +27,7 @@ _ALGORITHMS: Dict[str, Mapping[Collective, Planner]] = {
     "multiring": multiring.PLANNERS,
     "canonical": canonical.PLANNERS,
     "canonical_small": canonical.SMALL_PLANNERS,
+    "exchange": exchange.PLANNERS,
 }
 #: Algorithms whose ranks must all share memory.
 _SHARED = frozenset({"direct", "eager"})

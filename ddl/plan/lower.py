@@ -7,7 +7,7 @@ all-to-all, and a rank where every rank has one block.
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl.plan import build
@@ -72,7 +72,18 @@ class _Lowering:
         numbers = self.block_numbers[held]
         return [numbers[chunk] for chunk in range(step.first, step.first + step.count)]
 
-    def step(self, step: Step) -> _NativeStep:
+    def channel(self, steps: Sequence[Step]) -> List[_NativeStep]:
+        """Lower the steps of a channel; a SEND of finished values, which nothing rounds any more, is ``final`` too."""
+        finished: Set[int] = set()
+        lowered = []
+        for step in steps:
+            chunks = range(step.first, step.first + step.count)
+            if step.final or step.kind is Kind.RECV:
+                finished.update(chunks)
+            lowered.append(self.step(step, step.final or (step.kind is Kind.SEND and finished.issuperset(chunks))))
+        return lowered
+
+    def step(self, step: Step, final: bool) -> _NativeStep:
         peers = sorted(step.peers)
         theirs = []
         if step.kind in _DIRECT:
@@ -83,7 +94,7 @@ class _Lowering:
             int(step.kind),
             int(step.src),
             int(step.dst),
-            step.final,
+            final,
             step.after_sends,
             step.phase,
             peers,
@@ -113,7 +124,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
     """
     lowering = _Lowering(plan, topology)
     mine = [lowering.table(_held(plan, buffer)) for buffer in Buffer]
-    channels = [[lowering.step(step) for step in channel] for channel in plan.channels]
+    channels = [lowering.channel(channel) for channel in plan.channels]
     return _core.Plan(
         rank=plan.rank,
         size=plan.size,

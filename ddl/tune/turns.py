@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Protocol, Tuple
 
 import numpy as np
 
@@ -18,7 +18,14 @@ from ddl.reduce_op import Max
 from ddl.tune.calls import Calls
 from ddl.tuning.choose import Rounds, best, choose
 
-__all__ = ["Outcome", "check_alike", "medians_of", "settle", "take_turns"]
+__all__ = ["Outcome", "Timed", "check_alike", "medians_of", "settle", "take_turns"]
+
+
+class Timed(Protocol):
+    """What is timed."""
+
+    def run(self, world: Communicator) -> None:
+        """Do it once. Collective, blocking."""
 
 
 class Outcome(NamedTuple):
@@ -41,7 +48,7 @@ def check_alike(control: Communicator, runners: Mapping[str, Communicator], call
 
 
 def take_turns(
-    control: Communicator, runners: Mapping[int, Communicator], calls: Calls, count: int, together: int
+    control: Communicator, runners: Mapping[int, Communicator], calls: Timed, count: int, together: int
 ) -> Dict[int, List[float]]:
     """Return the seconds of a call by each runner in each of ``count`` rounds. Collective.
 
@@ -62,7 +69,7 @@ def take_turns(
 
 
 def settle(
-    control: Communicator, runners: Mapping[int, Communicator], default: int, calls: Calls, count: int, together: int
+    control: Communicator, runners: Mapping[int, Communicator], default: int, calls: Timed, count: int, together: int
 ) -> Tuple[Outcome, Dict[int, float]]:
     """Return who is chosen, after a second series against the default if need be, and the medians of the first one.
 

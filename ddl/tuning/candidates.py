@@ -90,6 +90,8 @@ def _as_candidate(line: Line) -> Candidate:
 
 
 def _suits(collective: Collective, algorithm: str, topology: Topology) -> bool:
+    if algorithm == "exchange" and topology.local_size == topology.size:
+        return False  # it is the same as direct there
     try:
         build(collective, algorithm, topology, 0)
     except InvalidArgument:

@@ -16,12 +16,12 @@ from ddl.plan.ir import Collective
 from ddl.plan.layout import REDUCING
 from ddl.topology import Topology
 
-__all__ = ["ANY", "MOST_IN_FLIGHT", "Line", "Lines", "line_for", "of_size", "select"]
+__all__ = ["ANY", "MOST_IN_FLIGHT", "Line", "Lines", "line_for", "of_size", "rounded_once", "select"]
 
 ANY = 2**63  #: the ``max_bytes`` of a last line
 MOST_IN_FLIGHT = 4  #: pieces of one operation at once, as many as the core has slots for
 #: Algorithms by which every partial sum has one owner: only there may messages be rounded.
-_ONE_OWNER = frozenset({"ring", "multiring"})
+_ONE_OWNER = frozenset({"exchange", "ring", "multiring"})
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -63,6 +63,16 @@ def line_for(
 def of_size(lines: Lines, nbytes: int) -> Line:
     """Return the line that serves operations of ``nbytes``."""
     return next(line for line in lines if nbytes <= line.max_bytes)
+
+
+def rounded_once(lines: Lines) -> Lines:
+    """Return ``lines`` for messages of a quarter of the bytes, in which every value is rounded once in each half.
+
+    A ring would round a partial sum at every hop. Pieces are four times as large, for as much time on the wire.
+    """
+    return tuple(
+        replace(line, algorithm="exchange", piece_bytes=4 * line.piece_bytes) if line.coded else line for line in lines
+    )
 
 
 def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, coded: bool = False) -> Lines:

@@ -24,8 +24,9 @@ pytestmark = pytest.mark.processes
 CODECS = ["bf16", "fp16"]
 #: Largest relative error of one rounding, and the largest absolute one of numbers that are too small for that.
 ROUNDING = {"bf16": (2.0**-8, 2.0**-134), "fp16": (2.0**-11, 2.0**-25)}
-#: Above the limit of small operations: one piece, several, odd ends, segments that end inside of a block.
-COUNTS = [4097, 5003, 65_536, 70_001, 300_007, 1_500_007]
+#: Above the limit of small operations: one piece, several, odd ends, segments that end inside of a block, a
+#: last piece of one element.
+COUNTS = [4097, 5003, 65_536, 70_001, 300_007, 524_289, 1_500_007]
 LAYOUTS = [("tcp", 2), ("tcp", 3), ("tcp", 4), ("hybrid", 4), ("uneven", 3), ("interleaved", 4), ("hybrid", 2)]
 
 

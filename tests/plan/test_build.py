@@ -22,6 +22,7 @@ def test_algorithms_lists_the_table():
         "multiring",
         "canonical",
         "canonical_small",
+        "exchange",
     )
     assert algorithms(Collective.ALLTOALL) == ("direct", "eager", "ring")
     assert algorithms(Collective.SEND) == ()

@@ -65,7 +65,9 @@ def test_any_topology_order_and_root(collective, algorithm, job, seed):
     assert comes_out_right(plans, seed, in_place)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "eager", "ring", "recursive_doubling", "leaders", "tree", "multiring"])
+@pytest.mark.parametrize(
+    "algorithm", ["direct", "eager", "ring", "recursive_doubling", "leaders", "tree", "multiring", "exchange"]
+)
 @settings(max_examples=15)
 @given(job=jobs(largest=16), seed=st.integers(0, 2**32))
 def test_all_ranks_get_the_same_bits(algorithm, job, seed):

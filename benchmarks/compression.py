@@ -1,0 +1,107 @@
+"""Training steps whose gradients cross a slow network, by ``compression``: on two hosts on a desk, 1 Gb/s between them.
+
+A few wide layers and a tiny batch: nearly all of a step is the averaging of gradients. All ways train side by side in
+one job and take turns, step by step; a step takes as long as its slowest rank. Exit status: 0; 1 if int8 is less than
+LEAST times as fast as float32. Needs root (docs/cluster.md) and PyTorch; a minute.
+
+    python benchmarks/compression.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ddl.tools.desk import Cluster, Shape  # noqa: E402
+from ddl.tools.simulate.report import aligned  # noqa: E402
+from ddl.words import duration  # noqa: E402
+
+LEAST = (
+    2.5  #: 33 bytes for 128 make 3.9; computing, which is not compressed, and two hosts on one machine cost the rest
+)
+METHODS = ("none", "bf16", "int8", "powersgd")
+#: The program of a rank: prints for each way the seconds of its steps, and the bytes that a rank sent in one.
+PROGRAM = """
+import json, sys, time
+import torch
+import ddl_torch as ddl
+
+ddl.init()
+methods, width, layers, rounds = sys.argv[1].split(","), *map(int, sys.argv[2:5])
+control = ddl.split(0)
+ways = {}
+for method in methods:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ways[method] = model, ddl.DistributedOptimizer(optimizer, model.named_parameters(), compression=method)
+x = torch.randn(4, width, generator=torch.Generator().manual_seed(ddl.rank()))
+
+def step(method):
+    model, optimizer = ways[method]
+    optimizer.zero_grad()
+    control.barrier()
+    begin = time.perf_counter()
+    model(x).square().mean().backward()
+    optimizer.step()
+    return time.perf_counter() - begin
+
+seconds = {method: [] for method in methods}
+for number in range(rounds + 2):
+    for method in methods:
+        taken = ddl.allreduce(torch.tensor(step(method), dtype=torch.float64), op=ddl.Max).item()
+        if number >= 2:
+            seconds[method].append(taken)
+if ddl.rank() == 0:
+    print(json.dumps(seconds))
+"""
+
+
+def measure(width: int, layers: int, rounds: int) -> Dict[str, List[float]]:
+    """Return the seconds of each step, by compression, of one job on a new cluster."""
+    words = ["-c", PROGRAM, ",".join(METHODS), str(width), str(layers), str(rounds)]
+    with Cluster(Shape(2, slots=1, rails=(10**9,))) as cluster:
+        hosts = ",".join(f"{host}:1" for host in cluster.hosts)
+        line = [sys.executable, "-m", "ddl.run", "--no-prefix", "-H", hosts, sys.executable, *words]
+        # Both hosts have the cores of one machine: who waits awake takes the other's.
+        environ = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0", "OMP_NUM_THREADS": "1"}
+        out = cluster.run(cluster.hosts[0], line, env=environ, cwd=ROOT, timeout=170).stdout
+    found: Dict[str, List[float]] = json.loads(out.strip().splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--width", type=int, default=2048, help="inputs and outputs of a layer (%(default)s)")
+    parser.add_argument("--layers", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="steps of each way that count (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds there")
+    options = parser.parse_args()
+    seconds = measure(options.width, options.layers, options.rounds)
+    medians = {method: statistics.median(taken) for method, taken in seconds.items()}
+    nbytes = 4 * options.layers * (options.width + 1) * options.width
+    print(f"{nbytes / 1e6:.0f} MB of gradients, two hosts of one rank, 1 Gb/s:")
+    rows = [["compression", "step", "least", "most", "times as fast"]]
+    for method, taken in seconds.items():
+        ratio = f"{medians['none'] / medians[method]:.2f}"
+        rows.append([method, duration(medians[method]), duration(min(taken)), duration(max(taken)), ratio])
+    print("\n".join(aligned(rows)))
+    if options.json:
+        record = {
+            "bytes": nbytes,
+            "options": {k: v for k, v in vars(options).items() if k != "json"},
+            "seconds": seconds,
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0 if medians["none"] / medians["int8"] >= LEAST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

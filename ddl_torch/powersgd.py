@@ -1,0 +1,159 @@
+"""``LowRankBucket``: averages the gradients of one bucket as products of thin matrices (PowerSGD).
+
+A gradient M (n x m) is approximated by P Q, P (n x r) and Q (r x m) for a small rank r, found by one step of power
+iteration from the Q of the step before: P = average of M Q^T, made orthonormal; Q = average of P^T M. So instead of M
+two thin matrices are averaged, of all parameters of the bucket together: two flat all-reduces, the second when the
+first is there. What P Q lacks of M is kept and added to the next gradient (error feedback). Vectors, the bucket's
+flags, and matrices that would not shrink go along uncompressed with the first.
+
+All ranks get the same bits on any mix of processors: what follows from the two averages is computed element by element,
+in an order that no library chooses. A gradient that is not finite makes the result so, and leaves the state as it was.
+
+Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019 (arXiv 1905.13727), algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List
+
+import numpy as np
+import torch
+
+import ddl
+from ddl_torch._gradient_bucket import GradientBucket
+
+__all__ = ["LowRankBucket", "orthonormal"]
+
+_BLOCK = 1 << 15  # elements that are worked on at a time, in the second-level cache
+
+
+class _Matrix:
+    """One compressed gradient: views of the bucket, of the error, and of the flat buffers of factors."""
+
+    def __init__(self, gradient: torch.Tensor, rank: int, seed: int) -> None:
+        self.gradient = gradient  # of any shape
+        self.rows, self.columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
+        self.rank = rank
+        self.error = torch.zeros(self.rows, self.columns)
+        self.start = _uniform(rank, self.columns, seed)  # what the next power iteration begins with
+        self.seed = seed
+
+    def bind(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        self.p, self.q = p.view(self.rows, self.rank), q.view(self.rank, self.columns)
+
+    def add_error(self) -> torch.Tensor:
+        """Add what was left over to the gradient, and return that as a matrix."""
+        self.gradient.add_(self.error.view(self.gradient.shape))
+        return self.gradient.reshape(self.rows, self.columns)
+
+    def finish(self, divisor: int, keep: bool) -> None:
+        """Make the gradient P Q, and keep what it lacks of this rank's own, if ``keep``."""
+        step = max(1, _BLOCK // self.columns)
+        matrix = self.gradient.reshape(self.rows, self.columns)
+        for row in range(0, self.rows, step):
+            rows = slice(row, row + step)
+            # Sums of products, in this order: a matrix product may use another one on another processor.
+            product = self.p[rows, :1] * self.q[0]
+            for r in range(1, self.rank):
+                product += self.p[rows, r : r + 1] * self.q[r]
+            if keep:
+                torch.sub(matrix[rows], product, alpha=1 / divisor, out=self.error[rows])
+            matrix[rows] = product
+        if matrix.data_ptr() != self.gradient.data_ptr():
+            self.gradient.copy_(matrix.view(self.gradient.shape))
+        if keep:
+            # A direction in which there was no gradient is tried anew.
+            lost = (self.q == 0).all(1, keepdim=True)
+            self.start = torch.where(lost, _uniform(self.rank, self.columns, self.seed), self.q)
+
+
+class LowRankBucket:
+    """Stands in for the all-reduce of a bucket of float32. ``rank``: of the products."""
+
+    def __init__(self, bucket: GradientBucket, communicator: ddl.Communicator, op: ddl.ReduceOp, rank: int) -> None:
+        self._bucket = bucket
+        self._communicator = communicator
+        self._op = op
+        # The same memory, but not the same tensor: the bucket counts who else writes to its own.
+        values = torch.from_numpy(bucket.flat.numpy())
+        plain = [values[bucket.flags_offset :]]
+        self._matrices: List[_Matrix] = []
+        for number, entry in enumerate(bucket.entries):
+            view = entry.view
+            assert view is not None
+            gradient = values.as_strided(view.shape, view.stride(), view.storage_offset())
+            thin = min(rank, *gradient.shape) if gradient.dim() > 1 and gradient.numel() else 0
+            if thin and thin * (gradient.shape[0] + gradient.numel() // gradient.shape[0]) < gradient.numel():
+                self._matrices.append(_Matrix(gradient, thin, bucket.number << 20 | number))
+            else:
+                plain.append(gradient)
+        self._plain = plain
+        sizes_p = [m.rows * m.rank for m in self._matrices]
+        sizes_q = [m.columns * m.rank for m in self._matrices]
+        self._first = torch.from_numpy(ddl.empty(sum(t.numel() for t in plain) + sum(sizes_p), "float32"))
+        self._second = torch.from_numpy(ddl.empty(sum(sizes_q), "float32"))
+        *self._copies, factors = torch.split(self._first, [*(t.numel() for t in plain), sum(sizes_p)])
+        both = zip(torch.split(factors, sizes_p), torch.split(self._second, sizes_q))
+        for matrix, (p, q) in zip(self._matrices, both):
+            matrix.bind(p, q)
+
+    def send(self, overlap: bool) -> None:
+        """As ``GradientBucket.send``: the first all-reduce runs in the background if ``overlap``, the rest later."""
+        for copy, tensor in zip(self._copies, self._plain):
+            copy.view(tensor.shape).copy_(tensor)
+        for matrix in self._matrices:
+            torch.mm(matrix.add_error(), matrix.start.t(), out=matrix.p)
+        name = f"bucket.{self._bucket.number}.p"
+        array = self._first.numpy()
+        first: Callable[[], object]
+        if overlap:
+            first = self._communicator.allreduce_async_(array, op=self._op, name=name).wait
+        else:
+            first = self._communicator.prepare_allreduce(array, op=self._op, name=name)
+        self._bucket.sending(lambda: self._finish(first))
+
+    def _finish(self, first: Callable[[], object]) -> None:
+        first()
+        for copy, tensor in zip(self._copies, self._plain):
+            tensor.copy_(copy.view(tensor.shape))
+        if not self._matrices:
+            return
+        for matrix in self._matrices:
+            matrix.p.copy_(orthonormal(matrix.p))
+            torch.mm(matrix.p.t(), matrix.gradient.reshape(matrix.rows, matrix.columns), out=matrix.q)
+        name = f"bucket.{self._bucket.number}.q"
+        self._communicator.prepare_allreduce(self._second.numpy(), op=self._op, name=name)()
+        finite = bool(torch.isfinite(self._second).all())  # a P that is not finite makes a Q that is not
+        divisor = self._communicator.size if self._op == ddl.Sum else 1
+        for matrix in self._matrices:
+            matrix.finish(divisor, finite)
+
+
+def orthonormal(columns: torch.Tensor) -> torch.Tensor:
+    """Return the columns of a matrix (n x r, float32) made orthonormal, the same bits on every processor.
+
+    Modified Gram-Schmidt in float64. A column that depends on those before it becomes zeros.
+    """
+    rows = columns.t().double().contiguous()
+    before = _sums(rows * rows)
+    for r, row in enumerate(rows):
+        square = _sums((row * row).unsqueeze(0))
+        # What is left of a dependent column is rounding of float32 alone. Written so that a NaN stays.
+        row *= torch.where(square <= before[r] * 1e-12, 0.0, 1 / square.sqrt())
+        rest = rows[r + 1 :]
+        rest -= _sums(rest * row).unsqueeze(1) * row
+    return rows.t().float()
+
+
+def _sums(rows: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each row, halving: only additions of elements, whose order is fixed."""
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        folded = rows[:, :half] + rows[:, half : 2 * half]
+        rows = torch.cat([folded, rows[:, 2 * half :]], 1) if rows.shape[1] % 2 else folded
+    return rows[:, 0]
+
+
+def _uniform(rows: int, columns: int, seed: int) -> torch.Tensor:
+    """Return numbers between -1 and 1, the same on all ranks."""
+    return torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (rows, columns)).astype(np.float32))
