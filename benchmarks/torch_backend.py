@@ -1,15 +1,19 @@
 """DDL's backend of ``torch.distributed`` against gloo, in one job and in turns: ``ddlrun -np 2 torch_backend.py``.
 
+    ddlrun -np 4 torch_backend.py --only "all_reduce|step"
+
 Each line is one kind of work; the two backends do it alternately, several times, on the same ranks. What counts is the
-slowest rank's time; printed is the median over the rounds, and the ratio. DDP and FSDP train a network of some 8 M
-parameters on a batch so small that communication is most of the step.
+slowest rank's time; printed is the median over the rounds, and the ratio. DDP, FSDP and DDL's own optimizer (against
+DDP on gloo) train a network of some 8 M parameters on a batch so small that communication is most of the step.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import statistics
 import time
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +28,10 @@ Work = Callable[[], object]
 
 
 def main() -> None:
-    """Measure everything and print a table on rank 0."""
+    """Measure everything, or what ``--only`` names, and print a table on rank 0."""
+    parser = argparse.ArgumentParser(description="DDL's backend of torch.distributed against gloo.")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression of what to measure")
+    only = re.compile(parser.parse_args().only)
     torch.set_num_threads(1)
     ddl_torch.tune_allocator()
     dist.init_process_group("ddl")
@@ -33,6 +40,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"{'':38} {'ddl':>10} {'gloo':>10}   ddl/gloo")
     for name, count, make in kinds():
+        if not only.search(name):
+            continue
         works = {backend: make(group) for backend, group in groups.items()}
         seconds = in_turns(works, count)
         if dist.get_rank() == 0:
@@ -52,7 +61,13 @@ def kinds() -> Iterator[Tuple[str, int, Callable[[Any], Work]]]:
         rows = nbytes // 4 // size
         yield f"all_gather_into_tensor {text(nbytes)}", count, lambda group, n=rows: gather(group, n)
         yield f"reduce_scatter_tensor {text(nbytes)}", count, lambda group, n=rows: scatter(group, n)
+    for nbytes in (4, 16 << 10, 256 << 10, 4 << 20):
+        count = max(4, min(200, (8 << 20) // nbytes))
+        yield f"send, recv {text(nbytes)}", count, lambda group, n=nbytes // 4: there_and_back(group, n, 0, False)
+    yield "send, recv 4 B with a tag", 50, lambda group: there_and_back(group, 1, 7, False)
+    yield "send, recv 4 B from any source", 50, lambda group: there_and_back(group, 1, 0, True)
     yield "DistributedDataParallel, a step", 3, ddp
+    yield "DistributedOptimizer, a step", 3, own_optimizer
     yield "fully_shard (FSDP2), a step", 3, fsdp
 
 
@@ -76,14 +91,32 @@ def scatter(group: Any, numbers: int) -> Work:
     return lambda: group.reduce_scatter_single(mine, whole).wait()
 
 
+def there_and_back(group: Any, numbers: int, tag: int, any_source: bool) -> Work:
+    """Ranks 0 and 1 send one another a message, in turn; the time is that of two."""
+    x, rank = torch.zeros(numbers), dist.get_rank()
+    peer = 1 - rank
+
+    def exchange() -> None:
+        if rank == 0:
+            dist.send(x, peer, group, tag)
+        if rank < 2:
+            dist.recv(x, None if any_source else peer, group, tag)
+        if rank == 1:
+            dist.send(x, peer, group, tag)
+
+    return exchange
+
+
 def network() -> torch.nn.Sequential:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(1024, 1024) for _ in range(8)]
     return torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.ReLU())))
 
 
-def stepping(model: torch.nn.Module) -> Work:
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def stepping(model: torch.nn.Module, wrap: Optional[Callable[..., torch.optim.Optimizer]] = None) -> Work:
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    if wrap is not None:
+        optimizer = wrap(optimizer, model.named_parameters())
     x = torch.ones(4, 1024)
 
     def step() -> None:
@@ -96,6 +129,11 @@ def stepping(model: torch.nn.Module) -> Work:
 
 def ddp(group: Any) -> Work:
     return stepping(torch.nn.parallel.DistributedDataParallel(network(), process_group=group))
+
+
+def own_optimizer(group: Any) -> Work:
+    """DDL's optimizer, which has no process group, against what gloo has."""
+    return stepping(network(), ddl_torch.DistributedOptimizer) if dist.get_backend(group) == "ddl" else ddp(group)
 
 
 def fsdp(group: Any) -> Work:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -11,9 +11,22 @@ import ddl
 from ddl import InvalidArgument, ReduceOp
 from ddl_torch._tensors import alias, carrier, plain
 
-__all__ = ["Finish", "bitwise", "elements", "in_place", "moved", "op_of", "reduction"]
+__all__ = ["Finish", "Part", "Waitable", "bitwise", "elements", "in_place", "moved", "op_of", "reduction"]
+
+
+class Waitable(Protocol):
+    """What is under way: a ``ddl.Work``, or what can be waited for like one."""
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not. Does not block."""
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """Wait until it has ended; raise the error that it ended with, or ``WaitTimeout`` after so many seconds."""
+
 
 Finish = Callable[[], object]  #: what is left to do once the data is there
+#: What is under way (None: it has ended), and what is left to do then.
+Part = Tuple[Optional[Waitable], Optional[Finish]]
 _REDUCTIONS = (
     (dist.ReduceOp.SUM, ddl.Sum),
     (dist.ReduceOp.AVG, ddl.Average),

@@ -11,14 +11,12 @@ import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.calls import Call
 from ddl.plan.ir import Collective
-from ddl_torch._c10d_arguments import Finish, bitwise, elements, in_place, moved, reduction
+from ddl_torch._c10d_arguments import Finish, Part, bitwise, elements, in_place, moved, reduction
 from ddl_torch._tensors import alias
 
-__all__ = ["Part", "Verbs"]
+__all__ = ["Verbs"]
 
 Tensors = Sequence[torch.Tensor]
-#: What is under way (None: it has ended), and what is left to do then.
-Part = Tuple[Optional[ddl.Work], Optional[Finish]]
 
 
 class Verbs:

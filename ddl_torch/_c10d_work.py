@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 import ddl
-from ddl_torch._c10d_arguments import Finish
+from ddl_torch._c10d_arguments import Part
+from ddl_torch._c10d_messages import MatchedReceive
 
 __all__ = ["GroupWork", "Waiter"]
 
@@ -72,9 +73,7 @@ class Waiter:
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
 
-    def __init__(
-        self, outputs: List[torch.Tensor], parts: Sequence[Tuple[Optional[ddl.Work], Optional[Finish]]], waiter: Waiter
-    ) -> None:
+    def __init__(self, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Waiter) -> None:
         super().__init__()
         self._outputs = outputs
         self._works = [work for work, _ in parts if work is not None]
@@ -117,6 +116,14 @@ class GroupWork(dist.Work):
         """Wait, and return the tensors that were written."""
         self.wait()
         return self._outputs
+
+    def source_rank(self) -> int:
+        """Return the rank, in the group, from which a receive from any source has its message; wait for it first."""
+        self.wait()
+        sources = (work.source for work in self._works if isinstance(work, MatchedReceive) and work.source is not None)
+        return next(sources, -1)
+
+    _source_rank = source_rank
 
     def synchronize(self) -> None:
         """Wait: there is no stream that could do it instead."""

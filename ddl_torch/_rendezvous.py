@@ -1,21 +1,27 @@
-"""How the ranks of a process group become a communicator of ``ddl``."""
+"""How the ranks of a process group become a communicator of ``ddl``; and ``init_method="ddl://"``."""
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
-from typing import Callable, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 import ddl
 from ddl import Communicator, ConfigError, api
 from ddl.bootstrap import launched
+from ddl.bootstrap.address import parse_address
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.store import StoreClient
 
-__all__ = ["communicator_for"]
+__all__ = ["by_launcher", "communicator_for", "seconds_of"]
+
+_stores = itertools.count()  # those made here, by all ranks alike
 
 
 def communicator_for(
@@ -26,7 +32,7 @@ def communicator_for(
     ``members`` are ranks of the default group; empty: this is the default group, whose ranks find one another by
     ddlrun, or by what rank 0 puts into ``store``. A ``timeout`` other than torch's default is that of each operation.
     """
-    seconds = None if timeout == default_pg_timeout else timeout.total_seconds()
+    seconds = seconds_of(timeout)
     if members and len(members) < ddl.size():
         part = ddl.world().subset(members, timeout=seconds)
         return part, part.close
@@ -45,9 +51,13 @@ def communicator_for(
     return own, ddl.shutdown if begun_here else own.close
 
 
+def seconds_of(timeout: datetime.timedelta) -> Optional[float]:
+    """Return the seconds of a group's operations; None, for DDL's own, if ``timeout`` is torch's default."""
+    return None if timeout == default_pg_timeout else timeout.total_seconds()
+
+
 def _who(store: Store, rank: int, size: int) -> Tuple[Identity, Settings]:
-    settings = Settings.from_environ(os.environ)
-    identity = Identity.from_environ(os.environ)
+    settings, identity = Settings.from_environ(os.environ), Identity.from_environ(os.environ)
     if identity.store or size == 1:
         return identity, settings
     store.set(f"ddl/host/{rank}", socket.gethostname())
@@ -62,3 +72,34 @@ def _who(store: Store, rank: int, size: int) -> Tuple[Identity, Settings]:
         return str(store.get("ddl/job"), "utf-8")
 
     return launched.join(found, share, settings), settings
+
+
+def by_launcher(
+    _: str, *, timeout: datetime.timedelta = default_pg_timeout, **__: Any
+) -> Iterator[Tuple[Store, int, int]]:
+    """Find the other ranks by what started this one, for ``init_method="ddl://"``; yield torch's store, rank and size.
+
+    Where torch's own variables are set, as by ddlrun and torchrun, that is ``env://``. Under srun and mpiexec, rank 0
+    has the store, and the others learn its port as those of DDL's own jobs do (ddl/bootstrap/launched.py).
+    """
+    if all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        yield from rendezvous("env://", timeout=timeout)
+        return
+    settings = Settings.from_environ(os.environ)
+    found = launched.identity(os.environ, settings)
+    if found is None:
+        yield HashStore(), 0, 1  # as everywhere in DDL: a job of its own
+        return
+    store: Store
+    key = f"torch/store/{next(_stores)}"
+    asking = StoreClient(found.store, found.secret, found.rank, settings.start_timeout)
+    try:
+        if found.rank == 0:
+            store = TCPStore("127.0.0.1", 0, found.size, True, timeout, wait_for_workers=False)
+            asking.set(key, str(store.port))
+        else:
+            port = int(asking.get(key, settings.start_timeout))
+            store = TCPStore(parse_address(found.store)[0], port, found.size, False, timeout, wait_for_workers=False)
+    finally:
+        asking.close()
+    yield store, found.rank, found.size

@@ -7,17 +7,22 @@ what c10d calls; what its verbs are in terms of DDL's stands in ``_c10d_verbs.py
 
 from __future__ import annotations
 
-import datetime
-from typing import Any, Callable, Optional, Sequence
+from datetime import timedelta
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ddl import Communicator, InvalidArgument
-from ddl_torch._c10d_arguments import op_of
-from ddl_torch._c10d_verbs import Part, Verbs
+from ddl import Communicator
+from ddl_torch._c10d_arguments import Part, op_of
+from ddl_torch._c10d_devices import OtherDevices, by_device
+from ddl_torch._c10d_messages import Messages
+from ddl_torch._c10d_monitored_barrier import extend_torch, monitored_barrier
+from ddl_torch._c10d_verbs import Verbs
 from ddl_torch._c10d_work import GroupWork, Waiter
-from ddl_torch._rendezvous import communicator_for
+from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
 
 __all__ = ["DDLProcessGroup", "register"]
 
@@ -28,14 +33,17 @@ def register() -> None:
     """Make "ddl" known to ``torch.distributed``. Done by ``import ddl_torch``; again does nothing."""
     if "DDL" not in dist.Backend._plugins:
         dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu"])
+        register_rendezvous_handler("ddl", by_launcher)  # type: ignore[no-untyped-call]
+        extend_torch(DDLProcessGroup)
 
 
 def _create(options: Any, _: Any) -> DDLProcessGroup:
     """Called by ``dist.init_process_group`` and ``new_group``, on the ranks of the group."""
+    members = list(options.global_ranks_in_group)
     communicator, leave = communicator_for(
-        options.store, options.group_rank, options.group_size, list(options.global_ranks_in_group), options.timeout
+        options.store, options.group_rank, options.group_size, members, options.timeout
     )
-    return DDLProcessGroup(communicator, leave)
+    return DDLProcessGroup(communicator, leave, options.store, seconds_of(options.timeout))
 
 
 _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d asks of no backend
@@ -44,17 +52,24 @@ _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d as
 class DDLProcessGroup(_Base):  # type: ignore[misc]
     """c10d's verbs on one communicator, for tensors on the CPU. ``leave`` ends it.
 
+    Made by all its ranks at once. ``store``: torch's; ``timeout``: seconds of an operation (None: DDL_TIMEOUT).
     Each verb returns a ``GroupWork``; all ranks call the same verbs in the same order. Where c10d's caller is going to
     wait at once (``async_op=False``), the verb has ended when it returns.
     """
 
-    def __init__(self, communicator: Communicator, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, communicator: Communicator, leave: Callable[[], None], store: Store, timeout: Optional[float]
+    ) -> None:
         super().__init__(communicator.rank, communicator.size)
         self.communicator = communicator
         self._leave = leave
         self._waiter = Waiter()
         self._starting = Verbs(communicator, blocking=False)
         self._blocking = Verbs(communicator, blocking=True)
+        self._timeout = timeout or communicator._group.job.settings.timeout
+        tagged = communicator.subset(range(communicator.size), timeout=timeout)
+        self._messages = Messages(communicator, tagged, store, self._timeout)
+        self.others = OtherDevices(self, timeout)
         self._name = self._description = ""
 
     def _verbs(self, opts: Any) -> Verbs:
@@ -90,17 +105,36 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     def group_desc(self) -> str:
         return self._description
 
+    @property
+    def _device_types(self) -> List[torch.device]:
+        return [torch.device(device) for device in ("cpu", *self.others.names())]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if device.type in self.others.names():
+            return self.others.group()._get_backend(device)
+        return self
+
+    supports_splitting = supports_coalescing = False  # what torch asks of a backend
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.others.group()._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return self.others.group()._end_coalescing(device)
+
     def abort(self) -> None:
         """Break the group on all its ranks: what is under way and every later verb raises ``ddl.Aborted``."""
-        self.communicator.abort("the process group was aborted")
+        self._messages.abort("the process group was aborted")
 
     def shutdown(self) -> None:
         """Leave the group; what is under way fails. Called by ``dist.destroy_process_group``. Idempotent."""
         self._waiter.close()
+        self._messages.close()
         self._leave()
 
     # --- to all ranks ---
 
+    @by_device
     def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Combine each tensor over all ranks, in place."""
         verbs, op = self._verbs(opts), op_of(opts)
@@ -108,25 +142,30 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     allreduce_coalesced = allreduce
 
+    @by_device
     def broadcast(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Overwrite each tensor by that of ``opts.rootRank``."""
         verbs, root = self._verbs(opts), 0 if opts is None else opts.rootRank
         return self._work(tensors, [verbs.broadcast(tensor, root) for tensor in tensors])
 
+    @by_device
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Fill ``outputs[i][r]`` with ``inputs[i]`` of rank r."""
         verbs = self._verbs(opts)
         parts = [part for targets, tensor in zip(outputs, inputs) for part in verbs.allgather(targets, tensor)]
         return self._work([tensor for targets in outputs for tensor in targets], parts)
 
+    @by_device
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Fill ``outputs[r][i]`` with ``inputs[i]`` of rank r."""
         return self.allgather([list(targets) for targets in zip(*outputs)], inputs, opts)
 
+    @by_device
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
         """Fill ``output`` with the tensors of all ranks, one after the other."""
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
+    @by_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """``all_gather_single`` of each pair."""
         verbs = self._verbs(opts)
@@ -134,16 +173,19 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     # --- to or from one rank ---
 
+    @by_device
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Combine each tensor over all ranks; ``opts.rootRank`` gets the result, in place."""
         verbs = self._verbs(opts)
         return self._work(tensors, [verbs.reduce(tensor, opts.rootRank, opts.reduceOp) for tensor in tensors])
 
+    @by_device
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Fill ``outputs[0][r]``, on ``opts.rootRank`` only, with ``inputs[0]`` of rank r."""
         targets = outputs[0] if self.rank() == opts.rootRank else None
         return self._work(targets or [], [self._verbs(opts).gather(targets, inputs[0], opts.rootRank)])
 
+    @by_device
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Fill ``outputs[0]`` with ``inputs[0][r]`` of ``opts.rootRank`` on rank r."""
         sources = inputs[0] if self.rank() == opts.rootRank else None
@@ -151,21 +193,25 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     # --- to each rank its part ---
 
+    @by_device
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Combine ``inputs[i][r]`` over all ranks into ``outputs[i]`` of rank r."""
         verbs, op = self._verbs(opts), op_of(opts)
         parts = [part for target, sources in zip(outputs, inputs) for part in verbs.reducescatter(target, sources, op)]
         return self._work(outputs, parts)
 
+    @by_device
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
         """Combine ``tensor`` over all ranks; rank r gets the r-th part of it in ``output``."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
+    @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """``reduce_scatter_single`` of each pair."""
         verbs, op = self._verbs(opts), op_of(opts)
         return self._work(outputs, [verbs.reducescatter_single(*pair, op) for pair in zip(outputs, inputs)])
 
+    @by_device
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -180,6 +226,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         """
         return self._work([output], [self._verbs(opts).alltoall_single(output, tensor, output_splits, input_splits)])
 
+    @by_device
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """Send ``inputs[r]`` to rank r, receive ``outputs[r]`` from it; sizes are exchanged before it returns."""
         return self._work(outputs, [self._verbs(opts).alltoall(outputs, inputs)])
@@ -190,24 +237,28 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         """Done when every rank has called it."""
         return self._work([], [self._verbs(opts).barrier()])
 
-    def monitored_barrier(self, timeout: Optional[datetime.timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """Return when every rank has called it, within ``timeout``. Blocking.
+    def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
+        """Return when every rank has called it. Blocking.
 
-        Every verb of DDL says which rank has not come; this one has a timeout of its own besides.
+        After ``timeout`` (none: the group's), the group is broken, and ``CollectiveTimeout`` on all ranks names the
+        first rank that has not come, with ``wait_all_ranks`` all of them.
         """
-        self.barrier().wait(timeout)
+        monitored_barrier(self, timeout.total_seconds() if timeout else self._timeout, wait_all_ranks)
 
+    @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
-        """Send to rank ``dst``. Messages between two ranks arrive in the order of the calls, whatever their tag."""
-        return self._work([], [self._starting.send(tensor, dst) for tensor in tensors])
+        """Send to rank ``dst``. Messages between two ranks with the same tag arrive in the order of the calls."""
+        return self._work([], [self._messages.send(tensor, dst, tag) for tensor in tensors])
 
+    @by_device
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
-        """Receive from rank ``src`` what it sends next, of the same type and size."""
-        return self._work(tensors, [self._starting.recv(tensor, src) for tensor in tensors])
+        """Receive from rank ``src`` what it sends next with ``tag``, of the same type and size."""
+        return self._work(tensors, [self._messages.recv(tensor, src, tag) for tensor in tensors])
 
+    @by_device
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
-        """Refused: who comes first would differ from run to run. Raises ``InvalidArgument``."""
-        raise InvalidArgument("recv: DDL receives from a rank that is named; pass src=")
+        """Receive from the rank that first sends with ``tag``; the work's ``source_rank`` tells which that was."""
+        return self._work(tensors, [self._messages.recv(tensor, None, tag) for tensor in tensors])
 
     # --- older names, by which older versions of torch call ---
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
@@ -21,7 +21,7 @@ _LAUNCHERS = {
 }
 
 
-def begin(path: str, **options: Any) -> Tuple[Any, int, int]:
+def begin(path: str, backend: str = "ddl", **options: Any) -> Tuple[Any, int, int]:
     """Make the default group by a new file at ``path``; return ``torch.distributed``, the rank, and the size."""
     import torch.distributed as dist
 
@@ -29,23 +29,26 @@ def begin(path: str, **options: Any) -> Tuple[Any, int, int]:
 
     rank, size = int(os.environ["DDL_RANK"]), int(os.environ["DDL_SIZE"])
     assert dist.Backend.backend_list.count("ddl") == 1 and ddl_torch.__all__  # by its import
-    dist.init_process_group("ddl", store=dist.FileStore(path, size), rank=rank, world_size=size, **options)
+    dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size, **options)
     return dist, rank, size
 
 
-def run(line: List[str], folder: Path) -> str:
+def run(line: List[str], folder: Path, variables: Optional[Dict[str, str]] = None, *, quiet: bool = False) -> str:
     """Run Python with the arguments ``line`` in ``folder`` to its good end; return what it printed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    everything = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    everything = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(variables or {})}
     line = [sys.executable, *line]
     done = subprocess.run(line, env=everything, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and not (quiet and done.stderr), done.stdout + done.stderr
     return done.stdout
 
 
-def launch(launcher: str, line: List[str], folder: Path) -> str:
-    """Run a script with its arguments, ``line``, on two ranks, by "ddlrun" or "torchrun"; return what it printed."""
-    return run(["-m", *_LAUNCHERS[launcher], *line], folder)
+def launch(launcher: str, line: List[str], folder: Path, *, quiet: bool = False) -> str:
+    """Run a script with its arguments, ``line``, on two ranks, by "ddlrun" or "torchrun"; return what it printed.
+
+    ``quiet``: assert that it wrote nothing on stderr.
+    """
+    return run(["-m", *_LAUNCHERS[launcher], *line], folder, quiet=quiet)
 
 
 def trained_alike(source: str, folder: Path) -> None:

@@ -88,6 +88,59 @@ def test_the_timeout_of_the_group(tmp_path) -> None:
     ranks.run(2, late, str(tmp_path / "store"), initialise=False, timeout=60)
 
 
+def some_late(path, every):
+    dist, r, n = begin(path)
+    import ddl
+
+    limit = datetime.timedelta(seconds=1)
+    dist.monitored_barrier(timeout=limit)
+    dist.monitored_barrier(dist.new_group([0, 1], use_local_synchronization=True), limit) if r < 2 else None
+    if r in (1, 2):
+        time.sleep(2)
+    begun = time.monotonic()
+    late = "1, 2" if every else "1"
+    with pytest.raises(ddl.CollectiveTimeout, match=f"monitored_barrier: no sign of rank {late} for 1 s"):
+        dist.monitored_barrier(timeout=limit, wait_all_ranks=every)
+    assert time.monotonic() - begun < 10  # and not DDL's own
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_monitored_barrier(every: bool, tmp_path) -> None:
+    ranks.run(4, some_late, str(tmp_path / "store"), every, initialise=False, timeout=60)
+
+
+def first_late(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    if r == 0:
+        time.sleep(5)
+    with pytest.raises(ddl.CollectiveTimeout, match="monitored_barrier: no sign of rank 0 for 1 s"):
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
+
+
+def test_monitored_barrier_without_rank_0(tmp_path) -> None:
+    ranks.run(2, first_late, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def monitored_on_gloo(path):
+    import torch.distributed as dist
+
+    import ddl_torch
+
+    rank = int(os.environ["DDL_RANK"])
+    dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+    assert ddl_torch.__all__
+    dist.monitored_barrier()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=0.5))
+
+
+def test_monitored_barrier_of_gloo_is_torchs(tmp_path) -> None:
+    ranks.run(2, monitored_on_gloo, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
 def impatient(path):
     dist, r, n = begin(path)
     import ddl
@@ -116,7 +169,6 @@ def refused(path):
     for call, text in (
         (lambda: dist.all_gather_into_tensor(short, short), "3 elements cannot hold 3 elements of each of 2 ranks"),
         (lambda: dist.reduce_scatter_tensor(short, short), "is not 3 elements for each of 2 ranks"),
-        (lambda: dist.recv(short), "pass src="),
         (lambda: dist.all_reduce(short.to_sparse()), "sparse"),
         (lambda: dist.all_to_all_single(short, short), "give splits"),
         (lambda: dist.all_to_all_single(short, short, [1, 1], [1, 2]), "must be 2 numbers that sum to 3 rows"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,24 @@ import torch
 import torch.distributed as dist
 import ddl_torch as ddl
 
-dist.init_process_group(sys.argv[1])
+dist.init_process_group(sys.argv[1], init_method=sys.argv[2] if len(sys.argv) > 2 else None)
 x = torch.full((5,), float(dist.get_rank()))
 dist.all_reduce(x)
 assert x.tolist() == [1.0] * 5
 assert (ddl.rank(), ddl.size(), ddl.local_size()) == (dist.get_rank(), 2, 2)
 with open(f"rank.{dist.get_rank()}", "w") as file:
     print("ok", file=file)
+dist.destroy_process_group()
+"""
+ALONE = """
+import torch
+import torch.distributed as dist
+import ddl_torch
+
+dist.init_process_group("ddl", init_method="ddl://")
+x = torch.ones(2)
+dist.all_reduce(x)
+assert x.tolist() == [1, 1] and dist.get_world_size() == 1
 dist.destroy_process_group()
 """
 SPAWNED = """
@@ -51,6 +64,30 @@ def test_launchers(launcher: str, backend: str, tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     launch(launcher, [str(program), backend], tmp_path)
     assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
+
+
+def test_plain_variables(tmp_path: Path) -> None:
+    """No launcher at all: each rank is started with torch's own variables."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    line = [str(program), "ddl"]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: run(line, tmp_path, {**common, "RANK": str(rank)}), range(2)))
+    assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
+
+
+def test_ddl_finds_the_ranks(tmp_path: Path) -> None:
+    """By ``ddl://``: under ddlrun, and in a job of one rank, which nothing started."""
+    program, alone = tmp_path / "program.py", tmp_path / "alone.py"
+    program.write_text(PROGRAM)
+    launch("ddlrun", [str(program), "ddl", "ddl://"], tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
+    alone.write_text(ALONE)
+    run([str(alone)], tmp_path)
 
 
 def test_spawned_processes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 
 import pytest
 import ranks
@@ -222,6 +223,15 @@ def together(path):
         for number, x in enumerate(parts):
             dist.reduce_scatter_tensor(x, torch.full((2 * n,), float(number)))
     assert parts[1].tolist() == [n, n]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # old, and still there
+        several = [torch.ones(2), torch.full((3,), float(r))]
+        dist.all_reduce_coalesced(several)
+        gathered = [[torch.empty(1), torch.empty(2)] for _ in range(n)]
+        dist.all_gather_coalesced(gathered, [torch.full((1,), float(r)), torch.full((2,), r + 0.5)])
+    assert [x[0].item() for x in several] == [n, n * (n - 1) / 2]
+    assert [[x[0].item() for x in row] for row in gathered] == [[rank, rank + 0.5] for rank in range(n)]
 
     world, wait = dist.group.WORLD, fc.wait_tensor
     assert wait(fc.all_reduce(torch.ones(3) * (r + 1), "sum", world))[0] == n * (n + 1) / 2

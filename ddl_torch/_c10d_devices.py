@@ -1,0 +1,76 @@
+"""Groups of several backends, as "cpu:ddl,cuda:nccl".
+
+torch lets a backend that is written in Python be nothing but the whole group, and so drops the others. They come back
+as a group of their own, of the same ranks, to which calls with tensors on other devices are passed on.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any, Callable, Dict, Optional, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ddl import InvalidState
+
+__all__ = ["OtherDevices", "by_device"]
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class OtherDevices:
+    """The backends of ``group`` for devices other than the CPU. ``timeout``: seconds, None: torch's default."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: Optional[float]) -> None:
+        self._owner = group
+        self._timeout = timeout
+        self._made: Optional[dist.ProcessGroup] = None
+
+    def names(self) -> Dict[str, str]:
+        """Return the backend of each device, as the group was asked for; nothing while torch still makes it."""
+        if self._owner not in dist.distributed_c10d._world.pg_backend_config:
+            return {}
+        pairs = (pair.split(":") for pair in dist.get_backend_config(self._owner).split(","))
+        return {device: backend for device, backend in pairs if backend != "ddl"}
+
+    def group(self) -> dist.ProcessGroup:
+        """Return the group that has them. Collective over the group's ranks, and blocking, the first time.
+
+        Raises ``InvalidState`` if the group has no other backend.
+        """
+        if self._made is None:
+            names = self.names()
+            if not names:
+                raise InvalidState('this group has no backend but ddl; ask for one, as in "cpu:ddl,cuda:nccl"')
+            self._made = dist.new_group(
+                dist.get_process_group_ranks(self._owner),
+                timeout=None if self._timeout is None else timedelta(seconds=self._timeout),
+                backend=",".join(f"{device}:{backend}" for device, backend in names.items()),
+                use_local_synchronization=True,
+            )
+        return self._made
+
+
+def by_device(verb: Verb) -> Verb:
+    """Pass a verb on to the group's backend for the device of its first tensor, if it has one for it."""
+
+    @functools.wraps(verb)
+    def passed_on(self: Any, *arguments: Any, **options: Any) -> Any:
+        device = _device(arguments)
+        if device is not None and device.type in self.others.names():
+            return getattr(self.others.group(), verb.__name__)(*arguments, **options)
+        return verb(self, *arguments, **options)
+
+    return passed_on  # type: ignore[return-value]
+
+
+def _device(arguments: Any) -> Optional[torch.device]:
+    """Return the device of the first tensor, None for the CPU."""
+    for argument in arguments:
+        while isinstance(argument, (list, tuple)) and argument:
+            argument = argument[0]
+        if isinstance(argument, torch.Tensor):
+            return None if argument.is_cpu else argument.device
+    return None

@@ -1,0 +1,186 @@
+"""Point to point on the backend "ddl": tags, receives from any source, their order, and what they raise."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import ranks
+from process_groups import begin, launch
+
+torch = pytest.importorskip("torch")
+
+
+def tagged(path):
+    dist, r, n = begin(path)
+    if r == 0:
+        for tag in (5, 0, 9, 5):
+            dist.isend(torch.full((3,), float(tag)), 1, tag=tag)
+        dist.isend(torch.arange(200_000, dtype=torch.int64), 1, tag=7)
+        dist.isend(torch.full((2, 2), 1 + 2j), 1, tag=3)
+        dist.isend(torch.tensor([6.0]), 1, tag=6)
+    elif r == 1:
+        x, long = torch.empty(3), torch.empty(200_000, dtype=torch.int64)
+        dist.recv(torch.empty(1), 0, tag=6)  # the last first: those before are kept
+        dist.recv(long, 0, tag=7)
+        assert torch.equal(long, torch.arange(200_000))
+        for tag in (9, 5, 0):
+            assert dist.recv(x, 0, tag=tag) == 0 and x.tolist() == [tag] * 3
+        dist.recv(x, 0, tag=5)
+        assert x.tolist() == [5] * 3
+        numbers = torch.empty(2, 2, dtype=torch.complex64)
+        dist.recv(numbers, 0, tag=3)
+        assert numbers[0, 1] == 1 + 2j
+    dist.barrier()
+    # A receive that waits before the message is sent, and both directions at once.
+    peer, turned = 1 - r, torch.empty(2, 4).t()
+    waiting = dist.irecv(turned, peer, tag=1)
+    dist.barrier()
+    assert not waiting.is_completed()
+    dist.barrier()
+    dist.isend(torch.full((4, 2), float(r)), peer, tag=1)
+    assert waiting.get_future().wait()[0].tolist() == [[peer] * 2] * 4
+    dist.destroy_process_group()
+
+
+def test_tags(tmp_path) -> None:
+    ranks.run(2, tagged, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def anybody(path):
+    dist, r, n = begin(path)
+    for tag in (0, 4):
+        if r == 0:
+            found = []
+            for _ in range(2 * (n - 1)):
+                x = torch.empty(2)
+                source = dist.recv(x, tag=tag)
+                assert x[0] == source
+                found.append((source, int(x[1])))
+            assert [number for rank, number in found if rank == n - 1] == [0, 1]  # a sender's own order
+            assert sorted(found) == [(rank, number) for rank in range(1, n) for number in range(2)]
+        else:
+            for number in range(2):
+                dist.send(torch.tensor([float(r), float(number)]), 0, tag=tag)
+    dist.barrier()
+    # Begun before anything is sent; the named receive after it must not get its message.
+    if r == 0:
+        one, other = torch.empty(1), torch.empty(3)
+        first, second = dist.irecv(one), dist.irecv(other, 1)
+        dist.barrier()
+        second.wait()
+        assert first.source_rank() == 1 and one.item() == 8 and other.tolist() == [9] * 3
+        assert dist.recv(one, 1) == 1 and one.item() == 10  # and by name again
+    else:
+        dist.barrier()
+        if r == 1:
+            for x in (torch.tensor([8.0]), torch.full((3,), 9.0), torch.tensor([10.0])):
+                dist.send(x, 0)
+    # All from all, each before it sends; also in another group, whose ranks are others.
+    for group in (None, dist.new_group(list(range(n))[::-1])):
+        x = torch.empty(1)
+        waiting = dist.irecv(x, group=group)
+        dist.send(torch.tensor([float(r)]), (r + 1) % n, group=group)
+        waiting.wait()
+        assert x.item() == (r - 1) % n
+        assert dist.get_global_rank(group or dist.group.WORLD, waiting.source_rank()) == (r - 1) % n
+        dist.barrier(group=group)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_source(size: int, tmp_path) -> None:
+    ranks.run(size, anybody, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def refused(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    x = torch.empty(2)
+    if r == 0:
+        dist.send(torch.ones(3), 1, tag=2)
+        dist.send(torch.ones(2), 1, tag=2)
+    else:
+        with pytest.raises(ddl.InvalidArgument, match=r"recv\(2 x float32 .* got 3 x float32 of rank 0, tag 2"):
+            dist.recv(x, 0, tag=2)
+        assert dist.recv(x, 0, tag=2) == 0 and x[0] == 1  # nothing is broken
+        with pytest.raises(ddl.WaitTimeout, match=r"from any source, tag 2\): no such message"):
+            dist.irecv(x, tag=2).wait(datetime.timedelta(seconds=0.3))
+    with pytest.raises(ddl.InvalidArgument, match="cannot send to itself"):
+        dist.irecv(x, r, tag=2)
+    alone = [dist.new_group([rank]) for rank in range(n)][r]
+    with pytest.raises(ddl.InvalidArgument, match="no other rank"):
+        dist.recv(x, group=alone)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_what_is_refused(tmp_path) -> None:
+    ranks.run(2, refused, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+PROGRAM = """
+import sys, time
+import torch
+import torch.distributed as dist
+import ddl_torch
+
+dist.init_process_group("ddl")
+x = torch.ones(3)
+if dist.get_rank() == 0:
+    dist.recv(x, 1)
+else:
+    dist.send(x, 0)
+    time.sleep(1)  # rank 0, which has torch's store, leaves first
+if len(sys.argv) > 1:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("line", [[], ["destroy"]], ids=["leave", "destroy"])
+def test_the_end_is_quiet(line, tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    launch("ddlrun", [str(program), *line], tmp_path, quiet=True)
+
+
+def never_sent(path):
+    dist, r, n = begin(path, timeout=datetime.timedelta(seconds=2))
+    import ddl
+
+    if r == 0:
+        with pytest.raises(ddl.CollectiveTimeout, match=r"recv\(1 x float32 from rank 1, tag 3\).* the same tag"):
+            dist.recv(torch.empty(1), 1, tag=3)
+    else:
+        dist.isend(torch.empty(1), 0, tag=4)
+        with pytest.raises(ddl.CollectiveTimeout):
+            for _ in range(100):
+                dist.send(torch.empty(1), 0)
+                time.sleep(0.1)
+
+
+@pytest.mark.faults
+def test_a_message_that_nobody_sends(tmp_path) -> None:
+    ranks.run(2, never_sent, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def dying(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    dist.barrier()
+    if r == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for arguments in ({"src": 1, "tag": 3}, {}, {"tag": 3}):
+        with pytest.raises(ddl.PeerLost, match="lost rank 1"):
+            dist.recv(torch.empty(1), **arguments)
+
+
+@pytest.mark.faults
+def test_a_rank_dies_while_another_waits_for_its_message(tmp_path) -> None:
+    ranks.run(2, dying, str(tmp_path / "store"), initialise=False, timeout=60, may_die=[1])
