@@ -49,7 +49,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One flat buffer of ``length`` elements; flag ``i``, at ``flags_offset + i``, belongs to ``slots[i]``."""
+    """One flat buffer of ``length`` elements; flag ``i``, at ``flags_offset + i``, belongs to ``slots[i]``.
+
+    One more flag, the last, says that a rank came with gradients of its own (or none), and has not joined.
+    """
 
     dtype: Hashable
     itemsize: int
@@ -59,7 +62,7 @@ class Bucket:
     @property
     def length(self) -> int:
         """Elements of the buffer: gradients, padding and flags."""
-        return self.flags_offset + len(self.slots)
+        return self.flags_offset + len(self.slots) + 1
 
     @property
     def bytes(self) -> int:

@@ -102,9 +102,12 @@ class GradientBucket:
                 return f"parameter {entry.name!r} at index {index}"
         return f"bucket.{self.number} (its padding or flags) at element {element}"
 
-    def fill(self, size: int) -> None:
-        """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then."""
-        self.flags.fill_(1)
+    def fill(self, size: int, present: bool) -> None:
+        """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then.
+
+        ``present``: this rank has come for its own sake.
+        """
+        self.flags.fill_(1 if present else 0)
         for i, entry in enumerate(self.entries):
             if not adopt(entry):
                 self.unused.append(i)
@@ -116,7 +119,7 @@ class GradientBucket:
         """Start the all-reduce; without ``overlap``, ``receive`` does all of it."""
         coded = self.float32 if communicator.wire == "int8" else None
         if coded is not None and self._counts is None:
-            self._counts = np.empty(len(self.entries), np.int32)
+            self._counts = np.empty(len(self.flags), np.int32)
             self._dropped = np.zeros(self.flags_offset, np.float32)  # the kernel gives memory for what is touched
         if coded is not None:
             self._counts[:] = coded[self.flags_offset :]
@@ -181,6 +184,10 @@ class GradientBucket:
         """
         limit = 1.5 * (1 if op == ddl.Average else size)
         return [entry for entry, flag in zip(self.entries, self.flags.real.tolist()) if flag > limit]
+
+    def anyone_present(self) -> bool:
+        """After the all-reduce: return whether a rank had come for its own sake."""
+        return bool(self.flags[-1] != 0)
 
     def hand_out(self) -> List[Entry]:
         """After the all-reduce: give ``p.grad`` to parameters that only other ranks used, but for sparse ones.

@@ -78,8 +78,10 @@ class GradientReducer:
         self._open = False  # a gradient has come in this round
         self._complete = False  # ... in the backward pass that sends
         self._skip = False
+        self._present = True  # not only because other ranks go on
         self._hooks: List[torch.utils.hooks.RemovableHandle] = []
         weakref.finalize(self, _remove_hooks, self._hooks).atexit = False
+        self._anyone_present = True  # in the last step
         self._steps, self._bytes, self._seconds_waiting = 0, 0, 0.0
 
     @property
@@ -213,7 +215,7 @@ class GradientReducer:
         self._next = len(self._buckets)
 
     def _start(self, bucket: GradientBucket) -> None:
-        bucket.fill(self.communicator.size)
+        bucket.fill(self.communicator.size, self._present)
         if self._check is not None:
             self._check.keep(bucket)
         powersgd = self._settings.powersgd
@@ -252,6 +254,7 @@ class GradientReducer:
         start = time.perf_counter()
         for bucket in sent:
             bucket.receive()
+        self._anyone_present = any(bucket.anyone_present() for bucket in sent[:1])
         found = [entry for bucket in sent for entry in bucket.sparse_entries(self.op, self.communicator.size)]
         mixed = self._reduce_sparse(found)
         self._seconds_waiting += time.perf_counter() - start
@@ -279,6 +282,24 @@ class GradientReducer:
                 f"{where} parameter {self.names[mixed[0]]!r} has a dense gradient where another rank, or a step "
                 "before, had a sparse one; make all of them dense with DistributedOptimizer(sparse_as_dense=True)"
             )
+
+    def supply_nothing(self) -> bool:
+        """Take part in a step of the other ranks without gradients, for ``join``; return whether there was one.
+
+        There was none if all ranks have called this. Every ``p.grad`` is None afterwards.
+        """
+        self.discard()
+        self._present = False
+        parameters = [entry.parameter for entry in self._entries]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            self.synchronize()
+            return self._anyone_present or any(e.sparse and e.parameter.grad is not None for e in self._entries)
+        finally:
+            self._present, self.synchronized = True, False
+            for parameter in parameters:
+                parameter.grad = None
 
     def _reduce_sparse(self, found: Sequence[Entry]) -> List[torch.Tensor]:
         """Reduce sparse gradients, also of ``found``, which had none so far; return what was dense somewhere."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from typing import Any, ContextManager, Dict, NoReturn, Optional, Union
+from typing import Any, ContextManager, Dict, NoReturn, Optional, Tuple, Union
 
 import torch
 
@@ -24,6 +24,7 @@ from ddl_torch._optimizer_arguments import Groups, NamedParameters, group_number
 from ddl_torch._process_set import communicator_of
 from ddl_torch._reducer import GradientReducer, Settings
 from ddl_torch.compression import Compression, CompressionLike, PowerSGD, Wire, parse
+from ddl_torch.joining import optimizers
 
 __all__ = ["DistributedOptimizer"]
 
@@ -122,10 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check, deterministic)
         parameters = named(optimizer, named_parameters)
         numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
-        group = communicator_of(process_set, communicator)
-        if group is None:  # not in the process set: this rank averages with nobody
-            group = ddl.world().subset([ddl.rank()])
-            weakref.finalize(optimizer, group.close).atexit = False
+        group, everybody = _ranks_of(optimizer, process_set, communicator)
         chosen = parse(compression)
         _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or group.deterministic)
         reducer: Union[GradientReducer, DeltaReducer]
@@ -148,6 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if chosen == Compression.auto:
             assert isinstance(reducer, GradientReducer)
             reducer.choose_wire()
+        if everybody:
+            optimizers.add(reducer)
         kind = type(optimizer)
         optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), {})
         optimizer.__dict__["_ddl"] = reducer
@@ -218,6 +218,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ddl.InvalidState("a distributed optimizer cannot be copied or pickled; save optimizer.state_dict()")
+
+
+def _ranks_of(
+    optimizer: torch.optim.Optimizer, process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator]
+) -> Tuple[ddl.Communicator, bool]:
+    """Return whose ranks to average over, and whether these are all, so that ``join`` has to know. Collective."""
+    group = communicator_of(process_set, communicator)
+    if communicator is not None or (group is not None and group is not ddl.world()):
+        assert group is not None
+        return group, False
+    # A rank that is not in the process set averages with nobody.
+    own = ddl.world().subset([ddl.rank()]) if group is None else optimizers.communicator()
+    if own is not ddl.world():
+        weakref.finalize(optimizer, own.close).atexit = False
+    return own, group is not None
 
 
 def _check_numbers(op: Any, passes: int, predivide: float, check: int, deterministic: bool) -> None:

@@ -49,7 +49,7 @@ def sparse_allreduce_async(
     def finish() -> torch.Tensor:
         places, entries = work.wait()
         entries = entries / where.size if op == ddl.Average else entries
-        return torch.sparse_coo_tensor(places.t(), entries, shape).coalesce()
+        return torch.sparse_coo_tensor(places.t(), entries, shape, check_invariants=False).coalesce()
 
     return finish
 
@@ -90,5 +90,5 @@ def _with_sparse_dimensions(number: int, parameter: torch.Tensor) -> torch.Tenso
     if gradient is None:
         nowhere = torch.empty((number, 0), dtype=torch.int64)
         nothing = parameter.new_empty((0, *parameter.shape[number:]), requires_grad=False)
-        return torch.sparse_coo_tensor(nowhere, nothing, parameter.shape)
+        return torch.sparse_coo_tensor(nowhere, nothing, parameter.shape, check_invariants=False)
     return gradient if gradient.sparse_dim() == number else gradient.to_dense().to_sparse(number)

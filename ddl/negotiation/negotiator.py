@@ -94,22 +94,20 @@ class Negotiator:
             self._drive(until=pending)
         return pending.wait()
 
-    def join(self) -> int:
-        """Say that this rank has no more data, supply zeros until all ranks say so, and return the last one to do so.
+    def join(self) -> Pending:
+        """Say that this rank has no more data, and supply zeros until all ranks say so, for however long they go on.
 
-        Waits for as long as other ranks go on.
+        Returns at once; ``wait`` returns the rank that did so last.
         """
-        signature = Signature("join")
         with self._lock:
             self._check()
             if self._joining is not None:
                 raise InvalidState(f"{self._who} join: this rank has joined already")
-            pending = self._joining = Pending(Request(signature, lambda _: Ended()), self._overdue, _FOREVER)
+            pending = self._joining = Pending(Request(Signature("join"), lambda _: Ended()), self._overdue, _FOREVER)
             self._agreement.join()
             self._communicator.set_timeout(_FOREVER)
             self._call_thread()
-        last: int = pending.wait()
-        return last
+        return pending
 
     def close(self) -> None:
         """Leave: what is pending fails with ``InvalidState``. Not collective. Idempotent."""
