@@ -314,7 +314,7 @@ class Communicator:
             raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
         group = self._group
         place = (None if color is None else int(color), self.rank if key is None else int(key))
-        rows = self.allgather_object((*place, group.next_number, bool(deterministic)))
+        rows = self.allgather_object((*place, group.next_number, bool(deterministic), group.closed))
         members, number = group.children(rows)
         core = None if members is None else Group.make_core(group.job, members.index(self.rank), len(members))
         boards = self.allgather_object(None if core is None else core.board_offset)

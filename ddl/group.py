@@ -94,6 +94,7 @@ class Group:
         self.size = len(self.ranks)
         self.rank = self.ranks.index(job.identity.rank)
         self._children: List[Group] = []
+        self._left = False
         self.deterministic = deterministic or job.settings.deterministic
         self._tuned = tuned
         self._table: Optional[Table] = None
@@ -201,19 +202,24 @@ class Group:
             job.agent.stragglers.watch(group.number, core)
         return group
 
-    def children(self, rows: Sequence[Tuple[Optional[int], int, int, bool]]) -> Tuple[Optional[List[int]], int]:
+    def children(
+        self, rows: Sequence[Tuple[Optional[int], int, int, bool, List[int]]]
+    ) -> Tuple[Optional[List[int]], int]:
         """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
 
-        ``rows[r]``: color, key, ``next_number`` and ``deterministic`` of rank r. Members are None where this rank's
-        color is. Takes the numbers of all children, on every rank alike.
+        ``rows[r]``: color, key, ``next_number``, ``deterministic`` and ``closed`` of rank r. Members are None where
+        this rank's color is. Takes the numbers of all children, on every rank alike. Lets go of those that all ranks
+        have closed: nobody looks at their boards any more.
         """
-        first = max(number for _, _, number, _ in rows)
-        colors = sorted({color for color, _, _, _ in rows if color is not None})
+        gone = set.intersection(*(set(row[4]) for row in rows))
+        self._children = [child for child in self._children if child.number not in gone]
+        first = max(row[2] for row in rows)
+        colors = sorted({row[0] for row in rows if row[0] is not None})
         self.next_number = first + len(colors)
         mine = rows[self.rank][0]
         if mine is None:
             return None, -1
-        members = sorted((key, rank) for rank, (color, key, _, _) in enumerate(rows) if color == mine)
+        members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == mine)
         return [rank for _, rank in members], first + colors.index(mine)
 
     def child(
@@ -258,6 +264,11 @@ class Group:
         """Let go of a child that is closed on all ranks, and of its memory."""
         self._children.remove(child)
 
+    @property
+    def closed(self) -> List[int]:
+        """The numbers of the children that this rank has closed."""
+        return [child.number for child in self._children if child._left]
+
     def late(self) -> Dict[int, float]:
         """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""
         agent = self.job.agent
@@ -268,6 +279,7 @@ class Group:
 
     def close(self) -> None:
         """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""
+        self._left = True
         for child in self._children:
             child.close()
         self._dialer.close()

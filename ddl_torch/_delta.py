@@ -57,7 +57,7 @@ class DeltaReducer:
         moving = [(name, p) for name, p in self._named if p.requires_grad]
         if list(map(id, self._moving)) == [id(p) for _, p in moving]:
             return
-        check_same_on_all_ranks(self.communicator, "op=Adasum", moving)
+        check_same_on_all_ranks(self.communicator, ["op=Adasum"], moving)
         self._moving = [p for _, p in moving]
         wide, narrow = ([p for p in self._moving if (p.dtype in _WIDE) == is_wide] for is_wide in (True, False))
         self._deltas = [_Deltas(self.communicator, some) for some in (wide, narrow) if some]

@@ -51,8 +51,9 @@ class Settings:
     deterministic: bool
     powersgd: Optional[PowerSGD]
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items())
+    def lines(self) -> List[str]:
+        """Return them one by one, for people."""
+        return [f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items()]
 
 
 def _remove_hooks(hooks: List[torch.utils.hooks.RemovableHandle]) -> None:
@@ -115,9 +116,9 @@ class GradientReducer:
         fresh = [entry for entry in moving if not entry.hooked]
         if not placed and not fresh:
             return
-        settings = f"{self._settings}, passes={self.backward_passes_per_step}"
+        settings = [*self._settings.lines(), f"backward_passes_per_step={self.backward_passes_per_step}"]
         if any(entry.group is not None for entry in placed):
-            settings += f", groups={[entry.group for entry in placed]}"
+            settings.append(f"groups={[entry.group for entry in placed]}")
         named = [(entry.name, entry.parameter) for entry in (*placed, *(e for e in fresh if e.sparse))]
         places = check_same_on_all_ranks(self.communicator, settings, named, _overlap.place())
         wanted = self._settings.overlap

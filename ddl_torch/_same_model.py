@@ -27,13 +27,16 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
 
 
 def check_same_on_all_ranks(
-    communicator: ddl.Communicator, settings: str, parameters: Sequence[Tuple[str, torch.Tensor]], own: Any = None
+    communicator: ddl.Communicator,
+    settings: Sequence[str],
+    parameters: Sequence[Tuple[str, torch.Tensor]],
+    own: Any = None,
 ) -> List[Any]:
     """Raise ``InvalidArgument``, on all ranks, unless all have the same settings and parameters in the same order.
 
     Collective, blocking. Returns every rank's ``own``, plain data, which travels along.
     """
-    lines = [settings]
+    lines = list(settings)
     for name, p in parameters:
         lines.append(f"parameter {name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}")
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -46,7 +49,7 @@ def check_same_on_all_ranks(
             one, other = (side[i] if i < len(side) else "nothing" for side in (everybody[0], theirs))
             if one != other:
                 raise ddl.InvalidArgument(
-                    f"DistributedOptimizer: ranks have different models: number {i} on rank 0 is {one}; on rank "
-                    f"{rank} it is {other}. Build the same model, with the same requires_grad, on every rank"
+                    "DistributedOptimizer: ranks have different models or arguments: on rank 0 there is "
+                    f"{one}; on rank {rank} {other}. Build the same model, with the same requires_grad, on every rank"
                 )
     raise ddl.InternalError("DistributedOptimizer: the descriptions of two ranks differ by digest but not by line")

@@ -205,13 +205,14 @@ def as_scripts_do():
                 backward(made, 3.0)
                 backward(made, 3.0)
                 optimizer.zero_grad()
-            before = ddl.metrics().operations
+            group = optimizer._ddl.communicator
+            before = group.metrics().operations
             backward(made)
             backward(made, 0.5)
             optimizer.synchronize()
             torch.nn.utils.clip_grad_norm_(made.values(), 0.5)
             optimizer.step()
-            counts[-1].append(ddl.metrics().operations - before)
+            counts[-1].append(group.metrics().operations - before)
             optimizer.zero_grad()
     return counts
 

@@ -45,7 +45,8 @@ def nothing_leaks():
         ddl.barrier()
         after.append(_core.arena_used())
         model(torch.ones(2, 64)).sum().backward()
-    assert after[0] < 100_000 and len(set(after)) == 1, after  # what the communicator itself has taken by then
+    # What communicators have taken by then: the world of the first optimizer, and one that the others have in turn.
+    assert after[-1] < 100_000 and len(set(after[1:])) == 1, after
     return True
 
 

@@ -5,8 +5,6 @@ Several things share one start of ranks, because every rank imports torch anew.
 
 from __future__ import annotations
 
-import types
-
 import pytest
 import ranks
 
@@ -277,7 +275,7 @@ def by_position():
     import ddl_torch as ddl
 
     model = linear(6, 3)
-    arguments = (model.named_parameters(), 2, ddl.Sum, 1.0, 0, [[model[0].bias]], True, None)
+    arguments = (model.named_parameters(), ddl.Compression.none, 2, ddl.Sum, 1.0, 0, [[model[0].bias]], True, None)
     optimizer = ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), *arguments)
     before = model[0].bias.detach().clone()
     for _ in range(2):
@@ -291,7 +289,7 @@ def in_a_process_set():
     import ddl_torch as ddl
 
     rank = ddl.rank()
-    members = types.SimpleNamespace(communicator=ddl.split(None if rank == 1 else 0))
+    members = ddl.add_process_set([0, 2])
     model, alone = linear(6, 3), linear(6, 3)
     optimizer = ddl.DistributedOptimizer(sgd(model), process_set=members)
     plain = sgd(alone)
@@ -309,7 +307,7 @@ def in_a_process_set():
     handle = ddl.sparse_allreduce_async
     mine = torch.eye(2).to_sparse()
     if rank == 1:
-        with pytest.raises(ddl.InvalidArgument, match="rank 1 is not in the process set"):
+        with pytest.raises(ddl.InvalidArgument, match="rank 1 is not in ProcessSet"):
             handle(mine, "x", ddl.Sum, members)
     else:
         assert torch.equal(handle(mine, "x", ddl.Sum, members)().to_dense(), 2 * torch.eye(2))
