@@ -117,11 +117,13 @@ def different_models():
     with pytest.raises(ddl.InvalidArgument, match="op=Average.*op=Sum"):
         model_and_optimizer(op=ddl.Average if ddl.rank() == 0 else ddl.Sum)
     for option, other in (("check", 7), ("overlap", None), ("sparse_as_dense", True)):
-        OPTIONS.clear()
+        kept = dict(OPTIONS)
         if ddl.rank() == 0:
             OPTIONS[option] = other
         with pytest.raises(ddl.InvalidArgument, match=f"{option}={other}.*{option}="):
             model_and_optimizer()
+        OPTIONS.clear()
+        OPTIONS.update(kept)
     OPTIONS.clear()
     with pytest.raises(ddl.InvalidArgument, match=r"groups=\[0, 0, 1, 1\]; on rank 1 groups=\[0, 1, 2, 3\]"):
         model_and_optimizer(groups=2 + 2 * ddl.rank())
