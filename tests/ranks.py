@@ -1,8 +1,8 @@
 """Runs a function on several real ranks of one job, for tests: ``run(4, "module.py", function, …)``.
 
-Every rank is a fresh process, forked from a server that has numpy and DDL loaded (some milliseconds each), with the
-environment that ddlrun would give it and the store in this process. A rank that fails makes the test fail with that
-rank's traceback; a rank that does not end in time is killed and named.
+Every rank is a fresh process, forked from a server that has numpy and DDL loaded, for tests of the torch adapter torch
+too (some milliseconds each), with the environment that ddlrun would give it and the store in this process. A rank that
+fails makes the test fail with that rank's traceback; a rank that does not end in time is killed and named.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ import secrets
 import sys
 import time
 import traceback
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddl.bootstrap.server import StoreServer
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["numpy", "ddl.api", "ddl.memory"])
+_PRELOAD = ("numpy", "ddl.api", "ddl.memory")
+#: An optimizer's first step imports torch._dynamo; all together are three seconds of a processor for each rank.
+_PRELOAD_TORCH = (*_PRELOAD, "pytest", "hypothesis", "torch", "torch._dynamo", "ddl_torch")
+
+#: What the server has loaded.
+_served: Sequence[str] = ()
 
 #: A rank's answer when it was expected to die: its exit code.
 Died = type("Died", (int,), {})
@@ -44,6 +51,15 @@ def environment(rank: int, size: int, store: str, secret: str, local: Optional[S
     }
 
 
+def _serve(preload: Sequence[str]) -> None:
+    """Let ranks be forked from a server that has loaded ``preload``; there is one at a time."""
+    global _served
+    if preload != _served:
+        forkserver._forkserver._stop()  # private, and the way in which CPython's own tests end it
+        _context.set_forkserver_preload(list(preload))
+        _served = preload
+
+
 def _load(path: str, name: str) -> Callable[..., Any]:
     module_name = "ranks_" + os.path.basename(path)[:-3]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -65,6 +81,8 @@ def _main(
     try:
         import ddl
 
+        if "torch" in sys.modules and "OMP_NUM_THREADS" in env:  # it was loaded without that
+            sys.modules["torch"].set_num_threads(int(env["OMP_NUM_THREADS"]))
         if initialise:
             ddl.init()
         answer = ("ok", _load(path, name)(*args))
@@ -97,6 +115,7 @@ def run(
     __tracebackhide__ = True
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
+    _serve(_PRELOAD_TORCH if Path(path).parent.name == "torch" else _PRELOAD)
     with StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):
