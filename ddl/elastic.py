@@ -172,8 +172,8 @@ def broadcast_values(values: Dict[str, Any]) -> Dict[str, Any]:
     return received
 
 
-def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function(state, ...)`` as one that synchronises the state first, and restores it when a rank is lost.
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``func(state, ...)`` as one that synchronises the state first, and restores it when a rank is lost.
 
     Collective, after ``ddl.init()``. When the communicator breaks (a rank died, say), the state is set back to its last
     commit, and the same error comes out, saying so. Other errors pass through.
@@ -185,14 +185,14 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     ...         state.commit()
     """
 
-    @functools.wraps(function)
+    @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         synchronise = True
         while True:
             try:
                 if synchronise:
                     state.sync()
-                return function(state, *args, **kwargs)
+                return func(state, *args, **kwargs)
             except CommunicatorError as error:
                 state.restore()
                 raise type(error)(

@@ -81,6 +81,7 @@ from ddl_torch.grouped import (
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
+from ddl_torch.handles import poll, synchronize
 from ddl_torch.joining import join
 from ddl_torch.lamb import LAMB
 from ddl_torch.lars import LARS
@@ -120,10 +121,8 @@ from ddl_torch.verbs import (
     broadcast_async,
     broadcast_async_,
     broadcast_object,
-    poll,
     reducescatter,
     reducescatter_async,
-    synchronize,
 )
 from ddl_torch.warmup import LinearScalingWarmup
 

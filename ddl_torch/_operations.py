@@ -47,6 +47,8 @@ def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
 
 def check_op(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
+    if not isinstance(op, ddl.ReduceOp):
+        raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
     if tensor.is_complex() and op not in (ddl.Average, ddl.Sum):
         raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
     if tensor.dtype == torch.bool and op == ddl.Average:
@@ -160,7 +162,7 @@ def alltoall(tensor: torch.Tensor, splits: Optional[Sequence[int]], size: int) -
     array, dtype = to_array(tensor, "alltoall"), tensor.dtype
     given = None if splits is None else [int(n) for n in splits]
     check_splits(array, given, size)
-    counts = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
+    counts = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32  # as Horovod
 
     def finish(result: Any) -> Any:
         if isinstance(result, tuple):

@@ -14,7 +14,7 @@ import torch
 
 import ddl
 
-__all__ = ["Cast", "Compression", "CompressionLike", "PowerSGD", "Wire", "parse"]
+__all__ = ["Cast", "Compression", "CompressionLike", "PowerSGD", "Wire", "casting", "parse"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,19 @@ CompressionLike = Union[None, str, Wire, PowerSGD]
 _NAMED: Dict[str, Union[Wire, PowerSGD]] = {
     name: choice for name, choice in vars(Compression).items() if isinstance(choice, (Wire, PowerSGD))
 }
+
+
+def casting(compression: Any) -> Any:
+    """Return ``compression`` if single tensors can be written so: one of ``Compression``, or Horovod's ``Compressor``.
+
+    Raises ``InvalidArgument`` for what needs the gradients of a whole step, as int8 and PowerSGD do.
+    """
+    if hasattr(compression, "compress") and hasattr(compression, "decompress"):
+        return compression
+    raise ddl.InvalidArgument(
+        f"compression={compression!r} is not for single tensors, only for DistributedOptimizer; pass Compression.none, "
+        "Compression.fp16, Compression.bf16, or what has compress(tensor) and decompress(tensor, ctx)"
+    )
 
 
 def parse(compression: Any) -> Union[Wire, PowerSGD]:

@@ -17,7 +17,7 @@ from ddl_torch._differentiable import differentiable
 from ddl_torch._operations import Operation
 from ddl_torch._tensors import Work
 from ddl_torch._where import Where, global_process_set
-from ddl_torch.compression import Compression
+from ddl_torch.compression import Compression, casting
 from ddl_torch.verbs import choose_op, own_rows
 
 __all__ = [
@@ -31,7 +31,8 @@ Several = Operation[List[torch.Tensor]]
 
 
 def _compress(tensors: Tensors, compression: Any) -> Tuple[List[torch.Tensor], List[Any]]:
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    cast = casting(compression)
+    pairs = [cast.compress(tensor) for tensor in tensors]
     return [small for small, _ in pairs], [context for _, context in pairs]
 
 

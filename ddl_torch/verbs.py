@@ -13,7 +13,7 @@ until it is done, its tensor must not be touched. ``root_rank`` is a rank of the
 from __future__ import annotations
 
 import warnings
-from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -25,16 +25,15 @@ from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
 from ddl_torch._tensors import Work
 from ddl_torch._where import Where, global_process_set
-from ddl_torch.compression import Compression
+from ddl_torch.compression import Compression, casting
 
 __all__ = [
     *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
     *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "allgather_object"),
     *("reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"),
-    *("barrier", "barrier_async", "poll", "synchronize"),
+    *("barrier", "barrier_async"),
 ]
 
-T = TypeVar("T")
 Group = Optional[Communicator]
 Received = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
@@ -72,12 +71,12 @@ def allreduce(
     >>> mean = ddl_torch.allreduce(tensor)
     """
     kind = choose_op(average, op)
-    where = Where(process_set, communicator)
+    where, cast = Where(process_set, communicator), casting(compression)
 
     def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        small, context = compression.compress(tensors[0])
+        small, context = cast.compress(tensors[0])
         operation = _operations.allreduce(small, kind, prescale_factor, postscale_factor, False)
-        return [compression.decompress(where.run(operation, name), context)]
+        return [cast.decompress(where.run(operation, name), context)]
 
     def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         operation = _operations.allreduce(gradients[0], kind, prescale_factor, postscale_factor, False)
@@ -224,12 +223,12 @@ def reducescatter(
     Where the rows do not divide by the number of ranks, the first ranks get one more. The gradient is all ranks'
     gradients of their rows; for a sum, times the number of ranks (as in Horovod).
     """
-    where = Where(process_set, communicator)
+    where, cast = Where(process_set, communicator), casting(compression)
 
     def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        small, context = compression.compress(tensors[0])
+        small, context = cast.compress(tensors[0])
         operation = _operations.reducescatter(small, op, prescale_factor, postscale_factor)
-        return [compression.decompress(where.run(operation, name), context)]
+        return [cast.decompress(where.run(operation, name), context)]
 
     def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         factor = prescale_factor * postscale_factor * (where.size if op == ddl.Sum else 1)
@@ -382,7 +381,7 @@ def allgather_object(
     return Where(process_set, communicator).run(operation, name)
 
 
-# --- barrier, handles ---
+# --- barrier ---
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> None:
@@ -393,13 +392,3 @@ def barrier(process_set: ProcessSet = global_process_set, *, communicator: Group
 def barrier_async(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> Work[None]:
     """As ``barrier``, without blocking."""
     return Where(process_set, communicator).start(_operations.barrier(), None)
-
-
-def poll(handle: Work[Any]) -> bool:
-    """Return whether what a verb with ``_async`` began has ended, well or not. Does not block."""
-    return handle.done()
-
-
-def synchronize(handle: Work[T]) -> T:
-    """Wait until what a verb with ``_async`` began has ended, and return its result."""
-    return handle.wait()

@@ -23,7 +23,6 @@ from ddl.communicator import Communicator
 from ddl.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
-    CommunicatorError,
     Error,
     InternalError,
     InvalidArgument,
@@ -69,7 +68,7 @@ class Negotiator:
         self._unnamed: Deque[Pending] = deque()  # behind the one that was submitted
         self._joining: Optional[Pending] = None
         self._pause = _PAUSE
-        self._error: Optional[Exception] = None
+        self._error: Optional[Error] = None
         self._thread: Optional[threading.Thread] = None
 
     # --- submitting ---
@@ -100,10 +99,11 @@ class Negotiator:
         Returns at once; ``wait`` returns the rank that did so last.
         """
         with self._lock:
-            self._check()
+            request = Request(Signature("join"), lambda _: Ended())
+            self._check(request)
             if self._joining is not None:
                 raise InvalidState(f"{self._who} join: this rank has joined already")
-            pending = self._joining = Pending(Request(Signature("join"), lambda _: Ended()), self._overdue, _FOREVER)
+            pending = self._joining = Pending(request, self._overdue, self._in_words, _FOREVER)
             self._agreement.join()
             self._communicator.set_timeout(_FOREVER)
             self._call_thread()
@@ -111,14 +111,14 @@ class Negotiator:
 
     def close(self) -> None:
         """Leave: what is pending fails with ``InvalidState``. Not collective. Idempotent."""
-        self._fail(InvalidState(f"{self._who} DDL has been shut down"))
+        self._fail(InvalidState("DDL has been shut down"))
         self._communicator.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _take(self, request: Request) -> Pending:
-        self._check()
+        self._check(request)
         if self._joining is not None:
             raise InvalidState(
                 f"{self._who} {request.text()}: this rank has joined; it can submit nothing until all have"
@@ -128,7 +128,7 @@ class Negotiator:
                 f"{self._who} {request.text()}: an operation of this name is under way on this rank; wait for it, or "
                 "give each its own name"
             )
-        pending = Pending(request, self._overdue, self._timeout)
+        pending = Pending(request, self._overdue, self._in_words, self._timeout)
         if request.name in self._pending:
             self._unnamed.append(pending)
         else:
@@ -139,9 +139,9 @@ class Negotiator:
         self._pending[pending.request.name] = pending
         self._agreement.submit(pending.request.name, pending.request.signature)
 
-    def _check(self) -> None:
+    def _check(self, request: Request) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._in_words(request, self._error)
 
     # --- driving ---
 
@@ -171,8 +171,10 @@ class Negotiator:
                 self._round(until)
         except Error as error:
             self._fail(error)
-        except BaseException as error:
-            self._fail(InternalError(f"{self._who} while operations were agreed on: {error!r}"))
+        except BaseException as error:  # of this rank alone: the others would wait for it
+            broken = _as_error(error)
+            self._fail(broken)
+            self._communicator.abort(f"{self._who} {broken}")
             raise
         finally:
             with self._lock:
@@ -238,6 +240,10 @@ class Negotiator:
         except InvalidArgument as error:  # on all ranks, and nothing was sent
             if pending is not None:
                 pending.failed(error)
+        except BaseException as error:  # whoever waits for it hears it from here: it is not pending any more
+            if pending is not None:
+                pending.failed(self._in_words(pending.request, _as_error(error)))
+            raise
 
     def _settled(self, name: str) -> Optional[Pending]:
         """Return the operation if this rank had submitted it; one without a name makes way for the next."""
@@ -249,11 +255,11 @@ class Negotiator:
 
     # --- failing ---
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Error) -> None:
         """Fail everything that is pending, and whatever comes. The first error stays."""
         with self._lock:
             if self._error is None:
-                self._error = error
+                self._error = error.with_traceback(None)  # whose frames hold on to the communicator
             some = [*self._pending.values(), *self._unnamed, *([self._joining] if self._joining else [])]
             self._pending.clear()
             self._unnamed.clear()
@@ -262,15 +268,16 @@ class Negotiator:
         for pending in some:
             pending.failed(self._error_of(pending.request))
 
-    def _error_of(self, request: Request) -> Exception:
-        """Return what has broken the communicator, in the words of an operation that was waiting meanwhile."""
-        error = self._error
-        assert error is not None
-        if not isinstance(error, CommunicatorError):
-            return error
-        return type(error)(f"{self._who} {request.text()}, which not all ranks had submitted: {error}")
+    def _in_words(self, request: Request, error: Error, when: str = "") -> Error:
+        """Return what has broken the communicator, in the words of an operation that it ends."""
+        return type(error)(f"{self._who} {request.text()}{when}: {error}")
 
-    def _overdue(self, request: Request) -> Exception:
+    def _error_of(self, request: Request) -> Error:
+        """Return what has broken the communicator, for an operation that was waiting meanwhile."""
+        assert self._error is not None
+        return self._in_words(request, self._error, ", which not all ranks had submitted")
+
+    def _overdue(self, request: Request) -> Error:
         """Break the communicator because an operation has not ended in time; return the error, this or an earlier."""
         with self._lock:
             waits = self._pending.get(request.name)
@@ -280,3 +287,7 @@ class Negotiator:
         self._fail(error)
         self._communicator.abort(f"{request.text()}: {error}")
         return self._error_of(request)
+
+
+def _as_error(error: BaseException) -> Error:
+    return error if isinstance(error, Error) else InternalError(f"while operations were agreed on: {error!r}")

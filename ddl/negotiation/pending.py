@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Protocol
 
 from ddl import timeline
 from ddl.communicator import Communicator
-from ddl.errors import WaitTimeout
+from ddl.errors import CommunicatorError, Error, WaitTimeout
 from ddl.negotiation.signature import Signature
 
 __all__ = ["Ended", "Pending", "Request", "Waitable"]
@@ -61,9 +61,16 @@ class Request:
 class Pending:
     """An operation that was submitted. Any thread may wait for it."""
 
-    def __init__(self, request: Request, overdue: Callable[[Request], Exception], deadline: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        overdue: Callable[[Request], Error],
+        in_words: Callable[[Request, Error], Error],
+        deadline: float,
+    ) -> None:
         self.request = request
         self._overdue = overdue  # breaks the communicator and returns why
+        self._in_words = in_words  # says of an error which operation it has ended
         self._submitted = self._started = time.monotonic()
         self._deadline = self._submitted + deadline
         self._agreed = threading.Event()
@@ -104,7 +111,8 @@ class Pending:
         until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
         if self._agreed.wait(max(0.0, until - time.monotonic())):
             if self._error is not None:
-                raise self._error
+                # A new one: it will hold on to frames, and this must not hold on to it in turn.
+                raise type(self._error)(*self._error.args)
             assert self._work is not None
             try:
                 result = self._work.wait(max(0.0, until - time.monotonic()))
@@ -113,6 +121,8 @@ class Pending:
             except WaitTimeout:
                 if until < self._deadline:
                     raise
+            except CommunicatorError as error:
+                raise self._in_words(self.request, error) from error
         elif until < self._deadline:
             raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
         raise self._overdue(self.request)

@@ -1,4 +1,7 @@
-"""A hundred jobs in one process: nothing grows from init to shutdown to init, though nobody collects garbage."""
+"""A hundred jobs in one process: nothing grows from init to shutdown to init, though nobody collects garbage.
+
+The same with process sets and operations that are negotiated, whose threads and communicators are ddl_torch's.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +58,49 @@ def a_failing_call():
         return
     assert ddl.size() == 1
 
+WORK = [everything, nothing, a_refused_call, a_failing_call]
 gc.disable()  # what only a collection would free counts as held
 seen = []
 for cycle in range(100):
     ddl.init()
-    [everything, nothing, a_refused_call, a_failing_call][cycle % 4]()
+    WORK[cycle % 4]()
     ddl.shutdown()
     seen.append(held())
 with open(f"held.{os.environ.get('DDL_RANK', '0')}", "w") as file:
     json.dump(seen, file)
 """
+
+#: What is negotiated; ``ddl`` stands for ``ddl_torch`` then.
+NEGOTIATED = """
+import torch
+
+def sets():
+    one = ddl.add_process_set([ddl.rank()])
+    assert ddl.allreduce(torch.ones(2), op=ddl.Sum, process_set=one).tolist() == [1, 1]
+    everybody()
+
+def everybody():
+    handle = ddl.allreduce_async(torch.ones(3), name="x", op=ddl.Sum)
+    assert ddl.synchronize(handle).tolist() == [ddl.size()] * 3
+
+def a_mismatch():
+    try:
+        ddl.allreduce(torch.ones(3 + ddl.rank()), name="y")
+    except ddl.HorovodInternalError:
+        assert ddl.size() == 2
+
+def nobody_waits():
+    ddl.allreduce_async(torch.ones(3), name=f"of rank {ddl.rank()}")
+
+WORK = [sets, everybody, a_mismatch, nobody_waits]
+"""
+
+
+def negotiated() -> str:
+    """PROGRAM by ddl_torch."""
+    return PROGRAM.replace("import ddl\n", "import ddl_torch as ddl\n").replace(
+        "gc.disable()", f"{NEGOTIATED}gc.disable()"
+    )
 
 
 def nothing_grew(path: Path) -> None:
@@ -78,6 +114,14 @@ def nothing_grew(path: Path) -> None:
 
 def test_a_hundred_cycles_on_two_ranks(launcher: Launcher, script: Callable[[str], str], tmp_path: Path) -> None:
     done = launcher.run("-np", "2", script(PROGRAM), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        nothing_grew(tmp_path / f"held.{rank}")
+
+
+def test_a_hundred_cycles_with_process_sets(launcher: Launcher, script: Callable[[str], str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = launcher.run("-np", "2", script(negotiated()), cwd=tmp_path, environ={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         nothing_grew(tmp_path / f"held.{rank}")

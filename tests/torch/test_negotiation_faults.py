@@ -1,0 +1,135 @@
+"""Ranks that die, fail or stop while operations are negotiated, and many at once: nobody waits longer than needed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import ranks
+
+torch = pytest.importorskip("torch")
+
+
+def negotiate(start):
+    """Submit an all-reduce of three numbers under the name "x", whose own part on this rank is ``start``."""
+    import ddl_torch as hvd
+    from ddl.negotiation import Request, Signature
+
+    signature = Signature("allreduce", (("float32", (3,)),), "op=Sum")
+    return hvd.global_process_set.negotiator.run(Request(signature, start, "allreduce.x", start))
+
+
+def run_failing_within(how):
+    """Rank 1 fails in the operation itself, which all ranks have agreed to run."""
+    import ddl_torch as hvd
+
+    def fail(_):
+        if how == "dies":
+            os._exit(7)
+        raise MemoryError("no room")
+
+    hvd.init()
+    hvd.barrier()
+    began = time.monotonic()
+    if hvd.rank() == 1:
+        with pytest.raises(MemoryError):
+            negotiate(fail)
+        time.sleep(0.3)  # it has left nothing that others could notice but what it told them
+        return ""
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        if hvd.rank() == 0:
+            hvd.allreduce(torch.ones(3), op=hvd.Sum, name="x")
+        else:
+            hvd.allreduce_async(torch.ones(3), op=hvd.Sum, name="x").wait()
+    assert time.monotonic() - began < 10  # the deadline is 20
+    with pytest.raises(type(caught.value), match="'allreduce.later'"):
+        hvd.allreduce(torch.ones(3), name="later")
+    return str(caught.value)
+
+
+@pytest.mark.processes
+@pytest.mark.faults
+@pytest.mark.parametrize(("how", "why"), [("dies", "lost rank 1"), ("raises", "MemoryError('no room')")])
+def test_a_failure_within_an_operation_ends_it_at_once_on_all_ranks(how: str, why: str):
+    answers = ranks.run(3, run_failing_within, how, may_die=[1] if how == "dies" else [])
+    for rank in (0, 2):
+        start = f"[rank {rank}/3] 'allreduce.x': allreduce(float32 of shape 3, op=Sum)"
+        assert answers[rank].startswith(start) and why in answers[rank], answers
+
+
+def run_stopped():
+    import ddl_torch as hvd
+
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(hvd.Error) as caught:
+        hvd.allreduce(torch.ones(3), name="x")
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.processes
+@pytest.mark.faults
+def test_a_rank_that_stops_is_named_at_the_deadline():
+    first, _ = ranks.run(2, run_stopped, env={"DDL_TIMEOUT": "1"}, stopped=[1])
+    assert first.startswith("CollectiveTimeout: [rank 0/2] 'allreduce.x'") and "rank 1" in first, first
+
+
+def run_many():
+    """Two hundred operations of all kinds at once, in another order on each rank; then many names, each once."""
+    import ddl_torch as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    total = float(sum(range(size)))
+    mine = torch.full((2, 3), float(rank)).t()  # not contiguous
+    kinds = [
+        (hvd.allreduce_async, {"op": hvd.Sum}, lambda got: got.shape == (3, 2) and got.eq(total).all()),
+        (hvd.broadcast_async, {"root_rank": size - 1}, lambda got: got.eq(size - 1).all()),
+        (hvd.allgather_async, {}, lambda got: got[:, 0].tolist() == [r for r in range(size) for _ in range(3)]),
+        (hvd.reducescatter_async, {"op": hvd.Sum}, lambda got: len(got) == (rank < 3) and got.eq(total).all()),
+    ]
+    order = list(range(200))
+    random.Random(rank).shuffle(order)
+    handles = {i: kinds[i % 4][0](mine, name=str(i), **kinds[i % 4][1]) for i in order}
+    random.Random(-rank).shuffle(order)
+    assert all(kinds[i % 4][2](hvd.synchronize(handles[i])) for i in order)
+    for step in range(2):
+        names = random.Random(rank).sample(range(500 * step, 500 * step + 500), 500)
+        handles = {i: hvd.allreduce_async_(torch.tensor(i), op=hvd.Max, name=f"step {i}") for i in names}
+        assert all(hvd.synchronize(handle).item() == i for i, handle in handles.items())
+    for dtype in (torch.bool, torch.complex64, torch.float32):
+        for shape in ((), (0, 3), (1,)):
+            one = torch.ones(shape, dtype=dtype)
+            assert torch.equal(hvd.allreduce(one, op=hvd.Sum, name="shape").bool(), one.bool())  # a name used again
+
+
+@pytest.mark.processes
+def test_many_operations_at_once():
+    ranks.run(4, run_many, env={"OMP_NUM_THREADS": "1"})
+
+
+def run_arguments():
+    import ddl_torch as hvd
+
+    hvd.init()
+    one = torch.ones(2)
+    for compression in (hvd.Compression.int8, hvd.Compression.powersgd, None):
+        for verb, data in ((hvd.allreduce, one), (hvd.reducescatter, one), (hvd.grouped_allreduce, [one])):
+            with pytest.raises(ValueError, match=r"is not for single tensors.*Compression\.fp16"):
+                verb(data, compression=compression)
+    with pytest.raises(ValueError, match="op=1 is no operator"):  # Horovod's number of Sum
+        hvd.allreduce(one, op=1)
+    with pytest.raises(ValueError, match="3 is no handle"):
+        hvd.poll(3)
+    assert hvd.alltoall(one, splits=[2])[1].dtype == torch.int32
+    assert hvd.alltoall(one, splits=torch.tensor([2]))[1].dtype == torch.int64
+
+
+@pytest.mark.processes
+def test_arguments_of_horovod_that_are_refused_or_converted():
+    ranks.run(1, run_arguments)
