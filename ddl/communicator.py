@@ -317,7 +317,9 @@ class Communicator:
         rows = self.allgather_object((*place, group.next_number, bool(deterministic), group.closed))
         members, number = group.children(rows)
         core = None if members is None else Group.make_core(group.job, members.index(self.rank), len(members))
-        boards = self.allgather_object(None if core is None else core.board_offset)
+        if members is not None and members[0] == self.rank and number is None:
+            number = group.fresh_number()
+        cores = self.allgather_object(None if core is None else (core.board_offset, number))
         if members is None or core is None:
             return None
         asking = [rank for rank in members if rows[rank][3]]
@@ -326,8 +328,8 @@ class Communicator:
                 f"split: of color {color}, ranks {asking} asked for deterministic=True and the others of {members} did "
                 "not; pass the same on all of them"
             )
-        there = [boards[rank] for rank in members]
-        return Communicator(group.child(members, number, core, there, tuned, racks, deterministic, wire))
+        boards, number = [cores[rank][0] for rank in members], cores[members[0]][1]
+        return Communicator(group.child(members, number, core, boards, tuned, racks, deterministic, wire))
 
     def subset(self, ranks: Sequence[int], *, timeout: Optional[float] = None) -> Communicator:
         """Return a new communicator of ``ranks``, in that order; they become its ranks 0, 1, ...

@@ -204,11 +204,12 @@ class Group:
 
     def children(
         self, rows: Sequence[Tuple[Optional[int], int, int, bool, List[int]]]
-    ) -> Tuple[Optional[List[int]], int]:
+    ) -> Tuple[Optional[List[int]], Optional[int]]:
         """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
 
         ``rows[r]``: color, key, ``next_number``, ``deterministic`` and ``closed`` of rank r. Members are None where
-        this rank's color is. Takes the numbers of all children, on every rank alike. Lets go of those that all ranks
+        this rank's color is. The world takes the numbers of all children, on every rank alike; for a child of another
+        group, whose first member has to ask for one (``fresh_number``), it is None. Lets go of children that all ranks
         have closed: nobody looks at their boards any more.
         """
         gone = set.intersection(*(set(row[4]) for row in rows))
@@ -218,9 +219,19 @@ class Group:
         self.next_number = first + len(colors)
         mine = rows[self.rank][0]
         if mine is None:
-            return None, -1
+            return None, None
         members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == mine)
-        return [rank for _, rank in members], first + colors.index(mine)
+        whole = self.number % _WORLDS == 0
+        return [rank for _, rank in members], first + colors.index(mine) if whole else None
+
+    def fresh_number(self) -> int:
+        """Return a number that no communicator of the job has or had. Asks the store."""
+        return self._number_of(self.job.count_group())
+
+    def _number_of(self, count: int) -> int:
+        if count >= _SUBSETS:
+            raise ResourceError(errno.EAGAIN, f"{self._who()}: {count} groups have been made, and no more can be")
+        return self.job.round * _WORLDS + _SUBSETS + count
 
     def child(
         self,
@@ -255,9 +266,7 @@ class Group:
             self.next_number += 1
         else:
             met, values = self.job.meet(members, str(core.board_offset))
-            number, boards = self.job.round * _WORLDS + _SUBSETS + met, [int(value) for value in values]
-            if met >= _SUBSETS:
-                raise ResourceError(errno.EAGAIN, f"{self._who()}: {met} groups have been made, and no more can be")
+            number, boards = self._number_of(met), [int(value) for value in values]
         return self.child(ranks, number, core, boards)
 
     def release(self, child: Group) -> None:

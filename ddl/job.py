@@ -109,6 +109,7 @@ class Job:
         self.rails: Tuple[str, ...] = ("",)
         self.offer = tuned.Offer()
         self._meetings: Dict[str, int] = {}  # of the same ranks so far
+        self._groups = 0  # that have asked for a number in a job of one rank
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
@@ -208,6 +209,13 @@ class Job:
                 "(more time: DDL_START_TIMEOUT)"
             ) from error
         return number, values
+
+    def count_group(self) -> int:
+        """Return how many groups of this job have asked for a number before, by this or by ``meet``. Asks the store."""
+        if self._store is None:  # a job of one rank
+            self._groups += 1
+            return self._groups - 1
+        return self._store.count(f"meetings/{self.round}")
 
     def cluster(self) -> Cluster:
         """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""

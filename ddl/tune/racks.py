@@ -16,7 +16,7 @@ from ddl.communicator import Communicator
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Max, Min
 from ddl.tune.calls import Calls
-from ddl.tune.turns import check_alike, medians_of, settle, take_turns
+from ddl.tune.turns import Outcome, check_alike, medians_of, settle, take_turns
 from ddl.tuning.racks import FEWEST_HOSTS, Racks, suspect, tournaments
 from ddl.tuning.tournament import Rounds
 from ddl.words import bytes_text, duration
@@ -61,19 +61,11 @@ def find_racks(control: Communicator, seconds: float, tell: Tell) -> Tuple[Commu
     assert default is not None and laid_out is not None  # every rank has the same color
     both = {_DEFAULT: default, _RACKS: laid_out}
     nbytes = _in_time(control, both, _SHARE * seconds)
-    if nbytes is None:
-        tell(f"{found.text(known)}; not used: measure longer to see whether it helps")
+    won, why = _race(control, both, nbytes) if nbytes else (None, "measure longer to see whether it helps")
+    if nbytes is None or won is None:
+        tell(f"{found.text(known)}; not used: {why}")
         return control, None
-    large, _ = settle(control, both, _DEFAULT, _allreduce(control, both, nbytes), _TURNS, 1)
-    if large.chosen == _DEFAULT:
-        tell(f"{found.text(known)}; not used: an allreduce of {bytes_text(nbytes)} is not clearly faster with them")
-        return control, None
-    racks = Racks(**vars(found), nbytes=nbytes, seconds=large.seconds, default_seconds=large.default_seconds)
-    small, _ = settle(control, both, _RACKS, _allreduce(control, both, _SMALL), _TURNS, _TOGETHER)
-    if small.chosen == _DEFAULT:
-        times = f"{duration(small.default_seconds)}, without racks {duration(small.seconds)}"
-        tell(f"{racks.text(known)}; not used: one of {bytes_text(_SMALL)} takes {times}")
-        return control, None
+    racks = Racks(**vars(found), nbytes=nbytes, seconds=won.seconds, default_seconds=won.default_seconds)
     tell(racks.text(known))
     return laid_out, racks
 
@@ -133,6 +125,18 @@ def _in_time(control: Communicator, both: Mapping[int, Communicator], seconds: f
     least = _LARGE[-1]
     once = sum(medians_of(take_turns(control, both, _allreduce(control, both, least), 2, 1)).values())
     return next((nbytes for nbytes in _LARGE if 2 * _TURNS * once * nbytes / least <= seconds), None)
+
+
+def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Tuple[Optional[Outcome], str]:
+    """Return the outcome if racks make an all-reduce of ``nbytes`` faster, and a small one no slower; else why not."""
+    large, _ = settle(control, both, _DEFAULT, _allreduce(control, both, nbytes), _TURNS, 1)
+    if large.chosen == _DEFAULT:
+        return None, f"an allreduce of {bytes_text(nbytes)} is not clearly faster with them"
+    small, _ = settle(control, both, _RACKS, _allreduce(control, both, _SMALL), _TURNS, _TOGETHER)
+    if small.chosen == _DEFAULT:
+        times = f"{duration(small.default_seconds)}, without them {duration(small.seconds)}"
+        return None, f"an allreduce of {bytes_text(_SMALL)} takes {times}"
+    return large, ""
 
 
 def _allreduce(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Calls:

@@ -180,7 +180,7 @@ def raced(slower: int) -> Tuple[int, int, Any]:
     assert control is not None and laid_out is not None
     # Calls of known length: that racks lose is what no real cluster shows on demand.
     racks._allreduce = lambda *given: Asleep(slower)  # type: ignore[assignment,return-value]
-    won = racks._race(control, {0: control, 1: laid_out}, 1 << 20)
+    won, _ = racks._race(control, {0: control, 1: laid_out}, 1 << 20)
     return control._group.number, laid_out._group.number, won and won.seconds < won.default_seconds
 
 
