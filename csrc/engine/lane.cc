@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/schedule.h"
 #include "base/wake.h"
 
 namespace ddl {
@@ -123,6 +124,7 @@ void Lane::leave() {
 }
 
 void Lane::thread_main() {
+  ask_for_short_turns();
   while (!stop_.load(std::memory_order_seq_cst)) {
     const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
     if (has_work() && enter()) {

@@ -1,0 +1,49 @@
+"""The progress thread asks the kernel for short turns, and leaves the caller's thread and its niceness alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Dict, Tuple
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+
+import ddl
+
+pytestmark = pytest.mark.processes
+
+TURN = 100_000  # ns; csrc/base/schedule.cc
+
+
+def turn_of(thread: str) -> int:
+    """Return the length of its turns in nanoseconds; 0 where the kernel does not say."""
+    found = re.search(r"^se\.slice\s*:\s*(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def turns() -> Tuple[int, Dict[str, Tuple[int, int]]]:
+    """Return the main thread's turn, and turn and niceness of the threads that an operation in the background made."""
+    os.nice(3)
+    before = set(os.listdir("/proc/self/task"))
+    ddl.allreduce_async(np.ones(1 << 20, np.float32), op=ddl.Sum).wait()
+    made = set(os.listdir("/proc/self/task")) - before
+    return turn_of(str(os.getpid())), {
+        thread: (turn_of(thread), os.getpriority(os.PRIO_PROCESS, int(thread))) for thread in made
+    }
+
+
+def has_turns() -> bool:
+    kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+    return kernel >= (6, 12) and Path("/proc/self/sched").exists() and turn_of(str(os.getpid())) > 0
+
+
+@pytest.mark.skipif(not has_turns(), reason="this kernel gives all threads turns of one length, or does not show them")
+def test_the_progress_thread_has_short_turns() -> None:
+    for main, made in ranks.run(2, turns, **connected("tcp")):
+        assert made, "no thread was started"
+        assert set(made.values()) == {(TURN, 3)}
+        assert main > TURN
