@@ -7,12 +7,14 @@ Owned by a ``GradientReducer``; used by the thread that runs backward and step.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import torch
 
 import ddl
+from ddl import timeline
 from ddl.buckets import Bucket
 
 __all__ = ["Entry", "GradientBucket", "WIRE_DTYPES"]
@@ -160,6 +162,7 @@ class GradientBucket:
     def sending(self, finish: Callable[[], object]) -> None:
         """Note that the bucket is on its way, and that ``finish`` ends that."""
         self._version = self.flat._version
+        self._sent_at = time.monotonic()
         self.sent = True
         self.finish = finish
 
@@ -173,6 +176,9 @@ class GradientBucket:
         assert self.finish is not None
         self.finish()
         self.finish = None
+        recorder = timeline.active()
+        if recorder is not None:
+            recorder.operation(f"bucket.{self.number}", "allreduce", self._sent_at, self._sent_at, time.monotonic())
         self.written = self.flat._version != self._version
         if self._postdivide != 1:
             self.flat.div_(self._postdivide)
