@@ -1,11 +1,12 @@
 """Training steps whose gradients cross a slow network, by ``compression``: on two hosts on a desk, 1 Gb/s between them.
 
-Linear layers and one row a batch: nearly all of a step is the averaging of gradients. All ways train side by side in
+A recommender's embedding tables, whose gradients are dense, or linear layers and one row a batch: nearly all of a step
+is the averaging of gradients. All ways train side by side in
 one job and take turns, step by step; a step takes as long as its slowest rank. Hosts share no cores, as if they were
 two machines. Exit status: 0; 1 if int8 is less than LEAST times as fast as float32. Needs root (docs/cluster.md),
 two cores and PyTorch; half a minute.
 
-    python benchmarks/compression.py
+    python benchmarks/compression.py [--model linear]
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ddl.tools.desk import Cluster, Shape  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402
 from ddl.words import duration  # noqa: E402
 
-#: 33 bytes for 128 make 3.88. The forward pass and the update, some 25 ms that nothing overlaps, leave 3.4 of it here.
+#: 33 bytes for 128 make 3.88. What nothing overlaps (the forward pass, the update: 20 ms for tables, 25 ms for linear
+#: layers, which are read once more) leaves 3.4 to 3.5 of it here.
 LEAST = 3.2
 METHODS = ("none", "bf16", "int8", "powersgd")
 #: The program of a rank: prints for each way the seconds of its steps, and the bytes that a rank sent in one.
@@ -36,22 +38,32 @@ import torch
 import ddl_torch as ddl
 
 ddl.init()
-methods, width, layers, rounds = sys.argv[1].split(","), *map(int, sys.argv[2:5])
+kind, methods, width, layers, rounds = sys.argv[1], sys.argv[2].split(","), *map(int, sys.argv[3:6])
 control = ddl.split(0)
 ways = {}
 for method in methods:
     torch.manual_seed(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+    if kind == "linear":
+        model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+    else:
+        model = torch.nn.ModuleList([torch.nn.Embedding(width, width) for _ in range(layers)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ways[method] = model, ddl.DistributedOptimizer(optimizer, model.named_parameters(), compression=method)
-x = torch.randn(1, width, generator=torch.Generator().manual_seed(ddl.rank()))
+generator = torch.Generator().manual_seed(ddl.rank())
+x = torch.randn(1, width, generator=generator)
+ids = torch.randint(width, (layers, 4), generator=generator)
+
+def loss(model):
+    if kind == "linear":
+        return model(x).square().mean()
+    return sum(table(some).square().mean() for table, some in zip(model, ids))
 
 def step(method):
     model, optimizer = ways[method]
     optimizer.zero_grad()
     control.barrier()
     begin = time.perf_counter()
-    model(x).square().mean().backward()
+    loss(model).backward()
     optimizer.step()
     return time.perf_counter() - begin
 
@@ -66,9 +78,9 @@ if ddl.rank() == 0:
 """
 
 
-def measure(width: int, layers: int, rounds: int) -> Dict[str, List[float]]:
+def measure(model: str, width: int, layers: int, rounds: int) -> Dict[str, List[float]]:
     """Return the seconds of each step, by compression, of one job on a new cluster."""
-    words = ["-c", PROGRAM, ",".join(METHODS), str(width), str(layers), str(rounds)]
+    words = ["-c", PROGRAM, model, ",".join(METHODS), str(width), str(layers), str(rounds)]
     with Cluster(Shape(2, slots=1, rails=(10**9,))) as cluster:
         hosts = ",".join(f"{host}:1" for host in cluster.hosts)
         line = [sys.executable, "-m", "ddl.run", "--no-prefix", "-H", hosts, sys.executable, *words]
@@ -81,12 +93,13 @@ def measure(width: int, layers: int, rounds: int) -> Dict[str, List[float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--width", type=int, default=1024, help="inputs and outputs of a layer (%(default)s)")
-    parser.add_argument("--layers", type=int, default=16, help="(%(default)s)")
+    parser.add_argument("--model", choices=("tables", "linear"), default="tables", help="(%(default)s)")
+    parser.add_argument("--width", type=int, default=1024, help="rows and columns of each (%(default)s)")
+    parser.add_argument("--layers", type=int, default=16, help="or tables (%(default)s)")
     parser.add_argument("--rounds", type=int, default=12, help="steps of each way that count (%(default)s)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds there")
     options = parser.parse_args()
-    seconds = measure(options.width, options.layers, options.rounds)
+    seconds = measure(options.model, options.width, options.layers, options.rounds)
     medians = {method: statistics.median(taken) for method, taken in seconds.items()}
     nbytes = 4 * options.layers * options.width**2
     print(f"{nbytes / 1e6:.0f} MB of gradients, two hosts of one rank, 1 Gb/s:")
