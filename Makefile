@@ -8,6 +8,8 @@ CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
 METADATA = pyproject.toml setup.py constraints.txt
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
+# All tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
+AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test stress sanitize lint bench format core clean
 
@@ -24,7 +26,7 @@ demo: core .venv/.examples
 	.venv/bin/python examples/demo.py $(ARGS)
 
 test: core .venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
-	.venv/bin/python -m pytest -q tests $(ARGS)
+	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
 
 # Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…
 stress: core .venv/.test

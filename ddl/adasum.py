@@ -34,8 +34,9 @@ def adasum_(communicator: Communicator, array: np.ndarray, *, starts: Sequence[i
 
     Collective, blocking. ``array``: float16, float32 or float64, contiguous and writable, with the same shape and type
     on every rank. Dot products are computed in float64, float16 is rounded once, at the end. ``starts``: the elements,
-    ascending from 0, where a new tensor begins; each is combined by itself. Raises ``InvalidArgument`` before anything
-    is sent.
+    ascending from 0, where a new tensor begins, alike on every rank; each is combined by itself. If they differ, the
+    result is no Adasum, though the same on every rank, or, with another number of tensors, the communicator breaks
+    (``CollectiveMismatch``). Raises ``InvalidArgument`` before anything is sent.
 
     >>> adasum_(ddl.world(), gradient)
     """

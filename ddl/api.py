@@ -103,15 +103,16 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
         job = Job(identity, settings, _state.rounds)
         group = None
         try:
+            if settings.timeline and identity.rank == 0:  # first: if it is refused, no other rank may begin
+                timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles)
             core = Group.make_core(job, identity.rank, identity.size)
             job.rendezvous(core.board_offset)
             boards = [peer.board_offset for peer in job.peers] or [core.board_offset]
             group = Group.world(job, core, boards)
             world = Communicator(group)
             adopt(world)
-            if settings.timeline and identity.rank == 0:
-                timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles)
         except BaseException:
+            timeline.stop()
             if group is not None:
                 group.close()
                 _state.retired.append(group)

@@ -160,7 +160,7 @@ class Calls:
         self.run(self.broadcast_(head, root, sizes_for=Collective.SCATTER))
         shape = sizes.shape_of(head)
         if not shape:
-            raise InvalidArgument(f"scatter: rank {root} passed an array without dimensions; it has no rows")
+            raise sizes.ranks_differ(f"scatter: rank {root} passed an array without dimensions; it has no rows")
         rows = sizes.split_evenly(shape[0], self._size)
         width = math.prod(shape[1:])
         dtype = array.dtype if array is not None else np.dtype(sizes.decode_type(head))

@@ -19,6 +19,8 @@ from ddl.errors import InvalidArgument
 from ddl.group import Group
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, ReduceOp
+from ddl.splitting import part_of
+from ddl.topology import Topology
 from ddl.tuning.select import Lines
 
 __all__ = ["Communicator", "Metrics", "PreparedOperation", "Work"]
@@ -92,7 +94,9 @@ class Communicator:
 
         Not collective, does not block; ``step()`` is a collective, blocking call like any other, without the cost of
         looking at its arguments. It reads and writes the memory that ``x`` has now, keeps it alive, and returns ``x``.
-        ``name`` appears in errors. ``residual``: see ``allreduce_async_``.
+        ``name`` appears in errors. ``residual``: see ``allreduce_async_``. Raises ``InvalidArgument`` as ``allreduce_``
+        does, here and not in ``step()``; that raises what any call does, and ``InvalidState`` while it is under way in
+        another thread.
 
         >>> step = ddl.world().prepare_allreduce(gradient)
         >>> step()
@@ -109,9 +113,10 @@ class Communicator:
     def allreduce_async_(self, x: Any, *, op: ReduceOp = Average, name: str = "", residual: Any = None) -> Work:
         """As ``allreduce_``, without blocking.
 
-        ``residual`` (error feedback): float32, as many as ``x`` has, zeros at first. On a communicator whose ``wire``
-        is "int8", what is lost of ``x`` on this rank when it is written shorter stays there, and is added to it the
-        next time. Elsewhere it is neither read nor written. Raises ``InvalidArgument`` for another type or number.
+        ``residual`` (error feedback): float32, as many as ``x`` has, contiguous and writable, zeros at first. On a
+        communicator whose ``wire`` is "int8", what is lost of ``x`` on this rank when it is written shorter stays
+        there, and is added to it the next time; after an error it is undefined, as ``x``. Elsewhere it is neither read
+        nor written. Raises ``InvalidArgument`` for any other array.
         """
         return self._calls.start(self._calls.allreduce_(x, op, residual), name)
 
@@ -264,23 +269,29 @@ class Communicator:
 
         Plain data (None, bool, int, float, complex, str, bytes, list, tuple, dict, set, numpy arrays) needs nothing;
         anything else needs ``allow_pickle=True`` on every rank, which trusts all ranks to run code on all ranks.
+        Raises ``InvalidArgument``, on all ranks, for an object that cannot be sent.
         """
         self._calls.check_rank("broadcast_object", "root", root)
-        data = objects.encode(obj, allow_pickle=allow_pickle) if self.rank == root else np.empty(0, np.uint8)
+        data = self._encoded("broadcast_object", obj, allow_pickle) if self.rank == root else np.empty(0, np.uint8)
         length = np.array([data.size], dtype=np.int64)
         self._calls.run(self._calls.broadcast_(length, root, sizes_for=Collective.BROADCAST))
         if self.rank != root:
             data = np.empty(int(length[0]), np.uint8)
         self._calls.run(self._calls.broadcast_(data, root))
-        return obj if self.rank == root else objects.decode(data, allow_pickle=allow_pickle)
+        if self.rank == root and not objects.refused(data):
+            return obj
+        return objects.decode(data, allow_pickle=allow_pickle)
 
     def allgather_object(self, obj: Any, *, allow_pickle: bool = False) -> List[Any]:
-        """Return the list of all ranks' ``obj``, in rank order. Collective, blocking. Types: ``broadcast_object``."""
-        joined, lengths = self._calls.joined(objects.encode(obj, allow_pickle=allow_pickle))
+        """Return the list of all ranks' ``obj``, in rank order. Collective, blocking. As ``broadcast_object``."""
+        joined, lengths = self._calls.joined(self._encoded("allgather_object", obj, allow_pickle))
         ends = np.cumsum(lengths)
         return [
             objects.decode(joined[end - length : end], allow_pickle=allow_pickle) for end, length in zip(ends, lengths)
         ]
+
+    def _encoded(self, verb: str, obj: Any, allow_pickle: bool) -> np.ndarray:
+        return objects.encode_or_why(obj, allow_pickle=allow_pickle, who=f"{verb}: rank {self._group.ranks[self.rank]}")
 
     # --- the communicator itself ---
 
@@ -292,7 +303,7 @@ class Communicator:
         Collective over this communicator, blocking. Ranks are ordered by ``key`` (default: their rank here).
         ``deterministic``, the same for all ranks of a color: sums depend on the number of ranks only, bit for bit
         (docs/deterministic.md); parts of a deterministic communicator are it anyway. Raises ``InvalidArgument`` on the
-        ranks of a color that differ in it.
+        ranks of a color that differ in it, ``ResourceError`` on all ranks of a color of which one lacks memory, say.
         """
         return self._split(color, key, deterministic=deterministic)
 
@@ -307,36 +318,19 @@ class Communicator:
     ) -> Optional[Communicator]:
         """As ``split``; the new communicator chooses algorithms by ``tuned`` and is laid out by ``racks``.
 
-        ``wire``, the same on all its ranks: a key of ``ddl.bootstrap.environ.WIRE_CODECS``, "float32", or, by default,
-        as here.
+        ``wire``, alike on all its ranks: a key of ``environ.WIRE_CODECS``, or "float32"; by default, as here.
         """
         if color is not None and not isinstance(color, (int, np.integer)):
             raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
-        group = self._group
-        place = (None if color is None else int(color), self.rank if key is None else int(key))
-        rows = self.allgather_object((*place, group.next_number, bool(deterministic), group.closed))
-        members, number = group.children(rows)
-        core = None if members is None else Group.make_core(group.job, members.index(self.rank), len(members))
-        if members is not None and members[0] == self.rank and number is None:
-            number = group.fresh_number()
-        cores = self.allgather_object(None if core is None else (core.board_offset, number))
-        if members is None or core is None:
-            return None
-        asking = [rank for rank in members if rows[rank][3]]
-        if asking and len(asking) < len(members):
-            raise InvalidArgument(
-                f"split: of color {color}, ranks {asking} asked for deterministic=True and the others of {members} did "
-                "not; pass the same on all of them"
-            )
-        boards, number = [cores[rank][0] for rank in members], cores[members[0]][1]
-        return Communicator(group.child(members, number, core, boards, tuned, racks, deterministic, wire))
+        part = part_of(self._group, self.allgather_object, color, key, tuned, racks, deterministic, wire)
+        return None if part is None else Communicator(part)
 
     def subset(self, ranks: Sequence[int], *, timeout: Optional[float] = None) -> Communicator:
         """Return a new communicator of ``ranks``, in that order; they become its ranks 0, 1, ...
 
         Collective over these ranks only, which all pass the same ones; blocking. ``timeout``: seconds that one of its
         operations may take (default: DDL_TIMEOUT). Raises ``InvalidArgument`` if this rank is none of them, and
-        ``TimeoutError`` if one of them does not come in time (DDL_START_TIMEOUT).
+        ``RendezvousError`` if one of them does not come in time (DDL_START_TIMEOUT).
         """
         given_ranks = [int(rank) for rank in ranks]
         if len(set(given_ranks)) < len(given_ranks) or self.rank not in given_ranks:
@@ -346,10 +340,28 @@ class Communicator:
         return Communicator(self._group.subset(given_ranks, timeout))
 
     def set_timeout(self, seconds: float) -> None:
-        """Let operations that this rank submits from now on take so long (at first: DDL_TIMEOUT). Not collective."""
+        """Let operations that this rank submits from now on take so long (at first: DDL_TIMEOUT). Not collective.
+
+        Also those that were prepared before. Raises ``InvalidArgument`` unless ``seconds`` is above 0 and below 1e9.
+        """
         if not 0 < seconds < _LONGEST_TIMEOUT:
             raise InvalidArgument(f"set_timeout: {seconds!r} must be a number of seconds above 0")
         self._core.set_timeout(seconds)
+
+    @property
+    def timeout(self) -> float:
+        """How many seconds an operation that this rank submits now may take."""
+        return self._core.timeout
+
+    @property
+    def topology(self) -> Topology:
+        """How its ranks are laid out."""
+        return self._group.topology
+
+    @property
+    def who(self) -> str:
+        """How its errors begin: ``[rank 1/4 host b]``, and which rank of it that is if it has only some of them."""
+        return self._group.who
 
     def close(self) -> None:
         """Close a communicator that ``split`` or ``subset`` made; what is under way fails with ``Aborted``. Idempotent.

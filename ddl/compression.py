@@ -12,30 +12,18 @@ from typing import Dict, List, Sequence
 import numpy as np
 
 from ddl.communicator import Communicator, Work
-from ddl.errors import InvalidArgument
 from ddl.reduce_op import Sum
 from ddl.tune.turns import settle
 from ddl.tuning.choose import MARGIN
 from ddl.words import bytes_text, duration
 
-__all__ = ["agree", "fastest", "on_wire"]
+__all__ = ["fastest", "on_wire"]
 
 log = logging.getLogger("ddl")
 
 _TRIED = ("bf16", "int8")  #: by ``fastest``, besides the communicator's own wire
 _ROUNDS = 6  #: of a series of measurements
 _MOST_BYTES = 64 << 20  #: that one measurement averages
-
-
-def agree(communicator: Communicator, compression: str) -> None:
-    """See that all ranks ask for the same compression. Collective, blocking. Raises ``InvalidArgument`` on all."""
-    everybody: List[str] = communicator.allgather_object(compression)
-    for rank, theirs in enumerate(everybody):
-        if theirs != everybody[0]:
-            raise InvalidArgument(
-                f"ranks ask for different compression: rank 0 for {everybody[0]}, rank {rank} for {theirs}. Pass the "
-                "same on every rank"
-            )
 
 
 def on_wire(communicator: Communicator, wire: str) -> Communicator:
@@ -72,7 +60,7 @@ def fastest(communicator: Communicator, arrays: Sequence[np.ndarray]) -> Communi
     only if it is faster by more than 5 %, twice; never where all ranks share memory, as nothing is sent there.
     ``arrays``: the buffers of float32, alike on all ranks; they hold zeros, and do so afterwards.
     """
-    topology = communicator._group.topology
+    topology = communicator.topology
     step = _Step(arrays)
     if topology.local_size == topology.size or not step.bytes:
         why = "all ranks share memory, so nothing is sent" if step.bytes else "there is no float32"

@@ -15,7 +15,7 @@ import functools
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
 import ddl
-from ddl.errors import CommunicatorError, InvalidArgument
+from ddl.errors import CollectiveMismatch, CommunicatorError, InvalidArgument
 
 __all__ = [
     "Handler",
@@ -30,11 +30,14 @@ __all__ = [
 #: What a script for Horovod catches when a rank is lost: every error that breaks a communicator.
 HorovodInternalError = CommunicatorError
 
+_AFTER_A_LOSS = ", and the ranks of a job are not replaced: save it where it matters, and start the job again"
+
 
 class HostsUpdatedInterrupt(RuntimeError):
     """Ends the training function, which ``run`` calls again. Nothing in DDL raises it; all ranks must do so together.
 
-    ``skip_sync``: the state is the same on all ranks, and need not be synchronised before.
+    ``skip_sync``: the state is the same on all ranks, and need not be synchronised before. What has recorded only its
+    own rank's part, such as an ``ElasticSampler``, is made the same anyway.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -43,9 +46,18 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State:
-    """What is saved and restored. A class of your own implements ``save``, ``restore`` and ``sync``."""
+    """What is saved and restored. A class of your own implements ``save``, ``restore`` and ``sync``.
 
-    def __init__(self) -> None:
+    ``bcast_object``, of one object, is for ``sync`` to use (``_bcast_object``); without, plain data can be sent, as by
+    ``ddl.broadcast_object``. ``get_rank`` is accepted as Horovod's; DDL knows.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Optional[Callable[[Any], Any]] = None,
+        get_rank: Optional[Callable[[], int]] = None,
+    ) -> None:
+        self._bcast_object = bcast_object or broadcast_values
         self._reset_callbacks: List[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
@@ -53,13 +65,13 @@ class State:
         self._reset_callbacks += callbacks
 
     def on_reset(self) -> None:
-        """Do what is to be done before the training function is called again. ``run`` calls it."""
+        """Do what is to be done before the training function is called again. ``run`` calls it, on all ranks."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def reset(self) -> None:
-        """For a class of your own: work out anew what depends on the ranks."""
+        """For a class of your own: work out anew what depends on the ranks. May be collective."""
 
     def commit(self) -> None:
         """Save; then look whether the hosts have changed. Between batches, as often as losing work is not worth it."""
@@ -98,9 +110,8 @@ class Handler(Protocol):
 class ObjectState(State):
     """A state whose values are attributes: those that the constructor is given, by any names.
 
-    Values are plain data, as for ``ddl.broadcast_object``, unless ``bcast_object``, a function of one object, can send
-    others. ``get_rank`` is accepted as Horovod's; DDL knows. Raises ``InvalidArgument``, on all ranks, in ``sync`` for
-    a value that cannot be sent.
+    Values are plain data, as for ``ddl.broadcast_object``, unless ``bcast_object`` can send others. Raises what
+    ``save`` does, and ``InvalidArgument`` for a name that is taken.
 
     >>> state = ObjectState(epoch=0, batch=0)
     >>> state.epoch += 1
@@ -112,8 +123,7 @@ class ObjectState(State):
         get_rank: Optional[Callable[[], int]] = None,
         **values: Any,
     ) -> None:
-        super().__init__()
-        self._bcast_object = bcast_object or broadcast_values
+        super().__init__(bcast_object, get_rank)
         self._names = tuple(values)
         for name, value in values.items():
             if hasattr(type(self), name) or name in vars(self):
@@ -126,14 +136,24 @@ class ObjectState(State):
         return None
 
     def save(self) -> None:
+        """Keep copies of the values of now in memory. Not collective.
+
+        Raises ``InvalidArgument`` for a value that cannot be copied; what was saved before stays.
+        """
         saved = {}
         for name in self._names:
             value = getattr(self, name)
             handler = self.handler(value)
-            saved[name] = copy.deepcopy(value) if handler is None else handler.save(value)
+            try:
+                saved[name] = copy.deepcopy(value) if handler is None else handler.save(value)
+            except Exception as error:  # whatever an object's own copying raises
+                raise InvalidArgument(
+                    f"{type(self).__name__}: {name!r} cannot be copied, so keep it outside of the state: {error}"
+                ) from error
         self._saved = saved
 
     def restore(self) -> None:
+        """Go back to what was saved last, by ``save``, ``commit``, ``sync`` or the constructor. Not collective."""
         for name in self._names:
             value = getattr(self, name)
             handler = self.handler(value)
@@ -143,6 +163,10 @@ class ObjectState(State):
                 handler.restore(value, self._saved[name])
 
     def sync(self) -> None:
+        """Give all ranks the values of rank 0, and save. Collective, blocking.
+
+        Raises ``InvalidArgument``, on all ranks, for a value that cannot be sent.
+        """
         plain: Dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
@@ -159,16 +183,7 @@ class ObjectState(State):
 
 def broadcast_values(values: Dict[str, Any]) -> Dict[str, Any]:
     """Return rank 0's ``values``. Collective, blocking. ``InvalidArgument``, on all ranks, if they cannot be sent."""
-    world = ddl.world()
-    try:
-        message = world.broadcast_object({"values": values})
-    except InvalidArgument as error:
-        if world.rank != 0:
-            raise
-        message = world.broadcast_object({"error": str(error)})  # the others still wait for an answer
-    if "error" in message:
-        raise InvalidArgument(f"the state of rank 0 cannot be sent: {message['error']}")
-    received: Dict[str, Any] = message["values"]
+    received: Dict[str, Any] = ddl.world().broadcast_object(values)
     return received
 
 
@@ -176,7 +191,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``func(state, ...)`` as one that synchronises the state first, and restores it when a rank is lost.
 
     Collective, after ``ddl.init()``. When the communicator breaks (a rank died, say), the state is set back to its last
-    commit, and the same error comes out, saying so. Other errors pass through.
+    commit, and the same error comes out, saying so; likewise for ``CollectiveMismatch``. Other errors pass through.
 
     >>> @run
     ... def train(state):
@@ -187,20 +202,17 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        synchronise = True
+        preparations = [state.sync]
         while True:
             try:
-                if synchronise:
-                    state.sync()
+                for prepare in preparations:
+                    prepare()
                 return func(state, *args, **kwargs)
             except CommunicatorError as error:
                 state.restore()
-                raise type(error)(
-                    f"{error}; the state is that of the last commit, and the ranks of a job are not replaced: save it "
-                    "where it matters, and start the job again"
-                ) from error
+                advice = "" if isinstance(error, CollectiveMismatch) else _AFTER_A_LOSS  # that is the script's fault
+                raise type(error)(f"{error}; the state is that of the last commit{advice}") from error
             except HostsUpdatedInterrupt as interrupt:
-                state.on_reset()
-                synchronise = not interrupt.skip_sync
+                preparations = [state.on_reset] if interrupt.skip_sync else [state.on_reset, state.sync]
 
     return wrapper

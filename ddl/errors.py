@@ -21,6 +21,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Tuple
+
 __all__ = [
     "Aborted",
     "CollectiveMismatch",
@@ -46,6 +48,8 @@ class Error(Exception):
 
 class InvalidArgument(Error, ValueError):
     """An argument was refused before anything was sent; the communicator is unharmed."""
+
+    on_all_ranks = False  #: ranks had exchanged what does not go together: all raise it, and none waits for another
 
 
 class InvalidState(Error, RuntimeError):
@@ -89,11 +93,17 @@ class Aborted(CommunicatorError):
 
 
 class RankFailed(Error, RuntimeError):
-    """A rank of ``ddl.run`` raised or died; ``rank`` is its number, and the message has its traceback."""
+    """A rank of ``ddl.run`` raised or died; ``rank`` is its number, and the message has its traceback.
+
+    A ``rank`` of -1: no rank failed, but the process that runs them did, or was stopped.
+    """
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(text)
         self.rank = rank
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), (self.rank, *self.args), vars(self)  # ``args`` alone are not what ``__init__`` takes
 
 
 class ResourceError(Error, OSError):

@@ -7,9 +7,10 @@ the plans need are made then, in the background (dialer.py).
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl.bootstrap.agent import Member
@@ -111,7 +112,7 @@ class Group:
         self.topology = topology.in_racks(racks) if racks else topology
         self._racks = racks
         self.wire = wire or job.settings.wire or "float32"
-        core.introduce(self._who(), [job.rank_label(world) for world in self.ranks])
+        core.introduce(self.who, [job.rank_label(world) for world in self.ranks])
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
         self._dialer = Dialer(job, core, number, self.rank, self.ranks)
@@ -136,7 +137,8 @@ class Group:
             connections=settings.connections,
         )
 
-    def _who(self) -> str:
+    @property
+    def who(self) -> str:
         """How errors begin: this process in the job, and in this group if that is only a part of it."""
         identity = self.job.identity
         host = f" host {self.job.peers[identity.rank].host}" if self.job.peers else ""
@@ -180,7 +182,7 @@ class Group:
         Before its collectives are planned: the core keeps plans.
         """
         if self._planned & set(table.lines):
-            raise InternalError(f"{self._who()}: a table came after plans of {self._planned & set(table.lines)}")
+            raise InternalError(f"{self.who}: a table came after plans of {self._planned & set(table.lines)}")
         self._table, self._tuned = table, table.lines
         if table.racks is not None:
             self.topology, self._racks = table.lay_out(self.topology), table.racks.groups
@@ -209,11 +211,9 @@ class Group:
 
         ``rows[r]``: color, key, ``next_number``, ``deterministic`` and ``closed`` of rank r. Members are None where
         this rank's color is. The world takes the numbers of all children, on every rank alike; for a child of another
-        group, whose first member has to ask for one (``fresh_number``), it is None. Lets go of children that all ranks
-        have closed: nobody looks at their boards any more.
+        group, whose first member has to ask for one (``fresh_number``), it is None.
         """
-        gone = set.intersection(*(set(row[4]) for row in rows))
-        self._children = [child for child in self._children if child.number not in gone]
+        self._let_go({world: row[4] for world, row in zip(self.ranks, rows)})
         first = max(row[2] for row in rows)
         colors = sorted({row[0] for row in rows if row[0] is not None})
         self.next_number = first + len(colors)
@@ -230,7 +230,7 @@ class Group:
 
     def _number_of(self, count: int) -> int:
         if count >= _SUBSETS:
-            raise ResourceError(errno.EAGAIN, f"{self._who()}: {count} groups have been made, and no more can be")
+            raise ResourceError(errno.EAGAIN, f"{self.who}: {count} groups have been made, and no more can be")
         return self.job.round * _WORLDS + _SUBSETS + count
 
     def child(
@@ -261,22 +261,32 @@ class Group:
         """Make the group of ``ranks`` (ranks here, in that order), which all call this. Blocking."""
         members = [self.ranks[rank] for rank in ranks]
         core = Group.make_core(self.job, members.index(self.ranks[self.rank]), len(members), timeout)
+        mine = core.board_offset, self.closed(members)
         if self.job.identity.size == 1:
-            number, boards = self.next_number, [core.board_offset]
+            number, told = self.next_number, [mine]
             self.next_number += 1
         else:
-            met, values = self.job.meet(members, str(core.board_offset))
-            number, boards = self._number_of(met), [int(value) for value in values]
-        return self.child(ranks, number, core, boards)
+            met, values = self.job.meet(members, json.dumps(mine))
+            number, told = self._number_of(met), [json.loads(value) for value in values]
+        self._let_go({world: closed for world, (_, closed) in zip(members, told)})
+        return self.child(ranks, number, core, [board for board, _ in told])
 
-    def release(self, child: Group) -> None:
-        """Let go of a child that is closed on all ranks, and of its memory."""
-        self._children.remove(child)
+    def closed(self, ranks: Sequence[int]) -> List[int]:
+        """Return the numbers of the children that this rank has closed, of those that have only ``ranks`` (world's).
 
-    @property
-    def closed(self) -> List[int]:
-        """The numbers of the children that this rank has closed."""
-        return [child.number for child in self._children if child._left]
+        Ranks tell one another whenever some of them make a group.
+        """
+        among = set(ranks)
+        return [child.number for child in self._children if child._left and among.issuperset(child.ranks)]
+
+    def _let_go(self, closed: Mapping[int, Collection[int]]) -> None:
+        """Let go of children that all their ranks have closed, as the ranks (world's) that are here say.
+
+        Nobody looks at their boards any more. Before all ranks have said so, a slower one may.
+        """
+        self._children = [
+            child for child in self._children if not all(child.number in closed.get(rank, ()) for rank in child.ranks)
+        ]
 
     def late(self) -> Dict[int, float]:
         """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""

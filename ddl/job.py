@@ -5,7 +5,6 @@ Made by ``init``, ended by ``shutdown``. A job of size 1 has no store, no agent 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -34,7 +33,6 @@ __all__ = ["Job", "Peer", "identity_and_settings"]
 log = logging.getLogger("ddl")
 
 _SHOWN = 4  # ranks that an error lists
-_LATER = 2.0  # seconds: who waits for the one that waits for all lets that one speak first
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,6 @@ class Job:
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
         self.rails: Tuple[str, ...] = ("",)
         self.offer = tuned.Offer()
-        self._meetings: Dict[str, int] = {}  # of the same ranks so far
         self._groups = 0  # that have asked for a number in a job of one rank
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
@@ -182,33 +179,20 @@ class Job:
         self._conclude([answer["met"] for answer in answers])
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
-        """Swap values among some ranks of the job, which call this alike; return them in that order.
+        """Swap values among some ranks of the job, which call this alike; return them in that order. Blocking.
 
-        Also returned: how many such meetings of anybody in this job there were before. Blocking. RendezvousError.
+        Also returned: how many groups of this job have asked for a number before. Raises ``RendezvousError`` on all
+        that wait when the first of them has waited for DDL_START_TIMEOUT.
         """
         assert self._store is not None
-        store, limit = self._store, self.settings.start_timeout
-        names = ",".join(map(str, ranks))
-        times = self._meetings[names] = self._meetings.get(names, 0) + 1
-        place = hashlib.sha256(f"{self.round} {names} {times}".encode()).hexdigest()
-        mine, values = self.identity.rank, [value]
         try:
-            if mine == ranks[0]:
-                number, missing = store.count(f"meetings/{self.round}"), mine
-                for missing in ranks[1:]:
-                    values.append(store.get(f"meeting/{place}/{missing}", limit))
-                store.set(f"meeting/{place}", json.dumps((number, values)))
-            else:
-                store.set(f"meeting/{place}/{mine}", value)
-                missing = ranks[0]  # or somebody else, for whom that one waits
-                number, values = json.loads(store.get(f"meeting/{place}", limit + _LATER))
-        except TimeoutError as error:
+            return self._store.meet(ranks, value, f"meetings/{self.round}", self.settings.start_timeout)
+        except RendezvousError as error:
             raise RendezvousError(
-                f"rank {mine}: {self.rank_label(missing)} did not come to a new group of ranks {names} within "
-                f"{limit:g} s; all of them must make it, and in the same order as other groups of the same ranks "
-                "(more time: DDL_START_TIMEOUT)"
+                f"{self.rank_label(self.identity.rank)}: a new group of ranks {_some(list(map(str, ranks)))} was not "
+                f"made: {error}; all of them must make it, and in the same order as other groups (more time: "
+                "DDL_START_TIMEOUT)"
             ) from error
-        return number, values
 
     def count_group(self) -> int:
         """Return how many groups of this job have asked for a number before, by this or by ``meet``. Asks the store."""

@@ -13,10 +13,11 @@ import msgpack
 import numpy as np
 
 from ddl.errors import InvalidArgument, ProtocolError
+from ddl.sizes import ranks_differ
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "encode_or_why", "refused"]
 
-_PLAIN, _PICKLE = b"M", b"P"
+_PLAIN, _PICKLE, _REFUSED = b"M", b"P", b"E"
 _TUPLE, _SET, _COMPLEX, _BIG, _ARRAY, _FROZENSET = range(1, 7)
 
 
@@ -82,25 +83,46 @@ def encode(obj: Any, *, allow_pickle: bool) -> np.ndarray:
     """Return ``obj`` as bytes (uint8).
 
     Plain: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, numpy arrays and scalars.
-    Anything else is pickled where ``allow_pickle`` says so, and is ``InvalidArgument`` where it does not.
+    Anything else is pickled where ``allow_pickle`` says so. ``InvalidArgument`` where it does not, or cannot be.
     """
     try:
         data = _PLAIN + _pack(obj)
     except (InvalidArgument, ValueError, RecursionError) as error:
         if not allow_pickle:
             raise InvalidArgument(f"cannot send the object: {error}") from error
-        data = _PICKLE + pickle.dumps(obj, protocol=4)
+        try:
+            data = _PICKLE + pickle.dumps(obj, protocol=4)
+        except Exception as failure:  # whatever the object's own methods raise
+            raise InvalidArgument(f"cannot pickle the object: {failure!r}") from failure
     return np.frombuffer(bytearray(data), dtype=np.uint8)
 
 
+def encode_or_why(obj: Any, *, allow_pickle: bool, who: str) -> np.ndarray:
+    """As ``encode``; of an object of ``who`` that cannot be sent, return why: the ranks that wait for it raise that."""
+    try:
+        return encode(obj, allow_pickle=allow_pickle)
+    except InvalidArgument as error:
+        return np.frombuffer(bytearray(_REFUSED + f"{who}: {error}".encode(errors="replace")), dtype=np.uint8)
+
+
+def refused(data: np.ndarray) -> bool:
+    """Return whether these bytes say why there is no object."""
+    return data[:1].tobytes() == _REFUSED
+
+
 def decode(data: np.ndarray, *, allow_pickle: bool) -> Any:
-    """Return the object. ``ProtocolError`` if the bytes are none, ``InvalidArgument`` for an unwanted pickle."""
+    """Return the object. ``ProtocolError`` if the bytes are none.
+
+    ``InvalidArgument`` for an unwanted pickle, and for an object that could not be sent.
+    """
     content = data.tobytes()
     kind, body = content[:1], content[1:]
     if kind == _PICKLE:
         if not allow_pickle:
-            raise InvalidArgument("another rank sent a pickle; pass allow_pickle=True on every rank to accept it")
+            raise ranks_differ("another rank sent a pickle; pass allow_pickle=True on every rank to accept it")
         return pickle.loads(body)
+    if kind == _REFUSED:
+        raise ranks_differ(body.decode(errors="replace"))
     if kind != _PLAIN:
         raise ProtocolError("another rank sent bytes that are no object of DDL")
     try:

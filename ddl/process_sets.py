@@ -59,7 +59,7 @@ class ProcessSet:
         """Return the number in the set of a rank of the job. Raises ``InvalidArgument`` if it is not in it."""
         ranks = self._check()
         if rank not in ranks:
-            raise InvalidArgument(f"[rank {api.rank()}/{api.size()}] rank {rank} is not in {self!r}")
+            raise InvalidArgument(f"{api.world().who} rank {rank} is not in {self!r}")
         return ranks.index(rank)
 
     @property
@@ -83,11 +83,12 @@ class ProcessSet:
         assert self._negotiator is not None
         return self._negotiator
 
-    def _leave(self) -> None:
+    def _leave(self, reason: str) -> None:
         """Close what it has; it is not in use any more."""
-        for held in (self._negotiator, self._communicator):
-            if held is not None:
-                held.close()
+        if self._negotiator is not None:
+            self._negotiator.close(reason)
+        if self._communicator is not None:
+            self._communicator.close()
         self.process_set_id = self._negotiator = self._communicator = None
 
 
@@ -103,22 +104,22 @@ class ProcessSets:
         self.everybody = ProcessSet(None)  #: all ranks; the object outlives ``shutdown`` and serves the next job
 
     def open(self) -> ProcessSet:
-        """Return the set of all ranks of the job of now. The first call is collective over them, blocking."""
+        """Return the set of all ranks of the job of now. The first call is collective on the world, blocking."""
         world = api.world()
         if self._world is not world:
             with self._lock:
                 if self._world is not world:
-                    world._core.check()  # who is gone would be waited for
                     self._forget()
                     self.everybody.ranks = list(range(world.size))
-                    self._open(self.everybody, world)
+                    self._put_to_use(self.everybody, world, world.split(0))
                     self._world = world
         return self.everybody
 
     def add(self, process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
         """Put a set to use and return it. All ranks of the job call it alike; blocks on those that are in the set.
 
-        Raises ``InvalidArgument`` for a set of unknown ranks or of none, or one that is in use already.
+        Raises ``InvalidArgument`` for a set of unknown ranks or of none, or one that is in use already, and
+        ``RendezvousError`` if not all of its ranks come in time (DDL_START_TIMEOUT).
         """
         self.open()
         world = api.world()
@@ -127,18 +128,18 @@ class ProcessSets:
             ranks = new.ranks or []
             if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world.size:
                 known = f"0 to {world.size - 1}"
-                raise InvalidArgument(f"[rank {world.rank}/{world.size}] {new!r} needs ranks of {known}, each once")
+                raise InvalidArgument(f"{world.who} {new!r} needs ranks of {known}, each once")
             if new.process_set_id is not None or any(ranks == one.ranks for one in self._sets.values()):
-                raise InvalidArgument(
-                    f"[rank {world.rank}/{world.size}] a process set of ranks {ranks} is in use already"
-                )
-            self._open(new, world)
+                raise InvalidArgument(f"{world.who} a process set of ranks {ranks} is in use already")
+            self._put_to_use(new, world, world.subset(ranks) if world.rank in ranks else None)
         return new
 
     def remove(self, process_set: ProcessSet) -> bool:
         """Put a set out of use, when all of its ranks have asked for it; return whether it was in use.
 
-        All ranks of the job call it alike; blocks on those that are in the set. The set of all ranks stays.
+        All ranks of the job call it alike; blocks on those that are in the set. The set of all ranks stays. Raises
+        ``PeerLost`` if one of its ranks is lost, and whatever else has broken it; then it stays, of no use, until
+        ``shutdown``.
         """
         with self._lock:
             number = process_set.process_set_id
@@ -149,7 +150,7 @@ class ProcessSets:
             process_set.negotiator.run(Request(Signature(name), lambda group: group.barrier_async(), name))
         with self._lock:
             del self._sets[number]
-            process_set._leave()
+            process_set._leave(f"{process_set!r} has been removed")
         return True
 
     def by_number(self) -> Dict[int, ProcessSet]:
@@ -161,19 +162,19 @@ class ProcessSets:
         with self._lock:
             self._forget()
 
-    def _open(self, new: ProcessSet, world: Communicator) -> None:
+    def _put_to_use(self, new: ProcessSet, world: Communicator, group: Optional[Communicator]) -> None:
+        """Give a set its number and, if this rank is in it, what negotiates on ``group``."""
         assert new.ranks is not None
-        if world.rank in new.ranks:
-            group = world.subset(new.ranks)
-            timeout = world._group.job.settings.timeout
-            new._negotiator = Negotiator(group, self._absent, f"[rank {world.rank}/{world.size}]", timeout)
+        if group is not None:
+            who = f"{world.who} process set {self._next} of ranks {new.ranks}:" if self._next else world.who
+            new._negotiator = Negotiator(group, self._absent, who, new.ranks)
         new.process_set_id = self._next
         self._sets[self._next] = new
         self._next += 1
 
     def _forget(self) -> None:
         for one in self._sets.values():
-            one._leave()
+            one._leave("DDL has been shut down")
         self._sets.clear()
         self._next = 0
         self._world = None

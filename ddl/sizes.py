@@ -12,7 +12,7 @@ import numpy as np
 
 from ddl.errors import InvalidArgument
 
-__all__ = ["HEAD", "MAX_DIMENSIONS", "check_alike", "decode_type", "row", "shape_of", "split_evenly"]
+__all__ = ["HEAD", "MAX_DIMENSIONS", "check_alike", "decode_type", "ranks_differ", "row", "shape_of", "split_evenly"]
 
 MAX_DIMENSIONS = 30
 HEAD = 2 + MAX_DIMENSIONS  #: int64 values before a collective's own
@@ -22,6 +22,13 @@ _TYPES = (
     *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "bool"),
 )
+
+
+def ranks_differ(text: str) -> InvalidArgument:
+    """Return the error of what does not go together, found when ranks had exchanged it: it harms nothing."""
+    error = InvalidArgument(text)
+    error.on_all_ranks = True
+    return error
 
 
 def row(array: np.ndarray, more: Sequence[int] = ()) -> np.ndarray:
@@ -52,9 +59,9 @@ def check_alike(verb: str, rows: np.ndarray) -> None:
 
     for rank, one in enumerate(rows):
         if int(one[1]) == 0:
-            raise InvalidArgument(f"{verb}: rank {rank} passed an array without dimensions; reshape it to (1,)")
+            raise ranks_differ(f"{verb}: rank {rank} passed an array without dimensions; reshape it to (1,)")
         if kind(one) != kind(rows[0]):
-            raise InvalidArgument(
+            raise ranks_differ(
                 f"{verb}: rank 0 has {decode_type(rows[0])} of shape {shape_of(rows[0])} but rank {rank} has "
                 f"{decode_type(one)} of shape {shape_of(one)}; only the first dimension may differ between ranks"
             )

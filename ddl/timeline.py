@@ -6,7 +6,10 @@ its result was fetched. Written as it goes on, so that the file of a job that wa
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import threading
 import time
 from typing import Any, Dict, Optional
@@ -15,11 +18,14 @@ from ddl.errors import ConfigError, InvalidState
 
 __all__ = ["Timeline", "active", "start", "stop"]
 
+log = logging.getLogger("ddl")
+
 
 class Timeline:
     """The file. Times are those of ``time.monotonic``. Any thread may call it.
 
-    Format: Google's "Trace Event Format", a JSON array whose end may be missing.
+    Format: Google's "Trace Event Format", a JSON array whose end may be missing. A file that cannot be written any more
+    (a full disk, say) is given up with a warning: the training goes on.
     """
 
     def __init__(self, path: str, mark_cycles: bool) -> None:
@@ -27,57 +33,61 @@ class Timeline:
         self._lock = threading.Lock()
         self._rows: Dict[str, int] = {}
         self._begin = time.monotonic()
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed by ``close``)
-        self._file.write("[\n")
+        # Without a buffer: whoever kills the process loses nothing, and a forked child has nothing to write again.
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (closed by ``close``)
+        self._write("[\n")
 
     def operation(self, name: str, verb: str, submitted: float, agreed: float, ended: float) -> None:
         """An operation was submitted, under way, and over, at these times."""
         with self._lock:
             row = self._row(name)
             if agreed > submitted:
-                self._write(
+                self._event(
                     "X", f"NEGOTIATE_{verb.upper()}", row, submitted, dur=self._microseconds(agreed - submitted)
                 )
-            self._write("X", verb.upper(), row, agreed, dur=self._microseconds(ended - agreed))
-            self._flush()
+            self._event("X", verb.upper(), row, agreed, dur=self._microseconds(ended - agreed))
 
     def cycle(self) -> None:
         """A round of negotiation begins."""
         with self._lock:
-            self._write("i", "CYCLE_START", 0, time.monotonic(), s="g")
+            self._event("i", "CYCLE_START", 0, time.monotonic(), s="g")
 
     def close(self) -> None:
-        """Write what is left. Idempotent."""
+        """End the file. Idempotent."""
         with self._lock:
-            if not self._file.closed:
-                self._file.write("{}]\n")
-                self._file.close()
+            self._write("{}]\n")
+            self._close()
+
+    def close_in_child(self) -> None:
+        """In a forked child, whose parent goes on writing: let go of the file."""
+        self._close()  # without the lock, which a thread of the parent may hold for ever
 
     def _row(self, name: str) -> int:
         if name not in self._rows:
             self._rows[name] = row = 1 + len(self._rows)
-            self._write("M", "thread_name", row, self._begin, args={"name": name})
+            self._event("M", "thread_name", row, self._begin, args={"name": name})
         return self._rows[name]
 
     @staticmethod
     def _microseconds(seconds: float) -> float:
         return round(1e6 * seconds, 3)
 
-    def _write(self, phase: str, name: str, row: int, at: float, **more: Any) -> None:
-        if not self._file.closed:
-            event = {
-                "ph": phase,
-                "name": name,
-                "pid": 0,
-                "tid": row,
-                "ts": self._microseconds(at - self._begin),
-                **more,
-            }
-            self._file.write(json.dumps(event) + ",\n")
+    def _event(self, phase: str, name: str, row: int, at: float, **more: Any) -> None:
+        event = {"ph": phase, "name": name, "pid": 0, "tid": row, "ts": self._microseconds(at - self._begin), **more}
+        self._write(json.dumps(event) + ",\n")
 
-    def _flush(self) -> None:
-        if not self._file.closed:
-            self._file.flush()
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        try:
+            while data and not self._file.closed:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            log.warning("the timeline %s ends here, as it cannot be written: %s", self._file.name, error)
+            self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed all the same
+            self._file.close()
 
 
 _active: Optional[Timeline] = None
@@ -108,3 +118,13 @@ def stop() -> None:
     ended, _active = _active, None
     if ended is not None:
         ended.close()
+
+
+def _forget_in_child() -> None:
+    global _active
+    forgotten, _active = _active, None
+    if forgotten is not None:
+        forgotten.close_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -86,6 +86,7 @@ from ddl_torch.joining import join
 from ddl_torch.lamb import LAMB
 from ddl_torch.lars import LARS
 from ddl_torch.layerwise import layerwise_groups
+from ddl_torch.objects import allgather_object, broadcast_object
 from ddl_torch.optimizer import DistributedOptimizer
 from ddl_torch.ordered import (
     gather,
@@ -107,7 +108,6 @@ from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddl_torch.verbs import (
     allgather,
     allgather_async,
-    allgather_object,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -120,7 +120,6 @@ from ddl_torch.verbs import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    broadcast_object,
     reducescatter,
     reducescatter_async,
 )

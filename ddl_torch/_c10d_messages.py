@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store
 
 import ddl
 from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout
-from ddl_torch._c10d_arguments import Part, Waitable
+from ddl_torch._c10d_arguments import Part, Waitable, moved
 from ddl_torch._c10d_notices import Notices
 from ddl_torch._c10d_verbs import Verbs
 
@@ -29,13 +29,16 @@ _LOOK = 0.2  # seconds between two looks at whether the group is still whole
 
 
 class MatchedReceive:
-    """A receive that gets its message by a notice; to a caller, a ``ddl.Work``."""
+    """A receive that gets its message by a notice; to a caller, a ``ddl.Work``. ``timeout``: seconds from now on."""
 
-    def __init__(self, messages: Messages, tensor: torch.Tensor, source: Optional[int], tag: int) -> None:
+    def __init__(
+        self, messages: Messages, tensor: torch.Tensor, source: Optional[int], tag: int, timeout: float
+    ) -> None:
         self.tensor, self.wanted, self.tag = tensor, source, tag
         self.source: Optional[int] = None  #: whose message it is, once it is known
+        self.timeout = timeout
+        self.until = time.monotonic() + timeout
         self._messages = messages
-        self._since = time.monotonic()
         self._matched = threading.Event()
         self._lock = threading.Lock()
         self._part: Part = (None, None)
@@ -61,19 +64,21 @@ class MatchedReceive:
     def wait(self, timeout: Optional[float] = None) -> None:
         """Wait until the message is there; ``timeout`` in seconds, None: the group's. Errors are those of ``ddl``."""
         until = None if timeout is None else time.monotonic() + timeout
-        while not self._matched.wait(_LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic()))):
-            self._messages.check(self, self._since)
+        while not self._matched.is_set():
+            self._messages.check(self)
             if until is not None and time.monotonic() >= until:
                 raise WaitTimeout(f"{self}: no such message has come within {timeout:g} s; the receive goes on")
+            self._matched.wait(_LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic())))
         if self._error is not None:
             raise self._error
         work, _ = self._part
         if work is not None:
             work.wait(None if until is None else max(0.0, until - time.monotonic()))
         with self._lock:
-            finish, self._part = self._part[1], (work, None)
+            finish = self._part[1]
             if finish is not None:
                 finish()
+                self._part = (work, None)
 
     def __str__(self) -> str:
         source = "any source" if self.wanted is None else f"rank {self.wanted}"
@@ -146,7 +151,8 @@ class Messages:
         if tag != 0:
             self._need_notices("send")
         elif self._notices.possible:
-            self._notices.listen()  # from now on somebody may want to know
+            self._check_group()
+            self._notices.listen()  # from now on somebody may want to know; before rank 0 can have it all, and leave
         with self._lock:
             if tag != 0:
                 part = self._tagged.send(tensor, dst)
@@ -157,8 +163,11 @@ class Messages:
             self._answer(dst, counts)
         return part
 
-    def recv(self, tensor: torch.Tensor, src: Optional[int], tag: int) -> Part:
-        """Receive from rank ``src``, or from any (None), what it sends next with ``tag``, of the same type and size."""
+    def recv(self, tensor: torch.Tensor, src: Optional[int], tag: int, timeout: Optional[float] = None) -> Part:
+        """Receive from rank ``src``, or from any (None), what it sends next with ``tag``, of the same type and size.
+
+        ``timeout``: seconds, where a notice is waited for (None: the group's).
+        """
         if src is not None and tag == 0:
             with self._lock:
                 if not self._waiting_plain:
@@ -170,7 +179,8 @@ class Messages:
         if src is not None:
             self._communicator._calls.check_peer("recv", src)
         self._need_notices("recv")
-        receive = MatchedReceive(self, tensor, src, tag)
+        moved(tensor.new_empty(0), "recv")  # refuse what cannot be received before it takes somebody's message
+        receive = MatchedReceive(self, tensor, src, tag, self._timeout if timeout is None else timeout)
         self._notices.listen()
         with self._lock:
             if tag == 0:
@@ -187,6 +197,12 @@ class Messages:
                 f"{verb}: tags and receives from any source need a store that can be cloned, and torch "
                 f"{torch.__version__} has none; name the source and leave out the tag, or update torch"
             )
+        self._check_group()  # torch's store may have gone with rank 0, and torch waits long for it
+
+    def _check_group(self) -> None:
+        """Raise the error with which the group has ended."""
+        self._communicator._core.check()
+        self._tagged_communicator._core.check()
 
     # --- what a receive asks ---
 
@@ -195,18 +211,17 @@ class Messages:
         cores = (self._communicator._core, self._tagged_communicator._core)
         return any(core.failed for core in cores) or self._notices.error is not None
 
-    def check(self, receive: MatchedReceive, since: float) -> None:
-        """Raise the error with which the group, or ``receive``, which has waited ``since`` then, has ended."""
-        core = self._communicator._core
-        core.check()
-        self._tagged_communicator._core.check()
+    def check(self, receive: MatchedReceive) -> None:
+        """Raise the error with which the group, or ``receive``, has ended."""
+        self._check_group()
         if self._notices.error is not None:
             raise InvalidState(
                 f"{receive}: torch's store, by which ranks tell tags, has ended: {self._notices.error}"
             ) from self._notices.error
-        if time.monotonic() - since > self._timeout:
+        if time.monotonic() > receive.until:
             culprit = -1 if receive.wanted is None else receive.wanted
-            text = f"{receive}: no such message has come within {self._timeout:g} s; does its sender give the same tag?"
+            core, seconds = self._communicator._core, f"{receive.timeout:g} s"
+            text = f"{receive}: no such message has come within {seconds}; does its sender give the same tag?"
             core.fail("CollectiveTimeout", culprit, text, True)
             core.check()
 
@@ -277,7 +292,7 @@ class Messages:
         elif kept is None:
             self._begin(receive, message.source, self._tagged)
         else:
-            receive.match(message.source, (message.work, lambda: target.copy_(kept.view(target.shape))))
+            receive.match(message.source, (message.work, lambda: target.detach().copy_(kept.view(target.shape))))
 
     def _begin(self, receive: MatchedReceive, source: int, verbs: Verbs) -> None:
         try:

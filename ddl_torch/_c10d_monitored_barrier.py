@@ -7,52 +7,80 @@ one, too, torch's function is replaced by one that serves groups of DDL and pass
 from __future__ import annotations
 
 import functools
+import math
 import time
 from datetime import timedelta
-from typing import Any, Optional, Type
+from typing import Any, Iterable, Optional, Tuple, Type
 
 import torch
 import torch.distributed as dist
 
-from ddl import WaitTimeout
+from ddl import Communicator, WaitTimeout
+from ddl_torch._c10d_arguments import Waitable
+from ddl_torch._c10d_messages import Messages
 
 __all__ = ["extend_torch", "monitored_barrier"]
 
-_TAG = -1  # of the messages that say "I am here"; a program's tags are not negative
+_TAG = -1  # of the messages of a barrier; a program's tags are not negative
 _VERDICT = 2.0  # seconds that rank 0's word may take
 
 
-def monitored_barrier(group: Any, seconds: float, every: bool) -> None:
-    """Return when all ranks of ``group`` have called it; break the group with ``CollectiveTimeout`` after ``seconds``.
+def monitored_barrier(communicator: Communicator, messages: Messages, seconds: float, every: bool) -> None:
+    """Return when all ranks have called it; break the group with ``CollectiveTimeout`` after ``seconds``.
 
-    The error, on all ranks, names the first rank that has not come, or all of them (``every``).
+    The error, on all ranks, names the first rank that has not come, or all of them (``every``). When rank 0 comes it
+    tells the others how long it waits, and from then on it alone judges: it may have come later than they.
     """
     until = time.monotonic() + seconds
-    here = torch.zeros(1, dtype=torch.uint8)
-    late = []
-    if group.rank() == 0:
-        arrivals = [group.recv([torch.empty_like(here)], rank, _TAG) for rank in range(1, group.size())]
-        for rank, arrival in enumerate(arrivals, start=1):
-            if not _came(arrival, until - time.monotonic()):
+    others = range(1, communicator.size)
+    if communicator.rank == 0:
+        _tell(others, messages, seconds)
+        late = []
+        for rank, (_, arrival) in [(rank, _expect(rank, messages)) for rank in others]:
+            if not _came(arrival, until):
                 late.append(rank)
                 if not every:
                     break
-    else:
-        group.send([here], 0, _TAG)
-    release = group.barrier()
-    if late or not _came(release, until - time.monotonic() + _VERDICT):
-        late = late or [0]
-        names = ", ".join(map(str, late))
-        core = group.communicator._core
-        core.fail("CollectiveTimeout", late[0], f"monitored_barrier: no sign of rank {names} for {seconds:g} s", True)
-    release.wait()
+        if late:
+            names = ", ".join(map(str, late))
+            _break(communicator, late[0], f"no sign of rank {names} for {seconds:g} s")
+        _tell(others, messages, seconds)
+        return
+    _tell([0], messages, seconds)
+    word, arrival = _expect(0, messages)
+    if not _came(arrival, until):
+        _break(communicator, 0, f"no sign of rank 0 for {seconds:g} s")
+    patience = word.item()
+    _, verdict = _expect(0, messages)
+    if not _came(verdict, time.monotonic() + patience + _VERDICT):
+        _break(communicator, 0, f"rank 0 has come, and not said within {patience:g} s whether all have")
 
 
-def _came(work: Any, seconds: float) -> bool:
+def _tell(ranks: Iterable[int], messages: Messages, seconds: float) -> None:
+    for rank in ranks:
+        messages.send(torch.tensor([seconds], dtype=torch.float64), rank, _TAG)
+
+
+def _expect(rank: int, messages: Messages) -> Tuple[torch.Tensor, Waitable]:
+    """Return where the seconds that ``rank`` tells will be, and what to wait for until they are there."""
+    seconds = torch.empty(1, dtype=torch.float64)
+    receive, _ = messages.recv(seconds, rank, _TAG, timeout=math.inf)  # a barrier's time may be longer than a verb's
+    assert receive is not None
+    return seconds, receive
+
+
+def _came(receive: Waitable, until: float) -> bool:
     try:
-        return bool(work.wait(timedelta(seconds=max(seconds, 0.001))))  # 0 would be DDL's own timeout
+        receive.wait(max(until - time.monotonic(), 0.0))
     except WaitTimeout:
         return False
+    return True
+
+
+def _break(communicator: Communicator, rank: int, text: str) -> None:
+    """Let all ranks raise the error, here at once."""
+    communicator._core.fail("CollectiveTimeout", rank, f"monitored_barrier: {text}", True)
+    communicator._core.check()
 
 
 def extend_torch(served: Type[Any]) -> None:

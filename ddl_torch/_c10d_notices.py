@@ -73,6 +73,7 @@ class Notices:
                 self._to_send().wait([f"{_ENDED}/{rank}" for rank in listeners], _PATIENCE)
         except RuntimeError as error:  # the store is gone; so are, or will be, the threads
             self.error = error
+        self._sending = None  # and the connection
 
     def _to_send(self) -> Store:
         if self._sending is None:

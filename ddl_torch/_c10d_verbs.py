@@ -12,7 +12,7 @@ from ddl import Communicator, InvalidArgument
 from ddl.calls import Call
 from ddl.plan.ir import Collective
 from ddl_torch._c10d_arguments import Finish, Part, bitwise, elements, in_place, moved, reduction
-from ddl_torch._tensors import alias
+from ddl_torch._tensors import alias, plain
 
 __all__ = ["Verbs"]
 
@@ -73,10 +73,12 @@ class Verbs:
     def allgather(self, targets: Tensors, tensor: torch.Tensor) -> List[Part]:
         """Fill ``targets[r]`` with ``tensor`` of rank r. Ranks may have different sizes, of which all know."""
         self.check_number("all_gather", targets)
-        if any(target.shape != targets[0].shape for target in targets):
-            targets[self._rank].copy_(tensor)
+        own = targets[self._rank].detach()
+        _check_elements("all_gather", [own], tensor)
+        if any(target.numel() != tensor.numel() for target in targets):
+            own.copy_(tensor.detach().reshape(own.shape))
             return [self.broadcast(target, rank) for rank, target in enumerate(targets)]
-        rows = tensor.new_empty((self._size, *targets[0].shape))
+        rows = tensor.new_empty((self._size, tensor.numel()))
         return [(self._gather_rows(rows, tensor, "all_gather"), _deal(rows, targets))]
 
     def allgather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Part:
@@ -113,7 +115,8 @@ class Verbs:
         if targets is None:
             return self._rooted(Collective.GATHER, block, block, None, root), None
         self.check_number("gather", targets)
-        rows = tensor.new_empty((self._size, *tensor.shape))
+        _check_elements("gather", targets, tensor)
+        rows = tensor.new_empty((self._size, tensor.numel()))
         return self._rooted(Collective.GATHER, block, block, moved(rows, "gather"), root), _deal(rows, targets)
 
     def scatter(self, target: torch.Tensor, sources: Optional[Tensors], root: int) -> Part:
@@ -123,7 +126,8 @@ class Verbs:
         block, rows = moved(own, "scatter"), None
         if sources is not None:
             self.check_number("scatter", sources)
-            rows = moved(torch.stack([source.detach() for source in sources]), "scatter")
+            _check_elements("scatter", sources, target)
+            rows = moved(_flat(sources, "scatter"), "scatter")
         return self._rooted(Collective.SCATTER, block, rows, block, root), finish
 
     def _rooted(
@@ -139,10 +143,10 @@ class Verbs:
     def reducescatter(self, target: torch.Tensor, sources: Tensors, op: Any) -> List[Part]:
         """Combine ``sources[r]`` over all ranks into ``target`` of rank r. Parts may have different sizes."""
         self.check_number("reduce_scatter", sources)
-        if all(source.shape == sources[0].shape for source in sources):
-            whole = torch.stack([source.detach() for source in sources])
-            return [self.reducescatter_single(target, whole, op)]
-        target.copy_(sources[self._rank])
+        _check_elements("reduce_scatter", [sources[self._rank]], target)
+        if all(source.numel() == target.numel() for source in sources):
+            return [self.reducescatter_single(target, _flat(sources, "reduce_scatter"), op)]
+        target.detach().copy_(sources[self._rank].detach().reshape(target.shape))
         mine = [target if rank == self._rank else source.clone() for rank, source in enumerate(sources)]
         return [self.reduce(tensor, rank, op) for rank, tensor in enumerate(mine)]
 
@@ -171,7 +175,13 @@ class Verbs:
     def alltoall_single(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> Part:
-        """Send the r-th part of ``tensor`` to rank r; what comes fills ``output``. Parts are in rows; none: equal."""
+        """Send the r-th part of ``tensor`` to rank r; what comes fills ``output``. Parts are in rows; none: equal.
+
+        All ranks give splits, or none does: without them, no sizes are exchanged. Splits that happen to be equal here
+        are no exception, as those of other ranks may differ.
+        """
+        if tensor.dim() == 0 or output.dim() == 0:
+            raise InvalidArgument("all_to_all: a tensor without dimensions has no rows to send")
         own, finish = in_place(output, "all_to_all")
         if input_splits or output_splits:
             return self._exchange(
@@ -189,7 +199,7 @@ class Verbs:
         """Send ``sources[r]`` to rank r, receive ``targets[r]`` from it. They may have different sizes."""
         self.check_number("all_to_all", targets)
         self.check_number("all_to_all", sources)
-        flat = torch.cat([moved(source, "all_to_all").reshape(-1) for source in sources])
+        flat = moved(_flat(sources, "all_to_all"), "all_to_all").reshape(-1)
         sizes = [moved(target, "all_to_all").numel() for target in targets]
         received = flat.new_empty(sum(sizes))
 
@@ -241,10 +251,23 @@ class Verbs:
             raise InvalidArgument(f"{verb}: {len(tensors)} tensors were given for {self._size} ranks")
 
 
+def _check_elements(verb: str, tensors: Tensors, like: torch.Tensor) -> None:
+    """Refuse what is not as large as ``like``: the core takes a buffer's length from its caller."""
+    for tensor in tensors:
+        if tensor.numel() != like.numel():
+            raise InvalidArgument(
+                f"{verb}: a tensor of {tensor.numel()} elements was given where {like.numel()} elements are needed"
+            )
+
+
+def _flat(tensors: Tensors, verb: str) -> torch.Tensor:
+    return torch.cat([plain(tensor, verb).reshape(-1) for tensor in tensors])
+
+
 def _deal(rows: torch.Tensor, targets: Tensors) -> Finish:
     def finish() -> None:
         for target, row in zip(targets, rows):
-            target.copy_(row)
+            target.copy_(row.view(target.shape))
 
     return finish
 

@@ -7,15 +7,16 @@ a real one of the future: an exception that is only set in it, DDP would take fo
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import queue
 import threading
+import time
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
-import ddl
 from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_messages import MatchedReceive
 
@@ -36,18 +37,30 @@ class Waiter:
         self._closed = False
 
     def ask(self, wait: Callable[[], None], complete: Callable[[], None]) -> None:
-        """Let a thread call ``wait``, which blocks, and then ``complete``."""
-        self._jobs.put((wait, complete))
-        self._have_one()
+        """Let a thread call ``wait``, which blocks and raises nothing, and then ``complete``.
+
+        After ``close``, when all works have ended, the caller does it.
+        """
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._jobs.put((wait, complete))
+        if closed:
+            wait()
+            complete()
+        else:
+            self._have_one()
 
     def close(self) -> None:
         """End the threads after what they have been asked for. Idempotent."""
-        self._closed = True
-        self._jobs.put(None)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
 
     def _have_one(self) -> None:
         with self._lock:
-            if self._idle > 0 or self._closed:
+            if self._idle > 0:
                 return
             self._idle += 1
         threading.Thread(target=self._run, name="ddl-torch", daemon=True).start()
@@ -77,7 +90,7 @@ class GroupWork(dist.Work):
         super().__init__()
         self._outputs = outputs
         self._works = [work for work, _ in parts if work is not None]
-        self._finishes = [finish for _, finish in parts if finish is not None]
+        self._finishes = [finish for _, finish in parts if finish is not None]  # emptied when all have been called
         self._waiter = waiter
         self._lock = threading.Lock()
         self._future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
@@ -87,17 +100,27 @@ class GroupWork(dist.Work):
 
         ``timeout``: none, or 0, for DDL's own. ``WaitTimeout`` if it has run out; the verb goes on.
         """
-        seconds = timeout.total_seconds() if timeout else None
+        until = time.monotonic() + timeout.total_seconds() if timeout else None
         for work in self._works:
-            work.wait(seconds)
-        with self._lock:
-            while self._finishes:
-                self._finishes.pop()()
+            work.wait(None if until is None else max(0.0, until - time.monotonic()))
+        if self._finishes:
+            self._finish()
         return True
 
+    def _finish(self) -> None:
+        """Write the outputs, once. What raises an error does so again in the next call."""
+        with self._lock, torch.no_grad():
+            for finish in self._finishes:
+                finish()
+            self._finishes = []
+
     def is_completed(self) -> bool:
-        """Return whether it has ended, well or not."""
-        return all(work.done() for work in self._works)
+        """Return whether it has ended, well or not. If it has ended well, the results are there. Does not block."""
+        if not all(work.done() for work in self._works):
+            return False
+        with contextlib.suppress(Exception):  # an error, too, is an end; ``exception`` returns it
+            self.wait()
+        return True
 
     def is_success(self) -> bool:
         """Return whether it has ended well."""
@@ -108,7 +131,7 @@ class GroupWork(dist.Work):
         try:
             if self.is_completed():
                 self.wait()
-        except ddl.Error as error:
+        except Exception as error:
             return error
         return None
 
@@ -132,15 +155,15 @@ class GroupWork(dist.Work):
     def get_future(self) -> Any:
         """Return the future of the tensors that are written."""
         with self._lock:
-            if self._future is None:
+            known = self._future
+            if known is None:
                 ended: torch.futures.Future[None] = torch.futures.Future()
                 self._future = ended.then(lambda _: self.result())
-                self._waiter.ask(self._await_end, lambda: ended.set_result(None))
-            return self._future
+        if known is None:
+            self._waiter.ask(self._await_end, lambda: ended.set_result(None))
+        return self._future
 
     def _await_end(self) -> None:
-        for work in self._works:
-            try:
+        with contextlib.suppress(Exception):  # the future's own callback meets it again, and raises it where it belongs
+            for work in self._works:
                 work.wait()
-            except ddl.Error:
-                return  # the future's own callback meets it again, and raises it where it belongs

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 import torch
 
-from ddl_torch._tensors import alias
+from ddl_torch._gradient_bucket import Presence
 
 if TYPE_CHECKING:
     from ddl_torch._reducer import GradientReducer
@@ -24,7 +24,7 @@ def average_before_step(
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         if not reducer.synchronized:
-            reducer.synchronize()
+            reducer.synchronize(args[0] if reducer.overlap_update else None)
         return None
     if isinstance(closure, _AveragingClosure):
         return None  # a step that calls its base class's step comes here twice
@@ -35,18 +35,25 @@ def average_before_step(
 
 
 class _AveragingClosure:
-    """A closure of ``step`` that averages the gradients it has computed, and its loss."""
+    """A closure of ``step`` that averages the gradients it has computed, and its loss if that is one number."""
 
     def __init__(self, reducer: GradientReducer, closure: Callable[[], Any]) -> None:
         self._reducer = reducer
         self._closure = closure
 
     def __call__(self) -> Any:
-        loss = self._closure()
-        if not self._reducer.synchronized:
-            self._reducer.synchronize()
-        if not isinstance(loss, (torch.Tensor, float)):
+        reducer = self._reducer
+        reducer.presence = Presence.EVALUATING
+        try:
+            loss = self._closure()
+            if not reducer.synchronized:
+                reducer.synchronize()
+        finally:
+            reducer.presence = Presence.TRAINING
+        # Ranks that have joined know that there is a loss, but not of which type: it travels as float64, always.
+        a_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()
+        number = loss.item() if a_tensor else loss if isinstance(loss, float) else None
+        mean = reducer.average_loss(number or 0.0)
+        if number is None:
             return loss
-        mean = torch.as_tensor(loss, dtype=None if isinstance(loss, torch.Tensor) else torch.float64).detach().clone()
-        self._reducer.communicator.allreduce_(alias(mean, "step(closure)"), op=self._reducer.op)
-        return mean if isinstance(loss, torch.Tensor) else mean.item()
+        return torch.full_like(loss, mean, requires_grad=False) if a_tensor else mean

@@ -75,8 +75,7 @@ class DeltaReducer:
     def after_step(self, kwargs: Dict[str, Any]) -> None:
         """Combine the deltas. Collective, blocking.
 
-        A step may call its base class's step, and come here twice: the rest of it is then a second delta. So is what a
-        step that ended with an error has left behind; only the step that kept the weights lets go of them.
+        A step may call its base class's step, and come here twice: the rest of it is then a second delta.
         """
         if self._outermost is None:
             return
@@ -91,6 +90,16 @@ class DeltaReducer:
         else:
             for deltas in self._deltas:
                 deltas.keep()
+
+    def step_failed(self) -> None:
+        """Take back what a step that ended with an error has done to the weights, which all ranks have alike again."""
+        if self._outermost is not None:
+            self._outermost = None
+            for deltas in self._deltas:
+                deltas.take_back()
+
+    def release(self) -> None:
+        """Leave the parameters to another reducer: nothing hangs on them."""
 
     def synchronize(self) -> None:
         """Do nothing: gradients are the rank's own, and may be changed at any time before the step."""
@@ -127,6 +136,12 @@ class _Deltas:
     def keep(self) -> None:
         """Remember the weights."""
         self._kept = [p.detach().clone() for p in self._parameters]
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Set the weights to those that were kept."""
+        for p, kept in zip(self._parameters, self._kept):
+            p.copy_(kept)
 
     @torch.no_grad()
     def combine(self) -> None:

@@ -6,7 +6,7 @@ Owned by a ``GradientReducer``; used by the thread that runs backward and step.
 
 from __future__ import annotations
 
-import math
+import enum
 import time
 from typing import Any, Callable, Dict, List, Optional
 
@@ -17,7 +17,7 @@ import ddl
 from ddl import timeline
 from ddl.buckets import Bucket
 
-__all__ = ["Entry", "GradientBucket", "WIRE_DTYPES"]
+__all__ = ["Entry", "GradientBucket", "Presence", "WIRE_DTYPES"]
 
 # Type of a gradient -> type that the core adds up.
 WIRE_DTYPES = {
@@ -28,6 +28,14 @@ WIRE_DTYPES = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
+
+
+class Presence(enum.IntEnum):
+    """What a rank says of itself in every round. Of a round it is the greatest that any rank says."""
+
+    JOINED = 0  # it takes part only because others go on
+    TRAINING = 1
+    EVALUATING = 2  # training, in a closure of ``step``: the average of the loss follows the round
 
 
 class Entry:
@@ -41,7 +49,7 @@ class Entry:
         self.sparse = False  # some rank has had a sparse gradient: it has no place in a bucket any more
         self.hooked = False
         self.bucket: Optional[GradientBucket] = None
-        self.view: Optional[torch.Tensor] = None  # of the bucket; shaped and strided as the parameter
+        self.view: Optional[torch.Tensor] = None  # of the bucket: see _view_like
         self.passes = 0  # backward passes that brought a gradient
         self.expected = False  # the bucket waits for this one
 
@@ -100,16 +108,15 @@ class GradientBucket:
             view = entry.view
             assert view is not None
             if offset <= element < offset + view.numel():
-                index = tuple((element - offset) // stride % n for n, stride in zip(view.shape, view.stride()))
+                index = tuple((element - offset) // max(stride, 1) % n for n, stride in zip(view.shape, view.stride()))
                 return f"parameter {entry.name!r} at index {index}"
         return f"bucket.{self.number} (its padding or flags) at element {element}"
 
-    def fill(self, size: int, present: bool) -> None:
-        """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then.
-
-        ``present``: this rank has come for its own sake.
-        """
-        self.flags.fill_(1 if present else 0)
+    def fill(self, size: int, presence: Presence) -> None:
+        """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then."""
+        self.flags.fill_(min(presence, 1))
+        if presence is Presence.EVALUATING:
+            self.flags[-1] = 2 * size
         for i, entry in enumerate(self.entries):
             if not adopt(entry):
                 self.unused.append(i)
@@ -172,43 +179,63 @@ class GradientBucket:
         return self._wire if isinstance(self._wire, np.ndarray) and self._wire.dtype == np.float32 else None
 
     def receive(self) -> None:
-        """End the all-reduce. ``written``: whether PyTorch has written to the memory (clipping, say) under way."""
+        """End the all-reduce."""
         assert self.finish is not None
         self.finish()
         self.finish = None
         recorder = timeline.active()
         if recorder is not None:
             recorder.operation(f"bucket.{self.number}", "allreduce", self._sent_at, self._sent_at, time.monotonic())
-        self.written = self.flat._version != self._version
+        self._written = self.flat._version != self._version
         if self._postdivide != 1:
             self.flat.div_(self._postdivide)
 
-    def sparse_entries(self, op: ddl.ReduceOp, size: int) -> List[Entry]:
-        """After the all-reduce: return the entries of which some rank has a sparse gradient, alike on all ranks.
+    def find_sparse(self, op: ddl.ReduceOp, size: int) -> List[Entry]:
+        """After the all-reduce: mark and return the entries of which some rank has a sparse gradient, alike everywhere.
 
         A rank says so by a flag of twice the number of ranks: more than all of them together say of dense ones.
         """
-        limit = 1.5 * (1 if op == ddl.Average else size)
-        return [entry for entry, flag in zip(self.entries, self.flags.real.tolist()) if flag > limit]
+        found = [entry for entry, flag in zip(self.entries, self.flags.real.tolist()) if flag > _limit(op, size)]
+        for entry in found:
+            entry.sparse = True
+        return found
 
-    def anyone_present(self) -> bool:
-        """After the all-reduce: return whether a rank had come for its own sake."""
-        return bool(self.flags[-1] != 0)
+    def presence(self, op: ddl.ReduceOp, size: int) -> Presence:
+        """After the all-reduce: return the greatest of all ranks."""
+        flag = self.flags[-1].real.item()
+        if flag > _limit(op, size):
+            return Presence.EVALUATING
+        return Presence.TRAINING if flag else Presence.JOINED
+
+    def forget(self) -> None:
+        """Let nothing of the gradient that was sent last reach the next one, not what rounding has left over either.
+
+        What was left over from earlier ones is lost with it: less than a step's rounding.
+        """
+        if self._dropped is not None:
+            self._dropped.fill(0)
 
     def hand_out(self) -> List[Entry]:
         """After the all-reduce: give ``p.grad`` to parameters that only other ranks used, but for sparse ones.
 
-        Returns the entries whose ``p.grad`` was replaced by another tensor while the bucket was under way.
+        Returns the entries whose ``p.grad`` was replaced by another tensor while the bucket was under way, after one of
+        the bucket if PyTorch has written to its memory (clipping, say) meanwhile.
         """
         for i in self.unused:
             entry = self.entries[i]
             if not entry.sparse and entry.parameter.grad is None and self.flags[i] != 0:
                 entry.parameter.grad = entry.view
-        return [
+        replaced = [
             entry
             for entry in self.entries
             if not entry.sparse and entry.parameter.grad is not None and entry.parameter.grad is not entry.view
         ]
+        return self.entries[:1] + replaced if self._written else replaced
+
+
+def _limit(op: ddl.ReduceOp, size: int) -> float:
+    """Return what a flag exceeds if some rank has set it to ``2 * size`` instead of 0 or 1."""
+    return 1.5 * (1 if op == ddl.Average else size)
 
 
 def adopt(entry: Entry) -> bool:
@@ -238,13 +265,9 @@ def adopt(entry: Entry) -> bool:
 
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor, offset: int) -> torch.Tensor:
-    """Return the part of ``flat`` from ``offset`` on with the parameter's shape and, where it is dense, its strides.
+    """Return the part of ``flat`` from ``offset`` on with the parameter's shape and, where that is dense, its strides.
 
-    Autograd adds into a gradient fastest when its strides are those of the parameter (channels_last, say).
+    Autograd adds into a gradient fastest when its strides are those of the parameter (channels_last, transposed).
     """
-    shape = parameter.shape
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    dense_format = formats.get(parameter.dim())
-    if dense_format is not None and parameter.is_contiguous(memory_format=dense_format):
-        return flat.as_strided(shape, parameter.stride(), offset)
-    return flat[offset : offset + math.prod(shape)].view(shape)
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return flat.as_strided(parameter.shape, strides, offset)

@@ -16,6 +16,7 @@ import torch
 
 import ddl
 from ddl_torch._gradient_bucket import GradientBucket
+from ddl_torch._optimizer_arguments import Settings
 from ddl_torch.verbs import alltoall
 
 __all__ = ["GradientCheck"]
@@ -30,17 +31,18 @@ Finding = Tuple[int, int, int, int, str]
 
 
 class GradientCheck:
-    """Checks the buckets of every ``every``-th step, from the first on."""
+    """Checks the buckets of every ``settings.check``-th step, from the first on."""
 
-    def __init__(self, communicator: ddl.Communicator, op: ddl.ReduceOp, every: int) -> None:
+    def __init__(self, communicator: ddl.Communicator, settings: Settings) -> None:
         self._communicator = communicator
-        self._op = op
-        self._every = every
+        self._op = settings.op
+        self._every = settings.check
+        self._predivide = settings.gradient_predivide_factor
         self._step = 0  # steps that have ended
         self._kept: List[Tuple[GradientBucket, torch.Tensor]] = []
 
     def begin(self) -> None:
-        """Start a round; what was kept in one that was discarded is forgotten."""
+        """Start a round; what was kept in one that was not sent to its end is forgotten."""
         self._kept = []
 
     def keep(self, bucket: GradientBucket) -> None:
@@ -85,6 +87,13 @@ class GradientCheck:
         if not wrong.any():
             return None
         element, rank = _first(wrong)
+        if not torch.isfinite(results[:, element]).any() and self._overflows(inputs[:, element]):
+            text = (
+                f"the gradients of {bucket.place(start + element)}, {_listed(inputs[:, element])} by rank, add up to "
+                f"more than {inputs.dtype} holds. Scale the loss down, or pass gradient_predivide_factor with "
+                "op=ddl.Average. The weights are as before this step"
+            )
+            return 0, bucket.number, start + element, rank, text
         alike = bool((results[:, element] == results[0, element]).all())
         where = "all ranks" if alike else f"rank {rank}"
         text = (
@@ -95,6 +104,16 @@ class GradientCheck:
             "wrongly: please report it if it comes again. The weights are as before this step"
         )
         return 1, bucket.number, start + element, rank, text
+
+    def _overflows(self, column: torch.Tensor) -> bool:
+        """Return whether a sum of these may leave the range of their type."""
+        magnitude = column.to(torch.complex128 if column.is_complex() else torch.float64).abs().sum()
+        return bool(magnitude / self._predivide > torch.finfo(self._narrow(column.dtype)).max)
+
+    def _narrow(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the narrowest type that elements of ``dtype`` are rounded to on their way."""
+        short = dtype in (torch.float32, torch.complex64)
+        return _WIRES.get(self._communicator.wire, dtype) if short else dtype
 
     def _parts(self, flat: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of every rank's ``flat``: a row for each rank. Collective, blocking."""
@@ -116,13 +135,12 @@ class GradientCheck:
             magnitude += row.to(wide).abs()
         if self._op == ddl.Average:
             total, magnitude = total / size, magnitude / size
-        narrow = inputs.dtype
-        if narrow in (torch.float32, torch.complex64):
-            narrow = _WIRES.get(self._communicator.wire, narrow)
         # A rounding per addition, division and copy, each of at most eps / 2 of what is there by then. Very small
-        # numbers are spaced evenly, and processors may take those of float32 for zero.
-        info = torch.finfo(narrow)
+        # numbers are spaced evenly, and processors may take those of float32 for zero. Gradients that are divided first
+        # are rounded where they are smaller than in the end.
+        info = torch.finfo(self._narrow(inputs.dtype))
         least = max(info.smallest_normal * info.eps, torch.finfo(torch.float32).smallest_normal)
+        least *= max(1.0, self._predivide / size)
         return total, (size + 2) * (info.eps * magnitude + least)
 
 

@@ -5,16 +5,17 @@ All that can be refused on one rank alone is refused when the operation is built
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
 import ddl
+from ddl import operations
 from ddl.calls import check_splits
 from ddl.negotiation import Signature
-from ddl.negotiation.pending import Ended, Waitable
+from ddl.negotiation.pending import Waitable
 from ddl.negotiation.signature import ANY
+from ddl.operations import Operation, at_once, barrier, grouped, objects
 from ddl_torch._tensors import alias, from_array, plain, to_array, written
 from ddl_torch.adasum import adasum_
 
@@ -22,17 +23,8 @@ __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier
 __all__ += ["check_op", "reducescatter", "summable"]
 
 T = TypeVar("T")
+_ADDED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  #: of the types of floating point
 Start = Callable[[ddl.Communicator], Waitable]
-
-
-@dataclass
-class Operation(Generic[T]):
-    """``start`` returns at once, ``call`` when the operation has ended; ``finish`` makes the caller's result of it."""
-
-    signature: Signature
-    start: Start
-    finish: Callable[[Any], T]
-    call: Optional[Callable[[ddl.Communicator], Any]] = None
 
 
 def _described(tensor: torch.Tensor, rows_differ: bool = False) -> Tuple[str, Tuple[int, ...]]:
@@ -49,7 +41,11 @@ def check_op(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
     if not isinstance(op, ddl.ReduceOp):
         raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
-    if tensor.is_complex() and op not in (ddl.Average, ddl.Sum):
+    if tensor.is_floating_point() and tensor.dtype not in _ADDED:
+        raise ddl.InvalidArgument(f"{verb}: {tensor.dtype} can be moved, but not added up; pass tensor.float()")
+    if op == ddl.Adasum and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ddl.InvalidArgument(f"{verb}: op=Adasum needs floating point, not {tensor.dtype}")
+    if tensor.is_complex() and op not in (ddl.Average, ddl.Sum, ddl.Adasum):
         raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
     if tensor.dtype == torch.bool and op == ddl.Average:
         raise ddl.InvalidArgument(f"{verb}: truth values have no average; use op=Sum (any) or op=Min (all)")
@@ -59,7 +55,7 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
     """Multiply in place; integers as float64, truncated."""
     if factor == 1.0:
         return
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_complex():
         tensor.mul_(factor)
     else:
         tensor.copy_(tensor.double().mul_(factor))
@@ -90,7 +86,7 @@ def allreduce(
 
     signature = Signature("allreduce", (_described(own),), _detail(op, prescale, postscale))
     if op == ddl.Adasum:
-        return _at_once(signature, lambda group: adasum_(scaled(), communicator=group), unscaled)
+        return at_once(signature, lambda group: adasum_(scaled(), communicator=group), unscaled)
     return Operation(
         signature,
         lambda group: group.allreduce_async_(scaled(), op=op),
@@ -127,7 +123,7 @@ def summable(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> Tuple[Any, Ca
 
 def reducescatter(tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[torch.Tensor]:
     """Reduce-scatter the rows."""
-    own = tensor if prescale == 1.0 else _copy(tensor, "reducescatter")
+    own = plain(tensor, "reducescatter") if prescale == 1.0 else _copy(tensor, "reducescatter")
     if own.ndim == 0:
         raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
     _scale(own, prescale)
@@ -177,57 +173,10 @@ def alltoall(tensor: torch.Tensor, splits: Optional[Sequence[int]], size: int) -
     )
 
 
-def barrier() -> Operation[None]:
-    """Wait for all ranks."""
-    return Operation(
-        Signature("barrier"), lambda group: group.barrier_async(), lambda _: None, lambda group: group.barrier()
-    )
-
-
-def objects(signature: Signature, call: Callable[[ddl.Communicator], T]) -> Operation[T]:
-    """Exchange objects."""
-    return _at_once(signature, call, lambda result: result)
-
-
-def _at_once(signature: Signature, call: Callable[[ddl.Communicator], Any], finish: Callable[[Any], T]) -> Operation[T]:
-    """Do what takes several rounds, and blocks the one who starts it until they are over."""
-    return Operation(signature, lambda group: Ended(call(group)), finish, call)
-
-
-class _Several:
-    """Operations that were started together."""
-
-    def __init__(self, works: Sequence[Waitable]) -> None:
-        self._works = works
-
-    def done(self) -> bool:
-        return all(work.done() for work in self._works)
-
-    def wait(self, timeout: Optional[float] = None) -> List[Any]:
-        return [work.wait(timeout) for work in self._works]
-
-
-def grouped(some: Sequence[Operation[T]], verb: str) -> Operation[List[T]]:
-    """Do several operations of one kind when all ranks have submitted all of them."""
-    tensors = tuple(tensor for one in some for tensor in one.signature.tensors)
-    details = sorted({one.signature.detail for one in some})
-    return Operation(
-        Signature(f"grouped_{verb}", tensors, " ".join(details)),
-        lambda group: _Several([one.start(group) for one in some]),
-        lambda results: [one.finish(result) for one, result in zip(some, results)],
-    )
-
-
 def absent(signature: Signature) -> Start:
-    """Return what a rank that has joined does in place of the operation: it supplies zeros to an all-reduce."""
-    if signature.verb == "barrier":
-        return lambda group: group.barrier_async()
-    if signature.verb not in ("allreduce", "grouped_allreduce"):
-        raise ddl.InvalidArgument("only all-reduces are possible while a rank has joined")
-    op = ddl.ReduceOp[signature.detail.split()[0].partition("=")[2]]
+    """Return what a rank that has joined does in place of the operation: see ``ddl.operations.absent``."""
 
-    def start(group: ddl.Communicator) -> Waitable:
-        zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in signature.tensors]
-        return _Several([allreduce(zero, op, 1.0, 1.0, True).start(group) for zero in zeros])
+    def of_zeros(dtype: str, shape: Tuple[int, ...], op: ddl.ReduceOp) -> Operation[torch.Tensor]:
+        return allreduce(torch.zeros(shape, dtype=getattr(torch, dtype)), op, 1.0, 1.0, True)
 
-    return start
+    return operations.absent(signature, of_zeros)

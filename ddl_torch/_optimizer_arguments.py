@@ -1,17 +1,38 @@
-"""What the arguments of ``DistributedOptimizer`` say about parameters: their names, and which belong together."""
+"""What the arguments of ``DistributedOptimizer`` say: about parameters, their names and groups, and about averaging."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 import ddl
+from ddl_torch.compression import PowerSGD
 
-__all__ = ["Groups", "NamedParameters", "group_numbers", "named"]
+__all__ = ["Groups", "NamedParameters", "Settings", "group_numbers", "named"]
 
 NamedParameters = Iterable[Tuple[str, torch.Tensor]]
 Groups = Union[int, Sequence[Sequence[torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``DistributedOptimizer`` was told, and every rank must be told alike; its documentation is there."""
+
+    op: ddl.ReduceOp
+    bucket_bytes: int
+    overlap: Optional[bool]
+    check: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    deterministic: bool
+    powersgd: Optional[PowerSGD]
+    overlap_update: bool
+
+    def lines(self) -> List[str]:
+        """Return them one by one, for people."""
+        return [f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items()]
 
 
 def named(optimizer: torch.optim.Optimizer, given: Optional[NamedParameters]) -> List[Tuple[str, torch.Tensor]]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 
 import ddl
@@ -28,32 +28,15 @@ from ddl.buckets import Gradient, assign
 from ddl.compression import fastest
 from ddl_torch import _overlap
 from ddl_torch._closure import average_before_step
-from ddl_torch._gradient_bucket import Entry, GradientBucket, adopt
+from ddl_torch._gradient_bucket import Entry, GradientBucket, Presence, adopt
 from ddl_torch._gradient_check import GradientCheck
+from ddl_torch._optimizer_arguments import Settings
 from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
-from ddl_torch.compression import PowerSGD
+from ddl_torch._update import PartialUpdates
 from ddl_torch.powersgd import LowRankBucket
 from ddl_torch.sparse import reduce_gradients
 
-__all__ = ["GradientReducer", "Settings"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What ``DistributedOptimizer`` was told, and every rank must be told alike; its documentation is there."""
-
-    op: ddl.ReduceOp
-    bucket_bytes: int
-    overlap: Optional[bool]
-    check: int
-    gradient_predivide_factor: float
-    sparse_as_dense: bool
-    deterministic: bool
-    powersgd: Optional[PowerSGD]
-
-    def lines(self) -> List[str]:
-        """Return them one by one, for people."""
-        return [f"{name}={getattr(value, 'name', value)}" for name, value in vars(self).items()]
+__all__ = ["GradientReducer"]
 
 
 def _remove_hooks(hooks: List[torch.utils.hooks.RemovableHandle]) -> None:
@@ -62,15 +45,27 @@ def _remove_hooks(hooks: List[torch.utils.hooks.RemovableHandle]) -> None:
 
 
 class GradientReducer:
-    """The buckets of one optimizer. ``synchronized``: gradients are averaged and none has come since."""
+    """The buckets of one optimizer. ``synchronized``: gradients are averaged and none has come since.
 
-    def __init__(self, communicator: ddl.Communicator, settings: Settings, backward_passes_per_step: int) -> None:
+    ``presence``: what this rank says of itself in the rounds to come. ``own``: communicators to be closed with the
+    optimizer, to which those are added that are made here.
+    """
+
+    def __init__(
+        self,
+        communicator: ddl.Communicator,
+        settings: Settings,
+        backward_passes_per_step: int,
+        own: List[ddl.Communicator],
+    ) -> None:
         self.communicator = communicator
         self.op = settings.op
         self.backward_passes_per_step = backward_passes_per_step
         self.synchronized = False
+        self.presence = Presence.TRAINING
         self._settings = settings
-        self._check = GradientCheck(communicator, settings.op, settings.check) if settings.check else None
+        self._own = own
+        self._check: Optional[GradientCheck] = None
         self._low_rank: Dict[int, LowRankBucket] = {}  # by the number of the bucket
         self._overlap = False  # decided in ``lay_out``, alike on all ranks
         self._entries: List[Entry] = []
@@ -79,10 +74,10 @@ class GradientReducer:
         self._open = False  # a gradient has come in this round
         self._complete = False  # ... in the backward pass that sends
         self._skip = False
-        self._present = True  # not only because other ranks go on
+        self._updates = PartialUpdates()
+        self._seen = Presence.TRAINING  # in the last round, of all ranks
         self._hooks: List[torch.utils.hooks.RemovableHandle] = []
         weakref.finalize(self, _remove_hooks, self._hooks).atexit = False
-        self._anyone_present = True  # in the last step
         self._steps, self._bytes, self._seconds_waiting = 0, 0, 0.0
 
     @property
@@ -124,7 +119,11 @@ class GradientReducer:
         wanted = self._settings.overlap
         self._overlap = _overlap.pays(places) if wanted is None else wanted
         if self._settings.deterministic and not self.communicator.deterministic:
-            self._make_deterministic()
+            twin = self.communicator.split(0, deterministic=True)  # not before all have said that they want it
+            assert twin is not None
+            self._go_over_to(twin)
+        if self._settings.check and self._check is None:
+            self._check = GradientCheck(self.communicator, self._settings)
         gradients = [
             Gradient(e.parameter.numel(), e.parameter.dtype, e.parameter.element_size(), e.group) for e in placed
         ]
@@ -148,15 +147,17 @@ class GradientReducer:
     def choose_wire(self) -> None:
         """Measure how the buckets are averaged fastest, and do so from now on. Collective; before the first step."""
         arrays = [bucket.float32 for bucket in self._buckets]
-        self.communicator = fastest(self.communicator, [array for array in arrays if array is not None])
+        self._go_over_to(fastest(self.communicator, [array for array in arrays if array is not None]))
 
-    def _make_deterministic(self) -> None:
-        """Go over to a communicator of the same ranks that is; not before all have said that they want it."""
-        twin = self.communicator.split(0, deterministic=True)
-        assert twin is not None
-        self.communicator = twin
-        if self._check is not None:
-            self._check = GradientCheck(twin, self.op, self._settings.check)
+    def _go_over_to(self, communicator: ddl.Communicator) -> None:
+        if communicator is not self.communicator:
+            self.communicator = communicator
+            self._own.append(communicator)
+
+    def release(self) -> None:
+        """Leave the parameters to another reducer."""
+        _remove_hooks(self._hooks)
+        self._open = self.synchronized = False
 
     # --- a round ---
 
@@ -216,7 +217,7 @@ class GradientReducer:
         self._next = len(self._buckets)
 
     def _start(self, bucket: GradientBucket) -> None:
-        bucket.fill(self.communicator.size, self._present)
+        bucket.fill(self.communicator.size, self.presence)
         if self._check is not None:
             self._check.keep(bucket)
         powersgd = self._settings.powersgd
@@ -230,10 +231,18 @@ class GradientReducer:
 
     def before_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
         """Average what ``step`` is about to use; returns the arguments that it is to have instead, None: the same."""
-        return None if self._skip else average_before_step(self, args, kwargs)
+        if self._skip:
+            return None
+        self._updates = PartialUpdates()
+        try:
+            return average_before_step(self, args, kwargs)
+        except BaseException:
+            self._updates.show()
+            raise
 
     def after_step(self, kwargs: Dict[str, Any]) -> None:
         """Note that gradients have been used."""
+        self._updates.show()
         self.synchronized = False
 
     @contextlib.contextmanager
@@ -245,44 +254,78 @@ class GradientReducer:
         finally:
             self._skip = False
 
-    def synchronize(self) -> None:
-        """Send what was not sent, wait for everything, and make every ``p.grad`` the average."""
+    def synchronize(self, updated: Optional[torch.optim.Optimizer] = None) -> None:
+        """Send what was not sent, wait for everything, and make every ``p.grad`` the average.
+
+        ``updated``: takes its step for the parameters of each bucket but the last as soon as their averages are there;
+        their gradients are hidden until ``after_step``.
+        """
+        error = self._end_round(updated)
+        self.synchronized = True
+        if error is not None:
+            raise error
+
+    def _end_round(self, updated: Optional[torch.optim.Optimizer] = None) -> Optional[ddl.Error]:
+        """Do what every rank does with the round, whatever it wants with the averages; return what they suffer from."""
         self._begin()
         self._send_all()
         self.lay_out()  # parameters that were added or unfrozen; not before all ranks have sent the same
         self._send_all()
         sent = [bucket for bucket in self._buckets if bucket.sent]
-        start = time.perf_counter()
+        found: List[Entry] = []
+        changed: List[Entry] = []
         for bucket in sent:
+            start = time.perf_counter()
             bucket.receive()
-        self._anyone_present = any(bucket.anyone_present() for bucket in sent[:1])
-        found = [entry for bucket in sent for entry in bucket.sparse_entries(self.op, self.communicator.size)]
-        mixed = self._reduce_sparse(found)
+            self._seconds_waiting += time.perf_counter() - start
+            found += bucket.find_sparse(self.op, self.communicator.size)
+            changed += bucket.hand_out()
+            if updated is not None and bucket is not sent[-1] and not changed:
+                self._updates.update(updated, [entry for entry in bucket.entries if not entry.sparse])
+        start = time.perf_counter()
+        mixed = self._reduce_sparse(sent)
         self._seconds_waiting += time.perf_counter() - start
         # Every rank takes part, also one that finds below that its gradients were changed, and says that first.
         wrong = None if self._check is None else self._check.end()
         self._steps += 1
         self._open = False
-        self.synchronized = True
-        written = [bucket.entries[0].name for bucket in sent if bucket.written]
-        replaced = [entry.name for bucket in sent for entry in bucket.hand_out()]
         for bucket in sent:
             bucket.sent = False
         self._leave_out(found)
         where = f"[rank {self.communicator.rank}/{self.communicator.size}]"
-        if written or replaced:
-            raise ddl.InvalidState(
-                f"{where} gradients were changed (near parameter {(written + replaced)[0]!r}) between backward() "
+        if changed:
+            return ddl.InvalidState(
+                f"{where} gradients were changed (near parameter {changed[0].name!r}) between backward() "
                 "and step(), while they were being averaged, so they are undefined now. Call optimizer.synchronize() "
                 "before clipping or changing gradients"
             )
-        if wrong is not None:
-            raise wrong
-        if mixed:
-            raise ddl.InvalidState(
+        if wrong is None and mixed:
+            return ddl.InvalidState(
                 f"{where} parameter {self.names[mixed[0]]!r} has a dense gradient where another rank, or a step "
                 "before, had a sparse one; make all of them dense with DistributedOptimizer(sparse_as_dense=True)"
             )
+        return wrong
+
+    def _reduce_sparse(self, sent: Sequence[GradientBucket]) -> List[torch.Tensor]:
+        """Reduce sparse gradients; return the parameters whose gradient was dense somewhere.
+
+        In a round without a bucket, ranks say here whether they are present.
+        """
+        sparse = [entry.parameter for entry in self._entries if entry.sparse]
+        if sent:
+            self._seen = sent[0].presence(self.op, self.communicator.size)
+            if not sparse:
+                return []
+        mixed, seen = reduce_gradients(sparse, self.presence, self.communicator, self.op)
+        if not sent:
+            self._seen = Presence(seen)
+        return mixed
+
+    def average_loss(self, loss: float) -> float:
+        """Return the average (or sum) of the ranks' losses, after a round in which one was ``EVALUATING``."""
+        value = np.array([loss])
+        self.communicator.allreduce_(value, op=self.op)
+        return float(value[0])
 
     def supply_nothing(self) -> bool:
         """Take part in a step of the other ranks without gradients, for ``join``; return whether there was one.
@@ -290,35 +333,40 @@ class GradientReducer:
         There was none if all ranks have called this. Every ``p.grad`` is None afterwards.
         """
         self.discard()
-        self._present = False
+        self.presence = Presence.JOINED
         parameters = [entry.parameter for entry in self._entries]
         for parameter in parameters:
             parameter.grad = None
         try:
             self.synchronize()
-            return self._anyone_present or any(e.sparse and e.parameter.grad is not None for e in self._entries)
+            if self._seen is Presence.EVALUATING:
+                self.average_loss(0.0)
+            return self._seen is not Presence.JOINED
         finally:
-            self._present, self.synchronized = True, False
+            self.presence, self.synchronized = Presence.TRAINING, False
             for parameter in parameters:
                 parameter.grad = None
 
-    def _reduce_sparse(self, found: Sequence[Entry]) -> List[torch.Tensor]:
-        """Reduce sparse gradients, also of ``found``, which had none so far; return what was dense somewhere."""
-        for entry in found:
-            entry.sparse = True
-        sparse = [entry.parameter for entry in self._entries if entry.sparse]
-        return reduce_gradients(sparse, self.communicator, self.op) if sparse else []
-
     def discard(self) -> None:
-        """Forget the gradients of this round. What other ranks may have sent has to be sent here too."""
+        """Forget the gradients of this round. What other ranks do, which may use theirs, has to be done here too."""
+        dropped = self.synchronized and self.presence is not Presence.EVALUATING  # LBFGS has used what it asked for
         if self._open and self._complete:
-            self._send_all()
+            self._end_round()  # what is wrong with gradients that nobody here uses is no error here
+            if self._seen is Presence.EVALUATING:
+                self.average_loss(0.0)
+            dropped = True
+        if dropped:
             for bucket in self._buckets:
-                if bucket.finish is not None:
-                    bucket.receive()
-                bucket.sent = False
+                bucket.forget()
+            for low_rank in self._low_rank.values():
+                low_rank.forget()
         self._open = False
         self.synchronized = False
+
+    @property
+    def overlap_update(self) -> bool:
+        """See ``DistributedOptimizer``."""
+        return self._settings.overlap_update
 
     @property
     def compression(self) -> str:

@@ -32,22 +32,24 @@ def communicator_for(
     ``members`` are ranks of the default group; empty: this is the default group, whose ranks find one another by
     ddlrun, or by what rank 0 puts into ``store``. A ``timeout`` other than torch's default is that of each operation.
     """
-    seconds = seconds_of(timeout)
+    seconds, mine = seconds_of(timeout), members[rank] if members else rank
     if members and len(members) < ddl.size():
         part = ddl.world().subset(members, timeout=seconds)
         return part, part.close
     begun_here = not ddl.is_initialized()
     if begun_here:
-        api.join(lambda: _who(store, rank, size))
+        api.join(lambda: _who(store, mine, size))
     world = ddl.world()
-    if (world.rank, world.size) != (rank, size):
+    if (world.rank, world.size) != (mine, size):
+        if begun_here:
+            ddl.shutdown()
         raise ConfigError(
-            f"torch.distributed was told that this is rank {rank} of {size}, but it is rank {world.rank} of "
+            f"torch.distributed was told that this is rank {mine} of {size}, but it is rank {world.rank} of "
             f"{world.size} of DDL's job (DDL_RANK, DDL_SIZE); give init_process_group the same numbers, or none"
         )
-    if seconds is None and begun_here:
+    if seconds is None and begun_here and members == sorted(members):
         return world, ddl.shutdown
-    own = world.subset(range(size), timeout=seconds)
+    own = world.subset(members or range(size), timeout=seconds)
     return own, ddl.shutdown if begun_here else own.close
 
 

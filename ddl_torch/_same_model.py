@@ -1,18 +1,44 @@
-"""What every rank of a distributed optimizer must have alike, and what each of its parameters must be like."""
+"""What ranks must have alike, found out on all of them at once; and what a parameter to be trained must be like."""
 
 from __future__ import annotations
 
 import hashlib
+from itertools import zip_longest
 from typing import Any, List, Sequence, Tuple
 
 import torch
 
 import ddl
+from ddl.refusals import naming_rank
 from ddl_torch._gradient_bucket import WIRE_DTYPES
 
-__all__ = ["check_parameter", "check_same_on_all_ranks"]
+__all__ = ["check_alike", "check_parameter", "check_same_on_all_ranks"]
 
 
+@naming_rank
+def check_alike(
+    communicator: ddl.Communicator, what: str, lines: Sequence[str], advice: str, mistake: str = "", own: Any = None
+) -> List[Any]:
+    """Raise ``InvalidArgument``, on all ranks, unless all have the same ``lines`` and none has a ``mistake``.
+
+    Collective, blocking. The error begins with ``what`` and shows the first line that differs. Returns every rank's
+    ``own``, plain data, which travels along.
+    """
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    answers = communicator.allgather_object([digest, mistake, own])
+    for rank, (_, wrong, _) in enumerate(answers):
+        if wrong:
+            raise ddl.InvalidArgument(f"{what}: on rank {rank}, {wrong}")
+    odd = [rank for rank, (theirs, _, _) in enumerate(answers) if theirs != answers[0][0]]
+    if odd:
+        everybody: List[List[str]] = communicator.allgather_object(list(lines))
+        pairs = zip_longest(everybody[0], everybody[odd[0]], fillvalue="nothing")
+        one, other = next((one, other) for one, other in pairs if one != other)
+        raise ddl.InvalidArgument(f"{what}: on rank 0 there is {one}; on rank {odd[0]} {other}. {advice}")
+    return [own for _, _, own in answers]
+
+
+@naming_rank
 def check_parameter(name: str, parameter: torch.Tensor) -> None:
     """Raise ``InvalidArgument`` for a parameter that this version cannot train."""
     if torch.nn.parameter.is_lazy(parameter):
@@ -36,20 +62,11 @@ def check_same_on_all_ranks(
 
     Collective, blocking. Returns every rank's ``own``, plain data, which travels along.
     """
-    lines = list(settings)
-    for name, p in parameters:
-        lines.append(f"parameter {name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}")
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    answers = communicator.allgather_object([digest, own])
-    if all(theirs == digest for theirs, _ in answers):
-        return [own for _, own in answers]
-    everybody: List[List[str]] = communicator.allgather_object(lines)
-    for rank, theirs in enumerate(everybody):
-        for i in range(max(len(theirs), len(everybody[0]))):
-            one, other = (side[i] if i < len(side) else "nothing" for side in (everybody[0], theirs))
-            if one != other:
-                raise ddl.InvalidArgument(
-                    "DistributedOptimizer: ranks have different models or arguments: on rank 0 there is "
-                    f"{one}; on rank {rank} {other}. Build the same model, with the same requires_grad, on every rank"
-                )
-    raise ddl.InternalError("DistributedOptimizer: the descriptions of two ranks differ by digest but not by line")
+    lines = [f"parameter {name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}" for name, p in parameters]
+    return check_alike(
+        communicator,
+        "DistributedOptimizer: ranks have different models or arguments",
+        [*settings, *lines],
+        "Build the same model, with the same requires_grad, on every rank",
+        own=own,
+    )

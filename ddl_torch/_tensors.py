@@ -6,6 +6,7 @@ numpy lacks travels as an integer type of the same size.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Callable, Generic, Optional, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _NUMPY_HAS = {
     *(torch.float16, torch.float32, torch.float64, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)),
 }
 
 
@@ -32,6 +34,7 @@ class Work(Generic[T]):
         self._work = work
         self._finish: Optional[Callable[[Any], T]] = finish
         self._result: Optional[T] = None
+        self._finishing = threading.Lock()  # a result is finished once, in place for some verbs
 
     def done(self) -> bool:
         """Return whether it has ended, well or not. Does not block."""
@@ -40,11 +43,13 @@ class Work(Generic[T]):
     def wait(self, timeout: Optional[float] = None) -> T:
         """Wait until it has ended and return its result; ``timeout`` in seconds, None: the operation's own deadline.
 
-        Raises ``WaitTimeout`` if that ran out (the operation goes on), or the error that the operation ended with.
+        Raises ``WaitTimeout`` if that ran out (the operation goes on), or the error that the operation ended with, such
+        as ``CollectiveMismatch`` and ``CollectiveTimeout``.
         """
         raw = self._work.wait(timeout)
-        if self._finish is not None:
-            self._result, self._finish = self._finish(raw), None
+        with self._finishing:
+            if self._finish is not None:
+                self._result, self._finish = self._finish(raw), None
         return self._result  # type: ignore[return-value]
 
 

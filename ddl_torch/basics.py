@@ -1,128 +1,30 @@
-"""Start and end of a job, and Horovod's questions about what is there."""
+"""Start and end of a job, and Horovod's questions about what is there: what all adapters have, for this one's sets."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Union
-
-import ddl
-from ddl import timeline
-from ddl.process_sets import ProcessSet
-from ddl_torch._where import process_sets as _sets
+from ddl.horovod_basics import (
+    Basics,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
+from ddl_torch._where import process_sets
 
 __all__ = ["add_process_set", "init", "process_set_by_id", "remove_process_set", "shutdown"]
 __all__ += ["start_timeline", "stop_timeline"]
 __all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
 __all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
 
-
-def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] = None) -> None:
-    """Join the job, as ``ddl.init``, and make its process sets. Collective, blocking. Calling it again does nothing.
-
-    ``comm``: an mpi4py communicator whose ranks are the job, or a list of all ranks. ``process_sets``: sets to put to
-    use, alike on all ranks; "dynamic", which Horovod needs for ``add_process_set``, is always so here.
-    """
-    everybody = isinstance(comm, Sequence) and not isinstance(comm, str)
-    ddl.init(None if everybody else comm)
-    if everybody and sorted(comm) != list(range(ddl.size())):
-        raise ddl.InvalidArgument(
-            f"init: comm={list(comm)} is not all of the {ddl.size()} ranks; start as many ranks as the job needs, or "
-            "pass process_sets=[ProcessSet(ranks)]"
-        )
-    if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise ddl.InvalidArgument(f'init: process_sets={process_sets!r} is neither a list nor "dynamic"')
-    _sets.open()
-    if process_sets is not None and not isinstance(process_sets, str):
-        for one in process_sets:
-            if one.process_set_id is None:
-                _sets.add(one)
-
-
-def shutdown() -> None:
-    """Leave the job, as ``ddl.shutdown``. Idempotent, not collective."""
-    _sets.close()
-    ddl.shutdown()
-
-
-def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
-    """Put a process set (or one of these ranks) to use and return it. All ranks of the job call it alike.
-
-    Raises ``InvalidArgument`` for unknown ranks, and for a set that is in use already.
-    """
-    return _sets.add(process_set)
-
-
-def remove_process_set(process_set: ProcessSet) -> bool:
-    """Put a process set out of use, on all ranks of the job alike; return whether it was in use and could be."""
-    return _sets.remove(process_set)
-
-
-def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """Return the process set in use with that number. Raises ``InvalidArgument`` if there is none."""
-    known = _sets.by_number()
-    if process_set_id not in known:
-        raise ddl.InvalidArgument(f"there is no process set {process_set_id}; in use are {sorted(known)}")
-    return known[process_set_id]
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline of operations on rank 0 to a new file, for chrome://tracing or Perfetto.
-
-    ``mark_cycles``: also mark each round in which ranks agree on what to run. Other ranks may call it, too.
-    """
-    if ddl.rank() == 0:
-        timeline.start(file_path, mark_cycles=mark_cycles)
-
-
-def stop_timeline() -> None:
-    """End the timeline. Idempotent."""
-    timeline.stop()
-
-
-def mpi_threads_supported() -> bool:
-    """Return False: DDL does not call MPI, also where an MPI started its ranks."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """Return False, as ``mpi_threads_supported``."""
-    return False
-
-
-def mpi_built() -> bool:
-    """Return False, as ``mpi_threads_supported``."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """Return False: DDL has transports of its own."""
-    return False
-
-
-def gloo_built() -> bool:
-    """Return False, as ``gloo_enabled``."""
-    return False
-
-
-def nccl_built() -> int:
-    """Return 0, the version of NCCL: there is none."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """Return True: this is it."""
-    return True
-
-
-def ccl_built() -> bool:
-    """Return False: oneCCL is not used."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Return False: tensors are on the CPU."""
-    return False
-
-
-def rocm_built() -> bool:
-    """Return False, as ``cuda_built``."""
-    return False
+_basics = Basics(process_sets)
+init, shutdown = _basics.init, _basics.shutdown
+add_process_set, remove_process_set = _basics.add_process_set, _basics.remove_process_set
+process_set_by_id = _basics.process_set_by_id

@@ -117,10 +117,11 @@ class TorchState(ObjectState):
         return _StateDict() if hasattr(value, "state_dict") and hasattr(value, "load_state_dict") else None
 
     def reset(self) -> None:
-        """Let samplers deal out anew."""
+        """Let samplers deal out anew what no rank has used. Collective, blocking; also where ``sync`` is skipped."""
         for name in self._names:
-            if isinstance(getattr(self, name), ElasticSampler):
-                getattr(self, name).reset()
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                _HANDLERS[ElasticSampler].sync(value)
 
 
 class _StateDict:

@@ -1,6 +1,7 @@
 """Collectives on several tensors at once: they run when all ranks have submitted all of them. As in Horovod.
 
-They are what their namesakes in ``verbs.py`` are, for each of the tensors.
+They are what their namesakes in ``verbs.py`` are, for each of the tensors, which may differ in shape and type from one
+another; ranks that submit other numbers, shapes or types of them than rank 0 are ``CollectiveMismatch`` on all.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import torch
 
 import ddl
 from ddl import Average, Communicator, ReduceOp
+from ddl.operations import choose_op
 from ddl.process_sets import ProcessSet
+from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
 from ddl_torch._operations import Operation
-from ddl_torch._tensors import Work
+from ddl_torch._tensors import Work, plain
 from ddl_torch._where import Where, global_process_set
 from ddl_torch.compression import Compression, casting
-from ddl_torch.verbs import choose_op, own_rows
+from ddl_torch.verbs import own_rows
 
 __all__ = [
     *("grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"),
@@ -30,9 +33,9 @@ Tensors = Sequence[torch.Tensor]
 Several = Operation[List[torch.Tensor]]
 
 
-def _compress(tensors: Tensors, compression: Any) -> Tuple[List[torch.Tensor], List[Any]]:
+def _compress(tensors: Tensors, compression: Any, verb: str) -> Tuple[List[torch.Tensor], List[Any]]:
     cast = casting(compression)
-    pairs = [cast.compress(tensor) for tensor in tensors]
+    pairs = [cast.compress(plain(tensor, verb)) for tensor in tensors]
     return [small for small, _ in pairs], [context for _, context in pairs]
 
 
@@ -45,6 +48,7 @@ def _allreduce(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float
     return _operations.grouped(some, "allreduce")
 
 
+@naming_rank
 def grouped_allreduce(
     tensors: Tensors,
     average: Optional[bool] = None,
@@ -57,12 +61,15 @@ def grouped_allreduce(
     *,
     communicator: Group = None,
 ) -> List[torch.Tensor]:
-    """All-reduce each of ``tensors`` and return the results. Blocking."""
+    """All-reduce each of ``tensors`` and return the results. Blocking.
+
+    Types, arguments and errors are those of ``allreduce``.
+    """
     kind = choose_op(average, op)
     where = Where(process_set, communicator)
 
     def run(some: Tensors) -> List[torch.Tensor]:
-        small, contexts = _compress(some, compression)
+        small, contexts = _compress(some, compression, "allreduce")
         results = where.run(_allreduce(small, kind, prescale_factor, postscale_factor, False), name)
         return _decompress(results, contexts, compression)
 
@@ -72,6 +79,7 @@ def grouped_allreduce(
     return list(differentiable(run, back, tensors))
 
 
+@naming_rank
 def grouped_allreduce_(
     tensors: Tensors,
     average: Optional[bool] = None,
@@ -83,11 +91,12 @@ def grouped_allreduce_(
     *,
     communicator: Group = None,
 ) -> List[torch.Tensor]:
-    """As ``grouped_allreduce``, in place."""
+    """As ``grouped_allreduce``, in place: overwrites ``tensors``, which must be contiguous, and returns them."""
     operation = _allreduce(tensors, choose_op(average, op), prescale_factor, postscale_factor, True)
     return Where(process_set, communicator).run(operation, name)
 
 
+@naming_rank
 def grouped_allreduce_async(
     tensors: Tensors,
     average: Optional[bool] = None,
@@ -99,11 +108,12 @@ def grouped_allreduce_async(
     *,
     communicator: Group = None,
 ) -> Work[List[torch.Tensor]]:
-    """As ``grouped_allreduce``, without blocking."""
+    """As ``grouped_allreduce``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
     operation = _allreduce(tensors, choose_op(average, op), prescale_factor, postscale_factor, False)
     return Where(process_set, communicator).start(operation, name)
 
 
+@naming_rank
 def grouped_allreduce_async_(
     tensors: Tensors,
     average: Optional[bool] = None,
@@ -115,7 +125,7 @@ def grouped_allreduce_async_(
     *,
     communicator: Group = None,
 ) -> Work[List[torch.Tensor]]:
-    """As ``grouped_allreduce_``, without blocking."""
+    """As ``grouped_allreduce_``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
     operation = _allreduce(tensors, choose_op(average, op), prescale_factor, postscale_factor, True)
     return Where(process_set, communicator).start(operation, name)
 
@@ -124,6 +134,7 @@ def _allgather(tensors: Tensors) -> Several:
     return _operations.grouped([_operations.allgather(tensor) for tensor in tensors], "allgather")
 
 
+@naming_rank
 def grouped_allgather(
     tensors: Tensors,
     name: Optional[str] = None,
@@ -131,7 +142,10 @@ def grouped_allgather(
     *,
     communicator: Group = None,
 ) -> List[torch.Tensor]:
-    """All-gather each of ``tensors`` and return the results. Blocking."""
+    """All-gather each of ``tensors`` and return the results. Blocking.
+
+    Types, arguments and errors are those of ``allgather``.
+    """
     where = Where(process_set, communicator)
 
     def back(gradients: Tensors) -> List[torch.Tensor]:
@@ -144,6 +158,7 @@ def grouped_allgather(
     return list(differentiable(run, back, tensors))
 
 
+@naming_rank
 def grouped_allgather_async(
     tensors: Tensors,
     name: Optional[str] = None,
@@ -151,7 +166,7 @@ def grouped_allgather_async(
     *,
     communicator: Group = None,
 ) -> Work[List[torch.Tensor]]:
-    """As ``grouped_allgather``, without blocking."""
+    """As ``grouped_allgather``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
     return Where(process_set, communicator).start(_allgather(tensors), name)
 
 
@@ -160,6 +175,7 @@ def _reducescatter(tensors: Tensors, op: ReduceOp, prescale: float, postscale: f
     return _operations.grouped(some, "reducescatter")
 
 
+@naming_rank
 def grouped_reducescatter(
     tensors: Tensors,
     name: Optional[str] = None,
@@ -171,11 +187,14 @@ def grouped_reducescatter(
     *,
     communicator: Group = None,
 ) -> List[torch.Tensor]:
-    """Reduce-scatter each of ``tensors`` and return the results. Blocking."""
+    """Reduce-scatter each of ``tensors`` and return the results. Blocking.
+
+    Types, arguments and errors are those of ``reducescatter``.
+    """
     where = Where(process_set, communicator)
 
     def run(some: Tensors) -> List[torch.Tensor]:
-        small, contexts = _compress(some, compression)
+        small, contexts = _compress(some, compression, "reducescatter")
         results = where.run(_reducescatter(small, op, prescale_factor, postscale_factor), name)
         return _decompress(results, contexts, compression)
 
@@ -186,6 +205,7 @@ def grouped_reducescatter(
     return list(differentiable(run, back, tensors))
 
 
+@naming_rank
 def grouped_reducescatter_async(
     tensors: Tensors,
     name: Optional[str] = None,
@@ -196,5 +216,5 @@ def grouped_reducescatter_async(
     *,
     communicator: Group = None,
 ) -> Work[List[torch.Tensor]]:
-    """As ``grouped_reducescatter``, without blocking."""
+    """As ``grouped_reducescatter``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
     return Where(process_set, communicator).start(_reducescatter(tensors, op, prescale_factor, postscale_factor), name)

@@ -7,6 +7,7 @@ without gradients until a flag in the buckets says that nobody has come for its 
 
 from __future__ import annotations
 
+import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import List, Optional, Union
@@ -20,6 +21,8 @@ __all__ = ["Optimizers", "join", "optimizers"]
 
 Reducer = Union[GradientReducer, DeltaReducer]
 
+_FOREVER = 1e8  #: seconds: others may go on for as long as they like while this rank has joined
+
 
 class Optimizers:
     """The distributed optimizers over all ranks of the job of now."""
@@ -27,7 +30,9 @@ class Optimizers:
     def __init__(self) -> None:
         self._world: Optional[ddl.Communicator] = None
         self._made = 0
-        self._reducers: List[weakref.ref[Reducer]] = []
+        self._going_on: weakref.WeakSet[Reducer] = weakref.WeakSet()  # with ``join``
+        self._all: weakref.WeakSet[Reducer] = weakref.WeakSet()  # also those of a part of the ranks, or of jobs before
+        self._lost: weakref.WeakKeyDictionary[Reducer, str] = weakref.WeakKeyDictionary()
 
     def communicator(self) -> ddl.Communicator:
         """Return a communicator of all ranks for a new one; ranks make them in the same order. Collective.
@@ -36,7 +41,7 @@ class Optimizers:
         """
         world = ddl.world()
         if self._world is not world:
-            self._world, self._made, self._reducers = world, 0, []
+            self._world, self._made, self._going_on = world, 0, weakref.WeakSet()
         self._made += 1
         if self._made == 1:
             return world
@@ -44,15 +49,32 @@ class Optimizers:
         assert own is not None
         return own
 
-    def add(self, reducer: Reducer) -> None:
-        """Take note of one that uses such a communicator."""
-        self._reducers.append(weakref.ref(reducer))
+    def add(self, reducer: Reducer, everybody: bool) -> None:
+        """Take note of one; ``everybody``: it uses such a communicator.
+
+        It takes the place of those that have a parameter of it, as where a notebook wraps its model again: when the
+        old optimizer is collected differs by rank, and until then both would average.
+        """
+        names = reducer.names
+        for older in list(self._all):
+            lost = [name for parameter, name in older.names.items() if parameter in names]
+            if lost:
+                older.release()
+                self._lost[older] = lost[0]
+                self._all.discard(older)
+                self._going_on.discard(older)
+        self._all.add(reducer)
+        if everybody:
+            self._going_on.add(reducer)
+
+    def lost(self, reducer: Reducer) -> Optional[str]:
+        """Return the name of the parameter for which another has taken its place, if one has."""
+        return self._lost.get(reducer)
 
     def alive(self) -> List[Reducer]:
-        """Return those that are there."""
-        if self._world is not ddl.world():
-            return []
-        return [reducer for reducer in (ref() for ref in self._reducers) if reducer is not None]
+        """Return those over all ranks that are there, alike on all ranks."""
+        gc.collect()  # what hangs in a cycle goes at another time on each rank
+        return list(self._going_on) if self._world is ddl.world() else []
 
 
 optimizers = Optimizers()
@@ -61,11 +83,14 @@ optimizers = Optimizers()
 def join(device: int = -1) -> int:
     """Say that this rank has no more data; supply zeros to the all-reduces of the others until all have said so.
 
-    Blocks; every rank calls it. Returns the rank that did so last. ``device`` is Horovod's, and not used. Averages
-    still divide by the number of all ranks. Steps of ``DistributedOptimizer`` over all ranks go on, too, but for
-    ``op=Adasum``. Whatever else is submitted meanwhile (all-gather, broadcast, all-to-all, reduce-scatter) is an error
-    on the other ranks. Afterwards ``p.grad`` is None, and weights differ: broadcast those
-    of the last rank.
+    Blocks, for as long as others go on; every rank calls it. Returns the rank that did so last. ``device`` is
+    Horovod's, and not used. Averages still divide by the number of all ranks. Steps of ``DistributedOptimizer`` over
+    all ranks go on, too, but for ``op=Adasum``; if they have a closure, each call of it computes gradients. Whatever
+    else is submitted meanwhile (all-gather, broadcast, all-to-all, reduce-scatter) is an error on the other ranks.
+    Afterwards ``p.grad`` is None, and weights differ: broadcast those of the last rank.
+
+    Raises ``InvalidState`` if an optimizer with ``op=Adasum`` is there, or if this rank has joined already;
+    ``PeerLost`` and its like as ``allreduce``, though not ``CollectiveTimeout`` while all ranks live.
 
     >>> last = ddl_torch.join()
     >>> ddl_torch.broadcast_parameters(model.state_dict(), root_rank=last)
@@ -84,5 +109,10 @@ def join(device: int = -1) -> int:
 
 
 def _go_on(reducer: GradientReducer) -> None:
-    while reducer.supply_nothing():
-        pass
+    communicator, timeout = reducer.communicator, reducer.communicator.timeout
+    communicator.set_timeout(_FOREVER)
+    try:
+        while reducer.supply_nothing():
+            pass
+    finally:
+        communicator.set_timeout(timeout)

@@ -7,22 +7,26 @@ itself hangs on PyTorch's hooks (of parameters and of ``step``) and lives in ``_
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 import weakref
-from typing import Any, ContextManager, Dict, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Tuple, Union
 
 import torch
 
 import ddl
 from ddl.buckets import BUCKET_BYTES
-from ddl.compression import agree, on_wire
+from ddl.compression import on_wire
 from ddl.process_sets import ProcessSet
+from ddl.refusals import naming_rank
 from ddl_torch._allocator import tune_allocator as _tune_allocator
 from ddl_torch._delta import DeltaReducer
-from ddl_torch._optimizer_arguments import Groups, NamedParameters, group_numbers, named
+from ddl_torch._optimizer_arguments import Groups, NamedParameters, Settings, group_numbers, named
 from ddl_torch._process_set import communicator_of
-from ddl_torch._reducer import GradientReducer, Settings
+from ddl_torch._reducer import GradientReducer
+from ddl_torch._same_model import check_same_on_all_ranks
+from ddl_torch._update import check_optimizer
 from ddl_torch.compression import Compression, CompressionLike, PowerSGD, Wire, parse
 from ddl_torch.joining import optimizers
 
@@ -57,6 +61,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     bucket_bytes: upper bound of a bucket; the first one holds at most 1 MiB.
     overlap: average while the backward pass goes on. Default: if the ranks are on several hosts, or leave a core idle
         for each of them; else it would only take the cores from the backward pass.
+    overlap_update: update the parameters of a bucket as soon as their averages are there, while others are on their
+        way; for slow networks and costly optimizers. If ``step`` fails, some parameters may then be updated and others
+        not. Only for what is known to treat each parameter for itself: torch.optim but LBFGS, LARS and LAMB.
     check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
         NaN and infinity in the gradients of each rank (docs/check.md); not in sparse ones. 0: never, and at no cost.
     deterministic: averages have the same bits for any hosts, layout and bucket_bytes, given the number of ranks
@@ -76,25 +83,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    With a closure, ``step(closure)`` averages the gradients after each call of it, and also the loss that it returns,
-    so that optimizers that decide by the loss (LBFGS) decide alike on all ranks.
+    With a closure, ``step(closure)`` averages the gradients after each call of it, and also the loss that it returns if
+    that is one number, so that optimizers that decide by the loss (LBFGS) decide alike on all ranks.
+
+    ``zero_grad()`` before ``step()`` drops gradients. A parameter that is given to another DistributedOptimizer later
+    belongs to that one from then on: ``step()`` of the older one is refused.
 
     With ``op=ddl.Adasum``, each rank takes a step by its own gradients, and the ranks' steps are combined (arXiv
     2006.02924): parameter by parameter, added where they are orthogonal and averaged where they are parallel. Weights
     stay the same on all ranks, the optimizer's state does not. Scale the learning rate for one rank, not for all.
-    ``synchronize()`` does nothing then, and what is said of buckets, groups, sparse gradients and overlap is void.
+    A step that raises leaves the weights as they were. ``synchronize()`` does nothing then, and what is said of
+    buckets, groups, sparse gradients and overlap is void.
 
     Raises ``InvalidArgument`` for parameters without or with duplicate names, on another device, of another type, or if
     ranks differ; ``InvalidState`` in ``backward()`` if a gradient arrives after its bucket was sent, and in ``step()``
     if gradients were changed while they were averaged, or are dense on one rank and sparse on another. With ``check``,
-    all ranks raise the same error before weights are changed: ``InvalidState`` for a gradient that is not finite,
-    ``InternalError`` for an average that is wrong.
+    all ranks raise the same error before weights are changed: ``InvalidState`` for a gradient or a sum that is not
+    finite, ``InternalError`` for an average that is wrong.
 
     >>> optimizer = ddl_torch.DistributedOptimizer(optimizer, model.named_parameters())
     """
 
     _ddl: Union[GradientReducer, DeltaReducer]
 
+    @naming_rank
     def __new__(
         cls,
         optimizer: torch.optim.Optimizer,
@@ -110,6 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         bucket_bytes: int = BUCKET_BYTES,
         overlap: Optional[bool] = None,
+        overlap_update: bool = False,
         check: int = 0,
         deterministic: bool = False,
         communicator: Optional[ddl.Communicator] = None,
@@ -121,24 +134,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"{type(optimizer).__name__}"
             )
         _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check, deterministic)
+        if overlap_update:
+            check_optimizer(optimizer)
+            if check or op == ddl.Adasum:
+                raise ddl.InvalidArgument(
+                    "overlap_update=True updates a part of the parameters before all averages are there, which check= "
+                    "and op=ddl.Adasum have to see first; leave one away"
+                )
         parameters = named(optimizer, named_parameters)
         numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
-        group, everybody = _ranks_of(optimizer, process_set, communicator)
+        own: List[ddl.Communicator] = []
+        weakref.finalize(optimizer, _close, own).atexit = False
+        group, everybody = _ranks_of(process_set, communicator, own)
         chosen = parse(compression)
         _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or group.deterministic)
+        check_same_on_all_ranks(group, [f"op={op.name}", f"compression={chosen}"], [])
         reducer: Union[GradientReducer, DeltaReducer]
         if op == ddl.Adasum:
             reducer = DeltaReducer(group)
             reducer.add(parameters)
         else:
-            agree(group, str(chosen))
             powersgd = chosen if isinstance(chosen, PowerSGD) else None
             if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto):
                 group = on_wire(group, chosen.name)
+                own.append(group)
             settings = Settings(
-                op, bucket_bytes, overlap, check, gradient_predivide_factor, sparse_as_dense, deterministic, powersgd
+                op=op,
+                bucket_bytes=bucket_bytes,
+                overlap=overlap,
+                overlap_update=overlap_update,
+                check=check,
+                gradient_predivide_factor=gradient_predivide_factor,
+                sparse_as_dense=sparse_as_dense,
+                deterministic=deterministic,
+                powersgd=powersgd,
             )
-            reducer = GradientReducer(group, settings, backward_passes_per_step)
+            reducer = GradientReducer(group, settings, backward_passes_per_step, own)
             sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
             reducer.add(parameters, numbers, sparse=sparse_only)
         _tune_allocator(tune_allocator)
@@ -146,13 +177,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if chosen == Compression.auto:
             assert isinstance(reducer, GradientReducer)
             reducer.choose_wire()
-        if everybody:
-            optimizers.add(reducer)
+        optimizers.add(reducer, everybody)
         kind = type(optimizer)
-        optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), {})
+        methods: Dict[str, Any] = {}
+        if isinstance(reducer, DeltaReducer):
+            methods["step"] = _taking_back(kind.step, weakref.ref(reducer))
+            if "step" in vars(optimizer):  # of a learning-rate scheduler that was made before
+                vars(optimizer)["step"] = _taking_back(optimizer.step, weakref.ref(reducer))
+        optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), methods)
         optimizer.__dict__["_ddl"] = reducer
         optimizer.register_step_pre_hook(_before_step)
-        optimizer.register_step_post_hook(_after_step)
+        after = optimizer.register_step_post_hook(_after_step)
+        # The hooks of users see a step that is complete. It is an OrderedDict, whatever torch's annotation says.
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
         assert isinstance(optimizer, DistributedOptimizer)
         return optimizer
 
@@ -165,6 +202,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Gradients may be changed afterwards; the next ``step()`` uses them as they are, unless new ones have come.
         Called a second time without new gradients, it warns and averages what is there now.
         """
+        _check_in_charge(self)
         if self._ddl.synchronized:
             warnings.warn(
                 "optimizer.synchronize() was called again without a backward pass or step() in between: what was "
@@ -196,6 +234,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._ddl.discard()
         super().zero_grad(set_to_none)
 
+    @naming_rank
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As the wrapped optimizer's; every rank adds the same. The first ``step()`` after it lays out new buckets."""
         super().add_param_group(param_group)
@@ -221,18 +260,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _ranks_of(
-    optimizer: torch.optim.Optimizer, process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator]
+    process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator], own: List[ddl.Communicator]
 ) -> Tuple[ddl.Communicator, bool]:
-    """Return whose ranks to average over, and whether these are all, so that ``join`` has to know. Collective."""
+    """Return whose ranks to average over, and whether these are all, so that ``join`` has to know. Collective.
+
+    Appends to ``own`` what is made for that.
+    """
     group = communicator_of(process_set, communicator)
     if communicator is not None or (group is not None and group is not ddl.world()):
         assert group is not None
         return group, False
     # A rank that is not in the process set averages with nobody.
-    own = ddl.world().subset([ddl.rank()]) if group is None else optimizers.communicator()
-    if own is not ddl.world():
-        weakref.finalize(optimizer, own.close).atexit = False
-    return own, group is not None
+    made = ddl.world().subset([ddl.rank()]) if group is None else optimizers.communicator()
+    if made is not ddl.world():
+        own.append(made)
+    return made, group is not None
+
+
+def _close(communicators: List[ddl.Communicator]) -> None:
+    for communicator in communicators:
+        communicator.close()
 
 
 def _check_numbers(op: Any, passes: int, predivide: float, check: int, deterministic: bool) -> None:
@@ -275,7 +322,34 @@ def _check_compression(
         )
 
 
+def _check_in_charge(optimizer: DistributedOptimizer) -> None:
+    name = optimizers.lost(optimizer._ddl)
+    if name is not None:
+        group = optimizer._ddl.communicator
+        raise ddl.InvalidState(
+            f"[rank {group.rank}/{group.size}] parameter {name!r} has been given to another DistributedOptimizer "
+            "since, and only the last one averages its gradients: go on with that one, or give a parameter to one only"
+        )
+
+
+def _taking_back(step: Callable[..., Any], reducer: weakref.ref[DeltaReducer]) -> Callable[..., Any]:
+    """Return ``step``, after an error of which ``reducer`` takes the weights back: PyTorch has no hook for that."""
+
+    @functools.wraps(step)
+    def taking_back(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException:
+            alive = reducer()
+            if alive is not None:
+                alive.step_failed()
+            raise
+
+    return taking_back
+
+
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    _check_in_charge(optimizer)
     return optimizer._ddl.before_step(args, kwargs)
 
 

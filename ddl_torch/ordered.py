@@ -3,6 +3,11 @@
 Each does what its namesake in ``ddl.Communicator`` does, on ``communicator`` (default: the world). Results are new
 tensors without history. Those with ``_async`` return a ``Work`` at once; until it is done, its tensor must not be
 touched.
+
+Tensors are dense; where they are only moved, of any type. All raise ``InvalidArgument`` before anything is sent. Where
+ranks call differently there is ``CollectiveMismatch``; after DDL_TIMEOUT without a sign of a rank,
+``CollectiveTimeout``; and ``PeerLost`` if one has gone: from those with ``_async`` in ``Work.wait``. Then the
+communicator is broken.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import torch
 
 import ddl
 from ddl import Average, Communicator, ReduceOp
+from ddl.refusals import naming_rank
 from ddl_torch._operations import check_op, summable
 from ddl_torch._tensors import Work, alias, from_array, to_array, written
 
@@ -26,10 +32,14 @@ def _of(communicator: Group) -> Communicator:
     return ddl.world() if communicator is None else communicator
 
 
+@naming_rank
 def prepare_allreduce(
     tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
 ) -> Callable[[], torch.Tensor]:
-    """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call."""
+    """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call.
+
+    Not collective; calls of the function are, and block. ``tensor`` must be contiguous. ``name`` appears in errors.
+    """
     target = alias(tensor, "prepare_allreduce")
     check_op(tensor, "prepare_allreduce", op)
     run = _of(communicator).prepare_allreduce(target, op=op, name=name)
@@ -42,17 +52,22 @@ def prepare_allreduce(
     return call
 
 
+@naming_rank
 def reduce(
     tensor: torch.Tensor, *, root_rank: int = 0, op: ReduceOp = Average, communicator: Group = None
 ) -> Optional[torch.Tensor]:
-    """Combine ``tensor`` over all ranks; return the result on ``root_rank``, None elsewhere. Blocking."""
+    """Combine ``tensor`` over all ranks; return the result on ``root_rank``, None elsewhere. Blocking.
+
+    Shapes and types are those of ``allreduce``.
+    """
     return reduce_async(tensor, root_rank=root_rank, op=op, communicator=communicator).wait()
 
 
+@naming_rank
 def reduce_async(
     tensor: torch.Tensor, *, root_rank: int = 0, op: ReduceOp = Average, communicator: Group = None
 ) -> Work[Optional[torch.Tensor]]:
-    """As ``reduce``, without blocking."""
+    """As ``reduce``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     array, finish = summable(tensor, "reduce", op)
     work = _of(communicator).reduce_async(array, root=root_rank, op=op)
     return Work(work, lambda result: None if result is None else finish(result))
@@ -61,30 +76,41 @@ def reduce_async(
 # --- gather, scatter ---
 
 
+@naming_rank
 def gather(tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = None) -> Optional[torch.Tensor]:
-    """Return on ``root_rank`` the tensors of all ranks along the first dimension, None elsewhere. Blocking."""
+    """Return on ``root_rank`` the tensors of all ranks along the first dimension, None elsewhere. Blocking.
+
+    Of any type; the first dimension may differ by rank. ``InvalidArgument``, on all ranks, if anything else does.
+    """
     array = _of(communicator).gather(to_array(tensor, "gather"), root=root_rank)
     return None if array is None else from_array(array, tensor.dtype)
 
 
+@naming_rank
 def gather_async(
     tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = None
 ) -> Work[Optional[torch.Tensor]]:
-    """As ``gather``; sizes are exchanged before it returns."""
+    """As ``gather``, without blocking, but that sizes are exchanged before it returns."""
     work = _of(communicator).gather_async(to_array(tensor, "gather_async"), root=root_rank)
     dtype = tensor.dtype
     return Work(work, lambda array: None if array is None else from_array(array, dtype))
 
 
+@naming_rank
 def scatter(tensor: Optional[torch.Tensor] = None, *, root_rank: int = 0, communicator: Group = None) -> torch.Tensor:
-    """Return this rank's share of the rows of the root's ``tensor``, which matters on ``root_rank`` only. Blocking."""
+    """Return this rank's share of the rows of the root's ``tensor``, which matters on ``root_rank`` only. Blocking.
+
+    Of any type. Where the rows do not divide by the number of ranks, the first ranks get one more. ``InvalidArgument``
+    if the root passes none, on the root; if it has no dimensions, on all ranks.
+    """
     return scatter_async(tensor, root_rank=root_rank, communicator=communicator).wait()
 
 
+@naming_rank
 def scatter_async(
     tensor: Optional[torch.Tensor] = None, *, root_rank: int = 0, communicator: Group = None
 ) -> Work[torch.Tensor]:
-    """As ``scatter``; type and shape are exchanged before it returns."""
+    """As ``scatter``, without blocking, but that type and shape are exchanged before it returns."""
     group = _of(communicator)
     array, name = None, None
     if group.rank == root_rank:
@@ -98,21 +124,25 @@ def scatter_async(
 # --- send, recv ---
 
 
+@naming_rank
 def send(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> None:
     """Send ``tensor`` to rank ``dst``, which calls ``recv``. Not collective; blocks until it may be written again."""
     _of(communicator).send(to_array(tensor, "send"), dst)
 
 
+@naming_rank
 def send_async(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> Work[None]:
     """As ``send``, without blocking."""
     return Work(_of(communicator).send_async(to_array(tensor, "send_async"), dst), lambda _: None)
 
 
+@naming_rank
 def recv(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> torch.Tensor:
     """Receive into ``tensor`` what rank ``src`` sends, of the same shape and type. Not collective; blocking."""
     return recv_async(tensor, src, communicator=communicator).wait()
 
 
+@naming_rank
 def recv_async(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> Work[torch.Tensor]:
     """As ``recv``, without blocking."""
     alias(tensor, "recv")

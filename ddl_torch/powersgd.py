@@ -96,6 +96,10 @@ class LowRankBucket:
         both = zip(torch.split(factors, sizes_p), torch.split(self._second, sizes_q))
         for matrix, (p, q) in zip(self._matrices, both):
             matrix.bind(p, q)
+        self._name = f"bucket.{bucket.number}"
+        self._reduce_first = communicator.prepare_allreduce(self._first.numpy(), op=op, name=f"{self._name}.p")
+        self._reduce_second = communicator.prepare_allreduce(self._second.numpy(), op=op, name=f"{self._name}.q")
+        self._kept = False  # the last gradient has left an error
 
     def send(self, overlap: bool) -> None:
         """As ``GradientBucket.send``: the first all-reduce runs in the background if ``overlap``, the rest later."""
@@ -103,14 +107,17 @@ class LowRankBucket:
             copy.view(tensor.shape).copy_(tensor)
         for matrix in self._matrices:
             torch.mm(matrix.add_error(), matrix.start.t(), out=matrix.p)
-        name = f"bucket.{self._bucket.number}.p"
-        array = self._first.numpy()
-        first: Callable[[], object]
+        first: Callable[[], object] = self._reduce_first
         if overlap:
+            array, name = self._first.numpy(), f"{self._name}.p"
             first = self._communicator.allreduce_async_(array, op=self._op, name=name).wait
-        else:
-            first = self._communicator.prepare_allreduce(array, op=self._op, name=name)
         self._bucket.sending(lambda: self._finish(first))
+
+    def forget(self) -> None:
+        """As ``GradientBucket.forget``."""
+        if self._kept:
+            for matrix in self._matrices:
+                matrix.error.zero_()
 
     def _finish(self, first: Callable[[], object]) -> None:
         first()
@@ -121,12 +128,11 @@ class LowRankBucket:
         for matrix in self._matrices:
             matrix.p.copy_(orthonormal(matrix.p))
             torch.mm(matrix.p.t(), matrix.gradient.reshape(matrix.rows, matrix.columns), out=matrix.q)
-        name = f"bucket.{self._bucket.number}.q"
-        self._communicator.prepare_allreduce(self._second.numpy(), op=self._op, name=name)()
-        finite = bool(torch.isfinite(self._second).all())  # a P that is not finite makes a Q that is not
+        self._reduce_second()
+        self._kept = bool(torch.isfinite(self._second).all())  # a P that is not finite makes a Q that is not
         divisor = self._communicator.size if self._op == ddl.Sum else 1
         for matrix in self._matrices:
-            matrix.finish(divisor, finite)
+            matrix.finish(divisor, self._kept)
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:

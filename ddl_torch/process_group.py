@@ -66,7 +66,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self._waiter = Waiter()
         self._starting = Verbs(communicator, blocking=False)
         self._blocking = Verbs(communicator, blocking=True)
-        self._timeout = timeout or communicator._group.job.settings.timeout
+        self._timeout = communicator.timeout
         tagged = communicator.subset(range(communicator.size), timeout=timeout)
         self._messages = Messages(communicator, tagged, store, self._timeout)
         self.others = OtherDevices(self, timeout)
@@ -222,7 +222,8 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     ) -> GroupWork:
         """Send the r-th part of ``tensor`` to rank r; what comes fills ``output`` in rank order.
 
-        Splits are numbers of rows; none: equal parts. Where they are given, sizes are exchanged before it returns.
+        Splits are numbers of rows; none: equal parts. Where they are given, sizes are exchanged before it returns; so
+        all ranks give them, or none does: ``CollectiveMismatch`` on all if some do.
         """
         return self._work([output], [self._verbs(opts).alltoall_single(output, tensor, output_splits, input_splits)])
 
@@ -243,7 +244,8 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         After ``timeout`` (none: the group's), the group is broken, and ``CollectiveTimeout`` on all ranks names the
         first rank that has not come, with ``wait_all_ranks`` all of them.
         """
-        monitored_barrier(self, timeout.total_seconds() if timeout else self._timeout, wait_all_ranks)
+        seconds = timeout.total_seconds() if timeout else self._timeout
+        monitored_barrier(self.communicator, self._messages, seconds, wait_all_ranks)
 
     @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:

@@ -5,19 +5,21 @@ Only what a rank has travels, so this pays as long as few places are in use on a
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 import ddl
 from ddl.process_sets import ProcessSet
+from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._where import Where, global_process_set
 
 __all__ = ["reduce_gradients", "sparse_allreduce_async"]
 
 
+@naming_rank
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
@@ -65,14 +67,15 @@ def _kind(gradient: Optional[torch.Tensor]) -> int:
 
 
 def reduce_gradients(
-    parameters: Sequence[torch.Tensor], communicator: ddl.Communicator, op: ddl.ReduceOp
-) -> List[torch.Tensor]:
+    parameters: Sequence[torch.Tensor], presence: int, communicator: ddl.Communicator, op: ddl.ReduceOp
+) -> Tuple[List[torch.Tensor], int]:
     """Make the sparse ``p.grad`` of each of ``parameters`` the same on all ranks. Collective, blocking.
 
     A rank without a gradient counts as zero; where no rank has one, ``p.grad`` is left alone. Returns, alike on all
-    ranks, the parameters of which some rank has a dense gradient: nothing is done for those.
+    ranks, the parameters of which some rank has a dense gradient, for which nothing is done, and the greatest
+    ``presence`` (0 to 255) of any rank.
     """
-    kinds = np.array([_kind(p.grad) for p in parameters], np.uint8)
+    kinds = np.array([*(_kind(p.grad) for p in parameters), presence], np.uint8)
     communicator.allreduce_(kinds, op=ddl.Max)
     handles = []
     for p, kind in zip(parameters, kinds.tolist()):
@@ -81,7 +84,7 @@ def reduce_gradients(
             handles.append((p, sparse_allreduce_async(mine, op=op, communicator=communicator)))
     for p, handle in handles:
         p.grad = handle()
-    return [p for p, kind in zip(parameters, kinds.tolist()) if kind == _DENSE]
+    return [p for p, kind in zip(parameters, kinds.tolist()) if kind == _DENSE], int(kinds[-1])
 
 
 def _with_sparse_dimensions(number: int, parameter: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any, Iterable, List, Mapping, Optional, Union
+from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 
 import ddl
+from ddl.refusals import naming_rank
 from ddl_torch._compat import mark_written
+from ddl_torch._same_model import check_alike
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
 
+@naming_rank
 def broadcast_parameters(
     params: Union[Mapping[str, Any], Iterable[Any]],
     root_rank: int = 0,
@@ -23,26 +25,44 @@ def broadcast_parameters(
 
     ``params``: ``model.state_dict()`` (parameters and buffers), ``model.named_parameters()`` or ``model.parameters()``;
     names, shapes and types must be the same on every rank. What is no tensor (None, a module's extra state) cannot be
-    overwritten, and stays as it is. Raises ``InvalidArgument``, on all ranks, if names, shapes or types differ.
+    overwritten, and stays as it is. Raises ``InvalidArgument``, on all ranks, if names, shapes, types or roots differ,
+    or if one of them passes something else, or a tensor that is sparse or not on the CPU.
 
     >>> ddl_torch.broadcast_parameters(model.state_dict())
     """
     group = ddl.world() if communicator is None else communicator
-    given = list(params.items() if isinstance(params, Mapping) else params)
-    named = [one if isinstance(one, tuple) else (f"number {i}", one) for i, one in enumerate(given)]
-    pairs = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
-    lines = []
-    for name, tensor in pairs:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise ddl.InvalidArgument(
-                f"broadcast_parameters: {name!r} is no dense tensor on the CPU: {tensor.layout} on {tensor.device}"
-            )
-        lines.append(f"{name!r} {tensor.dtype} of shape {tuple(tensor.shape)}")
-    _check_alike(lines, root_rank, group)
+    pairs, mistake = _named_tensors(params)
+    lines = [f"{name!r} {tensor.dtype} of shape {tuple(tensor.shape)}" for name, tensor in pairs]
+    _check_call("broadcast_parameters", root_rank, lines, mistake, group)
     for _, tensor in pairs:
         _broadcast(tensor, root_rank, group)
 
 
+def _named_tensors(params: Any) -> Tuple[List[Tuple[str, torch.Tensor]], str]:
+    """Return the tensors in ``params`` with their names; and what is wrong with them, or an empty text."""
+    wanted = "pass model.state_dict(), model.named_parameters() or model.parameters()"
+    if isinstance(params, torch.nn.Module) or not isinstance(params, Iterable):
+        return [], f"params is a {type(params).__name__}; {wanted}"
+    given = list(params.items() if isinstance(params, Mapping) else params)
+    named = [one if isinstance(one, tuple) else (f"number {i}", one) for i, one in enumerate(given)]
+    if any(len(one) != 2 for one in named):
+        return [], f"params has a tuple that is no pair (name, tensor); {wanted}"
+    pairs = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    for name, tensor in pairs:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return [], f"{name!r} is no dense tensor on the CPU: {tensor.layout} on {tensor.device}"
+    return pairs, ""
+
+
+def _check_call(verb: str, root_rank: int, lines: List[str], mistake: str, group: ddl.Communicator) -> None:
+    """Raise ``InvalidArgument``, on all ranks, for what one of them cannot do, or what they do not do alike."""
+    if not mistake and root_rank not in range(group.size):
+        mistake = f"root_rank={root_rank!r} is no rank of a communicator of {group.size}"
+    advice = "Make the same call, for the same model, on every rank"
+    check_alike(group, verb, [f"root_rank={root_rank}", *lines], advice, mistake)
+
+
+@naming_rank
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int = 0,
@@ -56,35 +76,33 @@ def broadcast_optimizer_state(
     For every optimizer with ``state_dict`` and ``load_state_dict``; where the root has no state yet, state elsewhere is
     dropped. ``model``: not needed; one that is given must have all parameters of the optimizer. ``allow_pickle``: as
     for ``broadcast_object``, for settings that are not plain data. Raises ``InvalidArgument``, on all ranks, if the
-    root's settings cannot be sent.
+    root's settings cannot be sent, ranks differ in ``root_rank`` or ``allow_pickle``, or the model of one lacks some.
     """
-    if model is not None:
-        having = {id(parameter) for parameter in model.parameters()}
-        lacking = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in having]
-        if lacking:
-            raise ddl.InvalidArgument(
-                f"broadcast_optimizer_state: the model lacks {len(lacking)} of the optimizer's parameters, one of "
-                f"shape {tuple(lacking[0].shape)}; pass the model that the optimizer trains, or none"
-            )
     group = ddl.world() if communicator is None else communicator
+    verb = "broadcast_optimizer_state"
+    _check_call(verb, root_rank, [f"allow_pickle={allow_pickle}"], _what_lacks(model, optimizer), group)
     tensors: List[torch.Tensor] = []
-    message: Any = None
-    if group.rank == root_rank:
-        message = {"state": _take_apart(optimizer.state_dict(), tensors)}
-    try:
-        message = group.broadcast_object(message, root=root_rank, allow_pickle=allow_pickle)
-    except ddl.InvalidArgument as error:
-        if group.rank != root_rank:
-            raise
-        # Refused before anything was sent: the others still wait for an answer.
-        message = group.broadcast_object({"error": str(error)}, root=root_rank)
-    if "error" in message:
-        raise ddl.InvalidArgument(f"broadcast_optimizer_state: rank {root_rank}: {message['error']}")
+    described = _take_apart(optimizer.state_dict(), tensors) if group.rank == root_rank else None
+    described = group.broadcast_object(described, root=root_rank, allow_pickle=allow_pickle)
     if group.rank == root_rank:
         for tensor in tensors:
             _broadcast(tensor, root_rank, group)
     else:
-        _load(optimizer, _put_together(message["state"], root_rank, group))
+        _load(optimizer, _put_together(described, root_rank, group))
+
+
+def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimizer) -> str:
+    """Return which of the optimizer's parameters a model that is given lacks, or an empty text."""
+    if model is None:
+        return ""
+    having = {id(parameter) for parameter in model.parameters()}
+    lacking = [p for one in optimizer.param_groups for p in one["params"] if id(p) not in having]
+    if not lacking:
+        return ""
+    return (
+        f"the model lacks {len(lacking)} of the optimizer's parameters, one of shape {tuple(lacking[0].shape)}; pass "
+        "the model that the optimizer trains, or none"
+    )
 
 
 def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -132,18 +150,3 @@ def _broadcast(tensor: torch.Tensor, root_rank: int, group: ddl.Communicator) ->
     if dense.data_ptr() != target.data_ptr():
         target.copy_(dense)
     mark_written(tensor)
-
-
-def _check_alike(lines: List[str], root_rank: int, group: ddl.Communicator) -> None:
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    if len(set(group.allgather_object(digest))) == 1:
-        return
-    everybody: List[List[str]] = group.allgather_object(lines)
-    for rank, theirs in enumerate(everybody):
-        for i in range(max(len(theirs), len(everybody[root_rank]))):
-            one, other = (side[i] if i < len(side) else "nothing" for side in (everybody[root_rank], theirs))
-            if one != other:
-                raise ddl.InvalidArgument(
-                    f"broadcast_parameters: entry {i} is {one} on rank {root_rank} but {other} on rank {rank}; build "
-                    "the same model on every rank"
-                )

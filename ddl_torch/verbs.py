@@ -7,29 +7,30 @@ its ranks make the same calls in the same order, at less cost.
 
 The blocking verbs that return new tensors are differentiable. Verbs with a trailing underscore write their tensor,
 which must be contiguous. Those with ``_async`` return a ``Work`` at once, which ``poll`` and ``synchronize`` take, too;
-until it is done, its tensor must not be touched. ``root_rank`` is a rank of the job, or of ``communicator``.
+until it is done, its tensor must not be touched. They raise ``InvalidArgument`` themselves, and other errors in
+``Work.wait``. Tensors are dense. ``root_rank`` is a rank of the job, or of ``communicator``.
 """
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 import ddl
 from ddl import Average, Communicator, ReduceOp
-from ddl.negotiation import Signature
+from ddl.operations import choose_op
 from ddl.process_sets import ProcessSet
+from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
-from ddl_torch._tensors import Work
+from ddl_torch._tensors import Work, plain
 from ddl_torch._where import Where, global_process_set
 from ddl_torch.compression import Compression, casting
 
 __all__ = [
     *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
-    *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "allgather_object"),
+    *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
     *("reducescatter", "reducescatter_async", "allgather", "allgather_async", "alltoall", "alltoall_async"),
     *("barrier", "barrier_async"),
 ]
@@ -38,19 +39,10 @@ Group = Optional[Communicator]
 Received = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
-def choose_op(average: Optional[bool], op: Optional[ReduceOp]) -> ReduceOp:
-    """Return the operator of Horovod's two arguments for it."""
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise ddl.InvalidArgument("average= and op= cannot both be given; use op=")
-    warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
-    return Average if average else ddl.Sum
-
-
 # --- all-reduce ---
 
 
+@naming_rank
 def allreduce(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
@@ -65,8 +57,11 @@ def allreduce(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks (default: average); return the result, the same bits on every rank. Blocking.
 
-    ``tensor`` is multiplied by ``prescale_factor`` before and the result by ``postscale_factor``; integers as float64,
-    truncated. ``compression``: how it is written meanwhile. ``average`` is Horovod's old name of ``op``.
+    ``tensor``: of the same shape and type on all ranks; truth values have no average, complex numbers no order and no
+    product. It is multiplied by ``prescale_factor`` before and the result by ``postscale_factor``; integers as float64,
+    truncated. ``compression``: how it is written meanwhile. ``average`` is Horovod's old name of ``op``. Raises
+    ``InvalidArgument`` before anything is sent; ``CollectiveMismatch`` if ranks submit different things;
+    ``CollectiveTimeout`` if one of them submits nothing (DDL_TIMEOUT).
 
     >>> mean = ddl_torch.allreduce(tensor)
     """
@@ -74,7 +69,7 @@ def allreduce(
     where, cast = Where(process_set, communicator), casting(compression)
 
     def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        small, context = cast.compress(tensors[0])
+        small, context = cast.compress(plain(tensors[0], "allreduce"))
         operation = _operations.allreduce(small, kind, prescale_factor, postscale_factor, False)
         return [cast.decompress(where.run(operation, name), context)]
 
@@ -85,6 +80,7 @@ def allreduce(
     return differentiable(run, back, [tensor])[0]
 
 
+@naming_rank
 def allreduce_(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
@@ -96,11 +92,12 @@ def allreduce_(
     *,
     communicator: Group = None,
 ) -> torch.Tensor:
-    """As ``allreduce``, in place."""
+    """As ``allreduce``, in place: overwrites ``tensor``, which must be contiguous, and returns it."""
     operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, True)
     return Where(process_set, communicator).run(operation, name)
 
 
+@naming_rank
 def allreduce_async(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
@@ -112,11 +109,12 @@ def allreduce_async(
     *,
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``allreduce``, without blocking."""
+    """As ``allreduce``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, False)
     return Where(process_set, communicator).start(operation, name)
 
 
+@naming_rank
 def allreduce_async_(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
@@ -128,7 +126,7 @@ def allreduce_async_(
     *,
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``allreduce_``, without blocking."""
+    """As ``allreduce_``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, True)
     return Where(process_set, communicator).start(operation, name)
 
@@ -140,6 +138,7 @@ def _broadcast(tensor: torch.Tensor, root_rank: int, where: Where, in_place: boo
     return _operations.broadcast(tensor, where.index(root_rank), str(root_rank), in_place)
 
 
+@naming_rank
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -148,9 +147,10 @@ def broadcast(
     *,
     communicator: Group = None,
 ) -> torch.Tensor:
-    """Return a new tensor with the contents of ``tensor`` of ``root_rank``; shapes and types are equal. Blocking.
+    """Return a new tensor with the contents of ``tensor`` of ``root_rank``. Blocking.
 
-    The gradient is the average of all ranks' gradients on ``root_rank``, zero elsewhere.
+    ``tensor``: of any type, the same shape and type on all ranks. The gradient is the average of all ranks' gradients
+    on ``root_rank``, zero elsewhere. Errors are those of ``allreduce``.
     """
     where = Where(process_set, communicator)
 
@@ -164,6 +164,7 @@ def broadcast(
     return differentiable(run, back, [tensor])[0]
 
 
+@naming_rank
 def broadcast_(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -172,12 +173,13 @@ def broadcast_(
     *,
     communicator: Group = None,
 ) -> torch.Tensor:
-    """As ``broadcast``, in place."""
+    """As ``broadcast``, in place: overwrites ``tensor``, which must be contiguous, and returns it."""
     where = Where(process_set, communicator)
     result: torch.Tensor = where.run(_broadcast(tensor, root_rank, where, True), name)
     return result
 
 
+@naming_rank
 def broadcast_async(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -186,11 +188,12 @@ def broadcast_async(
     *,
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``broadcast``, without blocking."""
+    """As ``broadcast``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     where = Where(process_set, communicator)
     return where.start(_broadcast(tensor, root_rank, where, False), name)
 
 
+@naming_rank
 def broadcast_async_(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -199,7 +202,7 @@ def broadcast_async_(
     *,
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``broadcast_``, without blocking."""
+    """As ``broadcast_``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     where = Where(process_set, communicator)
     return where.start(_broadcast(tensor, root_rank, where, True), name)
 
@@ -207,6 +210,7 @@ def broadcast_async_(
 # --- reduce-scatter ---
 
 
+@naming_rank
 def reducescatter(
     tensor: torch.Tensor,
     name: Optional[str] = None,
@@ -221,12 +225,13 @@ def reducescatter(
     """Combine ``tensor`` over all ranks; return this rank's share of the rows. Blocking.
 
     Where the rows do not divide by the number of ranks, the first ranks get one more. The gradient is all ranks'
-    gradients of their rows; for a sum, times the number of ranks (as in Horovod).
+    gradients of their rows; for a sum, times the number of ranks (as in Horovod). Types, factors and errors are those
+    of ``allreduce``; a tensor without dimensions is ``InvalidArgument``.
     """
     where, cast = Where(process_set, communicator), casting(compression)
 
     def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        small, context = cast.compress(tensors[0])
+        small, context = cast.compress(plain(tensors[0], "reducescatter"))
         operation = _operations.reducescatter(small, op, prescale_factor, postscale_factor)
         return [cast.decompress(where.run(operation, name), context)]
 
@@ -237,6 +242,7 @@ def reducescatter(
     return differentiable(run, back, [tensor])[0]
 
 
+@naming_rank
 def reducescatter_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
@@ -247,7 +253,7 @@ def reducescatter_async(
     *,
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``reducescatter``, without blocking."""
+    """As ``reducescatter``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     operation = _operations.reducescatter(tensor, op, prescale_factor, postscale_factor)
     return Where(process_set, communicator).start(operation, name)
 
@@ -255,6 +261,7 @@ def reducescatter_async(
 # --- all-gather, all-to-all ---
 
 
+@naming_rank
 def allgather(
     tensor: torch.Tensor,
     name: Optional[str] = None,
@@ -264,7 +271,8 @@ def allgather(
 ) -> torch.Tensor:
     """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking.
 
-    The gradient is the average of all ranks' gradients of this rank's rows.
+    ``tensor``: of any type; type and other dimensions are the same on all ranks. The gradient is the average of all
+    ranks' gradients of this rank's rows. Errors are those of ``allreduce``.
     """
     where = Where(process_set, communicator)
 
@@ -284,6 +292,7 @@ def own_rows(gradient: torch.Tensor, rows: int, where: Where) -> torch.Tensor:
     return mean.narrow(0, int(before.sum()), rows)
 
 
+@naming_rank
 def allgather_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
@@ -291,10 +300,14 @@ def allgather_async(
     *,
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
-    """As ``allgather``, without blocking; with ``communicator``, sizes are exchanged before it returns."""
+    """As ``allgather``, without blocking: ``wait`` of the ``Work`` returns the result, or raises.
+
+    With ``communicator``, sizes are exchanged before it returns.
+    """
     return Where(process_set, communicator).start(_operations.allgather(tensor), name)
 
 
+@naming_rank
 def alltoall(
     tensor: torch.Tensor,
     splits: Optional[Sequence[int]] = None,
@@ -305,7 +318,8 @@ def alltoall(
 ) -> Received:
     """Send ``splits[r]`` rows (default: an equal share) to each rank ``r``; return the rows received. Blocking.
 
-    With ``splits`` (numbers, or a tensor of them), the result is the pair (rows, received splits).
+    With ``splits`` (numbers, or a tensor of them), the result is the pair (rows, received splits). Types and errors are
+    those of ``allgather``; ``splits`` that do not sum to the rows are ``InvalidArgument``.
     """
     where = Where(process_set, communicator)
     received: List[torch.Tensor] = []
@@ -325,6 +339,7 @@ def alltoall(
     return (rows, received[0]) if received else rows
 
 
+@naming_rank
 def alltoall_async(
     tensor: torch.Tensor,
     splits: Optional[Sequence[int]] = None,
@@ -333,62 +348,24 @@ def alltoall_async(
     *,
     communicator: Group = None,
 ) -> Work[Received]:
-    """As ``alltoall``, without blocking; with ``communicator``, sizes are exchanged before it returns."""
-    where = Where(process_set, communicator)
-    return where.start(_operations.alltoall(tensor, splits, where.size), name)
+    """As ``alltoall``, without blocking: ``wait`` of the ``Work`` returns the result, or raises.
 
-
-# --- objects ---
-
-
-def broadcast_object(
-    obj: Any = None,
-    root_rank: int = 0,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    allow_pickle: bool = False,
-    communicator: Group = None,
-) -> Any:
-    """Return the ``obj`` of ``root_rank`` on every rank. Blocking. What is not plain data needs ``allow_pickle``.
-
-    See ``ddl.Communicator.broadcast_object``; Horovod pickles without asking.
+    With ``communicator``, sizes are exchanged before it returns.
     """
     where = Where(process_set, communicator)
-    root = where.index(root_rank)
-    if where.rank == root:
-        ddl.objects.encode(obj, allow_pickle=allow_pickle)  # refused here, before the others wait for it
-    operation = _operations.objects(
-        Signature("broadcast_object", detail=f"root_rank={root_rank}"),
-        lambda group: group.broadcast_object(obj, root=root, allow_pickle=allow_pickle),
-    )
-    return where.run(operation, name)
-
-
-def allgather_object(
-    obj: Any,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    allow_pickle: bool = False,
-    communicator: Group = None,
-) -> List[Any]:
-    """Return the list of all ranks' ``obj``, in rank order. Blocking. Objects are those of ``broadcast_object``."""
-    ddl.objects.encode(obj, allow_pickle=allow_pickle)
-    operation = _operations.objects(
-        Signature("allgather_object"), lambda group: group.allgather_object(obj, allow_pickle=allow_pickle)
-    )
-    return Where(process_set, communicator).run(operation, name)
+    return where.start(_operations.alltoall(tensor, splits, where.size), name)
 
 
 # --- barrier ---
 
 
+@naming_rank
 def barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> None:
-    """Return when every rank has called it. Blocking."""
+    """Return when every rank has called it. Blocking. ``CollectiveTimeout`` if one does not (DDL_TIMEOUT)."""
     Where(process_set, communicator).run(_operations.barrier(), None)
 
 
+@naming_rank
 def barrier_async(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> Work[None]:
-    """As ``barrier``, without blocking."""
+    """As ``barrier``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     return Where(process_set, communicator).start(_operations.barrier(), None)

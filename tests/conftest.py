@@ -22,6 +22,9 @@ hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ddl")
 
 
+pytest_plugins = ["turns"]
+
+
 @pytest.fixture(autouse=True)
 def no_job_in_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the variables of an outer launcher, so that a test's processes see only what the test gives them."""

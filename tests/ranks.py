@@ -1,8 +1,9 @@
 """Runs a function on several real ranks of one job, for tests: ``run(4, "module.py", function, …)``.
 
-Every rank is a fresh process, forked from a server that has numpy and DDL loaded, for tests of the torch adapter torch
-too (some milliseconds each), with the environment that ddlrun would give it and the store in this process. A rank that
-fails makes the test fail with that rank's traceback; a rank that does not end in time is killed and named.
+Every rank is a fresh process, forked from a server that has loaded numpy, DDL and what test modules import, for tests
+of the torch adapter torch too (some milliseconds each), with the environment that ddlrun would give it and the store in
+this process. A rank that fails makes the test fail with that rank's traceback; a rank that does not end in time is
+killed and named.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from ddl.bootstrap.server import StoreServer
 
 _context = multiprocessing.get_context("forkserver")
-_PRELOAD = ("numpy", "ddl.api", "ddl.memory")
+#: A rank loads its function's test module, and with that pytest: a tenth of a second of a processor, of each rank.
+_PRELOAD = ("numpy", "ddl.api", "ddl.memory", "pytest", "hypothesis", "psutil")
 #: An optimizer's first step imports torch._dynamo; all together are three seconds of a processor for each rank.
-_PRELOAD_TORCH = (*_PRELOAD, "pytest", "hypothesis", "torch", "torch._dynamo", "ddl_torch")
+_PRELOAD_TORCH = (*_PRELOAD, "torch", "torch._dynamo", "ddl_torch")
 
 #: What the server has loaded.
 _served: Sequence[str] = ()
@@ -48,6 +50,7 @@ def environment(rank: int, size: int, store: str, secret: str, local: Optional[S
         "DDL_CROSS_SIZE": "1",
         "DDL_STORE": store,
         "DDL_SECRET": secret,
+        "OMP_NUM_THREADS": "1",  # as ddlrun's, where there are no more cores than ranks
     }
 
 

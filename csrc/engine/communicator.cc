@@ -95,7 +95,6 @@ void Communicator::prepare(Operation* operation) const {
   operation->plan = &plan;
   operation->lane = point_to_point(operation->descriptor.collective) ? LaneId::kPointToPoint : choice.lane;
   operation->in_flight = choice.in_flight;
-  operation->timeout = timeout_.load(std::memory_order_relaxed);
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
 
   // Pieces of whole cache lines per block, so that the blocks of a piece never share a line.
@@ -122,6 +121,7 @@ void Communicator::prepare(Operation* operation) const {
 void Communicator::number(Operation* operation) {
   check();
   operation->rewind();
+  operation->timeout = timeout_.load(std::memory_order_relaxed);  // of now, not of when it was prepared
   Descriptor& descriptor = operation->descriptor;
   if (point_to_point(descriptor.collective)) {
     operation->wire = descriptor;

@@ -63,6 +63,7 @@ class Communicator {
   // Before there is any connection.
   void set_rails(int rails) { links_.set_rails(rails); }
   // Of operations that are submitted from now on.
+  Nanoseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Nanoseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
   void add_connection(int peer, int stream, int fd);
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }

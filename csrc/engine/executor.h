@@ -37,6 +37,8 @@ class Executor {
   // The ranks that the piece cannot go on without; and what to poll for them.
   std::vector<int> waiting_for() const;
   void poll_fds(Polled* fds) const;
+  // Whether it has a connection to the peer whose end will tell that nothing more comes.
+  bool hears(int peer) const;
 
  private:
   struct ChannelState {

@@ -35,6 +35,14 @@ std::vector<int> Executor::waiting_for() const {
   return peers;
 }
 
+bool Executor::hears(int peer) const {
+  for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
+    const Link* const link = links_->find(peer, stream_of(slot_, static_cast<int>(c)));
+    if (link != nullptr && link->open()) return true;
+  }
+  return false;
+}
+
 void Executor::poll_fds(Polled* fds) const {
   if (idle()) return;
   for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {

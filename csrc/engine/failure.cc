@@ -82,6 +82,17 @@ void Failure::suspect(const Report& report, const std::string& operation) {
   post(report);
 }
 
+void Failure::left(int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_.emplace(peer, now_ns());
+}
+
+bool Failure::gone(int peer) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = left_.find(peer);
+  return found != left_.end() && now_ns() - found->second >= kGrace;
+}
+
 void Failure::settle(Nanoseconds now) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_.load() != State::kSuspected || now - suspected_at_ < kGrace) return;

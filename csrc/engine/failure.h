@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -50,6 +51,9 @@ class Failure {
   // The verdict, from the agent or (then the agent is told) from this rank; only the first counts. `operation` is
   // what was under way, unless this rank had asked about or suspected another.
   void fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell);
+  // The store has said that the peer has shut down; `gone`: so long ago that the connections that it made are here.
+  void left(int peer);
+  bool gone(int peer) const;
   // Turns a suspicion that nobody answered into the failure.
   void settle(Nanoseconds now);
 
@@ -79,6 +83,7 @@ class Failure {
   std::string suspected_operation_, questioned_operation_;
   Nanoseconds suspected_at_ = 0;
   std::deque<Report> reports_;
+  std::map<int, Nanoseconds> left_;  // when this rank heard of it, by peer
 };
 
 }  // namespace ddl

@@ -41,7 +41,8 @@ void Lane::check_on_peers() {
   for (Executor* executor : active_) {
     for (int peer : executor->waiting_for()) {
       const PeerMemory* memory = neighbourhood_.memory(peer);
-      if (memory == nullptr || memory->alive()) continue;
+      const bool ended = memory != nullptr && !memory->alive();
+      if (!ended && (!failure_->gone(peer) || executor->hears(peer))) continue;
       // It may have done its part and then left: only what is still missing now will never come.
       progress();
       if (executor->idle()) return;
@@ -51,7 +52,7 @@ void Lane::check_on_peers() {
       report.type = Report::Type::kLost;
       report.kind = ErrorKind::kPeerLost;
       report.peer = peer;
-      report.reason = "its process has ended";
+      report.reason = ended ? "its process has ended" : "it has shut down";
       failure_->suspect(report, executor->operation()->text());
       return;
     }

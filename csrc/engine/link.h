@@ -85,6 +85,8 @@ class Link {
   uint64_t payload() const { return payload_.load(std::memory_order_relaxed); }
   int peer() const { return peer_; }
   bool over_sockets() const { return !connections_.empty() && connections_.front()->endpoint->poll_fd() >= 0; }
+  // Whether there is a connection whose end will tell that nothing more comes; none for a transport without.
+  bool open() const { return rails_ != nullptr ? rails_->open() : over_sockets(); }
   // Descriptors to poll, and whether to wait for room as well; none for a transport without.
   void poll_fds(Polled* fds) const;
   // Whether the peer's kernel has all that was sent over rails; does what is due there. Throws LostPeer.

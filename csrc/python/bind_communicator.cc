@@ -94,6 +94,8 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().set_timeout(static_cast<Nanoseconds>(seconds * static_cast<double>(kSecond)));
       },
       py::arg("seconds"));
+  c.def_property_readonly(
+      "timeout", [](Handle& h) { return static_cast<double>(h.native().timeout()) / static_cast<double>(kSecond); });
   c.def("set_rails", [](Handle& h, int rails) { h.native().set_rails(rails); }, py::arg("rails"));
   c.def(
       "add_connection", [](Handle& h, int peer, int number, int fd) { h.native().add_connection(peer, number, fd); },
@@ -161,6 +163,7 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().fail(error_kind(kind), culprit, reason, tell);
       },
       py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
+  c.def("left", [](Handle& h, int peer) { h.native().failure().left(peer); }, py::arg("peer"));
   c.def("traffic", [](Handle& h) { return h.native().traffic(); });
   c.def("collectives", [](Handle& h) {
     const Totals totals = h.native().collectives();

@@ -22,6 +22,8 @@ constexpr std::size_t kBlockVectors = kMxBlock / kBlockLanes;
 constexpr std::uint32_t kNotFinite = 255, kLeastExponent = 8;
 typedef std::int8_t ByteVec __attribute__((vector_size(kVectorBytes / 4)));
 
+// Below, a whole block is copied by a branch of its own: a length that the compiler knows is a few vector moves, any
+// other one a call of memcpy.
 struct FloatBlock {
   Vec<float> part[kBlockVectors];
 };
@@ -51,7 +53,7 @@ float float_of(std::uint32_t bits) {
   return value;
 }
 
-// The value of q = 1.
+// What q = 1 stands for in a block whose byte is E = `exponent`: 2^(E - 133), or zero or NaN for the whole block.
 float step_of(std::uint32_t exponent) {
   if (exponent == kNotFinite) return float_of(0x7fc00000u);
   return exponent < kLeastExponent ? 0.0f : float_of((exponent - 6) << 23);

@@ -48,6 +48,8 @@ class Rails : public Endpoint {
   virtual bool progress() = 0;
   // `reading`: somebody waits for what comes, and not only for room and news.
   virtual void poll_fds(Polled* fds, bool reading) const = 0;
+  // Whether a rail is left over which something may still come.
+  virtual bool open() const = 0;
   // Does what is due; whether the peer's kernel has all that was written. Only then may this side close: what it has
   // not read makes the kernel drop what it has not sent. Throws LostPeer.
   virtual bool finished() = 0;

@@ -261,6 +261,8 @@ class Agent:
             self._failed(message)
         elif kind == "probe":
             self._answer(message)
+        elif kind == "left":
+            self._left(message["comm"], message["peer"])
         elif kind == "late":
             self.stragglers.heard(message)
         elif kind == "stall":
@@ -280,6 +282,12 @@ class Agent:
             return  # another group's trouble
         local = member.ranks.index(culprit) if culprit >= 0 else -1
         member.core.fail(message["kind"], local, message["reason"], False)
+
+    def _left(self, comm: int, peer: int) -> None:
+        with self._changed:
+            member = self._members.get(comm)
+        if member is not None:
+            member.core.left(member.ranks.index(peer))
 
     def _answer(self, probe: Dict[str, Any]) -> None:
         with self._changed:

@@ -1,8 +1,9 @@
-"""What the store answers: set, get that waits, counters, and the check-in of all ranks. No I/O, no clock.
+"""What the store answers: set, get that waits, counters, the check-in of all ranks, meetings of some. No I/O, no clock.
 
 The server (server.py) brings requests and the time, and sends the frames that come back. Every request gets exactly
 one answer (a check-in: its last part), with the number that the request had; so a rank that waits is never forgotten.
 A check-in that failed has failed for every rank, also for those that come later: nobody goes on without the others.
+A meeting that failed has failed for those who waited; nothing of it is left, and who comes later begins a new one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ class _Round:
     error: str = ""
 
 
+@dataclass
+class _Meeting:
+    """``ranks`` of which some wait for the others."""
+
+    ranks: Dict[int, None]  # in their order
+    values: Dict[int, str] = field(default_factory=dict)
+    waiters: Dict[int, _Waiter] = field(default_factory=dict)
+
+
 class Requests:
     """The keys and the check-ins of a job of ``size`` ranks. Used by one thread."""
 
@@ -54,6 +64,7 @@ class Requests:
         self._counters: Dict[str, int] = {}
         self._gets: Dict[int, Tuple[str, _Waiter]] = {}  # by rank: a rank asks one thing at a time
         self._rounds: Dict[int, _Round] = {}
+        self._meetings: Dict[Tuple[str, str], _Meeting] = {}  # by their counters and ranks, as text
 
     def handle(self, rank: int, message: Message, now: float) -> Replies:
         """Answer a request of a rank; ProtocolError if it is not one."""
@@ -74,6 +85,9 @@ class Requests:
             if type(round_number) is not int:
                 raise ProtocolError(f"rank {rank} checked in to round {round_number!r:.100}, which is no number")
             return self._check_in(rank, round_number, _text(rank, message, "value"), waiter)
+        if asked == "meet":
+            meeting = _text(rank, message, "key"), _text(rank, message, "ranks")
+            return self._meet(rank, meeting, _text(rank, message, "value"), waiter)
         raise ProtocolError(f"rank {rank} asked the store for {asked!r:.100}, which it does not know")
 
     def dropped(self, rank: int) -> None:
@@ -81,6 +95,11 @@ class Requests:
         self._gets.pop(rank, None)
         for checking in self._rounds.values():
             checking.waiters.pop(rank, None)
+        for key, meeting in list(self._meetings.items()):
+            meeting.waiters.pop(rank, None)
+            meeting.values.pop(rank, None)
+            if not meeting.values:
+                del self._meetings[key]
 
     def tick(self, now: float) -> Replies:
         """Answer who has waited long enough."""
@@ -95,12 +114,19 @@ class Requests:
                 missing = name_ranks(r for r in range(self._size) if r not in checking.values)
                 checking.error = f"{missing} of {self._size} never came within {min(w.timeout for w in late):g} s"
                 out += self._finish(number)
+        for key, meeting in list(self._meetings.items()):
+            if any(waiter.deadline <= now for waiter in meeting.waiters.values()):
+                del self._meetings[key]
+                absent = name_ranks(sorted(meeting.ranks.keys() - meeting.values.keys()))
+                for rank, waiter in meeting.waiters.items():
+                    out.append((rank, encode_frame({"number": waiter.number, "missing": absent})))
         return out
 
     def next_deadline(self) -> Optional[float]:
         """When ``tick`` has something to do; None if nobody is waiting."""
         deadlines = [waiter.deadline for _, waiter in self._gets.values()]
         deadlines += [w.deadline for checking in self._rounds.values() for w in checking.waiters.values()]
+        deadlines += [w.deadline for meeting in self._meetings.values() for w in meeting.waiters.values()]
         return min(deadlines, default=None)
 
     def _set(self, rank: int, number: int, key: str, value: str) -> Replies:
@@ -118,13 +144,21 @@ class Requests:
         return out
 
     def _count(self, rank: int, number: int, key: str) -> Replies:
+        problem = self._no_counter(key)
+        if problem:
+            return [(rank, encode_frame({"number": number, "error": problem}))]
+        return [(rank, encode_frame({"number": number, "value": self._counted(key)}))]
+
+    def _no_counter(self, key: str) -> str:
+        """Return why there can be no counter ``key``, "" if there can."""
         problem = _too_long("key", key, KEY_LIMIT)
         if not problem and key not in self._counters and len(self._counters) >= KEYS_LIMIT:
             problem = f"the store is full: it holds {KEYS_LIMIT} counters"
-        if problem:
-            return [(rank, encode_frame({"number": number, "error": problem}))]
+        return problem
+
+    def _counted(self, key: str) -> int:
         self._counters[key] = self._counters.get(key, -1) + 1
-        return [(rank, encode_frame({"number": number, "value": self._counters[key]}))]
+        return self._counters[key]
 
     def _get(self, rank: int, key: str, waiter: _Waiter) -> Replies:
         if key in self._values:
@@ -145,6 +179,29 @@ class Requests:
         checking.waiters[rank] = waiter
         return self._finish(number) if len(checking.values) == self._size else []
 
+    def _meet(self, rank: int, key: Tuple[str, str], value: str, waiter: _Waiter) -> Replies:
+        counter, text = key
+        problem = self._no_counter(counter) or _too_long(f"value of rank {rank}", value, VALUE_LIMIT)
+        if problem:
+            return [(rank, encode_frame({"number": waiter.number, "error": problem}))]
+        meeting = self._meetings.get(key) or _Meeting(self._ranks(text))
+        if rank not in meeting.ranks:
+            raise ProtocolError(f"rank {rank} wants to meet {text!r:.100}: not itself and other ranks of {self._size}")
+        self._meetings[key] = meeting
+        meeting.values[rank] = value
+        meeting.waiters[rank] = waiter
+        if len(meeting.values) < len(meeting.ranks):
+            return []
+        del self._meetings[key]
+        parts = _parts([meeting.values[one] for one in meeting.ranks], count=self._counted(counter))
+        return [(one, part) for one in meeting.ranks for part in parts]
+
+    def _ranks(self, text: str) -> Dict[int, None]:
+        """Return the ranks of a text such as ``3,0``; none if they are not some of the job's, each once."""
+        numbers = [int(one) for one in text.split(",") if one.isdecimal() and len(one) < 10]
+        ranks = dict.fromkeys(number for number in numbers if number < self._size)
+        return ranks if len(ranks) == text.count(",") + 1 else {}
+
     def _finish(self, number: int) -> Replies:
         checking = self._rounds[number]
         waiters, checking.waiters = checking.waiters, {}
@@ -164,15 +221,15 @@ class Requests:
         return out
 
 
-def _parts(values: List[str]) -> List[bytes]:
-    """Cut the answer of a check-in into frames that stay below the limit; all ranks are sent the same bytes."""
+def _parts(values: List[str], **more: int) -> List[bytes]:
+    """Cut an answer to many ranks into frames that stay below the limit; all ranks are sent the same bytes."""
     parts: List[bytes] = []
     first, length = 0, 0
     for index, value in enumerate(values):
         length += len(json.dumps(value)) + 1
         if length > _PART or index == len(values) - 1:
             last = index == len(values) - 1
-            parts.append(encode_frame({"values": values[first : index + 1], "last": last}))
+            parts.append(encode_frame({"values": values[first : index + 1], "last": last, **more}))
             first, length = index + 1, 0
     return parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.bootstrap.auth import recv_frame, send_frame
 from ddl.bootstrap.client import GRACE, Client
@@ -39,6 +39,21 @@ class StoreClient(Client):
     def count(self, key: str, timeout: float = 30.0) -> int:
         """Return how often anybody has counted ``key`` before: each call returns another number, from 0 up."""
         return int(self._ask({"ask": "count", "key": key}, timeout)["value"])
+
+    def meet(self, ranks: Sequence[int], value: str, counter: str, timeout: float) -> Tuple[int, List[str]]:
+        """Wait until all of ``ranks``, which pass the same ones, are in this call; return their values in that order.
+
+        Also returned: what ``count(counter)`` would have, the same on all. Where one of them has waited for ``timeout``
+        seconds, RendezvousError names those who had not come, to all that wait; nothing of the attempt is left.
+        """
+        who = ",".join(map(str, ranks))
+        answer = self._ask({"ask": "meet", "ranks": who, "value": value, "key": counter, "timeout": timeout}, timeout)
+        if "missing" in answer:
+            raise RendezvousError(f"{answer['missing']} did not come within {timeout:g} s")
+        values: List[str] = answer["values"]
+        if len(values) != len(ranks):
+            raise ProtocolError(f"rank {self.rank}: the store sent {len(values)} values for {len(ranks)} ranks")
+        return int(answer["count"]), values
 
     def check_in(self, value: str, timeout: float, round: int = 0) -> List[str]:
         """Post this rank's value and wait for all ranks; return all values in rank order. Collective.
@@ -82,11 +97,11 @@ class StoreClient(Client):
         values: List[str] = []
         while True:
             answer = recv_frame(self._sock, deadline)
-            if "values" in answer:  # a part of a check-in's answer
+            if "values" in answer:  # a part of the answer to a check-in or a meeting
                 values += answer["values"]
                 if not answer["last"]:
                     continue
-                return {"values": values}
+                return dict(answer, values=values)
             if answer.get("number") != self._number:
                 raise ProtocolError(f"the store answered request {answer.get('number')}, not {self._number}")
             return answer

@@ -8,8 +8,9 @@ numbers of communicators are never used twice in a job). It does no I/O and has 
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
 peer, reason, op, final [members: ranks]; ``fail`` comm, kind (an error class), culprit, reason; ``state`` probe,
-submitted (-1: no member), completed, op [last]. It is sent ``fail``, ``probe`` (probe, comm, seq) and ``stall`` (comm,
-seq, text). Operations count from 1; ``op`` says in words what the rank called as number seq, "" if it is not known.
+submitted (-1: no member), completed, op [last]. It is sent ``fail``, ``probe`` (probe, comm, seq), ``stall`` (comm,
+seq, text) and ``left`` (comm, peer: it has said goodbye; whoever waits for its message shall look whether that comes).
+Operations count from 1; ``op`` says in words what the rank called as number seq, "" if it is not known.
 """
 
 from __future__ import annotations
@@ -225,7 +226,14 @@ class Verdict:
             odd = next(rank for rank, op in said.items() if op != usual)
             reason = f"rank {one} called {usual} but rank {odd} called {said[odd]} as operation #{seq}"
             return self._fail(comm, "CollectiveMismatch", odd, reason)
-        needed = probing.members if seq != 0 else {suspect["peer"] for suspect in probing.suspects.values()}
+        if seq == 0 and not probing.final:
+            # What it sent before may still be on its way. Whether it comes is for the rank that waits to see.
+            waiting = sorted((rank, suspect["peer"]) for rank, suspect in probing.suspects.items())
+            waiting = [(rank, peer) for rank, peer in waiting if peer in self._left and rank in self._present]
+            if waiting:
+                return [(rank, {"type": "left", "comm": comm, "peer": peer}) for rank, peer in waiting]
+        late = (suspect["peer"] for suspect in probing.suspects.values() if suspect["final"])
+        needed = probing.members if seq != 0 else frozenset(late)
         for rank in sorted(needed & self._left.keys()):
             if not _had_submitted(self._left[rank], comm, seq):
                 return self._fail(comm, "PeerLost", rank, _LEFT)

@@ -42,10 +42,14 @@ class Outcome:
 
 
 class Agreement:
-    """One rank's copy of what all ranks know, and what this rank has submitted itself."""
+    """One rank's copy of what all ranks know, and what this rank has submitted itself.
 
-    def __init__(self, size: int, capacity: int = _CAPACITY) -> None:
-        self._size = size
+    ``ranks[r]``: how people call rank ``r``: by its number in the job.
+    """
+
+    def __init__(self, ranks: Sequence[int], capacity: int = _CAPACITY) -> None:
+        self._ranks = ranks
+        self._size = size = len(ranks)
         self._capacity = capacity
         self._mine: Dict[str, Signature] = {}
         self._bits = 0  #: those of mine that the table has
@@ -126,7 +130,7 @@ class Agreement:
                 continue
             signatures = set(by_rank.values())
             if len(signatures) > 1:
-                outcome.failed.append((name, _difference(by_rank)))
+                outcome.failed.append((name, self._difference(by_rank)))
                 self._forget(name)
             else:
                 entry = (name, signatures.pop())
@@ -163,17 +167,17 @@ class Agreement:
         return number
 
     def missing(self, name: str) -> List[int]:
-        """Return the ranks that had not submitted ``name`` in the last round, as far as this rank knows."""
+        """Return who (numbers in the job) had not submitted ``name`` in the last round, as far as this rank knows."""
         alike = [number for number, entry in enumerate(self._table) if entry[0] == name]
         said = self._said.get(name, {}).keys() | self._joined
         return [
-            rank
+            self._ranks[rank]
             for rank in range(self._size)
             if rank not in said and not any(self._entries[rank] >> number & 1 for number in alike)
         ]
 
-
-def _difference(by_rank: Dict[int, Signature]) -> str:
-    one = min(by_rank)
-    other = next(rank for rank in sorted(by_rank) if by_rank[rank] != by_rank[one])
-    return f"rank {one} submitted {by_rank[one].text()} but rank {other} {by_rank[other].text()}"
+    def _difference(self, by_rank: Dict[int, Signature]) -> str:
+        one = min(by_rank)
+        other = next(rank for rank in sorted(by_rank) if by_rank[rank] != by_rank[one])
+        mine, theirs = by_rank[one].text(), by_rank[other].text()
+        return f"rank {self._ranks[one]} submitted {mine} but rank {self._ranks[other]} {theirs}"

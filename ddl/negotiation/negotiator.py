@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, Dict, Optional
+from typing import Callable, Deque, Dict, Optional, Sequence, Union
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ddl.communicator import Communicator
 from ddl.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
+    CommunicatorError,
     Error,
     InternalError,
     InvalidArgument,
@@ -46,7 +47,8 @@ class Negotiator:
 
     ``absent(signature)`` returns what a rank that has joined does instead of an operation, as ``Request.start``; it
     raises ``InvalidArgument`` if that cannot be: the operation then fails on the ranks that submitted it.
-    ``who``: how errors begin. ``timeout``: seconds that an operation may wait for other ranks. Any thread may submit.
+    ``who``: how errors begin. ``ranks[r]``: the number in the job of rank ``r``, which errors name. An operation may
+    wait for other ranks as long as one of ``communicator`` may take. Any thread may submit.
     """
 
     def __init__(
@@ -54,16 +56,18 @@ class Negotiator:
         communicator: Communicator,
         absent: Callable[[Signature], Callable[[Communicator], Waitable]],
         who: str,
-        timeout: float,
+        ranks: Sequence[int],
     ) -> None:
         self._communicator = communicator
         self._absent = absent
         self._who = who
-        self._timeout = timeout
-        self._agreement = Agreement(communicator.size)
+        self._ranks = ranks
+        self._timeout = self._patience = communicator.timeout  # seconds: of an operation, and of the next round
+        self._agreement = Agreement(ranks)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._driving = False  # somebody goes from round to round
+        # Who goes from round to round: the thread, or the caller that waits for this operation.
+        self._driver: Union[None, threading.Thread, Pending] = None
         self._pending: Dict[str, Pending] = {}
         self._unnamed: Deque[Pending] = deque()  # behind the one that was submitted
         self._joining: Optional[Pending] = None
@@ -74,29 +78,37 @@ class Negotiator:
     # --- submitting ---
 
     def submit(self, request: Request) -> Pending:
-        """Submit an operation and return at once. Raises ``InvalidArgument`` if its name is pending on this rank."""
+        """Submit an operation and return at once.
+
+        Raises ``InvalidArgument`` if its name is pending on this rank or cannot be sent, ``InvalidState`` if this rank
+        has joined, and what has broken the communicator.
+        """
         with self._lock:
             pending = self._take(request)
             self._call_thread()
         return pending
 
     def run(self, request: Request) -> object:
-        """Submit an operation, wait for its end and return its result."""
-        with self._lock:
-            pending = self._take(request)
-            mine = not self._driving
-            if mine:
-                self._driving = True
-            else:
-                self._wake.notify_all()
-        if mine:
-            self._drive(until=pending)
+        """Submit an operation, wait for its end and return its result. Raises as ``submit`` and ``Pending.wait`` do."""
+        pending = None
+        try:
+            with self._lock:
+                pending = self._take(request)
+                if self._driver is None:
+                    self._driver = pending
+                else:
+                    self._wake.notify_all()
+            if self._driver is pending:
+                self._drive(until=pending)
+        finally:  # also where Ctrl-C came in between
+            if pending is not None and self._driver is pending:
+                self._stop_driving()
         return pending.wait()
 
     def join(self) -> Pending:
         """Say that this rank has no more data, and supply zeros until all ranks say so, for however long they go on.
 
-        Returns at once; ``wait`` returns the rank that did so last.
+        Returns at once; ``wait`` returns the rank that did so last. Raises ``InvalidState`` if it has joined already.
         """
         with self._lock:
             request = Request(Signature("join"), lambda _: Ended())
@@ -105,13 +117,12 @@ class Negotiator:
                 raise InvalidState(f"{self._who} join: this rank has joined already")
             pending = self._joining = Pending(request, self._overdue, self._in_words, _FOREVER)
             self._agreement.join()
-            self._communicator.set_timeout(_FOREVER)
             self._call_thread()
         return pending
 
-    def close(self) -> None:
-        """Leave: what is pending fails with ``InvalidState``. Not collective. Idempotent."""
-        self._fail(InvalidState("DDL has been shut down"))
+    def close(self, reason: str = "DDL has been shut down") -> None:
+        """Leave: what is pending, and whatever comes, fails with ``InvalidState``. Not collective. Idempotent."""
+        self._fail(InvalidState(reason))
         self._communicator.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -128,6 +139,10 @@ class Negotiator:
                 f"{self._who} {request.text()}: an operation of this name is under way on this rank; wait for it, or "
                 "give each its own name"
             )
+        try:
+            request.name.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{self._who} {request.text()}: a name must be Unicode text: {error}") from error
         pending = Pending(request, self._overdue, self._in_words, self._timeout)
         if request.name in self._pending:
             self._unnamed.append(pending)
@@ -154,33 +169,35 @@ class Negotiator:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                while self._error is None and (self._driving or not self._agreement.waiting):
+                while self._error is None and (self._driver is not None or not self._agreement.waiting):
                     self._wake.wait()
                 if self._error is not None:
                     return
-                self._driving = True
-            self._drive(until=None)
+                self._driver = self._thread
+            try:
+                self._drive(until=None)
+            finally:
+                self._stop_driving()
+
+    def _stop_driving(self) -> None:
+        with self._lock:
+            self._driver = None
+            if self._agreement.waiting and self._error is None:
+                self._call_thread()
 
     def _drive(self, until: Optional[Pending]) -> None:
         """Go from round to round until ``until`` has been started, or else while this rank waits for others."""
         try:
             while self._error is None and (self._agreement.waiting if until is None else not until.agreed):
-                if until is not None and until.overdue:
-                    self._overdue(until.request)
-                    return
                 self._round(until)
-        except Error as error:
+        except CommunicatorError as error:
             self._fail(error)
         except BaseException as error:  # of this rank alone: the others would wait for it
             broken = _as_error(error)
             self._fail(broken)
             self._communicator.abort(f"{self._who} {broken}")
-            raise
-        finally:
-            with self._lock:
-                self._driving = False
-                if self._agreement.waiting and self._error is None:
-                    self._call_thread()
+            if not isinstance(error, Error):
+                raise
 
     def _round(self, until: Optional[Pending]) -> None:
         group, agreement = self._communicator, self._agreement
@@ -188,7 +205,17 @@ class Negotiator:
         if recorder is not None and recorder.mark_cycles:
             recorder.cycle()
         with self._lock:
+            oldest = next(iter(self._pending.values()), None)
+            overdue = oldest is not None and oldest.overdue
             mine, news = agreement.vote()
+            # Others may go on for as long as they like while this rank has joined.
+            patience = _FOREVER if self._joining is not None and oldest is None else self._timeout
+        if oldest is not None and overdue:
+            self._overdue(oldest)
+            return
+        if patience != self._patience:
+            self._patience = patience
+            group.set_timeout(patience)
         flags, entries = ballot.unpack(group.allgather(mine, out=np.empty((group.size, mine.size), np.uint8)))
         everybody = group.allgather_object(news) if any(one & ballot.NEWS for one in flags) else ()
         with self._lock:
@@ -207,7 +234,9 @@ class Negotiator:
         for name, reason in outcome.failed:
             pending = self._settled(name)
             if pending is not None:
-                text = f"{self._who} {pending.request.text()}: {reason}; nothing was sent"
+                text = (
+                    f"{self._who} {pending.request.text()}: {reason}; nothing was sent; submit it alike on every rank"
+                )
                 pending.failed(CollectiveMismatch(text))
         for name, signature in outcome.run:
             self._start(name, signature, outcome, until)
@@ -215,7 +244,6 @@ class Negotiator:
             with self._lock:
                 joining, self._joining = self._joining, None
             assert joining is not None
-            self._communicator.set_timeout(self._timeout)
             joining.started(Ended(outcome.last_joined), time.monotonic())
 
     def _start(self, name: str, signature: Signature, outcome: Outcome, until: Optional[Pending]) -> None:
@@ -225,7 +253,7 @@ class Negotiator:
             absent = self._absent(signature) if outcome.joined else None
         except InvalidArgument as error:
             if pending is not None:
-                joined = ", ".join(map(str, sorted(outcome.joined)))
+                joined = ", ".join(str(self._ranks[rank]) for rank in sorted(outcome.joined))
                 pending.failed(CollectiveMismatch(f"{self._who} {pending.request.text()}: {error}: rank(s) {joined}"))
             return
         now = time.monotonic()
@@ -237,10 +265,11 @@ class Negotiator:
                 pending.started(Ended(pending.request.call(self._communicator)), now)
             else:
                 pending.started(pending.request.start(self._communicator), now)
-        except InvalidArgument as error:  # on all ranks, and nothing was sent
-            if pending is not None:
-                pending.failed(error)
         except BaseException as error:  # whoever waits for it hears it from here: it is not pending any more
+            if isinstance(error, InvalidArgument) and error.on_all_ranks:
+                if pending is not None:
+                    pending.failed(error)
+                return
             if pending is not None:
                 pending.failed(self._in_words(pending.request, _as_error(error)))
             raise
@@ -277,17 +306,24 @@ class Negotiator:
         assert self._error is not None
         return self._in_words(request, self._error, ", which not all ranks had submitted")
 
-    def _overdue(self, request: Request) -> Error:
-        """Break the communicator because an operation has not ended in time; return the error, this or an earlier."""
+    def _overdue(self, pending: Pending) -> None:
+        """Break the communicator because not all ranks have submitted an operation in time, if that is so."""
+        request = pending.request
         with self._lock:
-            waits = self._pending.get(request.name)
-            missing = self._agreement.missing(request.name) if waits and waits.request is request else []
-        why = f"rank(s) {', '.join(map(str, missing))} did not submit it, as far as this rank knows"
-        error = CollectiveTimeout(f"nothing after {self._timeout:g} s (DDL_TIMEOUT)" + (f": {why}" if missing else ""))
+            if pending is not self._pending.get(request.name) and pending not in self._unnamed:
+                return
+            me = self._ranks[self._communicator.rank]  # it may have submitted it after the last round
+            missing = [rank for rank in self._agreement.missing(request.name) if rank != me]
+        who = f"rank(s) {', '.join(map(str, missing))} did not submit it, as far as this rank knows" if missing else ""
+        error = CollectiveTimeout(
+            f"nothing after {self._timeout:g} s (DDL_TIMEOUT){who and ': '}{who}; submit it on all ranks, or give them "
+            "more time"
+        )
         self._fail(error)
         self._communicator.abort(f"{request.text()}: {error}")
-        return self._error_of(request)
 
 
 def _as_error(error: BaseException) -> Error:
-    return error if isinstance(error, Error) else InternalError(f"while operations were agreed on: {error!r}")
+    if isinstance(error, Error):
+        return error
+    return InternalError(f"while operations were agreed on: {error!r}; see the traceback on that rank")

@@ -64,18 +64,19 @@ class Pending:
     def __init__(
         self,
         request: Request,
-        overdue: Callable[[Request], Error],
+        overdue: Callable[[Pending], None],
         in_words: Callable[[Request, Error], Error],
         deadline: float,
     ) -> None:
         self.request = request
-        self._overdue = overdue  # breaks the communicator and returns why
+        self._overdue = overdue  # breaks the communicator, unless the operation was just about to be started
         self._in_words = in_words  # says of an error which operation it has ended
         self._submitted = self._started = time.monotonic()
         self._deadline = self._submitted + deadline
         self._agreed = threading.Event()
         self._work: Optional[Waitable] = None
         self._error: Optional[Exception] = None
+        self._recorded = False
 
     @property
     def agreed(self) -> bool:
@@ -84,8 +85,8 @@ class Pending:
 
     @property
     def overdue(self) -> bool:
-        """Whether it should have ended by now."""
-        return time.monotonic() > self._deadline
+        """Whether all ranks should have submitted it by now."""
+        return time.monotonic() >= self._deadline
 
     def started(self, work: Waitable, since: float) -> None:
         """All ranks have submitted it, and it is under way ``since`` then (``time.monotonic``)."""
@@ -105,30 +106,32 @@ class Pending:
     def wait(self, timeout: Optional[float] = None) -> Any:
         """Wait until it has ended and return its result; ``timeout`` in seconds, None: DDL_TIMEOUT.
 
-        Raises ``WaitTimeout`` if that ran out (the operation goes on), ``CollectiveMismatch`` if ranks submitted
-        different operations under its name, ``CollectiveTimeout`` if DDL_TIMEOUT ran out, or what it ended with.
+        DDL_TIMEOUT counts until all ranks have submitted it, then anew, as for any operation. Raises ``WaitTimeout`` if
+        ``timeout`` ran out (the operation goes on), ``CollectiveMismatch`` if ranks submitted different operations
+        under its name, ``CollectiveTimeout`` if DDL_TIMEOUT ran out, or what it ended with.
         """
-        until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
-        if self._agreed.wait(max(0.0, until - time.monotonic())):
-            if self._error is not None:
-                # A new one: it will hold on to frames, and this must not hold on to it in turn.
-                raise type(self._error)(*self._error.args)
-            assert self._work is not None
-            try:
-                result = self._work.wait(max(0.0, until - time.monotonic()))
-                self._record()
-                return result
-            except WaitTimeout:
-                if until < self._deadline:
-                    raise
-            except CommunicatorError as error:
-                raise self._in_words(self.request, error) from error
-        elif until < self._deadline:
-            raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
-        raise self._overdue(self.request)
+        limit = None if timeout is None else time.monotonic() + timeout
+        until = self._deadline if limit is None else min(self._deadline, limit)
+        if not self._agreed.wait(max(0.0, until - time.monotonic())):
+            if until < self._deadline:
+                raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
+            self._overdue(self)
+            self._agreed.wait()  # it has failed, or whoever was about to start it does
+        if self._error is not None:
+            # A new one: it will hold on to frames, and this must not hold on to it in turn.
+            raise type(self._error)(*self._error.args)
+        assert self._work is not None
+        try:
+            result = self._work.wait(None if limit is None else max(0.0, limit - time.monotonic()))
+        except CommunicatorError as error:
+            raise self._in_words(self.request, error) from error
+        self._record()
+        return result
 
     def _record(self) -> None:
-        recorder = timeline.active()
+        """Tell the timeline, once, that it has ended."""
+        recorder = None if self._recorded else timeline.active()
+        self._recorded = True
         if recorder is not None:
             verb = self.request.signature.verb
             recorder.operation(self.request.name or verb, verb, self._submitted, self._started, time.monotonic())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import DefaultDict, Dict, Iterable, List, Tuple
 
 from ddl.plan.canonical_tree import Merge, Shares, depth, even_shares, merges, shares_of_one
-from ddl.plan.doubling import exchange
+from ddl.plan.doubling import doubling_steps
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import Planner, blocks, finish, notify, others, split, wait_for
 from ddl.topology import Topology
@@ -153,7 +153,7 @@ def _small_allreduce(topology: Topology, rank: int, root: int) -> Plan:
     size = topology.size
     if topology.local_size == 1 and size & (size - 1) == 0:
         # Recursive doubling over rank numbers is the canonical tree, and has no way down.
-        steps = exchange(range(size), rank)
+        steps = doubling_steps(range(size), rank)
     else:
         steps = _up_and_down(_place(topology, rank, shares_of_one(size, 0)))
     return finish(_SMALL, size, split(Collective.ALLREDUCE, rank, root, 1), steps)

@@ -16,7 +16,7 @@ from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import Planner, blocks, copy, finish, nothing, split
 from ddl.topology import Topology
 
-__all__ = ["PLANNERS", "exchange"]
+__all__ = ["PLANNERS", "doubling_steps"]
 
 _NAME = "recursive_doubling"
 _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
@@ -43,7 +43,9 @@ def _exchange_whole(partners: List[int], source: Buffer) -> List[Step]:
     return steps
 
 
-def exchange(ranks: Sequence[int], index: int, prepare: Optional[Callable[[Buffer], List[Step]]] = None) -> List[Step]:
+def doubling_steps(
+    ranks: Sequence[int], index: int, prepare: Optional[Callable[[Buffer], List[Step]]] = None
+) -> List[Step]:
     """Return the steps by which rank ``ranks[index]`` all-reduces chunk 0 with the others of ``ranks``, into OUTPUT.
 
     What it brings lies in INPUT, or is put where it is wanted by the steps of ``prepare``: in OUTPUT or SCRATCH.
@@ -74,7 +76,7 @@ def exchange(ranks: Sequence[int], index: int, prepare: Optional[Callable[[Buffe
 
 
 def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
-    steps = exchange(topology.order, topology.position(rank))
+    steps = doubling_steps(topology.order, topology.position(rank))
     return finish(_NAME, topology.size, split(Collective.ALLREDUCE, rank, root, 1), steps)
 
 

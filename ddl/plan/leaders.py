@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from ddl.plan.doubling import exchange
+from ddl.plan.doubling import doubling_steps
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import Planner, finish, notify, split, wait_for
 from ddl.topology import Topology
@@ -29,13 +29,13 @@ def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
     index = leaders.index(rank)
     peers = tuple(sorted(host[1:]))
     if not peers:
-        return finish(_NAME, size, layout, exchange(leaders, index))
+        return finish(_NAME, size, layout, doubling_steps(leaders, index))
 
     def sum_of_host(target: Buffer) -> List[Step]:
         inside = Step(Kind.REDUCE_FROM, peers, 0, 1, src=Buffer.INPUT, dst=target, final=len(leaders) == 1)
         return [notify(1), wait_for(peers, 1), inside]
 
-    steps = exchange(leaders, index, sum_of_host)
+    steps = doubling_steps(leaders, index, sum_of_host)
     steps += [Step(Kind.COPY_TO, peers, 0, 1, src=Buffer.OUTPUT, dst=Buffer.OUTPUT), notify(2)]
     return finish(_NAME, size, layout, steps)
 

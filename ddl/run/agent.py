@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from functools import partial
+from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity
@@ -62,6 +63,8 @@ class Agent:
     hang on it). ``sinks`` are where their output and their errors go, unless to files.
     """
 
+    scratch: Optional[Path] = None  #: a directory to be removed if this process is killed
+
     def __init__(self, config: RunConfig, sinks: Tuple[Outlet, Outlet]) -> None:
         self._config = config
         self._workers: List[Worker] = []
@@ -80,7 +83,7 @@ class Agent:
         of their own.
         """
         self._meeting_point = meeting_point
-        self._guard = Guard()
+        self._guard = Guard(self.scratch)
         adopt_orphans()
         self._woken, restore = catch_signals()
         try:

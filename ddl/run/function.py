@@ -16,8 +16,10 @@ import pickle
 import selectors
 import shutil
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -68,8 +70,9 @@ def run(
 
     start_timeout: seconds that ranks wait for one another at start. output_filename: a directory for files of output
     instead of printing. network_interfaces: for data, as ddlrun's. verbose: say what ddlrun does. executable: the
-    ranks' Python. hosts, hostfile: only this machine's names, with slots, instead of ``np``. The others are Horovod's:
-    ssh does nothing here, and what has no effect is named on stderr (docs/from_horovod.md).
+    ranks' Python; another one has DDL and what else is installed from its own library. hosts, hostfile: only this
+    machine's names, with slots, instead of ``np``. The others are Horovod's: ssh does nothing here, and what has no
+    effect is named on stderr (docs/from_horovod.md).
 
     When a rank fails, the others are ended and ``RankFailed`` is raised: it has the traceback of the rank that the
     failure began with, or the signal that killed it. Ctrl-C ends the ranks. Raises ``InvalidArgument`` for what cannot
@@ -97,14 +100,16 @@ def run(
         "--mpi-args": mpi_args,
     }
     switches = {"--verbose": verbose, "--disable-cache": disable_cache, "--gloo": use_gloo, "--mpi": use_mpi}
-    words = [f"{option}={value}" for option, value in options.items() if value is not None]
+    words = ["--launcher=ssh"]  # this machine alone, whatever hosts an allocation that we are in has
+    words += [f"{option}={value}" for option, value in options.items() if value is not None]
     words += [switch for switch, given in switches.items() if given]
     words += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     call = pickled((func, tuple(args), dict(kwargs or {})), "the function and its arguments")
     folder = Path(tempfile.mkdtemp(prefix="ddl-run-"))
     try:
-        (folder / "call").write_bytes(pickle.dumps((sys.path, call)))
-        rank = [executable or sys.executable, "-u", "-m", "ddl.run.function_rank", str(folder)]
+        python = executable or sys.executable
+        (folder / "call").write_bytes(pickle.dumps((_search_path(python), call)))
+        rank = [python, "-u", "-m", "ddl.run.function_rank", str(folder)]
         status = _job([str(folder), str(os.getpid()), *words, "--", *rank])
         return _results(folder, size, status)
     finally:
@@ -129,6 +134,18 @@ def _size(given: Optional[int], hosts: Optional[str], hostfile: Optional[str]) -
     if 0 < slots < size:
         raise InvalidArgument(f"ddl.run: np={size} is more than the {slots} slots of the hosts")
     return size
+
+
+def _search_path(executable: str) -> List[str]:
+    """Return where ranks find modules: where we do, but for this Python's own library if theirs is another Python."""
+    return sys.path if executable == sys.executable else [entry for entry in sys.path if not _of_this_python(entry)]
+
+
+def _of_this_python(folder: str) -> bool:
+    """Return whether ``folder`` is, or is in, a directory where this Python keeps its own or installed modules."""
+    library = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    library.add(site.getusersitepackages())
+    return not library.isdisjoint(map(str, (Path(folder), *Path(folder).parents)))
 
 
 class _Pickler(pickle.Pickler):
@@ -157,8 +174,9 @@ def pickled(what: Any, name: str) -> bytes:
 
 def _job(arguments: Sequence[str]) -> int:
     """Run ddlrun, and pass on what it prints; return its status. Whatever is raised here ends it."""
-    root = str(Path(__file__).resolve().parents[2])
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    root = str(Path(__file__).resolve().parents[2])  # DDL, unless it is installed: another Python needs one of its own
+    paths = ["" if _of_this_python(root) else root, os.environ.get("PYTHONPATH")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with subprocess.Popen(
         [sys.executable, "-m", "ddl.run.function_job", *arguments],
         env=environ,
@@ -206,6 +224,8 @@ def _results(folder: Path, size: int, status: int) -> List[Any]:
         raise RankFailed(
             -1, f"the process that runs the ranks ended with status {status}; see what it printed"
         ) from None
+    if ended["stopped"] is not None:
+        raise RankFailed(-1, f"the process that runs the ranks was stopped by {ended['stopped']}, and has stopped them")
     if ended["rank"] is not None:
         error = folder / f"error.{ended['rank']}"
         text = error.read_text(encoding="utf-8", errors="replace") if error.exists() else "\n".join(ended["tail"])

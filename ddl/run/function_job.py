@@ -1,12 +1,13 @@
 """ddlrun on behalf of ``ddl.run``: ``python -m ddl.run.function_job FOLDER CALLER OPTION... -- COMMAND``.
 
-It does not tell the user how the job ended, but its caller, process CALLER, with which it dies.
+It does not tell the user how the job ended, but its caller, process CALLER. It dies with that, and FOLDER goes then.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,11 +23,12 @@ __all__ = ["main"]
 class _FunctionJob(Job):
     def __init__(self, config: RunConfig, folder: Path) -> None:
         super().__init__(config)
-        self._folder = folder
+        self._folder = self.scratch = folder
 
     def _conclude(self) -> int:
         failed = self.failed
         ended = {
+            "stopped": signal.Signals(self._stop_signal).name if self._stop_signal else None,
             "rank": None if failed is None else failed.rank,
             "text": str(failed),
             "tail": [] if failed is None else self._workers[failed.rank].streams[1].tail,

@@ -17,7 +17,8 @@ def main() -> int:
     """Return 0 if there is a result, 1 if there is a traceback instead."""
     folder, rank = Path(sys.argv[1]), os.environ["DDL_RANK"]
     try:
-        sys.path[:], call = pickle.loads((folder / "call").read_bytes())
+        path, call = pickle.loads((folder / "call").read_bytes())
+        sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
         function, args, kwargs = pickle.loads(call)
         del sys.argv[1:]
         result = pickled(function(*args, **kwargs), "the result")

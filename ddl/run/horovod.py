@@ -108,12 +108,18 @@ _SECTIONS = {
 
 
 def options_from_sections(sections: Mapping[str, object]) -> List[str]:
-    """Return the settings of a ``--config-file`` of horovodrun as words of a command line; ConfigError."""
+    """Return the settings of a ``--config-file`` of horovodrun as words of a command line; ConfigError.
+
+    A name without a value (None) sets nothing.
+    """
     words: List[str] = []
     for section, settings in sections.items():
+        settings = {} if settings is None else settings
         if section not in _SECTIONS or not isinstance(settings, dict):
             raise ConfigError(f"{section}: it is none of the sections {', '.join(_SECTIONS)}")
         for key, value in settings.items():
+            if value is None:
+                continue
             name = _SECTIONS[section] + str(key).replace("_", "-")
             if key == "enabled" and _SECTIONS[section]:
                 name = _SECTIONS[section].rstrip("-")

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
-from typing import Callable, Dict, List, NoReturn, Optional, Set
+from pathlib import Path
+from typing import Callable, Dict, NoReturn, Optional, Set
 
 from ddl.errors import ResourceError
 
@@ -81,14 +83,15 @@ def children() -> Dict[int, str]:
 class Guard:
     """A process that kills the given process groups if this process ends without having called ``dismiss``.
 
-    Made before there are any threads or descriptors that it would inherit.
+    Then it also removes the directory ``scratch``. Made before there are any threads or descriptors that it would
+    inherit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Optional[Path] = None) -> None:
         reader, self._pipe = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _stand_guard(reader, self._pipe)
+            _stand_guard(reader, self._pipe, scratch)
         os.close(reader)
 
     def add(self, leader: int) -> None:
@@ -105,7 +108,7 @@ class Guard:
         os.waitpid(self.pid, 0)
 
 
-def _stand_guard(reader: int, writer: int) -> NoReturn:
+def _stand_guard(reader: int, writer: int, scratch: Optional[Path]) -> NoReturn:
     try:
         os.setsid()  # out of reach of the terminal's Ctrl-C, and of a kill of ddlrun's whole group
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -120,9 +123,11 @@ def _stand_guard(reader: int, writer: int) -> NoReturn:
             if not piece:
                 break
             text += piece
-        leaders: List[int] = [int(line) for line in text.split()]
-        doomed: Set[int] = set() if 0 in leaders else set(leaders)
-        for leader in doomed:
-            signal_group(leader, signal.SIGKILL)
+        leaders: Set[int] = {int(line) for line in text.split()}
+        if 0 not in leaders:
+            for leader in leaders:
+                signal_group(leader, signal.SIGKILL)
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
     finally:
         os._exit(0)

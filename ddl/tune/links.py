@@ -26,7 +26,7 @@ _TRIPS, _FLOODS, _COPIES = 50, 3, 3
 
 def machine_of(world: Communicator) -> Dict[str, Any]:
     """Measure every dimension's link and the hosts' memory. Collective, blocking; the same is returned on all ranks."""
-    topology = world._group.topology
+    topology = world.topology
     found: Dict[str, Any] = {"mode": str(topology), "host": {"ranks": topology.local_size}}
     rails = len(world._group.job.rails)
     networks: List[Dict[str, Any]] = []
@@ -81,4 +81,4 @@ def _memory_bandwidth(world: Communicator) -> float:
         np.copyto(target, source)
         seconds[number] = time.perf_counter() - begin
     world.allreduce_(seconds, op=Max)
-    return 2 * _COPIED * world._group.topology.local_size / float(np.median(seconds))
+    return 2 * _COPIED * world.topology.local_size / float(np.median(seconds))

@@ -93,7 +93,8 @@ def measure(
         machine=machine,
     )
     table = Table.parse(control.broadcast_object(table.text()))  # rank 0's, whose date and host names count
-    _close(world, whole)
+    whole.barrier()
+    whole.close()
     return table
 
 
@@ -104,7 +105,7 @@ def _row(nbytes: int, among: Sequence[Candidate], one: Outcome) -> Measured:
 
 def _prove(control: Communicator, collectives: Sequence[Collective], among: Sequence[Candidate]) -> None:
     """Prove, on one rank for all, the plans of everything that will be tried. Raises ``InternalError`` on all ranks."""
-    topology = _provable(control._group.topology)
+    topology = _provable(control.topology)
     problem = ""
     if control.rank == 0:
         try:
@@ -126,11 +127,3 @@ def _provable(topology: Topology) -> Topology:
         sizes[sizes.index(max(sizes))] -= 1
     shared = sum(dimension.shared for dimension in topology.dimensions)
     return Topology.parse("x".join(map(str, sizes)), shared=shared)
-
-
-def _close(world: Communicator, control: Communicator) -> None:
-    """Close what was made. A slower rank may still look at memory of a faster one, hence the barriers around it."""
-    control.barrier()
-    control._group.close()
-    world.barrier()
-    world._group.release(control._group)

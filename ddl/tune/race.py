@@ -33,7 +33,7 @@ class Race:
     def __init__(self, control: Communicator, among: Sequence[Candidate], begin: float) -> None:
         self._control = control
         self._among = among
-        self._topology = control._group.topology
+        self._topology = control.topology
         self._runners: Dict[int, Communicator] = {}
         self._begin = begin
 

@@ -141,5 +141,5 @@ def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) 
 
 def _allreduce(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Calls:
     calls = Calls(Collective.ALLREDUCE, control.rank, control.size, nbytes)
-    check_alike(control, {f"racks {both[_RACKS]._group.topology}": both[_RACKS]}, calls)
+    check_alike(control, {f"racks {both[_RACKS].topology}": both[_RACKS]}, calls)
     return calls

@@ -16,7 +16,7 @@ from ddl.bootstrap.requests import KEYS_LIMIT, Requests
 from ddl.bootstrap.server import StoreServer
 from ddl.bootstrap.store import StoreClient
 from ddl.bootstrap.watch import WatchClient
-from ddl.errors import ConfigError, InvalidArgument, InvalidState, PeerLost, RendezvousError
+from ddl.errors import ConfigError, InvalidArgument, InvalidState, PeerLost, ProtocolError, RendezvousError
 
 Connect = Callable[[int], StoreClient]
 
@@ -247,3 +247,38 @@ def test_close_when_the_thread_ends_before_it_is_woken() -> None:
     with socket.create_connection(parse_address(server.address)):  # from now on it does not sleep
         server.close()
     assert waker.fileno() == -1
+
+
+def meet_all(clients: List[StoreClient], ranks: List[int], timeout: float = 10) -> List[object]:
+    with ThreadPoolExecutor(len(clients)) as pool:
+        calls = [pool.submit(one.meet, ranks, f"of {one.rank}", "groups", timeout) for one in clients]
+        return [call.exception() or call.result() for call in calls]
+
+
+def test_some_ranks_meet_again_and_again(connect: Connect) -> None:
+    zero, one, three = connect(0), connect(1), connect(3)
+    for number in range(0, 6, 2):
+        assert meet_all([zero, three], [3, 0]) == [(number, ["of 3", "of 0"])] * 2
+        assert meet_all([zero, one], [0, 1]) == [(number + 1, ["of 0", "of 1"])] * 2
+    assert zero.count("groups") == 6
+
+
+def test_of_a_meeting_that_failed_nothing_is_left(connect: Connect) -> None:
+    zero, one, two = connect(0), connect(1), connect(2)
+    for error in meet_all([zero, one], [0, 1, 2], 0.2):
+        assert isinstance(error, RendezvousError) and "rank 2 did not come within 0.2 s" in str(error)
+    with pytest.raises(RendezvousError, match="ranks 0, 1 did not come"):
+        two.meet([0, 1, 2], "late", "groups", 0.2)
+    assert meet_all([zero, one, two], [0, 1, 2]) == [(0, ["of 0", "of 1", "of 2"])] * 3
+
+
+def test_who_is_gone_does_not_come_to_a_meeting() -> None:
+    requests = Requests(2)
+    ask = {"ask": "meet", "key": "groups", "value": "x" * 9, "ranks": "0,1", "timeout": 5}
+    assert requests.handle(0, {**ask, "number": 1}, 0) == []
+    requests.dropped(0)
+    assert requests.handle(1, {**ask, "number": 1}, 1) == [] and requests.next_deadline() == 6
+    assert requests.handle(0, {**ask, "number": 2}, 2) != [] and requests.next_deadline() is None
+    for wrong in ("0", "1,1", "0,1,2", "1,", "-1,1", "1," + "9" * 5000, ""):
+        with pytest.raises(ProtocolError, match="rank 1 wants to meet"):
+            requests.handle(1, {**ask, "number": 3, "ranks": wrong}, 3)

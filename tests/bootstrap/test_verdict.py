@@ -299,6 +299,24 @@ def test_send_and_recv_have_no_number_and_blame_the_other_side() -> None:
     assert verdict.received(2, state(op=""), 1.0) == told([0, 1, 2], expected)
 
 
+def test_what_a_rank_sent_before_it_left_may_still_be_on_its_way() -> None:
+    verdict = job(2)
+    verdict.received(0, stalled(seq=0, op="recv", peer=1), 1.0)
+    left = {"type": "left", "comm": 0, "peer": 1}
+    assert verdict.received(1, {"type": "bye"}, 1.1) == told([0], left)
+    assert verdict.received(0, stalled(seq=0, op="recv", peer=1), 1.2) == told([0], left)
+    assert verdict.received(0, lost(1), 1.3) == told([0], fail(0, "PeerLost", 1, LEFT))
+
+
+def test_at_the_deadline_a_rank_that_left_is_to_blame_for_what_has_not_come() -> None:
+    verdict = job(4)
+    verdict.received(1, {"type": "bye"}, 0.5)
+    verdict.received(2, {"type": "bye"}, 0.5)
+    verdict.received(0, stalled(seq=0, op="recv", peer=1), 1.0)
+    answer = verdict.received(3, stalled(seq=0, op="recv", peer=2, final=True), 1.0)
+    assert answer == told([0, 3], fail(0, "PeerLost", 2, LEFT))
+
+
 def test_the_deadline_of_one_makes_the_round_final_for_all() -> None:
     verdict = job(3)
     verdict.received(0, stalled(final=False), 1.0)

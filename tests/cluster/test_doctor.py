@@ -24,7 +24,7 @@ from ddl import _core
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(120)]
 TWO_AND_A_SLOW_RAIL = Shape(2, rails=(10**9, 10**9 // 8))
 THREE_WITH_RAILS = Shape(3, rails=(None, None))
 FOUR = Shape(4)

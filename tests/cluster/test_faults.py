@@ -13,7 +13,7 @@ from cluster import talk
 
 from ddl.tools.desk import Cluster, ClusterError
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
 TALK = [sys.executable, talk.__file__]
 PATIENT = 20.0  #: seconds for an answer that must come; TCP tries again less and less often
 

@@ -15,7 +15,7 @@ import pytest
 from ddl.tools.desk import FOUR_HOSTS, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone, pytest.mark.timeout(120)]
 DEADLINE = 4.0  #: seconds, DDL_TIMEOUT
 
 # Each rank writes what it sees to a file of its own: ddlrun may be cut off from it.

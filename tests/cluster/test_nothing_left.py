@@ -17,7 +17,7 @@ import pytest
 from ddl.tools.desk import FOUR_HOSTS, PATIENCE, Cluster, ClusterError, system
 from ddl.tools.desk.leftovers import desks
 
-pytestmark = pytest.mark.usefixtures("clusters_can_be_built")
+pytestmark = [pytest.mark.usefixtures("clusters_can_be_built"), pytest.mark.alone]
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 

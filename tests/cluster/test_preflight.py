@@ -13,7 +13,7 @@ import pytest
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(120)]
 THREE = Shape(3, rails=(None, None))
 STARTED = "open(f'started.{__import__(\"os\").environ[\"DDL_RANK\"]}', 'w')\n"
 

@@ -15,7 +15,7 @@ import pytest
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(120)]
 EQUAL = Shape(2, rails=(10**9, 10**9))
 UNEQUAL = Shape(2, rails=(10**9, 10**9 // 4))
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.processes
+@pytest.mark.alone
 def test_the_check_runs(clusters_can_be_built: None, tmp_path: Path) -> None:
     line = [sys.executable, str(ROOT / "benchmarks" / "simulate_check.py"), "--layouts", "two hosts"]
     options = ["--sizes", "256K,1M", "--rounds", "2", "--json", str(tmp_path / "found.json")]

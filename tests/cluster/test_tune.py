@@ -17,7 +17,7 @@ from ddl.tools.simulate.description import read
 from ddl.tuning.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(120)]
 TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.size()\n"
 HOSTS = "node1:2,node2:2"
 MODULES = {"ddl": "ddl.tools", "ddlrun": "ddl.run"}

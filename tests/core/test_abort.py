@@ -15,7 +15,7 @@ from core.jobs import TRANSPORTS, connected
 
 import ddl
 
-pytestmark = [pytest.mark.processes, pytest.mark.faults]
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone]
 
 
 def wait_for_the_end(aborts: bool) -> Dict[str, Any]:

@@ -109,6 +109,7 @@ def limited_wait() -> Tuple[bool, str, float, float]:
     return before, text, took, float(work.wait()[0])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_wait_with_a_limit(transport: str) -> None:
     (before, text, took, value), other = ranks.run(2, limited_wait, **connected(transport))

@@ -20,7 +20,7 @@ from core.jobs import TRANSPORTS, connected
 
 import ddl
 
-pytestmark = [pytest.mark.processes, pytest.mark.faults]
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone]
 
 SIZE, VICTIM = 4, 2
 

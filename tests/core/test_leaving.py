@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import numpy as np
+import psutil
 import pytest
 import ranks
 from core.jobs import connected
@@ -16,32 +17,66 @@ import ddl
 
 pytestmark = pytest.mark.processes
 
-AWAY = 1.0  # seconds; longer than rails wait until they send again what they have heard nothing of
+AWAY = 1.3  # seconds; longer than rails wait until they send again, and than a rank waits until it asks
 
 
-def leave_while_the_other_is_stopped() -> float:
-    """Rank 1 answers and leaves while rank 0 is stopped, with a message of rank 0 unread: its kernel resets."""
+def leave_while_another_is_stopped() -> float:
+    """Rank 1 answers and leaves while rank 0 is stopped, with a message of rank 0 unread: its kernel resets.
+
+    Rank 0 has waited for so long when it goes on that it asks about its receive, of which all is there.
+    """
     pids = ddl.allgather(np.array([os.getpid()]))
     x = np.arange(5.0)
+    if ddl.rank() == 2:
+        ddl.barrier()
+        return float(ddl.recv(x, 0)[0])
     if ddl.rank() == 1:
         ddl.send(x, 0)  # makes the connections
-        time.sleep(0.3)
+        ddl.recv(x, 0)
+        ddl.barrier()  # the other message has left rank 0
+        time.sleep(0.1)  # rank 0 waits by now; if not, it does not ask
         os.kill(int(pids[0]), signal.SIGSTOP)
         # Nobody else can resume rank 0 when this rank is gone.
         subprocess.Popen(["sh", "-c", f"sleep {AWAY}; kill -CONT {pids[0]}"])
         ddl.send(x + 1, 0)
-        ddl.recv(x, 0)
         ddl.shutdown()
         return float(x[0])
     ddl.recv(np.zeros(5), 1)
-    sent = [ddl.send_async(x, 1), ddl.send_async(x, 1)]
-    answer = ddl.recv(np.zeros(5), 1)
-    assert list(answer) == [1.0, 2.0, 3.0, 4.0, 5.0]
-    for work in sent:
+    answer = np.zeros(5)
+    answering = ddl.world().recv_async(answer, 1)
+    for work in (ddl.send_async(x, 1), ddl.send_async(x, 1)):
         work.wait()
+    ddl.barrier()
+    answering.wait()
+    assert list(answer) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    time.sleep(0.3)  # by now a wrong verdict would be here
+    ddl.send(answer, 2)
     return float(answer[0])
 
 
 @pytest.mark.parametrize("transport", ["tcp", "rails"])
 def test_what_a_rank_sent_before_it_left_arrives(transport: str) -> None:
-    assert ranks.run(2, leave_while_the_other_is_stopped, **connected(transport)) == [1.0, 0.0]
+    assert ranks.run(3, leave_while_another_is_stopped, **connected(transport)) == [1.0, 0.0, 1.0]
+
+
+def leave_without_having_sent(connect: bool) -> None:
+    pids = ddl.allgather(np.array([os.getpid()]))
+    x = np.zeros(5)
+    if ddl.rank() == 1:
+        if connect:
+            ddl.send(x, 0)
+        other = psutil.Process(int(pids[0]))
+        ddl.shutdown()
+        psutil.wait_procs([other], timeout=15)  # the end of this process would tell, too
+        return
+    if connect:
+        ddl.recv(x, 1)
+    with pytest.raises(ddl.PeerLost, match="lost rank 1"):
+        ddl.recv(x, 1)
+
+
+@pytest.mark.parametrize(
+    ("transport", "connect"), [("shared", False), ("tcp", False), ("tcp", True), ("rails", False), ("rails", True)]
+)
+def test_what_a_rank_did_not_send_before_it_left_is_not_waited_for(transport: str, connect: bool) -> None:
+    ranks.run(2, leave_without_having_sent, connect, **connected(transport))

@@ -230,6 +230,7 @@ def die_with_a_child_alive(folder: str) -> Dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.faults
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_does_not_hide_its_parents_death(transport: str, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def count() -> int:
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("dimensions", ["16", "4x4x4"])
 def test_a_rank_has_the_connections_of_its_neighbours_and_no_more(dimensions: str) -> None:
     job = connected("tcp", DDL_DIMENSIONS=dimensions, DDL_START_TIMEOUT="60", DDL_TIMEOUT="60")

@@ -16,7 +16,7 @@ from core.jobs import TRANSPORTS, connected
 
 import ddl
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
 
 def struck(folder: str, count: int) -> Dict[str, Any]:

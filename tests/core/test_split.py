@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any, List, Optional, Tuple
 
@@ -14,6 +15,7 @@ from core.values import check_equal
 
 import ddl
 from ddl.bootstrap.agent import Agent, Member
+from ddl.group import Group
 
 pytestmark = pytest.mark.processes
 
@@ -216,3 +218,75 @@ def test_no_two_communicators_have_a_number(transport):
     there = {}
     for number, members in (one for answer in answers for one in answer):
         assert there.setdefault(number, members) == members
+
+
+def numberless(part_fails: str) -> str:
+    """One rank cannot do its part of a split of a part; the others hear of it."""
+    half = ddl.world().split(0)
+    assert half is not None
+    fine = half.split(0)
+    assert fine is not None
+    if ddl.rank() == 0:
+
+        def fail(*_: Any) -> Any:
+            raise ddl.PeerLost("the store is gone")
+
+        setattr(half._group.job if part_fails == "count_group" else Group, part_fails, fail)
+    began = time.monotonic()
+    with pytest.raises(ddl.Error) as caught:
+        half.split(0)
+    assert time.monotonic() - began < 10  # the deadline is 20
+    half.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("part_fails", ["count_group", "make_core"])
+def test_a_rank_that_cannot_split_tells_the_others(part_fails: str) -> None:
+    first, second = ranks.run(2, numberless, part_fails)
+    assert "the store is gone" in first and "split: rank 0 could not: the store is gone" in second
+
+
+def late_for_a_subset(late: int) -> List[str]:
+    """A rank that comes late to one attempt comes to the next."""
+    outcomes = []
+    job = ddl.world()._group.job
+    if ddl.rank() == late:
+        time.sleep(1.5)
+    else:
+        job.settings = dataclasses.replace(job.settings, start_timeout=1.0)
+    for _ in range(3):
+        try:
+            part = ddl.world().subset([0, 1])
+            outcomes.append(str(float(part.allreduce(np.ones(1), op=ddl.Sum)[0])))
+        except ddl.RendezvousError as error:
+            outcomes.append(str(error))
+        if outcomes[-1] == "2.0":
+            break
+    return outcomes
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_late_rank_does_not_spoil_the_next_subset(late: int) -> None:
+    answers = ranks.run(2, late_for_a_subset, late)
+    assert answers[late] == ["2.0"]
+    assert len(answers[1 - late]) == 2 and f"rank {late} did not come within 1 s" in answers[1 - late][0]
+
+
+def closed_children() -> List[int]:
+    """What all members of a part have closed is let go when they make another one, by ``split`` or by ``subset``."""
+    world = ddl.world()
+    kept = []
+    for _ in range(4):
+        for ranks_of in ([0, 1], [2], [0, 1, 2]):
+            if world.rank in ranks_of:
+                world.subset(ranks_of).close()
+        part = world.split(world.rank // 2)
+        assert part is not None
+        part.close()
+        kept.append(len(world._group._children))
+    return kept
+
+
+def test_closed_children_are_let_go() -> None:
+    for kept in ranks.run(3, closed_children):
+        assert kept[-1] == kept[1] <= 4, kept

@@ -33,6 +33,7 @@ from ddl.bootstrap.server import StoreServer
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.alone,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores for this"),
 ]
 

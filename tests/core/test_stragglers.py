@@ -16,7 +16,7 @@ from ddl.bootstrap import stragglers
 from ddl.bootstrap.messages import Message, Outgoing
 from ddl.bootstrap.pace import OPERATIONS, WINDOWS, Pace
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
 SIZE, LATE, BY = 4, 2, 0.02
 

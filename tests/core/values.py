@@ -8,6 +8,7 @@ round; integers are pushed to the end of their range where wrapping is defined.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any, Tuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import ddl
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES = [*FLOATS, *INTEGERS, "bool"]
+PERIOD = 31
 OPS = [ddl.Sum, ddl.Average, ddl.Min, ddl.Max, ddl.Product]
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -66,9 +68,16 @@ def _to_storage(dtype: str, values: np.ndarray) -> np.ndarray:
     return values.astype(dtype)
 
 
-def _whole_numbers(dtype: str, op: ddl.ReduceOp, rank: int, size: int, count: int, salt: int) -> np.ndarray:
+@functools.lru_cache(maxsize=8)
+def _kinds(count: int) -> np.ndarray:
+    """Which of PERIOD kinds each place is of; every value follows from it, so that it is worked out once for each."""
     place = np.arange(count, dtype=np.int64)
-    pattern = (place * 7 + place // 64 * 5 + rank * 13 + salt) % 31
+    return (place * 7 + place // 64 * 5) % PERIOD
+
+
+def _whole_numbers(dtype: str, op: ddl.ReduceOp, rank: int, size: int, salt: int) -> np.ndarray:
+    """What ``rank`` brings in places of each kind."""
+    pattern = (np.arange(PERIOD) + rank * 13 + salt) % PERIOD
     signed = dtype in FLOATS or dtype.startswith("int")
     if dtype == "bool":
         return (pattern + rank) % 3 == 0
@@ -84,12 +93,12 @@ def _whole_numbers(dtype: str, op: ddl.ReduceOp, rank: int, size: int, count: in
 
 def contribution(dtype: str, op: ddl.ReduceOp, rank: int, size: int, count: int, salt: int = 0) -> np.ndarray:
     """What ``rank`` of ``size`` brings."""
-    return _to_storage(dtype, _whole_numbers(dtype, op, rank, size, count, salt))
+    return _to_storage(dtype, _whole_numbers(dtype, op, rank, size, salt))[_kinds(count)]
 
 
 def expected(dtype: str, op: ddl.ReduceOp, size: int, count: int, salt: int = 0) -> np.ndarray:
     """The one right result."""
-    parts = [_whole_numbers(dtype, op, rank, size, count, salt) for rank in range(size)]
+    parts = [_whole_numbers(dtype, op, rank, size, salt) for rank in range(size)]
     if dtype in FLOATS or op == ddl.Average:
         parts = [part.astype(np.float64) for part in parts]
     elif dtype != "bool":
@@ -104,7 +113,7 @@ def expected(dtype: str, op: ddl.ReduceOp, size: int, count: int, salt: int = 0)
             total = total * part
         else:
             total = np.minimum(total, part) if op == ddl.Min else np.maximum(total, part)
-    return _to_storage(dtype, np.trunc(total / size) if op == ddl.Average else total)
+    return _to_storage(dtype, np.trunc(total / size) if op == ddl.Average else total)[_kinds(count)]
 
 
 def numbers(rank: int, count: int, salt: int = 0) -> np.ndarray:

@@ -28,7 +28,7 @@ def play(agreements: List[Agreement]) -> Outcome:
 
 
 def test_a_name_runs_when_all_have_submitted_it_and_then_costs_a_bit() -> None:
-    one, other = ranks = [Agreement(2), Agreement(2)]
+    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
     for _ in range(3):
         one.submit("a", SMALL)
         one.submit("b", LARGE)
@@ -43,7 +43,7 @@ def test_a_name_runs_when_all_have_submitted_it_and_then_costs_a_bit() -> None:
 
 
 def test_different_submissions_under_a_name_fail_and_the_name_can_be_used_again() -> None:
-    one, other = ranks = [Agreement(2), Agreement(2)]
+    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
     for rank in ranks:
         rank.submit("a", SMALL)
     play(ranks)
@@ -59,7 +59,7 @@ def test_different_submissions_under_a_name_fail_and_the_name_can_be_used_again(
 
 
 def test_a_quiet_round_is_one_in_which_nobody_says_anything_new() -> None:
-    one, other = ranks = [Agreement(2), Agreement(2)]
+    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
     one.submit("a", SMALL)
     other.submit("b", SMALL)
     assert not play(ranks).quiet
@@ -67,7 +67,7 @@ def test_a_quiet_round_is_one_in_which_nobody_says_anything_new() -> None:
 
 
 def test_who_has_joined_is_not_waited_for_and_the_last_one_is_named() -> None:
-    ranks = [Agreement(3) for _ in range(3)]
+    ranks = [Agreement([0, 2, 5]) for _ in range(3)]
     ranks[1].join()
     ranks[0].submit("a", SMALL)
     ranks[2].submit("a", SMALL)
@@ -90,7 +90,7 @@ def test_every_operation_is_settled_once_and_alike(data: st.DataObject) -> None:
     names = [str(number) for number in range(data.draw(st.integers(1, 6)))]
     rounds = data.draw(st.integers(1, 3))
     capacity = data.draw(st.integers(1, 4))
-    ranks = [Agreement(size, capacity) for _ in range(size)]
+    ranks = [Agreement(range(size), capacity) for _ in range(size)]
     wanted: Dict[Tuple[str, int], List[Signature]] = {
         (name, time): [data.draw(st.sampled_from([SMALL, LARGE, LARGE])) for _ in range(size)]
         if data.draw(st.booleans())

@@ -7,7 +7,9 @@ import inspect
 import os
 import signal
 import sys
+import sysconfig
 import tempfile
+import venv
 from pathlib import Path
 from types import ModuleType
 from typing import Iterator
@@ -21,7 +23,7 @@ import ddl
 pytestmark = pytest.mark.processes
 
 MODULE = """
-import os, signal, socket, sys
+import os, signal, socket, sys, time
 import ddl
 
 def whoami(*args, **kwargs):
@@ -51,6 +53,13 @@ def leaves():
 
 def unpicklable():
     return socket.socket()
+
+def where():
+    return sys.prefix, sys.path
+
+def ends_the_helper():
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(30)
 """
 
 
@@ -121,6 +130,30 @@ def test_ranks_without_a_result(module: ModuleType) -> None:
         ddl.run(module.unpicklable, np=1)
     with pytest.raises(ddl.RankFailed, match="the process that runs the ranks ended with status 2"):
         ddl.run(module.whoami, np=1, start_timeout=-1)
+
+
+def test_an_allocation_of_slurm_is_not_asked(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "other[1-2]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x2)")
+    assert [result[0] for result in ddl.run(module.whoami, np=3, ssh_port=22)] == [0, 1, 2]
+
+
+def test_another_python_keeps_its_own_library(module: ModuleType, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    ((prefix, path),) = ddl.run(module.where, np=1, executable=python)
+    assert prefix == str(tmp_path / "venv") and any(entry.startswith(prefix) for entry in path)
+    assert sysconfig.get_path("purelib") not in path and str(tmp_path / "modules") in path
+
+
+def test_who_ends_the_helper_is_not_taken_for_a_rank(module: ModuleType) -> None:
+    with pytest.raises(ddl.RankFailed, match="was stopped by SIGTERM") as caught:
+        ddl.run(module.ends_the_helper, np=2)
+    assert caught.value.rank == -1
 
 
 def test_what_is_refused_before_anything_starts(module: ModuleType, tmp_path: Path) -> None:
@@ -214,4 +247,4 @@ def test_who_is_interrupted_or_killed_leaves_no_rank(number: int, launcher: Laun
     out, _ = process.communicate(timeout=20)
     assert (process.returncode, out) == ((7, "interrupted\n") if number == signal.SIGINT else (-signal.SIGKILL, ""))
     assert eventually(lambda: not launcher.alive(), 5)
-    assert number == signal.SIGKILL or not list(tmp_path.glob("ddl-run-*"))
+    assert not list(tmp_path.glob("ddl-run-*"))

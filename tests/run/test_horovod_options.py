@@ -130,6 +130,14 @@ def test_the_config_file_of_horovodrun(tmp_path: Path) -> None:
     )
 
 
+def test_a_name_without_a_value_sets_nothing(tmp_path: Path) -> None:
+    require("yaml")
+    path = tmp_path / "job.yaml"
+    path.write_text("params:\n  fusion_threshold_mb:\ntimeline:\n  filename:\n  mark_cycles: true\nautotune:\n")
+    config = parsed("--config-file", str(path), "-np", "2", "true")
+    assert (dict(config.environ), config.notes) == ({"DDL_TIMELINE_CYCLES": "1"}, ())
+
+
 WRONG: Tuple[Tuple[str, str], ...] = (
     ("nonsense:\n  a: 1\n", "nonsense: it is none of the sections params"),
     ("params:\n  nonsense: 1\n", "unknown option --nonsense"),

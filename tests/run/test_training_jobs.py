@@ -11,7 +11,7 @@ from typing import Callable
 import pytest
 from run.launcher import Launcher
 
-pytestmark = [pytest.mark.processes, pytest.mark.faults]
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone]
 Script = Callable[[str], str]
 
 LOOP = """

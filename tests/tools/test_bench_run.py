@@ -15,7 +15,7 @@ import ddl
 from ddl.tools.bench import native
 from ddl.tools.bench.worker.values import COLLECTIVES
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 ROOT = Path(ddl.__file__).resolve().parent.parent
 
 #: A contestant whose sums are right until ``WRONG_FROM`` calls were made, then wrong on rank 1 in one element.

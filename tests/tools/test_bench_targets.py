@@ -160,6 +160,7 @@ def test_bad_usage_ends_with_2(message: str, options: Any):
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(150)
 def test_a_short_run(tmp_path: Path):
     """Two targets and the proof of their plans: what is written, and that it is judged; not how fast anything was."""

@@ -141,12 +141,21 @@ def combined_steps():
 
 
 def after_an_error():
-    """A step that fails after it has changed weights: the next one makes them common again."""
+    """A step that fails after it has changed weights takes that back, and those after it are as any others."""
     import ddl_torch as ddl
 
+    for early, late in ((True, False), (False, True)):
+        fails_and_goes_on(ddl, early, late)
+
+
+def fails_and_goes_on(ddl, *scheduled):
+    """``scheduled``: whether a learning-rate scheduler is made before the optimizer is wrapped, and after it."""
     model = torch.nn.Linear(3, 2)
     torch.nn.init.ones_(model.weight)
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), op=ddl.Adasum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 9) for _ in range(scheduled[0])]
+    optimizer = ddl.DistributedOptimizer(optimizer, op=ddl.Adasum)
+    schedules += [torch.optim.lr_scheduler.StepLR(optimizer, 9) for _ in range(scheduled[1])]
 
     def fails():
         with torch.no_grad():
@@ -155,10 +164,18 @@ def after_an_error():
 
     with pytest.raises(KeyError):
         optimizer.step(fails)
+    assert torch.equal(model.weight, torch.ones(2, 3))
+    added = torch.nn.Parameter(torch.ones(5))
+    optimizer.add_param_group({"params": [added]})
     for _ in range(2):
         model.weight.grad = torch.full((2, 3), 1.0 + ddl.rank())
+        added.grad = torch.full((5,), 1.0 + ddl.rank())
         optimizer.step()
-        assert torch.equal(*ddl.allgather(model.weight.detach().unsqueeze(0)))
+        for parameter in (model.weight, added):
+            assert torch.equal(*ddl.allgather(parameter.detach().unsqueeze(0)))
+        for schedule in schedules:
+            schedule.step()
+    assert optimizer.statistics()["steps"] == 2
 
 
 def same_data_everywhere():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import signal
 import time
 
@@ -24,8 +25,10 @@ def dying(path):
     if r == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     seen = []
-    with pytest.raises(RuntimeError, match="PeerLost.* lost rank 1 .*its process ended"):
+    with pytest.raises(RuntimeError) as caught:
         model(torch.ones(2, 4)).sum().backward()
+    # DDP gives the text of what failed under way; what fails at once, as the loss is known by then, is raised itself.
+    assert re.search("PeerLost.* lost rank 1 .*its process ended", repr(caught.value))
     for call in (
         lambda: dist.all_reduce(torch.ones(3)),
         lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(),
@@ -123,6 +126,32 @@ def test_monitored_barrier_without_rank_0(tmp_path) -> None:
     ranks.run(2, first_late, str(tmp_path / "store"), initialise=False, timeout=60)
 
 
+def first_comes_in_between(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    dist.barrier()
+    time.sleep((2.4, 0, 5.7)[r])  # the time of rank 1 is over long before that of rank 0
+    with pytest.raises(ddl.CollectiveTimeout, match="rank 2 .*monitored_barrier: no sign of rank 2 for 3 s"):
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=3))
+
+
+def test_monitored_barrier_lets_rank_0_judge(tmp_path) -> None:
+    ranks.run(3, first_comes_in_between, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def longer_than_the_groups(path):
+    dist, r, n = begin(path, timeout=datetime.timedelta(seconds=1))
+    dist.barrier()
+    time.sleep(2 * r)
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=10))
+    dist.destroy_process_group()
+
+
+def test_monitored_barrier_may_take_longer_than_other_verbs(tmp_path) -> None:
+    ranks.run(2, longer_than_the_groups, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
 def monitored_on_gloo(path):
     import torch.distributed as dist
 
@@ -173,7 +202,19 @@ def refused(path):
         (lambda: dist.all_to_all_single(short, short), "give splits"),
         (lambda: dist.all_to_all_single(short, short, [1, 1], [1, 2]), "must be 2 numbers that sum to 3 rows"),
         (lambda: dist.all_to_all_single(short, short, [1, 2], [2, 1]), "rank 0 sends 2 elements to rank 0.* expects 1"),
+        (lambda: dist.all_to_all_single(short, torch.tensor(1.0)), "no rows to send"),
         (lambda: dist.all_gather([short], short), "1 tensors were given for 2 ranks"),
+        (lambda: dist.all_gather([short] * 2, short[:1]), "a tensor of 3 elements was given where 1 elem"),
+        (lambda: dist.all_gather([short[:1]] * 2, short), "a tensor of 1 elements was given where 3 elem"),
+        (
+            lambda: dist.gather(short, [short[:1]] * 2, dst=r),
+            "a tensor of 1 elements was given where 3 elem",
+        ),
+        (
+            lambda: dist.scatter(short, [short[:1]] * 2, src=r),
+            "a tensor of 1 elements was given where 3 elem",
+        ),
+        (lambda: dist.reduce_scatter(short, [short[:1], short[:2]]), "elements was given where 3 elem"),
         (lambda: dist.group.WORLD.allreduce([complexes], maximum(dist)), "not defined for tensors of type torch.comp"),
         (lambda: ddl.world().subset([1 - r]), "must be among"),
         (lambda: ddl.world().subset([r, r]), "each of them once"),
@@ -185,8 +226,20 @@ def refused(path):
     dist.all_reduce(x)  # nothing is broken
     assert x[0] == n
     if r == 0:
-        with pytest.raises(ddl.RendezvousError, match="rank 1 .* did not come to a new group of ranks 0,1 within 2 s"):
+        with pytest.raises(ddl.RendezvousError, match="ranks 0, 1 was not made: rank 1 did not come within 2 s"):
             dist.new_group([0, 1])
+
+
+def splits_on_one_rank(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    with pytest.raises(ddl.CollectiveMismatch, match=r"alltoall\(sizes\)"):
+        dist.all_to_all_single(torch.empty(2), torch.ones(2), *([[1, 1]] * 2 if r == 0 else []))
+
+
+def test_splits_on_some_ranks_only(tmp_path) -> None:
+    ranks.run(2, splits_on_one_rank, str(tmp_path / "store"), initialise=False, timeout=60)
 
 
 def maximum(dist):
@@ -224,6 +277,7 @@ def contradiction(path):
     rank = int(os.environ["DDL_RANK"])
     with pytest.raises(ddl.Error, match=f"this is rank {1 - rank} of 2, but it is rank {rank} of 2"):
         dist.init_process_group("ddl", store=dist.FileStore(path, 2), rank=1 - rank, world_size=2)
+    assert not ddl.is_initialized()  # as before
 
 
 def test_other_numbers_than_those_of_ddlrun(tmp_path) -> None:

@@ -6,6 +6,7 @@ import datetime
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import ranks
@@ -21,10 +22,14 @@ def tagged(path):
             dist.isend(torch.full((3,), float(tag)), 1, tag=tag)
         dist.isend(torch.arange(200_000, dtype=torch.int64), 1, tag=7)
         dist.isend(torch.full((2, 2), 1 + 2j), 1, tag=3)
+        dist.isend(torch.ones(2), 1, tag=8)
         dist.isend(torch.tensor([6.0]), 1, tag=6)
     elif r == 1:
         x, long = torch.empty(3), torch.empty(200_000, dtype=torch.int64)
         dist.recv(torch.empty(1), 0, tag=6)  # the last first: those before are kept
+        leaf = torch.zeros(2, requires_grad=True)
+        dist.recv(leaf, 0, tag=8)
+        assert leaf.is_leaf and leaf.tolist() == [1, 1]
         dist.recv(long, 0, tag=7)
         assert torch.equal(long, torch.arange(200_000))
         for tag in (9, 5, 0):
@@ -104,10 +109,18 @@ def refused(path):
     if r == 0:
         dist.send(torch.ones(3), 1, tag=2)
         dist.send(torch.ones(2), 1, tag=2)
+        dist.barrier()
+        dist.send(torch.full((2,), 5.0), 1, tag=2)
+        dist.send(torch.full((2,), 5.0), 1)
     else:
         with pytest.raises(ddl.InvalidArgument, match=r"recv\(2 x float32 .* got 3 x float32 of rank 0, tag 2"):
             dist.recv(x, 0, tag=2)
         assert dist.recv(x, 0, tag=2) == 0 and x[0] == 1  # nothing is broken
+        dist.barrier()
+        for arguments in ({"src": 0, "tag": 2}, {}):
+            with pytest.raises(ddl.InvalidArgument, match="sparse"):
+                dist.recv(torch.zeros(2).to_sparse(), **arguments)
+            assert dist.recv(x, **arguments) == 0 and x.tolist() == [5, 5]  # it has not taken the message
         with pytest.raises(ddl.WaitTimeout, match=r"from any source, tag 2\): no such message"):
             dist.irecv(x, tag=2).wait(datetime.timedelta(seconds=0.3))
     with pytest.raises(ddl.InvalidArgument, match="cannot send to itself"):
@@ -121,6 +134,44 @@ def refused(path):
 
 def test_what_is_refused(tmp_path) -> None:
     ranks.run(2, refused, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+def without_store(path):
+    import torch.distributed as dist
+
+    import ddl
+    import ddl_torch
+
+    rank, port = int(os.environ["DDL_RANK"]), Path(path)
+    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else read(port), 2, rank == 0, wait_for_workers=False)
+    if rank == 0:
+        port.write_text(f"{store.port}\n")
+    dist.init_process_group("ddl", store=store, rank=rank, world_size=2)
+    assert ddl_torch.__all__
+    dist.barrier()
+    if rank == 0:
+        os._exit(0)
+    with pytest.raises(ddl.PeerLost):
+        dist.barrier()
+    for call in (
+        lambda: dist.send(torch.ones(1), 0),
+        lambda: dist.send(torch.ones(1), 0, tag=1),
+        lambda: dist.recv(torch.ones(1), 0, tag=1),
+        lambda: dist.monitored_barrier(),
+    ):
+        with pytest.raises(ddl.PeerLost, match="lost rank 0"):  # and not for as long as torch asks for its store
+            call()
+
+
+def read(file):
+    while not (file.exists() and file.read_text().endswith("\n")):
+        time.sleep(0.01)
+    return int(file.read_text())
+
+
+@pytest.mark.faults
+def test_torchs_store_is_lost(tmp_path) -> None:
+    ranks.run(2, without_store, str(tmp_path / "port"), initialise=False, timeout=30, may_die=[0])
 
 
 PROGRAM = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import warnings
 
 import pytest
@@ -150,7 +151,36 @@ def adding(path):
     out = torch.empty(r + 1)
     dist.reduce_scatter(out, [torch.full((rank + 1,), 1.0 + r) for rank in range(n)])
     same(out, torch.full((r + 1,), float(n * (n + 1) // 2)))
+    # Splits that are equal on one rank by chance: what others have decides.
+    splits = [min(r, rank) + 1 for rank in range(n)]
+    got = torch.empty(sum(splits))
+    dist.all_to_all_single(got, torch.full((sum(splits),), float(r)), splits, splits)
+    same(got, torch.cat([torch.full((count,), float(rank)) for rank, count in enumerate(splits)]))
     dist.destroy_process_group()
+
+
+def with_history(path):
+    """What autograd knows of the tensors stays theirs; and leaves that require gradients can be written."""
+    dist, r, n = begin(path)
+    source = torch.ones(r + 1, requires_grad=True) * (r + 1)
+    outputs = [torch.zeros(rank + 1) for rank in range(n)]
+    dist.all_gather(outputs, source)
+    same(outputs, [torch.full((rank + 1,), rank + 1.0) for rank in range(n)])
+    parts = [torch.ones(rank + 1, requires_grad=True) * 2 for rank in range(n)]
+    out = torch.zeros(r + 1)
+    dist.reduce_scatter(out, parts)
+    assert out.tolist() == [2 * n] * (r + 1) and not any(x.requires_grad for x in (out, *outputs))
+    leaves = [torch.zeros(2, requires_grad=True) for _ in range(n)]
+    dist.all_gather(leaves, torch.full((2,), float(r)))
+    same([leaf.detach() for leaf in leaves], [torch.full((2,), float(rank)) for rank in range(n)])
+    dist.all_to_all(leaves, [torch.full((2,), r + 5.0)] * n)
+    same([leaf.detach() for leaf in leaves], [torch.full((2,), rank + 5.0) for rank in range(n)])
+    assert all(leaf.is_leaf and leaf.requires_grad for leaf in leaves)
+    dist.destroy_process_group()
+
+
+def test_autograd_history(tmp_path) -> None:
+    ranks.run(2, with_history, str(tmp_path / "store"), initialise=False, timeout=60)
 
 
 def together(path):
@@ -191,6 +221,12 @@ def together(path):
     x = torch.full((2,), float(r))
     dist.broadcast(x, n - 1, group=backwards)
     assert x.tolist() == [n - 1] * 2
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        turned = dist.new_group(list(range(n))[::-1], sort_ranks=False)
+        assert dist.get_rank(turned) == n - 1 - r
+        x = torch.full((2,), float(r))
+        dist.broadcast(x, group=turned, group_src=0)
+        assert x.tolist() == [n - 1] * 2
     alone = [dist.new_group([rank]) for rank in range(n)][r]
     dist.all_reduce(x, group=alone)
     assert x.tolist() == [n - 1] * 2

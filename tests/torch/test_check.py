@@ -201,7 +201,7 @@ def as_scripts_do():
         counts.append([])
         for step in range(9):
             made["last"].requires_grad_(step % 2 == 0)
-            if step == 4:  # a round that is dropped does not count
+            if step == 4:  # a round counts even if this rank drops it: others may not
                 backward(made, 3.0)
                 backward(made, 3.0)
                 optimizer.zero_grad()
@@ -221,5 +221,28 @@ def as_scripts_do():
 def test_every_third_step_is_checked_and_costs_messages():
     for with_check, without in ranks.run(2, as_scripts_do, env={"OMP_NUM_THREADS": "1"}):
         assert set(without) == {1}  # one bucket
-        assert [more > 1 for more in with_check] == [True, False, False] * 3
-        assert [more for more in with_check if more == 1] == [1] * 6
+        # The second round of the fifth step is the sixth of all.
+        assert [more > 1 for more in with_check] == [True, False, False] + [True, False] + [True, False, False, True]
+        assert [more for more in with_check if more == 1] == [1] * 5
+
+
+def at_the_edge_of_half():
+    """Small numbers that are divided first, and numbers whose sum float16 cannot hold."""
+    import ddl_torch as ddl
+
+    def step(value, **options):
+        parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.float16))
+        optimizer = ddl.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), check=1, **options)
+        (parameter * torch.tensor(value, dtype=torch.float16)).sum().backward()
+        optimizer.step()
+
+    step(1.01e-4, gradient_predivide_factor=1024.0)
+    step(40000.0, gradient_predivide_factor=2.0)
+    with pytest.raises(ddl.InvalidState, match=r"index \(0,\), \[40000.0, 40000.0\] by rank, add up to more than"):
+        step(40000.0, op=ddl.Sum)
+    return True
+
+
+@pytest.mark.processes
+def test_what_half_precision_loses_is_no_wrong_average():
+    assert ranks.run(2, at_the_edge_of_half, env={"OMP_NUM_THREADS": "1"}) == [True, True]

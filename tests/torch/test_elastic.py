@@ -79,6 +79,31 @@ def test_a_name_that_is_taken_is_refused(alone):
         ObjectState(commit=3)
 
 
+def test_a_value_that_cannot_be_copied_is_named(alone):
+    from ddl_torch.elastic import ObjectState
+
+    state = ObjectState(epoch=0, rows=[1])
+    state.epoch, state.rows = 1, (row for row in [1])
+    with pytest.raises(ddl.InvalidArgument, match="'rows' cannot be copied, .*generator"):
+        state.commit()
+    state.restore()
+    assert (state.epoch, state.rows) == (0, [1])
+
+
+def test_a_state_of_ones_own_begins_as_with_horovod(alone):
+    from ddl_torch.elastic import State, run
+
+    class Mine(State):
+        def __init__(self):
+            super().__init__(bcast_object=lambda value: value + 1, get_rank=ddl.rank)
+            self.value = 1
+
+        def sync(self):
+            self.value = self._bcast_object(self.value)
+
+    assert run(lambda state: state.value)(Mine()) == 2
+
+
 def synchronised():
     from ddl_torch.elastic import ElasticSampler, ObjectState, TorchState
 
@@ -111,6 +136,7 @@ def synchronised():
 
 @pytest.mark.processes
 def test_sync_gives_all_ranks_what_rank_0_has_or_an_error():
+    torch.set_num_threads(1)  # as the ranks have: other numbers of threads have other bits
     own = training(0)
     step(*own)
     for parts, epoch, name, sampler in ranks.run(2, synchronised):
@@ -193,6 +219,52 @@ def test_a_lost_rank_takes_the_state_back_to_its_last_commit(tmp_path):
     assert text.startswith(cause) and "lost rank 1" in text and text.endswith("and start the job again")
 
 
+def submits_something_else():
+    import ddl_torch as hvd
+
+    state = hvd.elastic.ObjectState(batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        state.batch = 7
+        hvd.allreduce(torch.ones(1 + hvd.rank()), name="loss")
+
+    try:
+        train(state)
+    except ddl.CollectiveMismatch as error:
+        return state.batch, str(error), str(error.__cause__), hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+
+@pytest.mark.processes
+def test_ranks_that_differ_are_not_told_to_start_again():
+    for batch, text, cause, after in ranks.run(2, submits_something_else):
+        assert (batch, text, after) == (0, f"{cause}; the state is that of the last commit", 2)
+
+
+def changes_hosts_in_an_epoch():
+    from ddl_torch.elastic import ElasticSampler, HostsUpdatedInterrupt, TorchState, run
+
+    state = TorchState(sampler=ElasticSampler(range(12), shuffle=False))
+    shares = []
+
+    @run
+    def train(state):
+        shares.append(list(state.sampler))
+        if len(shares) == 1:
+            state.sampler.record_batch(0, 1 + 2 * ddl.rank())
+            raise HostsUpdatedInterrupt(skip_sync=True)
+        return shares
+
+    return train(state)
+
+
+@pytest.mark.processes
+def test_samplers_agree_on_what_is_left_without_sync():
+    (first, one), (second, other) = ranks.run(2, changes_hosts_in_an_epoch)
+    assert set(one + other) == set(range(12)) - {first[0], *second[:3]}
+    assert len(one) == len(other) == 4
+
+
 def test_hosts_that_have_changed_call_the_function_again(alone):
     from ddl_torch.elastic import HostsUpdatedInterrupt, ObjectState, run
 
@@ -209,6 +281,25 @@ def test_hosts_that_have_changed_call_the_function_again(alone):
 
     assert train(state) == "result"
     assert seen == [0, "reset", 1, "reset", 2]
+
+
+def test_a_rank_lost_while_the_hosts_change_takes_the_state_back(alone):
+    from ddl_torch.elastic import HostsUpdatedInterrupt, ObjectState, run
+
+    def lose():
+        raise ddl.PeerLost("lost rank 1")
+
+    state = ObjectState(batch=0)
+    state.register_reset_callbacks([lose])
+
+    @run
+    def train(state):
+        state.batch = 5
+        raise HostsUpdatedInterrupt
+
+    with pytest.raises(ddl.PeerLost, match="^lost rank 1; the state .* start the job again$"):
+        train(state)
+    assert state.batch == 0
 
 
 def test_other_errors_pass_through(alone):

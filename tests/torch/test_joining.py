@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import ranks
 
@@ -38,6 +40,35 @@ def run_join():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_rank_without_data_joins(size):
     ranks.run(size, run_join)
+
+
+def run_long_join(names):
+    """Others go on for longer than the deadline, with names that are known or new; afterwards there is a deadline."""
+    import ddl_torch as hvd
+
+    hvd.init()
+    for _ in range(3):
+        hvd.allreduce(torch.ones(3), name="x")
+    if hvd.rank() == 1:
+        for k in range(names):
+            hvd.allreduce(torch.ones(3), name=f"n{k}")
+        time.sleep(2.4)
+        hvd.allreduce(torch.ones(3), name="x")
+    assert hvd.join() == 1
+    began = time.monotonic()
+    if hvd.rank() == 1:
+        time.sleep(4)
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(3), name="x")
+    return time.monotonic() - began
+
+
+@pytest.mark.processes
+@pytest.mark.alone
+@pytest.mark.parametrize("names", [0, 12])
+def test_only_a_rank_that_has_joined_waits_without_a_deadline(names):
+    waited, _ = ranks.run(2, run_long_join, names, env={"DDL_TIMEOUT": "1.5"})
+    assert waited < 3.9
 
 
 def run_join_training():

@@ -72,8 +72,10 @@ def types_and_layouts():
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
     parameters = [torch.nn.Parameter(torch.zeros(5, dtype=kind)) for kind in kinds for _ in range(2)]
     image = torch.nn.Parameter(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
+    turned = torch.nn.Parameter(torch.zeros(4, 2, 3).permute(2, 0, 1))
+    row = torch.nn.Parameter(torch.zeros(1).expand(1, 1))  # of stride 0
     scalar, nothing = torch.nn.Parameter(torch.zeros(())), torch.nn.Parameter(torch.zeros(0, 3))
-    parameters += [image, scalar, nothing]
+    parameters += [image, turned, row, scalar, nothing]
     optimizer = ddl.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=ddl.Sum)
     weights = [torch.arange(p.numel()).view(p.shape).to(p.dtype) + rank for p in parameters]
     losses = [(p * w).sum() for p, w in zip(parameters, weights)]
@@ -83,6 +85,7 @@ def types_and_layouts():
         expected = -(2 * torch.arange(p.numel()).view(p.shape) + 1).to(p.dtype)
         assert torch.equal(p.detach(), expected), p.dtype
     assert image.grad.stride() == image.stride()
+    assert turned.grad.stride() == turned.stride() != torch.zeros(3, 4, 2).stride()
     return True
 
 

@@ -8,6 +8,8 @@ import time
 import pytest
 import ranks
 
+from ddl.negotiation import Request, Signature
+
 torch = pytest.importorskip("torch")
 
 
@@ -50,7 +52,7 @@ def unready():
         assert not hvd.poll(handle)
         with pytest.raises(ddl.WaitTimeout, match="'allreduce.late'"):
             handle.wait(timeout=0.01)
-        with pytest.raises(ValueError, match=r"\[rank 0/\d\] 'allreduce.late'.*of this name is under way"):
+        with pytest.raises(ValueError, match=r"\[rank 0/\d host .*\] 'allreduce.late'.*of this name is under way"):
             hvd.allreduce_async(torch.ones(3), name="late")
         hvd.broadcast(torch.zeros(1), name="rank 0 has looked")
     assert torch.equal(hvd.synchronize(handle), torch.ones(3))
@@ -79,7 +81,8 @@ def different():
             with pytest.raises(hvd.HorovodInternalError) as caught:
                 call(name)
             text = str(caught.value)
-            assert f"[rank {rank}/{hvd.size()}]" in text and "rank 0 submitted" in text and "but rank 1" in text, text
+            assert f"[rank {rank}/{hvd.size()} host " in text, text
+            assert "rank 0 submitted" in text and "but rank 1" in text and "submit it alike on every rank" in text, text
     first, second = ("a", "b") if odd else ("b", "a")
     one = hvd.allreduce_async(torch.ones(2), name=first)  # still possible
     two = hvd.allreduce_async(torch.ones(2), name=second)
@@ -100,8 +103,9 @@ def scales():
         x = torch.tensor([7, -7], dtype=dtype)
         got = hvd.allreduce_(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=1.5)
         assert got is x and x.tolist() == [int(3 * size * 1.5), -int(3 * size * 1.5)]
-    with pytest.warns(DeprecationWarning, match="use op="):
+    with pytest.warns(DeprecationWarning, match="use op=") as caught:
         assert hvd.allreduce(torch.ones(1), average=False).item() == size
+    assert caught[0].filename == __file__  # the line to be changed
     with pytest.raises(ValueError, match="cannot both be given"):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
 
@@ -176,9 +180,20 @@ def objects():
     rank, size = hvd.rank(), hvd.size()
     assert hvd.broadcast_object({"epoch": rank}, root_rank=size - 1, name="state") == {"epoch": size - 1}
     assert hvd.allgather_object([rank] * rank) == [[r] * r for r in range(size)]
-    if rank == 0:
-        with pytest.raises(ValueError, match="allow_pickle"):
-            hvd.broadcast_object(pytest)  # and nobody waits for it
+    # What one rank cannot send is the same error on all, at once.
+    mine = pytest if rank == 1 else rank
+    for group in (None, hvd.world()):
+        for call, who, why in (
+            (lambda group: hvd.broadcast_object(mine, 1, communicator=group), "broadcast_object", "allow_pickle"),
+            (lambda group: hvd.allgather_object(mine, communicator=group), "allgather_object", "allow_pickle"),
+            (
+                lambda group: hvd.broadcast_object(threading.Lock(), 1, allow_pickle=True, communicator=group),
+                *("broadcast_object", "cannot pickle the object"),
+            ),
+        ):
+            with pytest.raises(hvd.InvalidArgument, match=rf"^\[rank {rank}/{size}\] {who}: rank 1: .*{why}"):
+                call(group)
+    assert hvd.broadcast_object(2**70, 1) == 2**70
     hvd.barrier()
 
 
@@ -228,7 +243,7 @@ def run_sets():
         with pytest.raises(ValueError, match="rank 1 is not in ProcessSet"):
             hvd.broadcast(torch.tensor([rank]), root_rank=1, process_set=even)
     else:
-        with pytest.raises(ValueError, match=r"\[rank 1/3\] rank 1 is not in ProcessSet"):
+        with pytest.raises(ValueError, match=r"\[rank 1/3 host .*\] rank 1 is not in ProcessSet"):
             hvd.allreduce(torch.ones(1), process_set=even)
         with pytest.raises(ValueError, match="rank 1 is not in"):
             even.rank()
@@ -238,6 +253,11 @@ def run_sets():
         hvd.add_process_set([0, 3])
     tail = hvd.add_process_set([1, 2])
     assert hvd.process_set_by_id(tail.process_set_id) is tail
+    if rank > 0:  # ranks are those of the job
+        with pytest.raises(
+            RuntimeError, match=rf"rank {rank}/3 .*process set 3 of ranks \[1, 2\]:.*rank 1 subm.*but rank 2"
+        ):
+            hvd.allreduce(torch.ones(rank), name="x", process_set=tail)
     if rank == 0:  # a set waits for none of the others
         hvd.broadcast(torch.zeros(1), root_rank=0, name="done")
     else:
@@ -246,18 +266,35 @@ def run_sets():
         assert tail.communicator.allgather(torch.tensor([rank])).tolist() == [1, 2]
         handle.wait()
     assert hvd.global_process_set.communicator is hvd.world()
+    negotiator = tail.negotiator if rank > 0 else None
     assert hvd.remove_process_set(tail) and not hvd.remove_process_set(tail)
+    if negotiator is not None:
+        with pytest.raises(RuntimeError, match=r"ranks=\[1, 2\]\) has been removed"):
+            negotiator.submit(Request(Signature("barrier"), lambda group: group.barrier_async()))
     assert not hvd.remove_process_set(hvd.global_process_set)
     with pytest.raises(RuntimeError, match="is not in use"):
         tail.size()
     again = hvd.add_process_set([1, 2])
     assert again.process_set_id == 4
+    for _ in range(5):  # removed ones are let go when their ranks make the next
+        assert hvd.remove_process_set(again)
+        hvd.add_process_set(again)
+    assert len(hvd.world()._group._children) <= 5
     hvd.shutdown()
     assert even.process_set_id is None
     hvd.init(process_sets="dynamic")
     assert hvd.add_process_set([0, 1]).process_set_id == 1
-    with pytest.raises(ValueError, match=r"comm=\[0\] is not all of the 3 ranks"):
+    # What is refused leaves a job that was there as it is, and none that was not.
+    with pytest.raises(ValueError, match=rf"\[rank {rank}/3\] init: comm=\[0\] is not all of the 3 ranks"):
         hvd.init(comm=[0])
+    assert hvd.is_initialized()
+    for options in ({"comm": [0]}, {"comm": ["0"]}, {"process_sets": "all"}, {"process_sets": [hvd.ProcessSet([7])]}):
+        hvd.barrier()
+        hvd.shutdown()
+        with pytest.raises(ValueError, match=rf"\[rank {rank}/3"):
+            hvd.init(**options)
+        assert not hvd.is_initialized()
+        hvd.init()
 
 
 @pytest.mark.processes
@@ -285,6 +322,7 @@ def run_missing():
 
 
 @pytest.mark.processes
+@pytest.mark.alone
 def test_an_operation_that_others_do_not_submit_ends_at_its_deadline_on_all_ranks():
     answers = ranks.run(2, run_missing, env={"DDL_TIMEOUT": "1"})
     found = [answer for answer in answers if answer.startswith("CollectiveTimeout")]

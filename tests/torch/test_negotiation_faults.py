@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import sys
 import time
 
+import numpy as np
 import pytest
 import ranks
 
@@ -20,6 +23,14 @@ def negotiate(start):
 
     signature = Signature("allreduce", (("float32", (3,)),), "op=Sum")
     return hvd.global_process_set.negotiator.run(Request(signature, start, "allreduce.x", start))
+
+
+def submit(start):
+    """As ``negotiate``, but return at once; ``start`` does, too."""
+    import ddl_torch as hvd
+    from ddl.negotiation import Request, Signature
+
+    return hvd.global_process_set.negotiator.submit(Request(Signature("barrier"), start, "barrier.x"))
 
 
 def run_failing_within(how):
@@ -56,8 +67,8 @@ def run_failing_within(how):
 def test_a_failure_within_an_operation_ends_it_at_once_on_all_ranks(how: str, why: str):
     answers = ranks.run(3, run_failing_within, how, may_die=[1] if how == "dies" else [])
     for rank in (0, 2):
-        start = f"[rank {rank}/3] 'allreduce.x': allreduce(float32 of shape 3, op=Sum)"
-        assert answers[rank].startswith(start) and why in answers[rank], answers
+        start = rf"\[rank {rank}/3 host .*\] 'allreduce.x': allreduce\(float32 of shape 3, op=Sum\)"
+        assert re.match(start, answers[rank]) and why in answers[rank], answers
 
 
 def run_stopped():
@@ -73,10 +84,111 @@ def run_stopped():
 
 
 @pytest.mark.processes
+@pytest.mark.alone
 @pytest.mark.faults
 def test_a_rank_that_stops_is_named_at_the_deadline():
     first, _ = ranks.run(2, run_stopped, env={"DDL_TIMEOUT": "1"}, stopped=[1])
-    assert first.startswith("CollectiveTimeout: [rank 0/2] 'allreduce.x'") and "rank 1" in first, first
+    assert re.match(r"CollectiveTimeout: \[rank 0/2 host .*\] 'allreduce.x'", first) and "rank 1" in first, first
+
+
+def run_polling():
+    """Each rank submits another name and only looks whether it has ended."""
+    import ddl_torch as hvd
+
+    hvd.init()
+    handle = hvd.allreduce_async(torch.ones(3), name="ab"[hvd.rank()])
+    began = time.monotonic()
+    while not hvd.poll(handle) and time.monotonic() - began < 8:
+        time.sleep(0.01)
+    assert hvd.poll(handle)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.synchronize(handle)
+    return str(caught.value)
+
+
+@pytest.mark.processes
+@pytest.mark.alone
+@pytest.mark.faults
+def test_polling_ends_at_the_deadline():
+    answers = ranks.run(2, run_polling, env={"DDL_TIMEOUT": "0.8"})
+    assert all("which not all ranks had submitted" in one and "more time" in one for one in answers), answers
+
+
+def run_slow():
+    """Rank 1 submits late, and what all ranks have agreed on takes a while, together longer than the deadline."""
+    import ddl
+    import ddl_torch as hvd
+
+    hvd.init()
+    hvd.barrier()
+    late = 1.1 if hvd.rank() == 1 else 0.0
+
+    def start(group):
+        time.sleep(late)
+        return group.allreduce_async(np.ones(3), op=ddl.Sum)
+
+    time.sleep(late)
+    return submit(start).wait().tolist()
+
+
+@pytest.mark.processes
+@pytest.mark.faults
+def test_waiting_for_ranks_and_running_have_a_deadline_each():
+    assert ranks.run(2, run_slow, env={"DDL_TIMEOUT": "2"}) == [[2.0] * 3] * 2
+
+
+def run_refusing(error):
+    """Rank 0 alone refuses what all ranks have agreed to run."""
+    import ddl
+    import ddl_torch as hvd
+
+    hvd.init()
+    with pytest.raises(ValueError, match="a name must be Unicode text"):
+        hvd.allreduce(torch.ones(3), name="\ud800")  # on any rank, and nothing has happened
+    hvd.barrier()
+
+    def refuse(_):
+        raise getattr(ddl, error)("only here")
+
+    began = time.monotonic()
+    with pytest.raises(hvd.Error, match="only here"):
+        submit(refuse if hvd.rank() == 0 else lambda group: group.barrier_async()).wait()
+    assert time.monotonic() - began < 10  # the deadline is 20
+    with pytest.raises(hvd.Error, match="only here"):
+        hvd.barrier()
+
+
+@pytest.mark.processes
+@pytest.mark.faults
+@pytest.mark.parametrize("error", ["InvalidArgument", "InternalError"])
+def test_who_refuses_alone_tells_the_others(error):
+    ranks.run(2, run_refusing, error)
+
+
+def run_interrupted():
+    """Ctrl-C comes where rank 0 has just submitted an operation, before it goes from round to round itself."""
+    import ddl_torch as hvd
+    from ddl.negotiation import Negotiator
+
+    hvd.init()
+    if hvd.rank() == 0:
+
+        def interrupt(frame, event, _):
+            if frame.f_code is Negotiator._drive.__code__:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+        sys.settrace(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            hvd.allreduce(torch.ones(3), name="x")
+    else:
+        assert hvd.allreduce(torch.ones(3), name="x").tolist() == [1.0] * 3
+    return hvd.allreduce(torch.ones(1), op=hvd.Sum, name="y").item()
+
+
+@pytest.mark.processes
+def test_an_interrupt_before_the_first_round_leaves_everything_whole():
+    assert ranks.run(2, run_interrupted) == [2.0, 2.0]
 
 
 def run_many():

@@ -136,6 +136,7 @@ def with_workers():
     def loader():
         sampler = ddl.ShardedSampler(dataset, seed=2)
         options = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
+        options["multiprocessing_context"] = "fork"  # as in a script; else each imports PyTorch, as it is a test's rank
         return sampler, torch.utils.data.DataLoader(dataset, batch_size=3, sampler=sampler, **options)
 
     dataset = torch.utils.data.TensorDataset(torch.arange(41))

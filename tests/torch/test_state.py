@@ -102,12 +102,39 @@ def parameters():
     assert texts[0] == texts[1] and len(texts[0]) > 8
 
     with pytest.raises(
-        ddl.InvalidArgument, match=r"entry 1 is 'bias'.*\(2,\).* on rank 0 but 'bias'.*\(3,\).* on rank 1"
+        ddl.InvalidArgument, match=r"\[rank ./2\] .*on rank 0 there is 'bias'.*\(2,\); on rank 1 'bias'.*\(3,\)"
     ):
         layer = {"weight": torch.ones(2, 2), "bias": torch.ones(2 + ddl.rank())}
         ddl.broadcast_parameters(layer)
-    with pytest.raises(ddl.InvalidArgument, match="'w' is no dense tensor.*sparse_coo"):
-        ddl.broadcast_parameters({"w": torch.ones(2).to_sparse()})
+
+
+def refused_on_all_ranks():
+    """What only one rank can see to be wrong, and what ranks do differently: the same error everywhere, at once."""
+    import ddl_torch as ddl
+
+    odd = ddl.rank() == 1
+    dense, layer = torch.ones(2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for call, message in (
+        (lambda: ddl.broadcast_parameters({"w": dense.to_sparse() if odd else dense}), "'w' is no dense.*sparse_coo"),
+        (lambda: ddl.broadcast_parameters(5 if odd else {"w": dense}), r"params is a int; pass model.state_dict\(\)"),
+        (lambda: ddl.broadcast_parameters(torch.nn.Sequential(layer) if odd else {}), "params is a Sequential; pass"),
+        (lambda: ddl.broadcast_parameters([("w", dense, 1)] if odd else [("w", dense)]), "params has a tuple that is"),
+        (lambda: ddl.broadcast_parameters([dense], 2 if odd else 0), "root_rank=2 is no rank of a communicator of 2"),
+        (
+            lambda: ddl.broadcast_optimizer_state(optimizer, 0, torch.nn.Linear(2, 2) if odd else layer),
+            r"the model lacks 2 .*\(2, 2\)",
+        ),
+    ):
+        with pytest.raises(ddl.InvalidArgument, match=rf"\[rank {ddl.rank()}/2\] broadcast_\w+: on rank 1, {message}"):
+            call()
+    for call, message in (
+        (lambda: ddl.broadcast_parameters([dense], int(odd)), "root_rank=0; on rank 1 root_rank=1"),
+        (lambda: ddl.broadcast_optimizer_state(optimizer, allow_pickle=odd), "=False; on rank 1 allow_pickle=True"),
+        (lambda: ddl.broadcast_parameters([dense] * (1 + odd)), "there is nothing; on rank 1 'number 1'"),
+    ):
+        with pytest.raises(ddl.InvalidArgument, match=message):
+            call()
 
 
 def what_is_given():
@@ -125,8 +152,6 @@ def what_is_given():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0 + rank)
     ddl.broadcast_optimizer_state(optimizer, 1, model)
     assert optimizer.param_groups[0]["lr"] == 2.0
-    with pytest.raises(ddl.InvalidArgument, match=r"lacks 2 .*\(2, 2\)"):
-        ddl.broadcast_optimizer_state(optimizer, root_rank=1, model=torch.nn.Linear(2, 2))
 
 
 def unusual_settings():
@@ -146,6 +171,7 @@ def unusual_settings():
 
 def run_state():
     parameters()
+    refused_on_all_ranks()
     what_is_given()
     unusual_settings()
     return every_optimizer()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 import ranks
+
+import ddl
 
 torch = pytest.importorskip("torch")
 
@@ -23,7 +29,8 @@ def write(path):
     else:
         time.sleep(0.05)
     hvd.allreduce(torch.ones(1), name="loss")
-    hvd.allgather_async(torch.ones(1), name="rows").wait()
+    handle = hvd.allgather_async(torch.ones(1), name="rows")
+    assert torch.equal(hvd.synchronize(handle), hvd.synchronize(handle))  # once in the timeline
     hvd.broadcast(torch.ones(1))
     model = torch.nn.Linear(3, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -40,6 +47,7 @@ def test_a_timeline(tmp_path):
     events = [event for event in json.loads(path.read_text()) if event]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert list(rows.values()) == ["allreduce.loss", "allgather.rows", "broadcast", "bucket.0"]
+    assert len([event for event in events if event["name"] == "ALLGATHER"]) == 1
     spans = {(rows[e["tid"]], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
     for name, verb in [("allreduce.loss", "ALLREDUCE"), ("allgather.rows", "ALLGATHER"), ("broadcast", "BROADCAST")]:
         begin, waited = spans[name, f"NEGOTIATE_{verb}"]
@@ -47,3 +55,68 @@ def test_a_timeline(tmp_path):
     assert spans["bucket.0", "ALLREDUCE"][1] > 0
     assert spans["allreduce.loss", "NEGOTIATE_ALLREDUCE"][1] > 30e3  # microseconds: rank 1 came so late
     assert len([event for event in events if event["name"] == "CYCLE_START"]) >= 3
+
+
+def sockets_and_devices():
+    held = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sorted(name for name in held if "socket:" in name or name.startswith("/dev/"))
+
+
+def train_on_a_full_disk():
+    import ddl_torch as hvd
+
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("ddl").addHandler(handler)
+    before = sockets_and_devices()
+    hvd.init()
+    sums = [hvd.allreduce(torch.ones(1), op=hvd.Sum, name=name).item() for name in ("one", "two")]
+    hvd.shutdown()
+    return sums, sockets_and_devices() == before, [line for line in lines if "timeline" in line]
+
+
+@pytest.mark.processes
+def test_a_full_disk_ends_the_timeline_and_nothing_else():
+    env = {"DDL_TIMELINE": "/dev/full", "DDL_TIMELINE_CYCLES": "1"}
+    first, second = ranks.run(2, train_on_a_full_disk, env=env, initialise=False)
+    assert first[:2] == second[:2] == ([2, 2], True)
+    assert len(first[2]) == 1 and "/dev/full ends here" in first[2][0] and not second[2]
+
+
+def begin_without_a_file():
+    try:
+        ddl.init()
+    except (ddl.ConfigError, ddl.RendezvousError) as error:
+        return type(error), ddl.is_initialized()
+
+
+@pytest.mark.processes
+def test_a_timeline_that_cannot_be_begun_fails_on_all_ranks(tmp_path):
+    env = {"DDL_TIMELINE": str(tmp_path / "nowhere" / "file"), "DDL_START_TIMEOUT": "1"}
+    answers = ranks.run(2, begin_without_a_file, env=env, initialise=False)
+    assert answers == [(ddl.ConfigError, False), (ddl.RendezvousError, False)]
+
+
+FORKS = """
+import os, sys
+from ddl import timeline
+timeline.start(sys.argv[1], mark_cycles=True)
+timeline.active().cycle()
+child = os.fork()
+if child == 0:
+    assert timeline.active() is None
+    timeline.stop()
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+timeline.active().cycle()
+assert open(sys.argv[1]).read().count("CYCLE_START") == 2, "it is written at once"
+timeline.stop()
+"""
+
+
+@pytest.mark.processes
+def test_a_forked_child_writes_nothing(tmp_path):
+    path = tmp_path / "timeline.json"
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKS, str(path)], check=True, timeout=30)
+    assert [event.get("name") for event in json.loads(path.read_text())] == ["CYCLE_START", "CYCLE_START", None]

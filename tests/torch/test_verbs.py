@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import ranks
 
@@ -120,13 +123,28 @@ def refusing():
         (lambda: ddl.allgather(torch.zeros(2, device="meta")), "is on meta"),
         (lambda: ddl.allreduce(torch.zeros(2, 2).to_sparse()), "to_dense"),
         (lambda: ddl.allreduce(torch.zeros(2, dtype=torch.complex64), op=ddl.Max), "complex"),
-        (lambda: ddl.allreduce(torch.zeros(2).to(torch.float8_e5m2)), "element type|float8"),
+        (lambda: ddl.allreduce(torch.zeros(2).to(torch.float8_e5m2)), "float8_e5m2 can be moved, but"),
+        *(
+            (lambda verb=verb: verb(torch.zeros(4).to(torch.float8_e5m2), op=ddl.Sum), "float8_e5m2 can be moved, but")
+            for verb in (ddl.reducescatter, ddl.reduce)
+        ),
         (lambda: ddl.allreduce(torch.tensor([True])), "no average"),
         (lambda: ddl.broadcast(torch.zeros(2), root_rank=9), "rank 9 is not in"),
+        (lambda: ddl.reducescatter([1.0, 2.0]), "a list is no torch tensor"),
+        (lambda: ddl.reducescatter([1.0], compression=ddl.Compression.fp16), "a list is no torch tensor"),
+        (lambda: ddl.allreduce([1.0], compression=ddl.Compression.fp16), "a list is no torch tensor"),
+        (lambda: ddl.grouped_allreduce([[1.0]], compression=ddl.Compression.fp16), "a list is no torch tensor"),
+        (lambda: ddl.alltoall(wide, splits=[9] * ddl.size()), "sum to the 4 rows"),
+        (lambda: ddl.gather(wide, root_rank=9), "root=9 is no rank"),
+        (lambda: ddl.allreduce(wide, compression=ddl.Compression.int8), "is not for single tensors"),
+        (lambda: ddl.poll(3), "3 is no handle"),
+        (lambda: ddl.synchronize(3), "3 is no handle"),
+        (lambda: ddl.process_set_by_id(7), "no process set 7"),
     ]
     for call, message in calls:
-        with pytest.raises(ddl.InvalidArgument, match=message):
+        with pytest.raises(ddl.InvalidArgument, match=message) as caught:
             call()
+        assert str(caught.value).startswith(f"[rank {ddl.rank()}/{ddl.size()}"), caught.value
     if ddl.rank() == 0:
         with pytest.raises(ddl.InvalidArgument, match="must pass a tensor"):
             ddl.scatter()
@@ -138,12 +156,40 @@ def refusing():
         y.sum().backward()
 
 
+def unsigned():
+    """Not as the signed numbers of the same bits."""
+    import ddl_torch as ddl
+
+    rank, size = ddl.rank(), ddl.size()
+    for kind in ("uint16", "uint32", "uint64"):
+        dtype = getattr(torch, kind)
+        most = torch.iinfo(dtype).max if kind != "uint64" else 2**62
+        x = torch.tensor([most if rank == 0 else 1] * size, dtype=dtype)
+        for got in (ddl.allreduce(x, op=ddl.Max), ddl.reducescatter(x, op=ddl.Max)):
+            assert got.dtype == dtype and got[0].item() == most, (kind, got)
+        reduced = ddl.reduce(x, op=ddl.Max)
+        assert reduced is None or reduced[0].item() == most
+        assert ddl.allgather(x[:1]).tolist() == [most] + [1] * (size - 1)
+
+
+def complex_factors():
+    import ddl_torch as ddl
+
+    size = ddl.size()
+    x = torch.full((size,), 1 + 2j, dtype=torch.complex64)
+    for factors in ({"prescale_factor": 2.0}, {"postscale_factor": 2.0}):
+        assert ddl.allreduce(x, op=ddl.Sum, **factors).tolist() == [size * (2 + 4j)] * size
+        assert ddl.reducescatter(x, op=ddl.Sum, **factors).tolist() == [size * (2 + 4j)]
+
+
 def run_verbs():
     import ddl_torch as ddl
 
     summing()
     moving()
     refusing()
+    complex_factors()
+    unsigned()
     half = ddl.split(ddl.rank() % 2)
     assert ddl.allreduce(torch.tensor(1), op=ddl.Sum, communicator=half).item() == half.size
     assert ddl.allgather_object({"rank": ddl.rank()}) == [{"rank": r} for r in range(ddl.size())]
@@ -156,6 +202,27 @@ def run_verbs():
 def test_verbs(size):
     answers = ranks.run(size, run_verbs, env={"OMP_NUM_THREADS": "1"})
     assert answers == [(rank, rank, size, 0, 1) for rank in range(size)]
+
+
+def test_any_number_of_threads_may_wait():
+    """Its result is finished once: in place, a second time would scale it once more."""
+    from ddl.negotiation.pending import Ended
+    from ddl_torch._tensors import Work
+
+    finished = []
+
+    def finish(_):
+        time.sleep(0.05)  # so that all threads come meanwhile
+        finished.append(None)
+        return len(finished)
+
+    work, results = Work(Ended(), finish), []
+    threads = [threading.Thread(target=lambda: results.append(work.wait())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(finished) == 1 and results == [1] * 4
 
 
 def test_every_verb_of_ddl_is_here():

@@ -26,7 +26,7 @@ from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, Lines
 from ddl.tuning.table import Cluster, Table
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 ROOT = Path(ddl.__file__).resolve().parent.parent
 RING = (Line(ANY, "multiring", 1 << 20, False, 2, True),)
 DOUBLING = (Line(ANY, "recursive_doubling", 1 << 20, False, 2),)

@@ -44,10 +44,11 @@ int RailsEndpoint::poll_fd() const {
   return 0;  // over sockets, none of which is left
 }
 
-bool RailsEndpoint::all_ended() const {
-  return rails_.size() >= expected_ &&
-         std::all_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->ended(); });
+bool RailsEndpoint::open() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return !rail->ended(); });
 }
+
+bool RailsEndpoint::all_ended() const { return rails_.size() >= expected_ && !open(); }
 
 // --- writing ------------------------------------------------------------------------------------------------------
 

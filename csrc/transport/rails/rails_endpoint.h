@@ -32,6 +32,7 @@ class RailsEndpoint final : public Rails {
   uint64_t settled() override;
   bool progress() override;
   void poll_fds(Polled* fds, bool reading) const override;
+  bool open() const override;
   bool finished() override;
   void abandon() override;
 

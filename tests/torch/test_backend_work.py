@@ -1,0 +1,102 @@
+"""The handles of the backend "ddl": polling instead of waiting, what raises while results are written, and futures."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import ranks
+from process_groups import begin
+
+torch = pytest.importorskip("torch")
+
+LIMIT = 10.0  # seconds; a thread that is still there has hung
+
+
+def poll(work):
+    """Do what a program does that never waits."""
+    end = time.monotonic() + LIMIT
+    while not work.is_completed():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def polled(path):
+    dist, r, n = begin(path)
+    each = [torch.full((3,), rank + 1.0) for rank in range(n)]
+    outputs = [torch.zeros(3) for _ in range(n)]
+    poll(dist.all_gather(outputs, each[r], async_op=True))
+    assert torch.equal(torch.stack(outputs), torch.stack(each))
+    turned = torch.full((3, 2), r + 1).t()
+    poll(dist.all_reduce(turned, async_op=True))
+    assert torch.equal(turned, torch.full((2, 3), n * (n + 1) // 2))
+    bits = torch.tensor([1 << r])
+    poll(dist.all_reduce(bits, op=dist.ReduceOp.BOR, async_op=True))
+    assert bits.item() == (1 << n) - 1
+
+    # After the end of the group, in the caller's thread; and from a work that nobody has waited for.
+    waited, not_waited = (dist.all_gather(outputs, each[r], async_op=True) for _ in range(2))
+    waited.wait()
+    poll(not_waited)
+    dist.destroy_process_group()
+    for work in (waited, not_waited):
+        ended = threading.Thread(target=work.get_future().wait, daemon=True)
+        ended.start()
+        ended.join(LIMIT)
+        assert not ended.is_alive()
+
+
+def test_polling_and_futures_after_the_end(tmp_path) -> None:
+    ranks.run(2, polled, str(tmp_path / "store"), initialise=False, timeout=60)
+
+
+class Failing:
+    """A work that ends with an error that is none of DDL's."""
+
+    def done(self):
+        return True
+
+    def wait(self, timeout=None):
+        raise MemoryError("no memory")
+
+
+def refuse():
+    raise MemoryError("no memory")
+
+
+@pytest.mark.parametrize("part", [(Failing(), None), (None, refuse)], ids=["work", "finish"])
+def test_any_error_comes_from_each_wait_and_future(part) -> None:
+    from ddl_torch._c10d_work import GroupWork, Waiter
+
+    waiter = Waiter()
+    work, good = GroupWork([], [part], waiter), GroupWork([torch.ones(1)], [], waiter)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            work.wait()
+    assert work.is_completed() and not work.is_success() and isinstance(work.exception(), MemoryError)
+    with pytest.raises(Exception, match="no memory"):
+        work.get_future().wait()
+    answer = []
+    thread = threading.Thread(target=lambda: answer.extend(good.get_future().wait()), daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    waiter.close()
+    assert answer == [torch.ones(1)]
+
+
+def test_what_completes_a_future_may_wait_for_a_later_one_while_the_group_ends() -> None:
+    from ddl_torch._c10d_work import Waiter
+
+    waiter, begun, go, later, all_done = Waiter(), *(threading.Event() for _ in range(4))
+
+    def first():
+        begun.set()
+        go.wait(LIMIT)
+
+    waiter.ask(first, lambda: later.wait(LIMIT) and all_done.set())
+    begun.wait(LIMIT)
+    waiter.ask(lambda: None, later.set)
+    waiter.close()
+    go.set()
+    assert all_done.wait(LIMIT / 2)

@@ -1,0 +1,154 @@
+"""``overlap_update``: a step in parts, bucket by bucket, is the same step, to the bit, and scripts see one."""
+
+from __future__ import annotations
+
+import pytest
+import ranks
+
+torch = pytest.importorskip("torch")
+import torch_optimizers  # noqa: E402 (it needs torch, which may not be there)
+
+
+def build(bias=True):
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(6, 8, bias=bias), torch.nn.Tanh(), torch.nn.Linear(8, 5, bias=bias), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(5, 2, bias=bias))
+
+
+def backward(model, number, rank):
+    make = torch.Generator().manual_seed(100 * number + rank)
+    model(torch.randn(4, 6, generator=make)).square().mean().backward()
+
+
+def every_optimizer():
+    import ddl_torch as ddl
+
+    done = []
+    for name, settings in [*torch_optimizers.cases(), ("LARS", {"lr": 0.5}), ("LAMB", {"lr": 0.1})]:
+        make = torch_optimizers.classes().get(name) or getattr(ddl, name)
+        if name in (*torch_optimizers.SPARSE, "LBFGS"):
+            continue
+        finals = []
+        for overlap_update in (False, True):
+            model = build(bias=name not in torch_optimizers.MATRICES)
+            optimizer = ddl.DistributedOptimizer(
+                make(model.parameters(), **settings),
+                model.named_parameters(),
+                bucket_bytes=64,
+                overlap_update=overlap_update,
+            )
+            for number in range(4):
+                optimizer.zero_grad()
+                backward(model, number, ddl.rank())
+                optimizer.step()
+            gradients = [p.grad for p in model.parameters()]
+            finals.append([p.detach() for p in model.parameters()] + gradients)
+        for one, other in zip(*finals):
+            assert torch.equal(one, other), (name, settings)
+        done.append(name)
+    return done
+
+
+@pytest.mark.processes
+def test_every_optimizer_ends_with_the_same_bits():
+    for done in ranks.run(2, every_optimizer, env={"OMP_NUM_THREADS": "1"}):
+        assert {"SGD", "Adam", "AdamW", "Adagrad", "LARS", "LAMB"} <= set(done)
+
+
+def looks_like_one_step():
+    import ddl_torch as ddl
+    from ddl_torch._update import PartialUpdates
+
+    model = build()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, after = [], []
+    plain.register_step_pre_hook(lambda *_: before.append(len(before)))
+    plain.register_step_post_hook(lambda *_: after.append([p.grad is not None for p in model.parameters()]))
+    optimizer = ddl.DistributedOptimizer(plain, model.named_parameters(), bucket_bytes=64, overlap_update=True)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    parts = []
+    update = PartialUpdates.update
+    PartialUpdates.update = lambda self, optimizer, entries: (parts.append(entries), update(self, optimizer, entries))
+    try:
+        for number in range(2):
+            optimizer.zero_grad()
+            backward(model, number, ddl.rank())
+            optimizer.step()
+            schedule.step()
+    finally:
+        PartialUpdates.update = update
+    assert len(parts) == 2 * (len(optimizer._ddl._buckets) - 1) > 2, "the last bucket is left to the step itself"
+    assert before == [0, 1] and after == [[True] * 6] * 2
+    optimizer.zero_grad()
+    backward(model, 2, ddl.rank())
+    optimizer.synchronize()
+    averages = [p.grad.clone() for p in model.parameters()]
+    weights = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    for p, weight, average in zip(model.parameters(), weights, averages):
+        assert torch.equal(p, weight.sub_(average, alpha=0.025)), "clipping goes on working: nothing is done twice"
+
+
+@pytest.mark.processes
+def test_scripts_see_one_step():
+    ranks.run(2, looks_like_one_step)
+
+
+def gradients_come_back():
+    import ddl_torch as ddl
+
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters(), bucket_bytes=64, overlap_update=True)
+    backward(model, 0, ddl.rank())
+    last = model[0].weight  # the bucket that is waited for last
+    last.grad.mul_(2)
+    with pytest.raises(ddl.InvalidState, match="gradients were changed"):
+        optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.zero_grad()
+    backward(model, 1, ddl.rank())
+    optimizer.step()
+
+
+def sparse_and_dense():
+    import ddl_torch as ddl
+
+    finals = []
+    for overlap_update in (False, True):
+        torch.manual_seed(2)
+        model = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = ddl.DistributedOptimizer(
+            optimizer, model.named_parameters(), bucket_bytes=16, overlap_update=overlap_update
+        )
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([number, ddl.rank()])).square().sum().backward()
+            optimizer.step()
+        finals.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*finals))
+
+
+def refused():
+    import ddl_torch as ddl
+
+    class Own(torch.optim.SGD):
+        pass
+
+    model = build()
+    for make, options, says in (
+        (torch.optim.LBFGS, {}, "LBFGS"),
+        (Own, {}, "Own may decide"),
+        (torch.optim.SGD, {"check": 1}, "check="),
+        (torch.optim.SGD, {"op": ddl.Adasum}, "Adasum"),
+    ):
+        optimizer = make(model.parameters(), lr=0.1)
+        with pytest.raises(ddl.InvalidArgument, match=says):
+            ddl.DistributedOptimizer(optimizer, model.named_parameters(), overlap_update=True, **options)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", [gradients_come_back, sparse_and_dense, refused])
+def test_special_cases(case):
+    ranks.run(2, case)
