@@ -1,0 +1,87 @@
+"""``call``: a function of DDL's on numpy arrays becomes a part of whatever TensorFlow runs.
+
+Through the op of call_op.cc, while other ops run; without a compiler, or with DDL_TENSORFLOW_OP=0, through
+``tf.numpy_function``, which gives the same results but makes a graph wait, and runs one call after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any, List, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ddl_tensorflow import _errors
+from ddl_tensorflow._build import BuildError, op_library
+from ddl_tensorflow._native import Function, NativeOp
+
+__all__ = ["call", "native_op", "never"]
+
+log = logging.getLogger("ddl")
+
+_ANCHOR_BYTES = 256  #: TensorFlow makes a constant of a tensor of up to 128 elements that a function captures
+
+
+@functools.cache
+def native_op() -> Optional[NativeOp]:
+    """Return the op, compiled if need be; None, and a warning once, if there is none."""
+    _errors.install()
+    if os.environ.get("DDL_TENSORFLOW_OP") == "0":
+        return None
+    try:
+        return NativeOp(str(op_library()))
+    except BuildError as error:
+        log.warning("without its op DDL goes through tf.numpy_function, and nothing is sent meanwhile: %s", error)
+        return None
+
+
+@functools.cache
+def _captured() -> tf.Tensor:
+    with tf.init_scope():
+        return tf.zeros(_ANCHOR_BYTES, tf.uint8)
+
+
+def _anchor() -> tf.Tensor:
+    """Return a tensor that is no constant to TensorFlow: see call_op.cc."""
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return _captured()
+    return tf.cast(tf.timestamp(), tf.uint8)  # a graph of TF1 cannot capture anything
+
+
+def never() -> tf.Tensor:
+    """Return False, which TensorFlow cannot find out before it runs."""
+    return tf.greater(tf.cast(tf.reshape(_anchor(), [-1])[0], tf.int32), 255)
+
+
+def call(
+    function: Function, inputs: Sequence[tf.Tensor], dtypes: Optional[Sequence[tf.DType]] = None
+) -> List[tf.Tensor]:
+    """Return tensors that ``function`` makes of ``inputs`` whenever TensorFlow runs this.
+
+    dtypes: types of the results; None: these are ``inputs``' own, as are the shapes. Then ``function(arrays, results)``
+    writes to ``results``, which are arrays of any content, each perhaps the same memory as the input; else
+    ``function(arrays, None)`` returns new arrays. ``arrays`` are not to be written to.
+    """
+    native = native_op()
+    if native is not None:
+        return native(function, _anchor(), inputs, dtypes)
+    alike = dtypes is None
+
+    def run(*arrays: np.ndarray[Any, Any]) -> List[np.ndarray[Any, Any]]:
+        own = [np.asarray(array) for array in arrays]
+        if not alike:
+            return [np.asarray(one) for one in function(own, None)]
+        results = [np.empty_like(array) for array in own]
+        function(own, results)
+        return results
+
+    types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
+    made = tf.numpy_function(run, list(inputs), types)
+    outputs = [made] if isinstance(made, tf.Tensor) else list(made)
+    if alike:
+        for one, other in zip(outputs, inputs):
+            one.set_shape(other.shape)
+    return outputs

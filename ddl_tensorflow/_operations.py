@@ -1,0 +1,174 @@
+"""``Operation``s on numpy arrays, which are the memory of TensorFlow's tensors: made when TensorFlow runs the op.
+
+All that can be refused on one rank alone is refused when the operation is built, before anything is submitted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import ml_dtypes
+import numpy as np
+
+import ddl
+from ddl import operations
+from ddl.adasum import adasum_
+from ddl.calls import check_splits
+from ddl.negotiation import Signature
+from ddl.negotiation.pending import Waitable
+from ddl.negotiation.signature import ANY
+from ddl.operations import Operation, at_once, barrier, objects
+
+__all__ = ["absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "objects", "reducescatter"]
+
+Array = np.ndarray[Any, Any]
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def _described(array: Array, rows_differ: bool = False) -> Tuple[str, Tuple[int, ...]]:
+    return str(array.dtype), (ANY, *array.shape[1:]) if rows_differ else array.shape
+
+
+def _check(array: Array, verb: str, op: ddl.ReduceOp) -> None:
+    """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
+    if not isinstance(op, ddl.ReduceOp):
+        raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
+    if array.dtype.kind not in "fiucb" and array.dtype != _BFLOAT16:
+        raise ddl.InvalidArgument(f"{verb}: {array.dtype} cannot be added up; cast it to float32")
+    if op == ddl.Adasum and array.dtype.kind != "f":
+        raise ddl.InvalidArgument(f"{verb}: op=Adasum needs float16, float32 or float64, not {array.dtype}")
+    if array.dtype.kind == "c" and op not in (ddl.Average, ddl.Sum):
+        raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
+    if array.dtype.kind == "b" and op == ddl.Average:
+        raise ddl.InvalidArgument(f"{verb}: truth values have no average; use op=Sum (any) or op=Min (all)")
+
+
+def _scale(array: Array, factor: float) -> None:
+    """Multiply in place; integers as float64, truncated."""
+    if factor == 1.0:
+        return
+    if array.dtype.kind in "iub":
+        array[...] = (array * float(factor)).astype(array.dtype)
+    else:
+        np.multiply(array, array.dtype.type(factor), out=array)
+
+
+def _numbers(array: Array) -> Array:
+    """Return the memory as the core adds it up: a complex number is two numbers, each for itself."""
+    flat = array.reshape(-1)
+    return flat.view(flat.real.dtype) if array.dtype.kind == "c" else flat
+
+
+def _moved(array: Array) -> Array:
+    """Return the memory for a verb that only moves it: under types that the core knows."""
+    whole = np.ascontiguousarray(array).reshape(array.shape)
+    if array.dtype.kind == "c":
+        return whole.view(array.real.dtype).reshape(*array.shape, 2)
+    return whole.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else whole
+
+
+def _back(rows: Array, dtype: np.dtype[Any]) -> Array:
+    """Undo ``_moved``."""
+    return rows.view(dtype).reshape(rows.shape[:-1]) if dtype.kind == "c" else rows.view(dtype)
+
+
+def _detail(op: ddl.ReduceOp, prescale: float, postscale: float) -> str:
+    scales = "" if prescale == postscale == 1.0 else f" prescale_factor={prescale:g} postscale_factor={postscale:g}"
+    return f"op={op.name}{scales}"
+
+
+def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Operation[None]:
+    """All-reduce ``target``, contiguous and writable, in place."""
+    _check(target, "allreduce", op)
+    numbers = _numbers(target)
+
+    def scaled() -> Array:
+        _scale(target, prescale)
+        return numbers
+
+    signature = Signature("allreduce", (_described(target),), _detail(op, prescale, postscale))
+    if op == ddl.Adasum:
+        return at_once(signature, lambda group: adasum_(group, scaled()), lambda _: _scale(target, postscale))
+    return Operation(
+        signature,
+        lambda group: group.allreduce_async_(scaled(), op=op),
+        lambda _: _scale(target, postscale),
+        lambda group: group.allreduce_(scaled(), op=op),
+    )
+
+
+def broadcast(target: Array, root: int, name: str) -> Operation[None]:
+    """Broadcast from rank ``root`` of the communicator, which people call ``name``, in place."""
+    memory = _moved(target)
+    return Operation(
+        Signature("broadcast", (_described(target),), f"root_rank={name}"),
+        lambda group: group.broadcast_async_(memory, root=root),
+        lambda _: None,
+        lambda group: group.broadcast_(memory, root=root),
+    )
+
+
+def reducescatter(array: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Operation[Array]:
+    """Reduce-scatter the rows; bfloat16 is added up as float32 and rounded once, at the end."""
+    _check(array, "reducescatter", op)
+    if array.ndim == 0:
+        raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
+    own = array.astype(np.float32) if array.dtype == _BFLOAT16 else array
+    if array.dtype.kind == "c":
+        own = np.ascontiguousarray(array).view(array.real.dtype).reshape(*array.shape, 2)
+    if prescale != 1.0:
+        own = own.copy()
+        _scale(own, prescale)
+
+    def finish(rows: Array) -> Array:
+        _scale(rows, postscale)
+        if array.dtype.kind == "c":
+            return rows.view(array.dtype).reshape(rows.shape[:-1])
+        return rows.astype(array.dtype, copy=False)
+
+    return Operation(
+        Signature("reducescatter", (_described(array),), _detail(op, prescale, postscale)),
+        lambda group: group.reducescatter_async(own, op=op),
+        finish,
+        lambda group: group.reducescatter(own, op=op),
+    )
+
+
+def allgather(array: Array) -> Operation[Array]:
+    """All-gather along the first dimension, which may differ by rank."""
+    moved, dtype = _moved(array), array.dtype
+    return Operation(
+        Signature("allgather", (_described(array, rows_differ=True),)),
+        lambda group: group.allgather_async(moved),
+        lambda rows: _back(rows, dtype),
+        lambda group: group.allgather(moved),
+    )
+
+
+def alltoall(array: Array, splits: Optional[Sequence[int]], size: int) -> Operation[Tuple[Array, Array]]:
+    """Send ``splits[r]`` rows (None: an equal share) to each of ``size`` ranks r; return rows and received splits."""
+    moved, dtype = _moved(array), array.dtype
+    check_splits(moved, splits, size)
+
+    def finish(result: Any) -> Tuple[Array, Array]:
+        rows, counts = result if isinstance(result, tuple) else (result, None)
+        if counts is None:
+            counts = np.full(size, len(rows) // size)
+        return _back(rows, dtype), np.asarray(counts, np.int32)
+
+    return Operation(
+        Signature("alltoall", (_described(array, rows_differ=True),)),
+        lambda group: group.alltoall_async(moved, splits),
+        finish,
+        lambda group: group.alltoall(moved, splits),
+    )
+
+
+def absent(signature: Signature) -> Callable[[ddl.Communicator], Waitable]:
+    """Return what a rank that has joined does in place of the operation: see ``ddl.operations.absent``."""
+    return operations.absent(signature, lambda name, shape, op: allreduce(np.zeros(shape, _dtype(name)), op))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)

@@ -1,0 +1,30 @@
+"""Start and end of a job, and Horovod's questions about what is there: what all adapters have, for this one's sets."""
+
+from __future__ import annotations
+
+from ddl.horovod_basics import (
+    Basics,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
+from ddl_tensorflow._where import process_sets
+
+__all__ = ["add_process_set", "init", "process_set_by_id", "remove_process_set", "shutdown"]
+__all__ += ["start_timeline", "stop_timeline"]
+__all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
+__all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
+
+_basics = Basics(process_sets)
+init, shutdown = _basics.init, _basics.shutdown
+add_process_set, remove_process_set = _basics.add_process_set, _basics.remove_process_set
+process_set_by_id = _basics.process_set_by_id

@@ -1,0 +1,165 @@
+// The TensorFlow op "DdlCall": a call of DDL's on some tensors, which Python makes while the executor goes on.
+//
+// Compiled on demand against the TensorFlow that is installed (_native.py). A kernel puts its call into a queue and
+// returns; a thread of Python's takes it from there (_native.py again), and the op ends when that thread says so. Not
+// stateful: TensorFlow would run all such ops of a function one after the other. What is not stateful it may run
+// once, when it simplifies a graph, if all inputs are constant; the input "anchor" never is.
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+namespace tf = tensorflow;
+
+constexpr int kFirst = 1;  // of the inputs after the anchor
+constexpr int kDimensions = 16;
+
+// Owned by the queue, then by who has taken it, until ddl_end. Inputs live as long as the context: until `done`.
+struct Call {
+  int64_t number;  // in Python's table
+  tf::OpKernelContext* context;
+  tf::AsyncOpKernel::DoneCallback done;
+  std::vector<tf::Tensor*> outputs;
+};
+
+// Any thread puts, any thread takes.
+class Queue {
+ public:
+  void put(Call* call) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      calls_.push_back(call);
+    }
+    ready_.notify_one();
+  }
+  // Null when the time has run out.
+  Call* take(double seconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ready_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return !calls_.empty(); });
+    if (calls_.empty()) return nullptr;
+    Call* const call = calls_.front();
+    calls_.pop_front();
+    return call;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<Call*> calls_;
+};
+
+Queue& queue() {
+  static Queue* const only = new Queue;  // never destroyed: Python's threads may wait for it until the process ends
+  return *only;
+}
+
+class DdlCall : public tf::AsyncOpKernel {
+ public:
+  explicit DdlCall(tf::OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("call", &number_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("alike", &alike_));
+  }
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    std::vector<tf::Tensor*> outputs;
+    for (int i = 0; alike_ && i + kFirst < context->num_inputs(); ++i) {
+      tf::Tensor* out = nullptr;
+      OP_REQUIRES_OK_ASYNC(context,
+                           context->forward_input_or_allocate_output({i + kFirst}, i,
+                                                                     context->input(i + kFirst).shape(), &out),
+                           done);
+      outputs.push_back(out);
+    }
+    queue().put(new Call{number_, context, std::move(done), std::move(outputs)});
+  }
+
+ private:
+  int64_t number_;
+  bool alike_;
+};
+
+REGISTER_OP("DdlCall")
+    .Input("anchor: uint8")
+    .Input("inputs: T")
+    .Output("outputs: R")
+    .Attr("T: list(type) >= 0")
+    .Attr("R: list(type) >= 0")
+    .Attr("call: int")
+    .Attr("alike: bool")
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      bool alike;
+      TF_RETURN_IF_ERROR(c->GetAttr("alike", &alike));
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        c->set_output(i, alike ? c->input(i + kFirst) : c->UnknownShape());
+      }
+      return absl::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("DdlCall").Device(tf::DEVICE_CPU), DdlCall);
+
+}  // namespace
+
+// What Python sees; the structure is written down again in _native.py.
+extern "C" {
+
+struct DdlView {
+  void* data;
+  int64_t bytes;
+  int32_t type;  // of TensorFlow's enumeration
+  int32_t dimensions;
+  int64_t shape[kDimensions];
+};
+
+// Waits so many seconds for a call at most; null: there was none.
+void* ddl_take(double seconds, int64_t* number) {
+  Call* const call = queue().take(seconds);
+  if (call != nullptr) *number = call->number;
+  return call;
+}
+
+// Shows the inputs of a call, or its outputs, which are there if these are alike. Returns how many; none of `room`
+// is written if that is more, or -1 if a tensor has too many dimensions.
+int32_t ddl_tensors(void* handle, int32_t outputs, DdlView* views, int32_t room) {
+  auto* const call = static_cast<Call*>(handle);
+  const int n = outputs != 0 ? static_cast<int>(call->outputs.size()) : call->context->num_inputs() - kFirst;
+  for (int i = 0; n <= room && i < n; ++i) {
+    const tf::Tensor& tensor = outputs != 0 ? *call->outputs[i] : call->context->input(i + kFirst);
+    if (tensor.dims() > kDimensions) return -1;
+    views[i] = {tensor.data(), static_cast<int64_t>(tensor.TotalBytes()), tensor.dtype(), tensor.dims(), {}};
+    for (int d = 0; d < tensor.dims(); ++d) views[i].shape[d] = tensor.dim_size(d);
+  }
+  return n;
+}
+
+// Makes output `number` and copies `data` to it; 0 if there is no memory or no such output.
+int32_t ddl_output(void* handle, int32_t number, int32_t dimensions, const int64_t* shape, const void* data) {
+  auto* const call = static_cast<Call*>(handle);
+  tf::TensorShape wanted;
+  tf::Tensor* out = nullptr;
+  for (int d = 0; d < dimensions; ++d) {
+    if (!wanted.AddDimWithStatus(shape[d]).ok()) return 0;
+  }
+  if (number >= call->context->num_outputs() || !call->context->allocate_output(number, wanted, &out).ok()) return 0;
+  std::memcpy(out->data(), data, out->TotalBytes());
+  return 1;
+}
+
+// Ends the op: well, or with what `error` says, if it is not null.
+void ddl_end(void* handle, const char* error) {
+  auto* const call = static_cast<Call*>(handle);
+  if (error != nullptr) call->context->SetStatus(absl::AbortedError(error));
+  const tf::AsyncOpKernel::DoneCallback done = std::move(call->done);
+  delete call;
+  done();
+}
+
+}  // extern "C"

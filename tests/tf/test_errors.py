@@ -1,0 +1,114 @@
+"""What goes wrong comes out as DDL's error, with its text, wherever TensorFlow was when it happened; nothing hangs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import ranks
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+WAYS = {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}
+
+
+def session(function):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as running:
+        return running.run(function())
+
+
+MODES = {"eagerly": lambda function: function(), "function": lambda f: tf.function(f)(), "session": session}
+
+
+def mistakes():
+    """Errors on all ranks alike, and that harm nothing."""
+    import ddl_tensorflow as ddl
+
+    with pytest.raises(ddl.InvalidState, match="init"):
+        ddl.allreduce(tf.ones([2]))
+    ddl.init()
+    rank, size = ddl.rank(), ddl.size()
+    for mode, run in MODES.items():
+        name = f"{mode}.differs"
+        with pytest.raises(ddl.HorovodInternalError, match=r"rank 0 submitted .*but rank 1 ") as caught:
+            run(lambda name=name: ddl.allreduce(tf.ones([2 + rank]), name=name))
+        assert f"[rank {rank}/{size}" in str(caught.value) and "allreduce" in str(caught.value)
+        if mode != "eagerly":
+            assert isinstance(caught.value, tf.errors.OpError)
+        with pytest.raises(ddl.InvalidArgument, match="rank 9 is not in"):
+            run(lambda: ddl.broadcast(tf.ones([2]), root_rank=9))
+        with pytest.raises(ddl.InvalidArgument, match="truth values have no average"):
+            run(lambda: ddl.allreduce(tf.constant([True])))
+        with pytest.raises(ddl.InvalidArgument, match="Adasum needs float"):
+            run(lambda: ddl.allreduce(tf.constant([1]), op=ddl.Adasum))
+        with pytest.raises(ddl.InvalidArgument, match="sum to the 4 rows"):
+            run(lambda: ddl.alltoall(tf.ones([4]), [9] * size))
+        after = run(lambda: ddl.allreduce(tf.ones([2]), op=ddl.Sum))
+        assert tf.constant(after).numpy().tolist() == [size] * 2
+    with pytest.raises(ddl.InvalidArgument, match="SparseTensor is no dense tensor"):
+        ddl.allreduce(tf.sparse.from_dense([1.0]))
+    ddl.shutdown()
+    ddl.init()
+    assert ddl.allreduce(tf.ones([1]), op=ddl.Sum).numpy()[0] == size
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_mistakes(way):
+    ranks.run(2, mistakes, initialise=False, env=WAYS[way], timeout=110)
+
+
+def loses_a_rank(mode):
+    import ddl_tensorflow as ddl
+
+    ddl.init()
+    ddl.allreduce(tf.ones([2]), name="warm")
+    if ddl.rank() == 1:
+        os._exit(7)
+    run = MODES[mode]
+    with pytest.raises(ddl.HorovodInternalError, match="lost rank 1") as caught:
+        run(lambda: ddl.allreduce(tf.ones([2]), name="x"))
+    return type(caught.value).__name__
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rank_that_dies_is_named(mode):
+    first, died, third = ranks.run(3, loses_a_rank, mode, initialise=False, may_die=[1], timeout=110)
+    assert died == 7 and first == third == "PeerLost"
+
+
+def waits():
+    import ddl_tensorflow as ddl
+
+    ddl.init()
+    if ddl.rank() == 0:
+        with pytest.raises(ddl.Error, match="'allreduce.lonely'.*rank.* 1 did not submit it"):
+            tf.function(lambda: ddl.allreduce(tf.ones([2]), name="lonely"))()
+    else:
+        with pytest.raises(ddl.Error):
+            tf.function(lambda: ddl.allreduce(tf.ones([2]), name="other"))()
+
+
+@pytest.mark.faults
+def test_an_op_that_others_do_not_run_ends_at_its_deadline():
+    ranks.run(2, waits, initialise=False, env={"DDL_TIMEOUT": "1"}, timeout=110)
+
+
+def test_without_a_compiler_it_is_said_once(tmp_path, monkeypatch):
+    """And with one that fails, the compiler's words are shown."""
+    from ddl_tensorflow._build import BuildError, op_library
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler no-such-compiler"):
+        op_library()
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(BuildError, match="false .* failed"):
+        op_library()
+    assert [path.suffix for path in (tmp_path / "ddl").iterdir()] == [".lock"]  # nothing half done is left
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    with pytest.raises(BuildError, match="cannot be used"):
+        op_library()
