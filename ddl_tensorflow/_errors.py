@@ -35,7 +35,7 @@ def kind_in(text: str) -> Optional[Type[ddl.Error]]:
 
 
 @functools.cache
-def both(ours: Type[ddl.Error], theirs: Type[tf.errors.OpError]) -> Type[Any]:
+def both(ours: Any, theirs: Any) -> Any:
     """Return a class of errors that are DDL's and TensorFlow's."""
     return type(ours.__name__, (theirs, ours), {"__module__": ours.__module__, "__doc__": ours.__doc__})
 
@@ -47,11 +47,11 @@ def install() -> None:
             theirs.__new__ = _new
 
 
-def _new(cls: Type[Any], *args: Any, **kwargs: Any) -> Any:
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     text = args[2] if len(args) > 2 else kwargs.get("message", "")
-    ours = None if issubclass(cls, ddl.Error) else kind_in(str(text))
+    ours: Any = None if issubclass(cls, ddl.Error) else kind_in(str(text))
     kind = cls if ours is None else both(ours, cls)
-    builtin = kind
+    builtin: Any = kind
     while builtin.__module__ != "builtins":  # Exception, or what decides about its memory: OSError, say
         builtin = builtin.__base__
     return builtin.__new__(kind, str(text))

@@ -1,8 +1,8 @@
 """Runs a function on several real ranks of one job, for tests: ``run(4, "module.py", function, …)``.
 
 Every rank is a fresh process, forked from a server that has loaded numpy, DDL and what test modules import, for tests
-of the torch adapter torch too (some milliseconds each), with the environment that ddlrun would give it and the store in
-this process. A rank that fails makes the test fail with that rank's traceback; a rank that does not end in time is
+of an adapter its framework too (some milliseconds each), with the environment that ddlrun would give it and the store
+in this process. A rank that fails makes the test fail with that rank's traceback; a rank that does not end in time is
 killed and named.
 """
 
@@ -27,6 +27,12 @@ _context = multiprocessing.get_context("forkserver")
 _PRELOAD = ("numpy", "ddl.api", "ddl.memory", "pytest", "hypothesis", "psutil")
 #: An optimizer's first step imports torch._dynamo; all together are three seconds of a processor for each rank.
 _PRELOAD_TORCH = (*_PRELOAD, "torch", "torch._dynamo", "ddl_torch")
+#: Importing it takes four to six seconds. TensorFlow starts its threads with the first op: there must be none before.
+_PRELOAD_TENSORFLOW = (*_PRELOAD, "tensorflow", "keras", "ddl_tensorflow")
+#: By the folder of tests that a test module is in.
+_PRELOADS = {"torch": _PRELOAD_TORCH, "tf": _PRELOAD_TENSORFLOW}
+
+_TESTS = Path(__file__).resolve().parent
 
 #: What the server has loaded.
 _served: Sequence[str] = ()
@@ -50,7 +56,8 @@ def environment(rank: int, size: int, store: str, secret: str, local: Optional[S
         "DDL_CROSS_SIZE": "1",
         "DDL_STORE": store,
         "DDL_SECRET": secret,
-        "OMP_NUM_THREADS": "1",  # as ddlrun's, where there are no more cores than ranks
+        # As ddlrun's, where there are no more cores than ranks.
+        **dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"),
     }
 
 
@@ -118,7 +125,7 @@ def run(
     __tracebackhide__ = True
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
-    _serve(_PRELOAD_TORCH if Path(path).parent.name == "torch" else _PRELOAD)
+    _serve(_PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
     with StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):

@@ -21,7 +21,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
 from ddl.run.config import RunConfig
-from ddl.run.environ import meeting_point, rank_environ, threads_per_rank
+from ddl.run.environ import meeting_point, rank_environ, threads_of_ranks
 from ddl.run.failures import Exit
 from ddl.run.loop import Handlers, catch_signals, drain, wait_once
 from ddl.run.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_of
@@ -121,9 +121,9 @@ class Agent:
         config = self._config
         if config.output_dir is not None:
             os.makedirs(config.output_dir, exist_ok=True)
-        threads = threads_per_rank(config, ranks[0].local_size, os.environ)
-        if threads is not None:
-            self.say(f"OMP_NUM_THREADS={threads} in every rank")
+        threads = threads_of_ranks(config, ranks[0].local_size, os.environ)
+        if threads:
+            self.say(f"{' '.join(f'{name}={count}' for name, count in threads.items())} in every rank")
         in_child = die_with_parent()
         base = {**os.environ, **meeting_point(*self._meeting_point, os.environ)}
         for identity in ranks:

@@ -32,7 +32,10 @@ from ddl.run.placement import Placement
 __all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of"]
 
 #: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
-_CARRIED = ("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_", "TORCH_")
+_CARRIED = (
+    *("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_"),
+    *("TORCH_", "TF_", "KERAS_"),
+)
 _CARRIED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
 
 INVITATION = "DDL_INVITATION"  #: the variable that holds it where it does not come over standard input

@@ -13,6 +13,7 @@ RANK, WORLD_SIZE       the numbers again, for ``torch.distributed``
 LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE
 MASTER_ADDR, _PORT     an address of rank 0's host, and a port that was free there; for ``torch.distributed``
 OMP_NUM_THREADS        the cores divided among the ranks, unless it is set or there is one rank
+TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS  the same number, for TensorFlow, which does not read the one before
 PYTHONUNBUFFERED       1 unless it is set, so that output shows when it is written
 =====================  ==========================================================================================
 
@@ -24,12 +25,12 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Dict, Mapping, Optional
+from typing import Dict, Mapping
 
 from ddl.bootstrap.environ import Identity
 from ddl.run.config import RunConfig
 
-__all__ = ["free_port", "meeting_point", "rank_environ", "threads_per_rank"]
+__all__ = ["THREADS", "free_port", "meeting_point", "rank_environ", "threads_of_ranks"]
 
 #: Ours and Horovod's names of numbers, and torch's.
 _NUMBERS = {
@@ -40,6 +41,9 @@ _NUMBERS = {
     "CROSS_RANK": "GROUP_RANK",
     "CROSS_SIZE": "GROUP_WORLD_SIZE",
 }
+
+#: By these, libraries that compute are told how many threads to have.
+THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 def free_port() -> int:
@@ -57,11 +61,12 @@ def meeting_point(address: str, port: int, base: Mapping[str, str]) -> Dict[str,
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-def threads_per_rank(config: RunConfig, local_size: int, base: Mapping[str, str]) -> Optional[int]:
-    """Return the OMP_NUM_THREADS that ranks are given, None if the user's choice or the library's stands."""
-    if local_size == 1 or "OMP_NUM_THREADS" in base or "OMP_NUM_THREADS" in dict(config.environ):
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // local_size)
+def threads_of_ranks(config: RunConfig, local_size: int, base: Mapping[str, str]) -> Dict[str, str]:
+    """Return the variables for threads that ranks are given: none that the user has set, none if there is one rank."""
+    if local_size == 1:
+        return {}
+    share = str(max(1, len(os.sched_getaffinity(0)) // local_size))
+    return {name: share for name in THREADS if name not in base and name not in dict(config.environ)}
 
 
 def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> Dict[str, str]:
@@ -71,7 +76,5 @@ def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> 
     for name, torch in _NUMBERS.items():
         environ[torch] = environ[f"HOROVOD_{name}"] = numbers[f"DDL_{name}"]
     environ["HOROVOD_HOSTNAME"] = socket.gethostname()
-    threads = threads_per_rank(config, rank.local_size, base)
-    if threads is not None:
-        environ["OMP_NUM_THREADS"] = str(threads)
+    environ.update(threads_of_ranks(config, rank.local_size, base))
     return environ

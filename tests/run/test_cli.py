@@ -15,7 +15,7 @@ from ddl.bootstrap.environ import Identity
 from ddl.errors import ConfigError
 from ddl.run.cli import main, parse
 from ddl.run.config import RunConfig
-from ddl.run.environ import rank_environ
+from ddl.run.environ import THREADS, rank_environ
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "HERE": "value"}
 
@@ -118,7 +118,7 @@ def test_what_a_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "HOROVOD_HOSTNAME": socket.gethostname(),
         "DDL_STORE": "127.0.0.1:1",
         "DDL_SECRET": "00" * 32,
-        "OMP_NUM_THREADS": "2",
+        **dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "2"),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -128,7 +128,9 @@ def test_threads_are_divided_unless_the_user_chose(monkeypatch: pytest.MonkeyPat
     assert environ_of(0, 8, {})["OMP_NUM_THREADS"] == "1"
     assert "OMP_NUM_THREADS" not in environ_of(0, 1, {})
     assert environ_of(0, 2, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
-    assert environ_of(0, 2, {}, "--env", "OMP_NUM_THREADS=5")["OMP_NUM_THREADS"] == "5"
+    chosen = environ_of(0, 2, {}, "--env", "OMP_NUM_THREADS=5", "--env", "TF_NUM_INTEROP_THREADS=4")
+    assert [chosen[name] for name in THREADS] == ["5", "1", "4"]
+    assert not environ_of(0, 1, {}).keys() & set(THREADS)
 
 
 def test_a_config_file_says_what_the_command_line_does_not(tmp_path: Path) -> None:

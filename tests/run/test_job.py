@@ -103,7 +103,7 @@ def test_verbose_says_what_happens(launcher: Launcher) -> None:
     done = launcher.run("-np", "2", "--verbose", "true")
     for text in (
         r"the store is at 127\.0\.0\.1:\d+",
-        r"OMP_NUM_THREADS=\d+ in",
+        r"OMP_NUM_THREADS=\d+ .*TF_NUM_INTEROP_THREADS=\d+ in every rank",
         r"rank 1 is pid \d+",
         "exited with status 0",
     ):

@@ -146,9 +146,9 @@ def test_every_option_of_the_job_reaches_the_pods() -> None:
 
 def test_processors_are_divided_among_the_ranks_of_a_pod() -> None:
     for cpu, ranks, threads in [("8", 2, "4"), ("500m", 1, "1"), ("2500m", 1, "2"), ("7.5", 3, "2"), ("1", 4, "1")]:
-        assert f'OMP_NUM_THREADS\n              value: "{threads}"' in printed(
-            *LEAST, "-np", str(ranks), "--limits", f"cpu={cpu}", "train.py"
-        )
+        text = printed(*LEAST, "-np", str(ranks), "--limits", f"cpu={cpu}", "train.py")
+        for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+            assert f'{name}\n              value: "{threads}"' in text
     assert "OMP_NUM_THREADS" not in printed(*LEAST, "--limits", "memory=1Gi", "train.py")
     assert 'value: "6"' in printed(*LEAST, "--limits", "cpu=4", "--env", "OMP_NUM_THREADS=6", "train.py")
 

@@ -45,10 +45,13 @@ def test_the_store_is_never_on_loopback_unless_nothing_else_is_there(launcher: L
 
 
 def test_what_is_in_the_environment_and_what_is_not(launcher: Launcher) -> None:
-    program = "env | sort | grep 'DDL_\\|PMI\\|OMPI\\|COLOUR'"
-    done = launcher.run(*HERE, "--no-prefix", "--env", "COLOUR=blue", "--timeout", "9", "sh", "-c", program)
+    program = "env | sort | grep 'DDL_\\|PMI\\|OMPI\\|COLOUR\\|KERAS\\|TF_ENABLE'"
+    options = (*HERE, "--no-prefix", "--env", "COLOUR=blue", "--timeout", "9")
+    frameworks = {"KERAS_BACKEND": "jax", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    done = launcher.run(*options, "sh", "-c", program, environ=frameworks)
     lines = done.stdout.splitlines()
-    for wanted in ("COLOUR=blue", "DDL_TIMEOUT=9", "DDL_SIZE=2", "DDL_LOCAL_SIZE=2", "DDL_CROSS_SIZE=1"):
+    numbers = ("DDL_SIZE=2", "DDL_LOCAL_SIZE=2", "DDL_CROSS_SIZE=1")
+    for wanted in ("COLOUR=blue", "DDL_TIMEOUT=9", *numbers, *map("=".join, frameworks.items())):
         assert lines.count(wanted) == 2
     assert not [line for line in lines if "INVITATION" in line]
 

@@ -17,6 +17,7 @@ from ddl._version import __version__
 from ddl.bootstrap.address import format_address
 from ddl.errors import ConfigError
 from ddl.run.config import PodJob, RunConfig
+from ddl.run.environ import THREADS
 from ddl.run.yaml import Value, document
 
 __all__ = ["KINDS", "OPTIONS", "PORT", "head", "manifest", "pod_job"]
@@ -214,7 +215,8 @@ def _environ(config: RunConfig, job: PodJob) -> List[Value]:
     variables = {"DDL_START_TIMEOUT": str(START_TIMEOUT)}
     cores = dict(job.limits).get("cpu")
     if cores is not None:  # a limit is not seen from inside: a rank would take a thread for each core of the node
-        variables["OMP_NUM_THREADS"] = str(max(1, math.floor(_number(cores) / max(map(len, config.placement.ranks)))))
+        share = math.floor(_number(cores) / max(map(len, config.placement.ranks)))
+        variables.update(dict.fromkeys(THREADS, str(max(1, share))))
     variables.update(config.environ)
     for name in variables:
         if name == "DDL_SECRET" or not _VARIABLE.fullmatch(name):
