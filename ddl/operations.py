@@ -17,7 +17,8 @@ from ddl.negotiation.signature import Signature
 from ddl.process_sets import ProcessSet, ProcessSets
 from ddl.reduce_op import Average, ReduceOp, Sum
 
-__all__ = ["Operation", "Several", "Where", "absent", "at_once", "barrier", "choose_op", "grouped", "objects"]
+__all__ = ["Operation", "Several", "Where", "absent", "allgather_object", "at_once", "barrier", "broadcast_object"]
+__all__ += ["choose_op", "grouped", "objects"]
 
 T = TypeVar("T")
 
@@ -46,6 +47,19 @@ def objects(signature: Signature, call: Callable[[Communicator], T]) -> Operatio
     return at_once(signature, call, lambda result: result)
 
 
+def broadcast_object(obj: Any, root: int, name: str, allow_pickle: bool) -> Operation[Any]:
+    """Send the object of rank ``root`` of the communicator, which people call ``name``, to all."""
+    return objects(
+        Signature("broadcast_object", detail=f"root_rank={name}"),
+        lambda group: group.broadcast_object(obj, root=root, allow_pickle=allow_pickle),
+    )
+
+
+def allgather_object(obj: Any, allow_pickle: bool) -> Operation[List[Any]]:
+    """Return the objects of all ranks."""
+    return objects(Signature("allgather_object"), lambda group: group.allgather_object(obj, allow_pickle=allow_pickle))
+
+
 def barrier() -> Operation[None]:
     """Wait for all ranks."""
     return Operation(
@@ -53,13 +67,16 @@ def barrier() -> Operation[None]:
     )
 
 
-def choose_op(average: Optional[bool], op: Optional[ReduceOp]) -> ReduceOp:
-    """Return the operator of Horovod's two arguments for it, which a public verb has been given."""
+def choose_op(average: Optional[bool], op: Optional[ReduceOp], stacklevel: int = 4) -> ReduceOp:
+    """Return the operator of Horovod's two arguments for it, which a public verb has been given.
+
+    ``stacklevel``: of the warning; 4 for a verb that one decorator has wrapped.
+    """
     if average is None:
         return Average if op is None else op
     if op is not None:
         raise InvalidArgument("average= and op= cannot both be given; use op=")
-    warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+    warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=stacklevel)
     return Average if average else Sum
 
 

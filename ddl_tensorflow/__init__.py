@@ -51,6 +51,14 @@ from ddl_tensorflow.basics import (
     stop_timeline,
 )
 from ddl_tensorflow.compression import Compression
+from ddl_tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
+from ddl_tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
+from ddl_tensorflow.variables import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_variables,
+)
 from ddl_tensorflow.verbs import allgather, allreduce, alltoall, barrier, broadcast, reducescatter
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
@@ -59,6 +67,9 @@ __all__ += ["init", "shutdown", "is_initialized", "run"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set", "process_set_by_id"]
 __all__ += ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter", "Compression"]
+__all__ += ["grouped_allgather", "grouped_allreduce", "grouped_reducescatter"]
+__all__ += ["allgather_object", "broadcast_object", "broadcast_object_fn"]
+__all__ += ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
 __all__ += ["start_timeline", "stop_timeline"]
 __all__ += ["mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built"]
 __all__ += ["ddl_built", "ccl_built", "cuda_built", "rocm_built"]

@@ -14,6 +14,7 @@ from typing import Any, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
+import ddl
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
 from ddl_tensorflow._native import Function, NativeOp
@@ -34,7 +35,11 @@ def native_op() -> Optional[NativeOp]:
     try:
         return NativeOp(str(op_library()))
     except BuildError as error:
-        log.warning("without its op DDL goes through tf.numpy_function, and nothing is sent meanwhile: %s", error)
+        log.warning(
+            "without its op DDL goes through tf.numpy_function, and nothing is sent meanwhile; set DDL_TENSORFLOW_OP=0 "
+            "on all ranks: names of operations in loops differ: %s",
+            error,
+        )
         return None
 
 
@@ -46,9 +51,12 @@ def _captured() -> tf.Tensor:
 
 def _anchor() -> tf.Tensor:
     """Return a tensor that is no constant to TensorFlow: see call_op.cc."""
-    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
-        return _captured()
-    return tf.cast(tf.timestamp(), tf.uint8)  # a graph of TF1 cannot capture anything
+    if not tf.executing_eagerly():
+        with tf.init_scope():
+            alone = not tf.executing_eagerly()  # a graph of TF1, and functions in it, cannot capture anything
+        if alone:
+            return tf.cast(tf.timestamp(), tf.uint8)
+    return _captured()
 
 
 def never() -> tf.Tensor:
@@ -57,26 +65,34 @@ def never() -> tf.Tensor:
 
 
 def call(
-    function: Function, inputs: Sequence[tf.Tensor], dtypes: Optional[Sequence[tf.DType]] = None
+    function: Function,
+    inputs: Sequence[tf.Tensor],
+    dtypes: Optional[Sequence[tf.DType]] = None,
+    *,
+    always: bool = False,
 ) -> List[tf.Tensor]:
     """Return tensors that ``function`` makes of ``inputs`` whenever TensorFlow runs this.
 
     dtypes: types of the results; None: these are ``inputs``' own, as are the shapes. Then ``function(arrays, results)``
     writes to ``results``, which are arrays of any content, each perhaps the same memory as the input; else
-    ``function(arrays, None)`` returns new arrays. ``arrays`` are not to be written to.
+    ``function(arrays, None)`` returns new arrays. ``arrays`` are not to be written to. always: it is run though nobody
+    uses a result, and in the order of the program among others of that kind.
     """
     native = native_op()
     if native is not None:
-        return native(function, _anchor(), inputs, dtypes)
+        return native(function, _anchor(), inputs, dtypes, always)
     alike = dtypes is None
 
     def run(*arrays: np.ndarray[Any, Any]) -> List[np.ndarray[Any, Any]]:
         own = [np.asarray(array) for array in arrays]
-        if not alike:
-            return [np.asarray(one) for one in function(own, None)]
-        results = [np.empty_like(array) for array in own]
-        function(own, results)
-        return results
+        try:
+            if not alike:
+                return [np.asarray(one) for one in function(own, None)]
+            results = [np.empty_like(array) for array in own]
+            function(own, results)
+            return results
+        except ddl.Error as error:  # of which TensorFlow would make one of its own, by the built-in class that it is
+            raise RuntimeError(_errors.text_of(error)) from None
 
     types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
     made = tf.numpy_function(run, list(inputs), types)

@@ -14,7 +14,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
+import ddl
 from ddl_tensorflow._errors import text_of
+from ddl_tensorflow._names import Place, at
 
 __all__ = ["Function", "NativeOp"]
 
@@ -37,6 +39,17 @@ class _View(ctypes.Structure):
     ]
 
 
+class _Place(ctypes.Structure):
+    """DdlPlace of call_op.cc."""
+
+    _fields_ = [
+        ("number", ctypes.c_int64),
+        ("node", ctypes.c_char_p),
+        ("loop", ctypes.c_uint64),
+        ("iteration", ctypes.c_int64),
+    ]
+
+
 class _Memory:
     """What numpy makes an array of, without looking after the memory."""
 
@@ -48,17 +61,19 @@ class NativeOp:
     """``call_op.cc``, compiled at ``path``, and the threads that make its calls."""
 
     def __init__(self, path: str) -> None:
-        self._op = tf.load_op_library(path).ddl_call
+        loaded = tf.load_op_library(path)
+        self._op, self._op_always = loaded.ddl_call, loaded.ddl_call_always
         self._library = ctypes.CDLL(path)
         self._library.ddl_take.restype = ctypes.c_void_p
-        self._library.ddl_take.argtypes = [ctypes.c_double, ctypes.POINTER(ctypes.c_int64)]
+        self._library.ddl_take.argtypes = [ctypes.c_double, ctypes.POINTER(_Place)]
         self._library.ddl_tensors.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(_View), ctypes.c_int32]
         shape = ctypes.POINTER(ctypes.c_int64)
         self._library.ddl_output.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, shape, ctypes.c_void_p]
         self._library.ddl_end.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self._functions: Dict[int, Function] = {}
+        self._ops: Dict[int, str] = {}  # how the graph's op is called that makes a call; not there: it was eager
         self._next = 0
-        self._slots = threading.local()
+        self._free: List[int] = []  # numbers of calls that have been made eagerly
         self._lock = threading.Lock()
         self._idle = 0
         os.register_at_fork(after_in_child=self._forked)
@@ -67,28 +82,43 @@ class NativeOp:
         self._lock = threading.Lock()
         self._idle = 0
 
-    def _add(self, function: Function) -> int:
-        with self._lock:
-            number, self._next = self._next, self._next + 1
-        self._functions[number] = function
-        return number
-
     def __call__(
-        self, function: Function, anchor: tf.Tensor, inputs: Sequence[tf.Tensor], dtypes: Optional[Sequence[tf.DType]]
+        self,
+        function: Function,
+        anchor: tf.Tensor,
+        inputs: Sequence[tf.Tensor],
+        dtypes: Optional[Sequence[tf.DType]],
+        always: bool,
     ) -> List[tf.Tensor]:
         """See ``_call.call``. ``anchor``: a tensor that TensorFlow does not take for a constant."""
         self._listen()
         types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
-        if tf.executing_eagerly():
-            # TensorFlow keeps a kernel for each number, so every thread has one, for the one call that it makes.
-            number = getattr(self._slots, "number", None)
-            if number is None:
-                number = self._slots.number = self._add(function)
-            self._functions[number] = function
-        else:
-            number = self._add(function)  # for good: nobody says when a graph is not run any more
-        outputs = self._op(anchor=anchor, inputs=list(inputs), R=types, call=number, alike=dtypes is None)
-        return list(outputs) if types else []
+        op = self._op_always if always else self._op
+        with self._lock:
+            # TensorFlow keeps a kernel for each number, so eager calls use theirs again: there are as many as were ever
+            # under way at once. A graph's are for good: nobody says when it is not run any more.
+            number = self._free.pop() if self._free and tf.executing_eagerly() else self._next
+            self._next = max(self._next, number + 1)
+        self._functions[number] = function
+        try:
+            outputs = op(anchor=anchor, inputs=list(inputs), R=types, call=number, alike=dtypes is None)
+        except BaseException:
+            self._take_back(number)
+            raise
+        made = [outputs] if isinstance(outputs, (tf.Operation, tf.Tensor)) else list(outputs or ())
+        if not tf.executing_eagerly():
+            self._ops[number] = (made[0].op if types else made[0]).name
+        return made if types else []
+
+    def _take_back(self, number: int) -> Optional[Function]:
+        """Return the function of a call; its number is free again if it is an eager one, which is made once."""
+        if number in self._ops:
+            return self._functions[number]
+        with self._lock:
+            function = self._functions.pop(number, None)
+            if function is not None:
+                self._free.append(number)
+        return function
 
     def _listen(self) -> None:
         with self._lock:
@@ -98,9 +128,9 @@ class NativeOp:
         threading.Thread(target=self._serve, name="ddl-tensorflow", daemon=True).start()
 
     def _serve(self) -> None:
-        number, views = ctypes.c_int64(), (_View * 64)()
+        place, views = _Place(), (_View * 64)()
         while True:
-            handle = self._library.ddl_take(_WAIT, ctypes.byref(number))
+            handle = self._library.ddl_take(_WAIT, ctypes.byref(place))
             if not handle:
                 continue
             with self._lock:
@@ -108,17 +138,23 @@ class NativeOp:
             self._listen()
             error: Optional[bytes] = None
             try:
-                views = self._make(handle, self._functions[number.value], views)
+                views = self._make(handle, place, views)
             except BaseException as caught:  # whatever it is, TensorFlow raises it where the result is asked for
                 error = text_of(caught).encode(errors="replace").replace(b"\0", b"?")
             self._library.ddl_end(handle, error)  # may run what comes next, here, for as long as it takes
             with self._lock:
                 self._idle += 1
 
-    def _make(self, handle: int, function: Function, views: Any) -> Any:
+    def _make(self, handle: int, place: _Place, views: Any) -> Any:
+        function, op = self._take_back(place.number), self._ops.get(place.number)
+        if function is None:
+            raise ddl.InvalidState(
+                "the graph was made by another process; build it anew, as calls of DDL are not saved"
+            )
         inputs, views = self._arrays(handle, 0, views)
         outputs, views = self._arrays(handle, 1, views)
-        made = function(inputs, outputs if outputs else None)
+        with at(None if op is None else Place.of(place.node.decode(), op, place.loop, place.iteration)):
+            made = function(inputs, outputs if outputs else None)
         if not outputs:
             for i, array in enumerate(made):
                 whole = np.ascontiguousarray(array)

@@ -17,9 +17,9 @@ from ddl.calls import check_splits
 from ddl.negotiation import Signature
 from ddl.negotiation.pending import Waitable
 from ddl.negotiation.signature import ANY
-from ddl.operations import Operation, at_once, barrier, objects
+from ddl.operations import Operation, at_once, barrier
 
-__all__ = ["absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "objects", "reducescatter"]
+__all__ = ["absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
 
 Array = np.ndarray[Any, Any]
 

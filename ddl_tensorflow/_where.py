@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, TypeVar
 
 from ddl import operations
+from ddl.negotiation.pending import Waitable
+from ddl.operations import Operation
 from ddl.process_sets import ProcessSet, ProcessSets
+from ddl_tensorflow._names import name_here
 from ddl_tensorflow._operations import absent
 
 __all__ = ["Where", "global_process_set", "process_sets"]
+
+T = TypeVar("T")
 
 process_sets = ProcessSets(absent)
 global_process_set = process_sets.everybody
@@ -19,3 +24,11 @@ class Where(operations.Where):
 
     def __init__(self, process_set: Optional[ProcessSet] = None) -> None:
         super().__init__(process_sets, process_set)
+
+    def run(self, operation: Operation[T], name: Optional[str] = None) -> T:
+        """Do it, under the name that it has where TensorFlow runs the op, and return its result."""
+        return super().run(operation, name_here(name))
+
+    def begin(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:
+        """Start it, under that name; ``operation.finish`` is the caller's affair."""
+        return super().begin(operation, name_here(name))

@@ -3,7 +3,8 @@
 // Compiled on demand against the TensorFlow that is installed (_native.py). A kernel puts its call into a queue and
 // returns; a thread of Python's takes it from there (_native.py again), and the op ends when that thread says so. Not
 // stateful: TensorFlow would run all such ops of a function one after the other. What is not stateful it may run
-// once, when it simplifies a graph, if all inputs are constant; the input "anchor" never is.
+// once, when it simplifies a graph, if all inputs are constant; the input "anchor" never is. What has to run though
+// nobody uses a result, such as a barrier, is "DdlCallAlways", which is stateful.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -74,10 +75,9 @@ class DdlCall : public tf::AsyncOpKernel {
     std::vector<tf::Tensor*> outputs;
     for (int i = 0; alike_ && i + kFirst < context->num_inputs(); ++i) {
       tf::Tensor* out = nullptr;
-      OP_REQUIRES_OK_ASYNC(context,
-                           context->forward_input_or_allocate_output({i + kFirst}, i,
-                                                                     context->input(i + kFirst).shape(), &out),
-                           done);
+      OP_REQUIRES_OK_ASYNC(
+          context,
+          context->forward_input_or_allocate_output({i + kFirst}, i, context->input(i + kFirst).shape(), &out), done);
       outputs.push_back(out);
     }
     queue().put(new Call{number_, context, std::move(done), std::move(outputs)});
@@ -88,28 +88,44 @@ class DdlCall : public tf::AsyncOpKernel {
   bool alike_;
 };
 
-REGISTER_OP("DdlCall")
-    .Input("anchor: uint8")
-    .Input("inputs: T")
-    .Output("outputs: R")
-    .Attr("T: list(type) >= 0")
-    .Attr("R: list(type) >= 0")
-    .Attr("call: int")
-    .Attr("alike: bool")
-    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
-      bool alike;
-      TF_RETURN_IF_ERROR(c->GetAttr("alike", &alike));
-      for (int i = 0; i < c->num_outputs(); ++i) {
-        c->set_output(i, alike ? c->input(i + kFirst) : c->UnknownShape());
-      }
-      return absl::OkStatus();
-    });
+absl::Status infer_shapes(tf::shape_inference::InferenceContext* c) {
+  bool alike;
+  TF_RETURN_IF_ERROR(c->GetAttr("alike", &alike));
+  for (int i = 0; i < c->num_outputs(); ++i) {
+    c->set_output(i, alike ? c->input(i + kFirst) : c->UnknownShape());
+  }
+  return absl::OkStatus();
+}
+
+#define DDL_CALL_OP(name)         \
+  REGISTER_OP(name)               \
+      .Input("anchor: uint8")     \
+      .Input("inputs: T")         \
+      .Output("outputs: R")       \
+      .Attr("T: list(type) >= 0") \
+      .Attr("R: list(type) >= 0") \
+      .Attr("call: int")          \
+      .Attr("alike: bool")        \
+      .SetShapeFn(infer_shapes)
+
+DDL_CALL_OP("DdlCall");
+DDL_CALL_OP("DdlCallAlways").SetIsStateful();
 REGISTER_KERNEL_BUILDER(Name("DdlCall").Device(tf::DEVICE_CPU), DdlCall);
+REGISTER_KERNEL_BUILDER(Name("DdlCallAlways").Device(tf::DEVICE_CPU), DdlCall);
 
 }  // namespace
 
-// What Python sees; the structure is written down again in _native.py.
+// What Python sees; the structures are written down again in _native.py.
 extern "C" {
+
+// Which call it is, and where in its graph: the node's name lives until ddl_end, and `loop` and `iteration` say which
+// run of it; they are the same in all processes that run the same graph.
+struct DdlPlace {
+  int64_t number;
+  const char* node;
+  uint64_t loop;
+  int64_t iteration;
+};
 
 struct DdlView {
   void* data;
@@ -120,9 +136,12 @@ struct DdlView {
 };
 
 // Waits so many seconds for a call at most; null: there was none.
-void* ddl_take(double seconds, int64_t* number) {
+void* ddl_take(double seconds, DdlPlace* place) {
   Call* const call = queue().take(seconds);
-  if (call != nullptr) *number = call->number;
+  if (call != nullptr) {
+    const tf::FrameAndIter run = call->context->frame_iter();
+    *place = {call->number, call->context->op_kernel().name().c_str(), run.frame_id, run.iter_id};
+  }
   return call;
 }
 

@@ -2,8 +2,12 @@
 
 Ranks may run them in any order, as TensorFlow does with the ops of a graph. One with a ``name`` runs when all ranks of
 the process set have come to that name. In a graph, one without gets the name of its op, which is the same on all ranks
-that build the same graph; eagerly, those without are paired in the order in which each rank calls them. Where ranks do
-different things under one name, all of them get ``CollectiveMismatch`` and nothing is sent.
+that build the same graph (how: _names.py); eagerly, those without are paired in the order in which each rank calls
+them. Where ranks do different things under one name, all of them get ``CollectiveMismatch`` and nothing is sent.
+
+TensorFlow leaves out of a function what nobody uses: a result that is used on one rank only is waited for there until
+the deadline. Of a loop whose iterations do not need one another it runs several at once; here up to ``ITERATIONS``
+(``parallel_iterations`` of ``tf.while_loop`` and ``tf.map_fn``) are told apart.
 
 All are differentiable. ``device_dense`` and ``device_sparse`` are Horovod's, and not used: tensors are on the CPU.
 ``root_rank`` is a rank of the job.
@@ -20,8 +24,10 @@ import ddl
 from ddl import Average, ReduceOp
 from ddl.operations import Operation, choose_op
 from ddl.process_sets import ProcessSet
+from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call, never
+from ddl_tensorflow._names import gradient_name, op_name, part_name
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
 
@@ -33,22 +39,21 @@ Array = np.ndarray[Any, Any]
 as_written = tf.autograph.experimental.do_not_convert
 
 
-def op_name(name: Optional[str], verb: str, ignore_name_scope: bool = False) -> Optional[str]:
-    """Return under which name an op is known to all ranks: see above; None: by the order of calls."""
-    if tf.executing_eagerly():
-        return name
-    graph = tf.compat.v1.get_default_graph()
-    if name is None:
-        return str(graph.unique_name(f"ddl_{verb}"))
-    scope = "" if ignore_name_scope else graph.get_name_scope()
-    return f"{scope}/{name}" if scope else name
-
-
-def _dense(tensor: Any, verb: str) -> tf.Tensor:
+def dense(tensor: Any, verb: str) -> tf.Tensor:
+    """Return as a tensor what a verb was given: a tensor, a variable, an array, a number, a list of these."""
     if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no dense tensor; pass tf.convert_to_tensor(…)")
     ddl.rank()  # InvalidState now, and not when a graph is run
-    return tf.convert_to_tensor(tensor)
+    try:
+        made = tf.convert_to_tensor(tensor)
+    except (TypeError, ValueError) as error:
+        raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no tensor: {error}") from error
+    if made.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
+        raise ddl.InvalidArgument(
+            f"{verb}: a tensor of type {made.dtype.base_dtype.name} has no numbers to send; Python objects go by "
+            "broadcast_object and allgather_object"
+        )
+    return tf.identity(made) if made.dtype != made.dtype.base_dtype else made  # a reference to a variable of TF1
 
 
 def in_place(
@@ -71,6 +76,7 @@ def in_place(
 
 
 @as_written
+@naming_rank
 def allreduce(
     tensor: Any,
     average: Optional[bool] = None,
@@ -96,52 +102,48 @@ def allreduce(
 
     >>> mean = ddl_tensorflow.allreduce(tensor)
     """
-    kind = choose_op(average, op)
-    if isinstance(tensor, tf.IndexedSlices):
-        return _allreduce_slices(tensor, kind, prescale_factor, postscale_factor, name, process_set, ignore_name_scope)
+    kind = choose_op(average, op, stacklevel=5)
     known = op_name(name, "allreduce", ignore_name_scope)
-    small, context = compression.compress(_dense(tensor, "allreduce"))
+    if isinstance(tensor, tf.IndexedSlices):
+        return slices_allreduced(tensor, kind, prescale_factor, postscale_factor, known, process_set)
+    small, context = compression.compress(dense(tensor, "allreduce"))
+    made = allreduced(small, kind, prescale_factor, postscale_factor, known, process_set)
+    return compression.decompress(made, context)
+
+
+def allreduced(
+    tensor: tf.Tensor, op: ReduceOp, prescale: float, postscale: float, known: Optional[str], process_set: ProcessSet
+) -> tf.Tensor:
+    """All-reduce under a name of ``_names``."""
 
     def run(where: Where, targets: List[Array]) -> None:
-        where.run(_operations.allreduce(targets[0], kind, prescale_factor, postscale_factor), known)
+        where.run(_operations.allreduce(targets[0], op, prescale, postscale), known)
 
     @tf.custom_gradient
     def reduced(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         (result,) = in_place([x], process_set, run)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            back = None if known is None else f"{known}.gradient"
-            return allreduce(
-                upstream,
-                op=kind,
-                prescale_factor=prescale_factor,
-                postscale_factor=postscale_factor,
-                name=back,
-                process_set=process_set,
-                ignore_name_scope=True,
-            )
+            return allreduced(upstream, op, prescale, postscale, gradient_name(known), process_set)
 
         return result, gradient
 
-    return compression.decompress(reduced(small), context)
+    return reduced(tensor)
 
 
-def _allreduce_slices(
+def slices_allreduced(
     slices: tf.IndexedSlices,
     op: ReduceOp,
     prescale: float,
     postscale: float,
-    name: Optional[str],
+    known: Optional[str],
     process_set: ProcessSet,
-    ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
     """Gather the rows of all ranks; what uses them adds up those of one index."""
     if op not in (Average, ddl.Sum):
         raise ddl.InvalidArgument(f"allreduce: IndexedSlices can be averaged and summed, not {op!r}; make them dense")
-    known = op_name(name, "allreduce", ignore_name_scope)
-    parts = [None if known is None else f"{known}.{part}" for part in ("values", "indices")]
-    values = allgather(slices.values, parts[0], True, process_set)
-    indices = allgather(slices.indices, parts[1], True, process_set)
+    values = gathered(dense(slices.values, "allreduce"), part_name(known, "values"), process_set)
+    indices = gathered(dense(slices.indices, "allreduce"), part_name(known, "indices"), process_set)
     factor = prescale * postscale / (process_set.size() if op == Average else 1)
     return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, slices.dense_shape)
 
@@ -150,6 +152,7 @@ def _allreduce_slices(
 
 
 @as_written
+@naming_rank
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -171,27 +174,28 @@ def broadcast(
         (result,) = in_place([x], process_set, run)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            back = None if known is None else f"{known}.gradient"
-            mean = allreduce(upstream, op=Average, name=back, process_set=process_set, ignore_name_scope=True)
+            mean = allreduced(upstream, Average, 1.0, 1.0, gradient_name(known), process_set)
             if ddl.rank() == root_rank:
                 return mean
             return tf.where(never(), mean, tf.zeros_like(mean))  # else TensorFlow leaves out what the root waits for
 
         return result, gradient
 
-    return sent(_dense(tensor, "broadcast"))
+    return sent(dense(tensor, "broadcast"))
 
 
 # --- all-gather, reduce-scatter, all-to-all: their sizes are known when they have run ---
 
 
-def _made(
+def made_by(
     tensors: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     process_set: Optional[ProcessSet],
     operation: Callable[[Where, List[Array]], Operation[Any]],
     name: Optional[str],
 ) -> List[tf.Tensor]:
+    """Return tensors of ``dtypes`` that an operation on the contents of ``tensors`` makes."""
+
     def function(arrays: List[Array], _: Any) -> Sequence[Array]:
         where = Where(process_set)
         made = where.run(operation(where, arrays), name)
@@ -200,7 +204,7 @@ def _made(
     return call(function, tensors, dtypes)
 
 
-def _with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) -> tf.Tensor:
+def with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) -> tf.Tensor:
     """Say what is known of its shape: it is that of ``like`` but for the number of rows."""
     if like.shape.rank is not None:
         tensor.set_shape([rows, *like.shape[1:]])
@@ -208,6 +212,7 @@ def _with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) -
 
 
 @as_written
+@naming_rank
 def allgather(
     tensor: Any,
     name: Optional[str] = None,
@@ -218,28 +223,33 @@ def allgather(
 
     The gradient is the average of all ranks' gradients of this rank's rows (as in Horovod).
     """
-    known = op_name(name, "allgather", ignore_name_scope)
+    return gathered(dense(tensor, "allgather"), op_name(name, "allgather", ignore_name_scope), process_set)
+
+
+def gathered(tensor: tf.Tensor, known: Optional[str], process_set: ProcessSet) -> tf.Tensor:
+    """All-gather under a name of ``_names``."""
 
     @tf.custom_gradient
-    def gathered(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        (rows,) = _made([x], [x.dtype], process_set, lambda _, arrays: _operations.allgather(arrays[0]), known)
+    def run(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        (rows,) = made_by([x], [x.dtype], process_set, lambda _, arrays: _operations.allgather(arrays[0]), known)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            back = "gradient" if known is None else f"{known}.gradient"
-            unnamed = known is None
-            mean = allreduce(
-                upstream, op=Average, name=None if unnamed else back, process_set=process_set, ignore_name_scope=True
-            )
-            mine = tf.shape(x)[:1]
-            counts = allgather(mine, None if unnamed else f"{back}.rows", True, process_set)
-            return tf.split(mean, counts, num=process_set.size())[process_set.rank()]
+            back = gradient_name(known)
+            mean = allreduced(upstream, Average, 1.0, 1.0, back, process_set)
+            return own_rows(mean, gathered(tf.shape(x)[:1], part_name(back, "rows"), process_set), process_set)
 
-        return _with_rows(rows, x), gradient
+        return with_rows(rows, x), gradient
 
-    return gathered(_dense(tensor, "allgather"))
+    return run(tensor)
+
+
+def own_rows(tensor: tf.Tensor, counts: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """Return this rank's rows of a tensor that has ``counts[r]`` of each rank r."""
+    return tf.split(tensor, counts, num=process_set.size())[process_set.rank()]
 
 
 @as_written
+@naming_rank
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -257,11 +267,11 @@ def reducescatter(
     gradients of their rows; for a sum, times the number of ranks (as in Horovod).
     """
     known = op_name(name, "reducescatter", ignore_name_scope)
-    small, context = compression.compress(_dense(tensor, "reducescatter"))
+    small, context = compression.compress(dense(tensor, "reducescatter"))
 
     @tf.custom_gradient
     def scattered(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        (rows,) = _made(
+        (rows,) = made_by(
             [x],
             [x.dtype],
             process_set,
@@ -271,15 +281,15 @@ def reducescatter(
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             factor = prescale_factor * postscale_factor * (process_set.size() if op == ddl.Sum else 1)
-            back = None if known is None else f"{known}.gradient"
-            return allgather(upstream * tf.cast(factor, upstream.dtype), back, True, process_set)
+            return gathered(upstream * tf.cast(factor, upstream.dtype), gradient_name(known), process_set)
 
-        return _with_rows(rows, x), gradient
+        return with_rows(rows, x), gradient
 
     return compression.decompress(scattered(small), context)
 
 
 @as_written
+@naming_rank
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -292,40 +302,46 @@ def alltoall(
     With ``splits`` (a tensor of integers, or a list), the result is the pair (rows, received splits: int32).
     """
     known = op_name(name, "alltoall", ignore_name_scope)
-    given = [] if splits is None else [tf.cast(tf.convert_to_tensor(splits), tf.int32)]
+    given = None if splits is None else tf.cast(dense(splits, "alltoall"), tf.int32)
+    rows, counts = _exchanged(dense(tensor, "alltoall"), given, known, process_set)
+    return rows if splits is None else (rows, counts)
+
+
+def _exchanged(
+    tensor: tf.Tensor, splits: Optional[tf.Tensor], known: Optional[str], process_set: ProcessSet
+) -> Tuple[tf.Tensor, tf.Tensor]:
+    given = [] if splits is None else [splits]
 
     def exchange(where: Where, arrays: List[Array]) -> Operation[Any]:
         return _operations.alltoall(arrays[0], arrays[1].tolist() if len(arrays) > 1 else None, where.size)
 
     @tf.custom_gradient
-    def exchanged(x: tf.Tensor) -> Tuple[Any, Callable[..., tf.Tensor]]:
-        rows, counts = _made([x, *given], [x.dtype, tf.int32], process_set, exchange, known)
+    def run(x: tf.Tensor) -> Tuple[Any, Callable[..., tf.Tensor]]:
+        rows, counts = made_by([x, *given], [x.dtype, tf.int32], process_set, exchange, known)
 
         def gradient(upstream: tf.Tensor, _: Any = None) -> tf.Tensor:
-            back = None if known is None else f"{known}.gradient"
-            return alltoall(upstream, counts, back, True, process_set)[0]
+            return _exchanged(upstream, counts, gradient_name(known), process_set)[0]
 
         counts.set_shape([process_set.size()])
-        return (_with_rows(rows, x), counts), gradient
+        return (with_rows(rows, x), counts), gradient
 
-    rows, counts = exchanged(_dense(tensor, "alltoall"))
-    return rows if splits is None else (rows, counts)
+    rows, counts = run(tensor)
+    return rows, counts
 
 
 # --- barrier ---
 
 
 @as_written
+@naming_rank
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Return when every rank has called it; in a graph, an op that ends then, for ``tf.control_dependencies``."""
+    ddl.rank()
     known = op_name(None, "barrier")
 
-    def wait() -> np.int32:
+    def wait(_: Any, __: Any) -> List[Array]:
         Where(process_set).run(_operations.barrier(), known)
-        return np.int32(0)
+        return [np.zeros((), np.int32)]
 
-    ddl.rank()
-    if tf.executing_eagerly():
-        wait()
-        return None
-    return tf.numpy_function(wait, [], tf.int32)  # stateful: TensorFlow runs it though nobody uses the result
+    (ended,) = call(wait, [], [tf.int32], always=True)
+    return None if tf.executing_eagerly() else ended.op

@@ -15,11 +15,11 @@ from ddl.calls import check_splits
 from ddl.negotiation import Signature
 from ddl.negotiation.pending import Waitable
 from ddl.negotiation.signature import ANY
-from ddl.operations import Operation, at_once, barrier, grouped, objects
+from ddl.operations import Operation, at_once, barrier, grouped
 from ddl_torch._tensors import alias, from_array, plain, to_array, written
 from ddl_torch.adasum import adasum_
 
-__all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped", "objects"]
+__all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped"]
 __all__ += ["check_op", "reducescatter", "summable"]
 
 T = TypeVar("T")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-from ddl import Communicator
-from ddl.negotiation import Signature
+from ddl import Communicator, operations
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
-from ddl_torch import _operations
 from ddl_torch._where import Where, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
@@ -36,12 +34,7 @@ def broadcast_object(
     >>> state = ddl_torch.broadcast_object({"epoch": epoch})
     """
     where = Where(process_set, communicator)
-    root = where.index(root_rank)
-    signature = Signature("broadcast_object", detail=f"root_rank={root_rank}")
-    operation = _operations.objects(
-        signature, lambda group: group.broadcast_object(obj, root=root, allow_pickle=allow_pickle)
-    )
-    return where.run(operation, name)
+    return where.run(operations.broadcast_object(obj, where.index(root_rank), str(root_rank), allow_pickle), name)
 
 
 @naming_rank
@@ -57,7 +50,4 @@ def allgather_object(
 
     Objects and errors are those of ``broadcast_object``; one that cannot be sent is an error on all ranks.
     """
-    operation = _operations.objects(
-        Signature("allgather_object"), lambda group: group.allgather_object(obj, allow_pickle=allow_pickle)
-    )
-    return Where(process_set, communicator).run(operation, name)
+    return Where(process_set, communicator).run(operations.allgather_object(obj, allow_pickle), name)

@@ -7,9 +7,9 @@ from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
 import torch
 
 import ddl
+from ddl.alike import check_alike
 from ddl.refusals import naming_rank
 from ddl_torch._compat import mark_written
-from ddl_torch._same_model import check_alike
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
