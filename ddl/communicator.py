@@ -359,6 +359,11 @@ class Communicator:
         return self._group.topology
 
     @property
+    def homogeneous(self) -> bool:
+        """Whether the job has the same number of ranks on all hosts: on all that share memory."""
+        return len({len(host) for host in self._group.job.hosts}) == 1
+
+    @property
     def who(self) -> str:
         """How its errors begin: ``[rank 1/4 host b]``, and which rank of it that is if it has only some of them."""
         return self._group.who

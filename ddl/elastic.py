@@ -14,10 +14,14 @@ import copy
 import functools
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
+import numpy as np
+
 import ddl
+from ddl.alike import check_alike
 from ddl.errors import CollectiveMismatch, CommunicatorError, InvalidArgument
 
 __all__ = [
+    "Arrays",
     "Handler",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
@@ -105,6 +109,30 @@ class Handler(Protocol):
 
     def sync(self, value: Any) -> None:
         """Make ``value`` the same on all ranks. Collective, blocking."""
+
+
+class Arrays:
+    """The handler of a kind of value that can be read as new, contiguous arrays of numpy, and written as such.
+
+    Raises ``InvalidArgument`` from ``sync``, on all ranks, unless all have arrays of the same types and shapes.
+    """
+
+    def __init__(self, read: Callable[[Any], List[np.ndarray]], write: Callable[[Any, List[np.ndarray]], None]) -> None:
+        self._read, self._write = read, write
+
+    def save(self, value: Any) -> Any:
+        return self._read(value)
+
+    def restore(self, value: Any, saved: Any) -> None:
+        self._write(value, saved)
+
+    def sync(self, value: Any) -> None:
+        arrays = self._read(value)
+        lines = [f"number {i} {array.dtype} of shape {array.shape}" for i, array in enumerate(arrays)]
+        check_alike(ddl.world(), "sync: ranks have different variables", lines, "Build the same model on every rank")
+        for array in arrays:
+            ddl.world().broadcast_(array.reshape(-1).view(np.uint8))
+        self._write(value, arrays)
 
 
 class ObjectState(State):

@@ -9,7 +9,7 @@ from ddl.errors import InvalidArgument
 from ddl.process_sets import ProcessSet, ProcessSets
 from ddl.refusals import naming_rank
 
-__all__ = ["Basics", "start_timeline", "stop_timeline"]
+__all__ = ["Basics", "is_homogeneous", "start_timeline", "stop_timeline"]
 __all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
 __all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
 
@@ -76,6 +76,11 @@ class Basics:
         if process_set_id not in known:
             raise InvalidArgument(f"there is no process set {process_set_id}; in use are {sorted(known)}")
         return known[process_set_id]
+
+
+def is_homogeneous() -> bool:
+    """Return whether all hosts have the same number of ranks. Raises ``InvalidState`` before ``init``."""
+    return api.world().homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -30,6 +30,7 @@ from ddl import (
 )
 from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
 from ddl.process_sets import ProcessSet
+from ddl_tensorflow import data, elastic
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.basics import (
     add_process_set,
@@ -39,6 +40,7 @@ from ddl_tensorflow.basics import (
     gloo_built,
     gloo_enabled,
     init,
+    is_homogeneous,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -51,7 +53,18 @@ from ddl_tensorflow.basics import (
     stop_timeline,
 )
 from ddl_tensorflow.compression import Compression
+from ddl_tensorflow.graph_values import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from ddl_tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
+from ddl_tensorflow.helpers import (
+    check_extension,
+    check_num_rank_power_of_2,
+    gpu_available,
+    handle_average_backwards_compatibility,
+    refs_to_vars,
+    split_list,
+    vars_to_refs,
+)
+from ddl_tensorflow.joining import join
 from ddl_tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from ddl_tensorflow.variables import (
     BroadcastGlobalVariablesHook,
@@ -70,6 +83,10 @@ __all__ += ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reduc
 __all__ += ["grouped_allgather", "grouped_allreduce", "grouped_reducescatter"]
 __all__ += ["allgather_object", "broadcast_object", "broadcast_object_fn"]
 __all__ += ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
+__all__ += ["data", "elastic", "join"]
+__all__ += ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
+__all__ += ["check_extension", "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility"]
+__all__ += ["refs_to_vars", "split_list", "vars_to_refs"]
 __all__ += ["start_timeline", "stop_timeline"]
 __all__ += ["mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built"]
-__all__ += ["ddl_built", "ccl_built", "cuda_built", "rocm_built"]
+__all__ += ["is_homogeneous", "ddl_built", "ccl_built", "cuda_built", "rocm_built"]

@@ -81,7 +81,7 @@ def call(
     native = native_op()
     if native is not None:
         return native(function, _anchor(), inputs, dtypes, always)
-    alike = dtypes is None
+    alike, eager = dtypes is None, tf.executing_eagerly()
 
     def run(*arrays: np.ndarray[Any, Any]) -> List[np.ndarray[Any, Any]]:
         own = [np.asarray(array) for array in arrays]
@@ -91,7 +91,10 @@ def call(
             results = [np.empty_like(array) for array in own]
             function(own, results)
             return results
-        except ddl.Error as error:  # of which TensorFlow would make one of its own, by the built-in class that it is
+        except ddl.Error as error:
+            if eager:
+                raise
+            # TensorFlow would make one of its own of it, by the built-in class that it is.
             raise RuntimeError(_errors.text_of(error)) from None
 
     types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)

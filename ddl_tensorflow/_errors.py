@@ -36,8 +36,16 @@ def kind_in(text: str) -> Optional[Type[ddl.Error]]:
 
 @functools.cache
 def both(ours: Any, theirs: Any) -> Any:
-    """Return a class of errors that are DDL's and TensorFlow's."""
-    return type(ours.__name__, (theirs, ours), {"__module__": ours.__module__, "__doc__": ours.__doc__})
+    """Return a class of errors that are DDL's and TensorFlow's.
+
+    They can be made of a text alone, as DDL's; and sent to another process, where they are DDL's only.
+    """
+
+    def begin(self: Any, *args: Any) -> None:
+        theirs.__init__(self, *(args if len(args) > 1 else (None, None, *args)))
+
+    own = {"__module__": ours.__module__, "__doc__": ours.__doc__, "__init__": begin}
+    return type(ours.__name__, (theirs, ours), {**own, "__reduce__": lambda self: (ours, (self.message,))})
 
 
 def install() -> None:

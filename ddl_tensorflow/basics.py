@@ -9,6 +9,7 @@ from ddl.horovod_basics import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    is_homogeneous,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -20,7 +21,7 @@ from ddl.horovod_basics import (
 from ddl_tensorflow._where import process_sets
 
 __all__ = ["add_process_set", "init", "process_set_by_id", "remove_process_set", "shutdown"]
-__all__ += ["start_timeline", "stop_timeline"]
+__all__ += ["is_homogeneous", "start_timeline", "stop_timeline"]
 __all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
 __all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
 
