@@ -157,7 +157,7 @@ class NativeOp:
             made = function(inputs, outputs if outputs else None)
         if not outputs:
             for i, array in enumerate(made):
-                whole = np.ascontiguousarray(array)
+                whole = np.asarray(array, order="C")  # ascontiguousarray gives a number a dimension
                 shape = (ctypes.c_int64 * whole.ndim)(*whole.shape)
                 if not self._library.ddl_output(handle, i, whole.ndim, shape, whole.ctypes.data):
                     raise MemoryError(f"TensorFlow has no memory for a result of {whole.nbytes} bytes")

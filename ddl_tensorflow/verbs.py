@@ -7,7 +7,8 @@ them. Where ranks do different things under one name, all of them get ``Collecti
 
 TensorFlow leaves out of a function what nobody uses: a result that is used on one rank only is waited for there until
 the deadline. Of a loop whose iterations do not need one another it runs several at once; here up to ``ITERATIONS``
-(``parallel_iterations`` of ``tf.while_loop`` and ``tf.map_fn``) are told apart.
+(``parallel_iterations`` of ``tf.while_loop`` and ``tf.map_fn``) are told apart. Functions of a ``tf.data`` pipeline are
+run for several elements at once, and ahead of time: no place for these.
 
 All are differentiable. ``device_dense`` and ``device_sparse`` are Horovod's, and not used: tensors are on the CPU.
 ``root_rank`` is a rank of the job.

@@ -107,9 +107,7 @@ def equalize(
     if min(counts) <= 0:
         where = counts.index(min(counts))
         what = "no element" if counts[where] == 0 else "endless elements"
-        raise ddl.InvalidArgument(
-            f"equalize: rank {where} of {process_set!r} has {what}; repeat() comes after it"
-        )
+        raise ddl.InvalidArgument(f"equalize: rank {where} of {process_set!r} has {what}; repeat() comes after it")
     steps = max(counts) if remainder == "pad" else min(counts)
     made = dataset.repeat() if steps > own else dataset
     return made.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
