@@ -18,6 +18,7 @@ import ddl.errors
 
 __all__ = ["install", "text_of"]
 
+_END = re.compile(r"\n\t \[\[| \[Op:")  #: of our text: TensorFlow says which op it was
 _NAMED = re.compile(r"ddl\.(?:errors\.)?([A-Z]\w+): ")
 
 
@@ -34,6 +35,13 @@ def kind_in(text: str) -> Optional[Type[ddl.Error]]:
     return kind if isinstance(kind, type) and issubclass(kind, ddl.Error) else None
 
 
+def _ours_first(message: str) -> str:
+    """Return a message of TensorFlow's, which begins with where in the graph it was, with what was wrong in front."""
+    found = _NAMED.search(message)
+    said = _END.split(message[found.end() :], maxsplit=1)[0] if found else ""
+    return message if message.startswith(said) else f"{said}\n\n{message}"
+
+
 @functools.cache
 def both(ours: Any, theirs: Any) -> Any:
     """Return a class of errors that are DDL's and TensorFlow's.
@@ -44,8 +52,14 @@ def both(ours: Any, theirs: Any) -> Any:
     def begin(self: Any, *args: Any) -> None:
         theirs.__init__(self, *(args if len(args) > 1 else (None, None, *args)))
 
-    own = {"__module__": ours.__module__, "__doc__": ours.__doc__, "__init__": begin}
-    return type(ours.__name__, (theirs, ours), {**own, "__reduce__": lambda self: (ours, (self.message,))})
+    own = {
+        "__module__": ours.__module__,
+        "__doc__": ours.__doc__,
+        "__init__": begin,
+        "__str__": lambda self: _ours_first(self.message),  # to the message itself TensorFlow adds more in the end
+        "__reduce__": lambda self: (ours, (str(self),)),
+    }
+    return type(ours.__name__, (theirs, ours), own)
 
 
 def install() -> None:

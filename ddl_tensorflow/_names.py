@@ -21,10 +21,8 @@ __all__ = ["ITERATIONS", "OpName", "Place", "at", "gradient_name", "name_here", 
 #: As many iterations of a loop have names of their own; TensorFlow runs 10 at once, if nobody says otherwise.
 ITERATIONS = 16
 
-#: In the names of a graph's nodes, what stands for the insides of a condition or a loop, and counts.
-_INSIDES = re.compile(r"_\d+|then|else|branch\d*|body")
-#: Graphs of parts of a function: their names are those of the op that they belong to, and a number of this process.
-_PARTS = {"CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph"}
+#: In the name of a node: what a condition or a loop was replaced by, with a number that depends on the whole graph.
+_INSIDE = re.compile(r"/(?:body|cond|then|else|branch\d*)/_\d+/")
 
 
 class OpName(str):
@@ -68,12 +66,18 @@ def part_name(name: Optional[str], part: str) -> Optional[str]:
 
 
 def _function(graph: Any) -> Tuple[str, ...]:
-    """Return the name of the function that a graph is, or is a part of."""
+    """Return the name of the function that a graph is, or is a part of: then also which branches of conditions it is.
+
+    The rest of a part's name is that of its op, which is in the scope, and a number that this process has counted up.
+    """
     if not graph.building_function:
         return ()
-    if _PARTS.isdisjoint(kind.__name__ for kind in type(graph).__mro__):
-        return (graph.name,)
-    return (*_function(graph.outer_graph), re.sub(r"_\d+$", "", graph.name))
+    kinds = {kind.__name__ for kind in type(graph).__mro__}
+    if "CondBranchFuncGraph" in kinds:
+        return (*_function(graph.outer_graph), re.sub(r"_\d+$", "", graph.name).rpartition("_")[2])
+    if kinds & {"WhileBodyFuncGraph", "WhileCondFuncGraph"}:
+        return _function(graph.outer_graph)
+    return (graph.name,)
 
 
 class Place:
@@ -93,11 +97,16 @@ class Place:
         ``loop`` differs for each iteration of an outer loop. Numbers of iterations are used again, when that many later
         cannot be under way: else a loop would have more names than ranks remember.
         """
-        parts = node[: -len(op)].split("/") if node.endswith(op) else []
+        *outer, last = _INSIDE.split(node)
+        calls = [last[: -len(op)].rstrip("/")] if last.endswith(op) else []
+        for one in reversed(outer):  # mostly it is the scope of what is in it
+            if not last.startswith(f"{one}/"):
+                calls.insert(0, one)
+            last = one
         turn = [str(iteration % ITERATIONS)] if iteration > 0 else []
-        if parts.count("body") > 1:  # a loop in a loop
+        if node.count("/body/_") > 1:  # a loop in a loop
             turn = [f"{loop:x}", *turn]
-        return cls("/".join(part for part in parts if part and not _INSIDES.fullmatch(part)), ".".join(turn))
+        return cls("/".join(filter(None, calls)), ".".join(turn))
 
 
 class _Now(threading.local):

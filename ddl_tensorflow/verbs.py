@@ -200,7 +200,7 @@ def made_by(
     def function(arrays: List[Array], _: Any) -> Sequence[Array]:
         where = Where(process_set)
         made = where.run(operation(where, arrays), name)
-        return made if isinstance(made, tuple) else [made]
+        return made if isinstance(made, (list, tuple)) else [made]
 
     return call(function, tensors, dtypes)
 

@@ -179,5 +179,6 @@ class Agreement:
     def _difference(self, by_rank: Dict[int, Signature]) -> str:
         one = min(by_rank)
         other = next(rank for rank in sorted(by_rank) if by_rank[rank] != by_rank[one])
-        mine, theirs = by_rank[one].text(), by_rank[other].text()
+        number = by_rank[one].differs(by_rank[other])
+        mine, theirs = by_rank[one].text(number), by_rank[other].text(number)
         return f"rank {self._ranks[one]} submitted {mine} but rank {self._ranks[other]} {theirs}"

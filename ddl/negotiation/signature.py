@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, List, Sequence, Tuple
 
 __all__ = ["ANY", "Signature"]
@@ -18,12 +19,18 @@ class Signature:
     tensors: Tuple[Tuple[str, Tuple[int, ...]], ...] = ()
     detail: str = ""
 
-    def text(self) -> str:
-        """Return it for people: ``allreduce(float32 of shape 3x4, average)``."""
+    def text(self, of: int = 0) -> str:
+        """Return it for people: ``allreduce(float32 of shape 3x4, average)``; of many tensors that of number ``of``."""
         shapes = [f"{dtype} of shape {_shape(shape)}" for dtype, shape in self.tensors]
         if len(shapes) > 3:
-            shapes = [*shapes[:2], f"{len(shapes) - 2} more"]
+            shown = [f"tensor {of}: {shapes[of]}"] if 1 < of < len(shapes) else shapes[:2]
+            shapes = [*shown, f"{len(shapes) - len(shown)} more"]
         return f"{self.verb}({', '.join([*shapes, *([self.detail] if self.detail else [])])})"
+
+    def differs(self, other: Signature) -> int:
+        """Return the number of the first tensor that differs; 0 if none does."""
+        pairs = enumerate(zip_longest(self.tensors, other.tensors))
+        return next((number for number, (one, two) in pairs if one != two), 0)
 
     def plain(self) -> List[Any]:
         """Return it as plain data."""

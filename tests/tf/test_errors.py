@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 import ranks
@@ -34,10 +35,10 @@ def mistakes():
         name = f"{mode}.differs"
         with pytest.raises(ddl.HorovodInternalError, match=r"rank 0 submitted .*but rank 1 ") as caught:
             run(lambda name=name: ddl.allreduce(tf.ones([2 + rank]), name=name))
-        assert f"[rank {rank}/{size}" in str(caught.value) and "allreduce" in str(caught.value)
+        assert str(caught.value).startswith(f"[rank {rank}/{size}") and "allreduce" in str(caught.value)
         if mode != "eagerly":
             assert isinstance(caught.value, tf.errors.OpError)
-        with pytest.raises(ddl.InvalidArgument, match="rank 9 is not in"):
+        with pytest.raises(ddl.InvalidArgument, match=rf"^\[rank {rank}/{size}.*rank 9 is not in"):
             run(lambda: ddl.broadcast(tf.ones([2]), root_rank=9))
         with pytest.raises(ddl.InvalidArgument, match="truth values have no average"):
             run(lambda: ddl.allreduce(tf.constant([True])))
@@ -49,9 +50,48 @@ def mistakes():
         assert tf.constant(after).numpy().tolist() == [size] * 2
     with pytest.raises(ddl.InvalidArgument, match="SparseTensor is no dense tensor"):
         ddl.allreduce(tf.sparse.from_dense([1.0]))
+    for verb in (ddl.allreduce, ddl.allgather, ddl.alltoall, ddl.reducescatter):
+        with pytest.raises(ddl.InvalidArgument, match=rf"^\[rank {rank}/{size}\] {verb.__name__}: .* type string"):
+            verb(tf.constant(["a", "b"]))
+    with pytest.raises(ddl.InvalidArgument, match="a NoneType is no tensor"):
+        ddl.broadcast(None, 0)
+    with pytest.raises(ddl.InvalidArgument, match="IndexedSlices can be averaged and summed"):
+        ddl.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), op=ddl.Max)
+    if os.environ.get("DDL_TENSORFLOW_OP") != "0":
+        several_at_once(ddl)
     ddl.shutdown()
     ddl.init()
     assert ddl.allreduce(tf.ones([1]), op=ddl.Sum).numpy()[0] == size
+
+
+def several_at_once(ddl):
+    """One op fails while another waits, or TensorFlow cancels what is under way: the text is DDL's."""
+    rank = ddl.rank()
+    queue = tf.queue.FIFOQueue(1, tf.float32)
+
+    @tf.function
+    def beside_others(x):
+        return ddl.allreduce(x[: 1 + rank], name="wrong"), ddl.allreduce(x, name="right"), queue.dequeue()
+
+    @tf.function
+    def in_a_loop(x):
+        for _ in tf.range(3):
+            x += ddl.allreduce(x[: 1 + rank], name="looped")[0]
+        return x
+
+    for function, name in ((beside_others, "wrong"), (in_a_loop, "while/looped")):
+        with pytest.raises(ddl.HorovodInternalError, match=rf"^\[rank {rank}/2.*allreduce.{name}'.* nothing was sent"):
+            function(tf.ones([4]))
+    again = pickle.loads(pickle.dumps(ddl.broadcast_object(caught_in(ddl), allow_pickle=True)))
+    assert type(again).__qualname__ == "CollectiveMismatch" and "sent" in str(again)
+
+
+def caught_in(ddl):
+    with pytest.raises(ddl.HorovodInternalError) as caught:
+        tf.function(lambda: ddl.allreduce(tf.ones([1 + ddl.rank()]), name="sent"))()
+    with pytest.raises(ddl.HorovodInternalError, match="^another text"):
+        raise type(caught.value)("another text")  # as ddl.elastic.run does
+    return caught.value
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -69,7 +109,7 @@ def loses_a_rank(mode):
     run = MODES[mode]
     with pytest.raises(ddl.HorovodInternalError, match="lost rank 1") as caught:
         run(lambda: ddl.allreduce(tf.ones([2]), name="x"))
-    return type(caught.value).__name__
+    return type(caught.value).__qualname__
 
 
 @pytest.mark.faults

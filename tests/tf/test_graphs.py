@@ -19,9 +19,11 @@ def test_names_of_places():
     place = Place.of("PartitionedCall_1/scope/DdlCall", "scope/DdlCall", 0, 0)
     assert (place.calls, place.turn) == ("PartitionedCall_1", "")
     place = Place.of("map/while/body/_1/map/while/cond/else/_64/map/while/cond/DdlCall", "DdlCall", 7, ITERATIONS + 3)
-    assert (place.calls, place.turn) == ("map/while/map/while/cond/map/while/cond", "3")
+    assert (place.calls, place.turn) == ("", "3")  # the op's own scope
+    place = Place.of("g/while/body/_1/while/f/cond/then/_2/cond/DdlCall", "cond/DdlCall", 0, 0)
+    assert (place.calls, place.turn) == ("g/while/while/f/cond", "")
     place = Place.of("a/body/_1/a/b/body/_5/a/b/DdlCall", "DdlCall", 0xAF, 2)
-    assert place.turn == "af.2"
+    assert (place.calls, place.turn) == ("", "af.2")
     assert Place.of("renamed", "DdlCall", 0, 0).calls == ""
 
 

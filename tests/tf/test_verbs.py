@@ -5,6 +5,7 @@ By either way: through the compiled op, and through numpy_function where there i
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import ranks
 
@@ -56,6 +57,8 @@ def sums(ddl, mode):
     for compression in (ddl.Compression.fp16, ddl.Compression.bf16):
         got = mode(lambda t, c=compression: ddl.allreduce(t, compression=c, op=ddl.Sum), tf.constant([1.0, 3.0]))
         assert got.numpy().tolist() == [size, 3.0 * size] and got.dtype == tf.float32
+    for plain in (rank + 1, [rank + 1], np.full([1], rank + 1)):
+        assert np.ravel(mode(lambda p=plain: ddl.allreduce(p, op=ddl.Sum))).tolist() == [total + size]
     empty = mode(lambda t: ddl.allreduce(t), tf.zeros([0, 3]))
     assert empty.shape == (0, 3)
     parallel = mode(lambda t: ddl.allreduce(t, op=ddl.Adasum), tf.constant([1.0, 2.0]))
