@@ -56,9 +56,7 @@ def variables():
         ddl.broadcast_variables(some, rank)
     with pytest.raises(ddl.InvalidArgument, match="root_rank=5 is not in"):
         ddl.broadcast_variables(some, 5)
-    with pytest.raises(
-        ddl.HorovodInternalError, match="tensor 3: float32 of shape 2, .* tensor 3: float32 of shape 3,"
-    ):
+    with pytest.raises(ddl.HorovodInternalError, match="tensor 3: float32 of shape 2, .*tensor 3: float32 of shape 3,"):
         tf.function(lambda: [ddl.broadcast_variables(other, 0), None][1])()
     with pytest.raises(ddl.InvalidState, match=r"broadcast_variables\(model.variables, root_rank\)"):
         ddl.broadcast_global_variables(0)

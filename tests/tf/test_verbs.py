@@ -50,7 +50,7 @@ def sums(ddl, mode):
         rows = tf.cast(tf.fill([size + 1, 2], rank), dtype)
         mine = mode(lambda t: ddl.reducescatter(t, op=ddl.Sum), rows)
         assert values(mine) == [[total] * 2] * (2 if rank == 0 else 1)
-    mean = mode(lambda t: ddl.allreduce(t), tf.constant([float(rank)]))
+    mean = mode(lambda t: ddl.allreduce(t, op=ddl.Average), tf.constant([float(rank)]))
     assert mean.numpy().tolist() == [total / size]
     for op, expected in ((ddl.Min, 1), (ddl.Max, size), (ddl.Product, 2 if size == 2 else 6)):
         assert mode(lambda t, op=op: ddl.allreduce(t, op=op), tf.constant(rank + 1)).numpy() == expected

@@ -1,0 +1,115 @@
+"""What TensorFlow adds to an all-reduce: ``ddlrun -np 2 benchmarks/tensorflow_op.py``.
+
+float32, by several ways in turns: ``ddl.allreduce_`` on an array of numpy, in the order of calls; the same by a name that
+ranks agree on first, as all ops do; eagerly; ten that need one another in a ``tf.function``, by the compiled op and by
+``tf.numpy_function``. Results are checked before anything is timed. What counts is the slowest rank's time for one
+all-reduce; printed are medians, and what an op takes longer than the named one on numpy. Exit status: 1 if a sum is
+wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+
+import ddl
+import ddl_tensorflow
+from ddl_tensorflow import _operations
+from ddl_tensorflow._call import native_op
+from ddl_tensorflow._where import Where
+
+SIZES = (4, 64 << 10, 1 << 20, 16 << 20)
+CHAIN = 10  #: all-reduces in one call of a function
+ROUNDS = 30
+
+
+def by_numpy(count: int) -> Callable[[], Any]:
+    x = np.ones(count, np.float32)
+    return lambda: ddl.allreduce_(x, op=ddl.Average)
+
+
+def by_name(count: int) -> Callable[[], Any]:
+    x, where = np.ones(count, np.float32), Where()
+    return lambda: (where.run(_operations.allreduce(x, ddl.Average), f"named.{count}"), x)[1]
+
+
+def eagerly(count: int) -> Callable[[], Any]:
+    x = tf.ones([count])
+    return lambda: ddl_tensorflow.allreduce(x, name=f"eager.{count}")
+
+
+def in_a_function(count: int) -> Callable[[], Any]:
+    @tf.function
+    def chain(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(CHAIN):
+            x = ddl_tensorflow.allreduce(x)
+        return x
+
+    x = tf.ones([count])
+    return lambda: chain(x)
+
+
+def without_the_op(count: int) -> Callable[[], Any]:
+    """As ``in_a_function``; it is traced when it is first called, here."""
+    os.environ["DDL_TENSORFLOW_OP"] = "0"
+    native_op.cache_clear()
+    step = in_a_function(count)
+    step()
+    del os.environ["DDL_TENSORFLOW_OP"]
+    native_op.cache_clear()
+    return step
+
+
+WAYS: Dict[str, Callable[[int], Callable[[], Any]]] = {
+    "numpy": by_numpy,
+    "named": by_name,
+    "eager": eagerly,
+    "function": in_a_function,
+    "numpy_function": without_the_op,
+}
+
+
+def medians(steps: Dict[str, Callable[[], Any]]) -> List[float]:
+    """Return the seconds of one all-reduce by each way."""
+    found: List[List[float]] = [[] for _ in steps]
+    for number in range(ROUNDS + 3):
+        for (name, step), seconds in zip(steps.items(), found):
+            times = 1 if "function" in name else CHAIN
+            ddl.barrier()
+            begin = time.perf_counter()
+            for _ in range(times):
+                step()
+            if number >= 3:
+                seconds.append((time.perf_counter() - begin) / CHAIN)
+    slowest = ddl.allreduce(np.array(found), op=ddl.Max)
+    return [statistics.median(row) for row in slowest.tolist()]
+
+
+def main() -> int:
+    """Print a line for each size on rank 0; return the exit status."""
+    ddl_tensorflow.init()
+    if ddl.rank() == 0:
+        print("bytes     " + "".join(f"{name:>16}" for name in WAYS) + "  function - named   (us)", flush=True)
+    for nbytes in SIZES:
+        steps = {name: make(nbytes // 4) for name, make in WAYS.items()}
+        for name, step in steps.items():
+            if not np.array_equal(np.asarray(step()), np.ones(nbytes // 4, np.float32)):
+                print(f"{name}: a wrong sum of {nbytes} bytes", file=sys.stderr)
+                return 1
+        times = dict(zip(WAYS, medians(steps)))
+        if ddl.rank() == 0:
+            row = "".join(f"{1e6 * times[name]:16.1f}" for name in WAYS)
+            print(f"{nbytes:<10}{row}{1e6 * (times['function'] - times['named']):18.1f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
