@@ -1,9 +1,9 @@
 """What TensorFlow adds to an all-reduce: ``ddlrun -np 2 benchmarks/tensorflow_op.py``.
 
-float32, by several ways in turns: ``ddl.allreduce_`` on an array of numpy, in the order of calls; the same by a name that
-ranks agree on first, as all ops do; eagerly; ten that need one another in a ``tf.function``, by the compiled op and by
-``tf.numpy_function``. Results are checked before anything is timed. What counts is the slowest rank's time for one
-all-reduce; printed are medians, and what an op takes longer than the named one on numpy. Exit status: 1 if a sum is
+float32, by several ways in turns: ``ddl.allreduce_`` on an array of numpy, in the order of calls; the same by a name
+that ranks agree on first, as all ops do; eagerly; ten that need one another in a ``tf.function``, by the compiled op
+and by ``tf.numpy_function``. Results are checked before anything is timed. What counts is the slowest rank's time for
+one all-reduce; printed are medians, and what an op takes longer than the named one on numpy. Exit status: 1 if a sum is
 wrong.
 """
 
@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from typing import Any, Callable, Dict, List
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -22,8 +23,7 @@ import tensorflow as tf
 
 import ddl
 import ddl_tensorflow
-from ddl_tensorflow import _operations
-from ddl_tensorflow._call import native_op
+from ddl_tensorflow import _call, _operations
 from ddl_tensorflow._where import Where
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20)
@@ -59,12 +59,9 @@ def in_a_function(count: int) -> Callable[[], Any]:
 
 def without_the_op(count: int) -> Callable[[], Any]:
     """As ``in_a_function``; it is traced when it is first called, here."""
-    os.environ["DDL_TENSORFLOW_OP"] = "0"
-    native_op.cache_clear()
     step = in_a_function(count)
-    step()
-    del os.environ["DDL_TENSORFLOW_OP"]
-    native_op.cache_clear()
+    with mock.patch.object(_call, "native_op", lambda: None):
+        step()
     return step
 
 

@@ -7,9 +7,10 @@ next. Threads are kept, as many as calls were ever under way at once.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -53,8 +54,10 @@ class _Place(ctypes.Structure):
 class _Memory:
     """What numpy makes an array of, without looking after the memory."""
 
-    def __init__(self, address: int, shape: Sequence[int], kind: str, read_only: bool) -> None:
-        self.__array_interface__ = {"data": (address, read_only), "shape": tuple(shape), "typestr": kind, "version": 3}
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, address: int, shape: Tuple[int, ...], kind: str, read_only: bool) -> None:
+        self.__array_interface__ = {"data": (address, read_only), "shape": shape, "typestr": kind, "version": 3}
 
 
 class NativeOp:
@@ -173,10 +176,16 @@ class NativeOp:
         return [_array(views[i], read_only=not outputs) for i in range(count)], views
 
 
+@functools.cache
+def _type(number: int) -> np.dtype[Any]:
+    return np.dtype(tf.dtypes.as_dtype(number).as_numpy_dtype)
+
+
 def _array(view: _View, read_only: bool) -> np.ndarray[Any, Any]:
-    dtype = np.dtype(tf.dtypes.as_dtype(view.type).as_numpy_dtype)
-    shape = view.shape[: view.dimensions]
+    dtype = _type(view.type)
+    shape = tuple(view.shape[: view.dimensions])
     if not view.bytes:
         return np.empty(shape, dtype)
-    raw = np.asarray(_Memory(view.data, shape, f"<u{dtype.itemsize}" if dtype.kind == "V" else dtype.str, read_only))
-    return raw.view(dtype) if dtype.kind == "V" else raw  # of types that numpy itself lacks, bfloat16 say
+    if dtype.kind == "V":  # of types that numpy itself lacks, bfloat16 say
+        return np.asarray(_Memory(view.data, shape, f"<u{dtype.itemsize}", read_only)).view(dtype)
+    return np.asarray(_Memory(view.data, shape, dtype.str, read_only))

@@ -65,7 +65,7 @@ def in_place(
     def function(arrays: List[Array], results: Optional[List[Array]]) -> List[Array]:
         assert results is not None
         for source, target in zip(arrays, results):
-            if source.ctypes.data != target.ctypes.data:
+            if not np.may_share_memory(source, target):  # else it is the same
                 np.copyto(target, source)
         run(Where(process_set), results)
         return results
