@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Dict, Hashable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from ddl.errors import InvalidArgument
 
-__all__ = ["ALIGNMENT", "BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Bucket", "Gradient", "Slot", "assign"]
+__all__ = ["ALIGNMENT", "BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Bucket", "Gradient", "Slot", "assign", "group_numbers"]
+
+T = TypeVar("T")
 
 ALIGNMENT = 64  # bytes; a cache line, so that no two gradients share one
 BUCKET_BYTES = 8 << 20
@@ -128,3 +130,24 @@ def assign(
     done.extend(bucket.close() for bucket in open_buckets.values())
     # Element types interleave: what is complete first is sent first.
     return sorted(done, key=lambda bucket: -bucket.slots[-1].item)
+
+
+def group_numbers(trained: Sequence[T], groups: Union[None, int, Sequence[Sequence[T]]]) -> List[Tuple[T, int]]:
+    """Return what is in a group, with its number. ``T``: what a framework calls a parameter or variable.
+
+    ``groups``: lists of them, or a number: then ``trained`` go, in order, into so many groups of about the same number.
+    None or 0: there are none. Raises ``InvalidArgument`` for a negative number, and for one that two groups have.
+    """
+    if isinstance(groups, int):
+        if groups < 0:
+            raise InvalidArgument(f"groups={groups} must be a number of groups from 0 on, or lists of parameters")
+        return [(one, i * groups // len(trained)) for i, one in enumerate(trained)] if groups else []
+    numbers: Dict[int, int] = {}
+    found: List[Tuple[T, int]] = []
+    for number, group in enumerate(groups or ()):
+        for one in group:
+            other = numbers.setdefault(id(one), number)
+            if len(numbers) == len(found):
+                raise InvalidArgument(f"groups {other} and {number} have the same parameter; one may have it")
+            found.append((one, number))
+    return found

@@ -25,16 +25,21 @@ T = TypeVar("T")
 
 @dataclass
 class Operation(Generic[T]):
-    """``start`` returns at once, ``call`` when the operation has ended; ``finish`` makes the caller's result of it."""
+    """``start`` returns at once, ``call`` when the operation has ended; ``finish`` makes the caller's result of it.
+
+    ``breaks``: see ``Request``.
+    """
 
     signature: Signature
     start: Callable[[Communicator], Waitable]
     finish: Callable[[Any], T]
     call: Optional[Callable[[Communicator], Any]] = None
+    breaks: bool = False
 
     def request(self, name: Optional[str]) -> Request:
         """Return what is submitted. Names are those of one kind of operation, as in Horovod."""
-        return Request(self.signature, self.start, f"{self.signature.verb}.{name}" if name else "", self.call)
+        known = f"{self.signature.verb}.{name}" if name else ""
+        return Request(self.signature, self.start, known, self.call, self.breaks)
 
 
 def at_once(signature: Signature, call: Callable[[Communicator], Any], finish: Callable[[Any], T]) -> Operation[T]:

@@ -97,6 +97,8 @@ def call(
             # TensorFlow would make one of its own of it, by the built-in class that it is.
             raise RuntimeError(_errors.text_of(error)) from None
 
+    if eager:  # numpy_function fails at a bfloat16 without dimensions
+        return [tf.convert_to_tensor(one) for one in run(*[one.numpy() for one in inputs])]
     types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
     made = tf.numpy_function(run, list(inputs), types)
     outputs = [made] if isinstance(made, tf.Tensor) else list(made)

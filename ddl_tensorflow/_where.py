@@ -8,8 +8,8 @@ from ddl import operations
 from ddl.negotiation.pending import Waitable
 from ddl.operations import Operation
 from ddl.process_sets import ProcessSet, ProcessSets
+from ddl_tensorflow._bucket import absent
 from ddl_tensorflow._names import name_here
-from ddl_tensorflow._operations import absent
 
 __all__ = ["Where", "global_process_set", "process_sets"]
 

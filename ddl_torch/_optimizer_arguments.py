@@ -8,6 +8,7 @@ from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 
 import ddl
+from ddl import buckets
 from ddl_torch.compression import PowerSGD
 
 __all__ = ["Groups", "NamedParameters", "Settings", "group_numbers", "named"]
@@ -69,17 +70,8 @@ def group_numbers(parameters: Sequence[torch.Tensor], groups: Optional[Groups]) 
     ``groups``: lists of parameters, or a number: those that require gradients then go, in order, into so many groups
     of about the same number of parameters. None or 0: no groups.
     """
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ddl.InvalidArgument(f"groups={groups} must be a number of groups from 0 on, or lists of parameters")
-        trained = [p for p in parameters if p.requires_grad]
-        return {p: i * groups // len(trained) for i, p in enumerate(trained)} if groups else {}
-    numbers: Dict[torch.Tensor, int] = {}
-    for number, group in enumerate(groups or ()):
+    for number, group in enumerate(() if isinstance(groups, int) else groups or ()):
         for p in group:
             if not isinstance(p, torch.Tensor):
                 raise ddl.InvalidArgument(f"groups must be lists of parameters; number {number} has a {type(p)}")
-            if p in numbers:
-                raise ddl.InvalidArgument(f"groups {numbers[p]} and {number} have the same parameter; one may have it")
-            numbers[p] = number
-    return numbers
+    return dict(buckets.group_numbers([p for p in parameters if p.requires_grad], groups))

@@ -231,6 +231,8 @@ class Negotiator:
 
     def _act(self, outcome: Outcome, until: Optional[Pending]) -> None:
         """Do what the round has brought."""
+        for name, signature in outcome.run:
+            self._start(name, signature, outcome, until)
         for name, reason in outcome.failed:
             pending = self._settled(name)
             if pending is not None:
@@ -238,9 +240,9 @@ class Negotiator:
                     f"{self._who} {pending.request.text()}: {reason}; nothing was sent; submit it alike on every rank"
                 )
                 pending.failed(CollectiveMismatch(text))
-        for name, signature in outcome.run:
-            self._start(name, signature, outcome, until)
-        if outcome.last_joined >= 0:
+                if pending.request.breaks:
+                    self._fail(CollectiveMismatch(text))
+        if outcome.last_joined >= 0 and self._error is None:
             with self._lock:
                 joining, self._joining = self._joining, None
             assert joining is not None

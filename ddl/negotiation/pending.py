@@ -46,12 +46,15 @@ class Request:
 
     ``call``: the same, which ends before it returns, for a caller that waits anyway; the result is ``start``'s.
     ``name``: unique among what this rank has pending; empty: paired with the other ranks' by the order of submission.
+    ``breaks``: it is a part of a step, the rest of which some ranks submit and others do not once it has failed: so if
+    ranks submit it differently, nothing is run any more.
     """
 
     signature: Signature
     start: Callable[[Communicator], Waitable]
     name: str = ""
     call: Optional[Callable[[Communicator], Any]] = None
+    breaks: bool = False
 
     def text(self) -> str:
         """Return it for people."""

@@ -1,0 +1,152 @@
+"""``reduction``: gradients, in the memory that TensorFlow has them in, combined over the ranks as one operation.
+
+Large ones where they are: what a copy to memory that ranks share would cost is more than that saves. Small ones, which
+cost as much as their number, together: they are copied behind one another and back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+import ddl
+from ddl import memory
+from ddl.adasum import adasum_
+from ddl.communicator import Communicator
+from ddl.negotiation import Signature
+from ddl.negotiation.pending import Waitable
+from ddl.operations import Operation, Several, at_once
+from ddl_tensorflow import _operations
+
+__all__ = ["absent", "reduction"]
+
+Array = np.ndarray[Any, Any]
+
+_VERB = "gradients"
+_SMALL = 32 << 10  #: bytes; up to that, copying costs less than an operation between hosts
+
+
+class _Pool:
+    """Memory that ranks share, for the small ones. Any thread may take of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: Dict[Tuple[np.dtype[Any], int], List[Array]] = defaultdict(list)
+
+    def take(self, dtype: np.dtype[Any], length: int) -> Array:
+        """Return an array of any content."""
+        with self._lock:
+            free = self._free[dtype, length]
+            if free:
+                return free.pop()
+        raw = memory.empty(length * dtype.itemsize, np.uint8)
+        return raw.view(dtype)
+
+    def give_back(self, array: Array) -> None:
+        """Let others have it. What an error came upon is not given back: the core may still write to it."""
+        with self._lock:
+            self._free[array.dtype, array.size].append(array)
+
+
+_pool = _Pool()
+
+
+class _Together:
+    """Some arrays of one type, copied behind one another."""
+
+    def __init__(self, targets: Sequence[Array]) -> None:
+        self._targets = targets
+        ends = np.cumsum([target.size for target in targets]).tolist()
+        self.starts = [0, *ends[:-1]]
+        self.flat = _pool.take(targets[0].dtype, ends[-1])
+        for target, part in self._pairs():
+            part[...] = target
+
+    def _pairs(self) -> List[Tuple[Array, Array]]:
+        return [
+            (target, self.flat[start : start + target.size].reshape(target.shape))
+            for target, start in zip(self._targets, self.starts)
+        ]
+
+    def copy_back(self) -> None:
+        """Hand out what has become of them."""
+        for target, part in self._pairs():
+            target[...] = part
+        _pool.give_back(self.flat)
+
+
+def _grouped(targets: Sequence[Array], op: ddl.ReduceOp) -> Tuple[List[Array], List[_Together]]:
+    """Return those that are sent from where they are, and the others. Depends on types and shapes only."""
+    alone: List[Array] = []
+    small: Dict[np.dtype[Any], List[Array]] = {}
+    for target in targets:
+        if target.size and (target.nbytes <= _SMALL or op == ddl.Adasum):
+            small.setdefault(target.dtype, []).append(target)
+        elif target.size:
+            alone.append(target)
+    return alone, [_Together(some) for some in small.values()]
+
+
+def reduction(
+    targets: Sequence[Array], op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0, detail: str = ""
+) -> Operation[None]:
+    """All-reduce each of ``targets``, contiguous and writable, in place, when all ranks have submitted the same.
+
+    ``detail``: what else ranks must have alike. If they differ, nothing is run any more on these ranks: a step of which
+    a part has failed cannot be paired with that of other ranks.
+    """
+    described = tuple((str(target.dtype), target.shape) for target in targets)
+    alone, together = _grouped(targets, op)
+
+    some = [_operations.allreduce(target, op, prescale, postscale) for target in alone]
+    some += [_of_many(one, op, prescale, postscale) for one in together]
+    how = some[0].signature.detail if some else f"op={op.name}"
+
+    def finish(_: Any) -> None:
+        for part in some:
+            part.finish(None)
+        for one in together:
+            one.copy_back()
+
+    return Operation(
+        Signature(_VERB, described, how + detail),
+        lambda group: Several([part.start(group) for part in some]),
+        finish,
+        _in_turn(some),
+        breaks=True,
+    )
+
+
+def _of_many(one: _Together, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[None]:
+    whole = _operations.allreduce(one.flat, op, prescale, postscale)
+    if op != ddl.Adasum:
+        return whole
+    return at_once(whole.signature, lambda group: adasum_(group, one.flat, starts=one.starts), whole.finish)
+
+
+def _in_turn(some: Sequence[Operation[None]]) -> Optional[Callable[[Communicator], Any]]:
+    """Return what does one after the other, which is the fastest where the processors do it; None between hosts."""
+    topology = ddl.world().topology
+    if topology.local_size != topology.size:
+        return None
+
+    def run(group: Communicator) -> None:
+        for part in some:
+            if part.call is None:
+                part.start(group).wait()
+            else:
+                part.call(group)
+
+    return run
+
+
+def absent(signature: Signature) -> Callable[[Communicator], Waitable]:
+    """Return what a rank that has joined does in place of the operation: it supplies zeros to gradients, too."""
+    if signature.verb != _VERB:
+        return _operations.absent(signature)
+    op = ddl.ReduceOp[signature.detail.split()[0].partition("=")[2]]
+    zeros = [np.zeros(shape, name) for name, shape in signature.tensors]
+    return reduction(zeros, op).start

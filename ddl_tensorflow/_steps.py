@@ -1,0 +1,83 @@
+"""``Steps``: what distributed optimizers do at each step, and the arguments of which they are made."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterator, Optional, Sequence
+
+import tensorflow as tf
+
+import ddl
+from ddl_tensorflow._accumulation import Accumulation
+from ddl_tensorflow._weights_check import WeightsCheck
+from ddl_tensorflow.gradients import Averaging, Gradients
+from ddl_tensorflow.verbs import as_written
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """Averages, adds up and checks for one optimizer."""
+
+    def __init__(self, averaging: Averaging, accumulation: Accumulation, check: WeightsCheck) -> None:
+        self.averaging = averaging
+        self.accumulation = accumulation
+        self.check = check
+        self._under_way = False
+
+    def again(self) -> Steps:
+        """Return the same for another optimizer."""
+        accumulation = Accumulation(self.accumulation.passes, self.accumulation.average)
+        return Steps(self.averaging, accumulation, WeightsCheck(self.check.every, self.averaging.process_set))
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._under_way = True
+        try:
+            yield
+        finally:
+            self._under_way = False
+
+    @as_written
+    def apply(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[Gradients], Any],
+        steps: Callable[[], Any],
+    ) -> None:
+        """Average ``gradients`` and ``update`` with them, in a step's last backward pass. ``steps()``: made so far.
+
+        What ``update`` calls may come here again, as of a LossScaleOptimizer around a distributed one: then there is
+        nothing left to average.
+        """
+        if self._under_way:
+            update(list(gradients))
+            return
+
+        def step(some: Gradients) -> None:
+            averages = self.averaging(some, variables)
+            with self._inside():
+                update(averages)
+            if self.check.wanted:
+                self.check(steps(), [one for one in variables if not self.averaging.is_local(one)])
+
+        if self.accumulation.passes == 1:
+            step(list(gradients))
+            return
+        last, sums, _ = self.accumulation.add(gradients, variables)
+
+        def end() -> Optional[tf.Tensor]:
+            step(sums)
+            return tf.constant(True)
+
+        tf.cond(last, end, lambda: tf.constant(False))
+
+    @staticmethod
+    def refuse_twice(optimizer: Any) -> None:
+        """Raise ``InvalidArgument`` if it is distributed already."""
+        inner = optimizer
+        while inner is not None:
+            if isinstance(vars(inner).get("_ddl"), Steps):
+                raise ddl.InvalidArgument(f"this {type(inner).__name__} is distributed already; wrap it once")
+            inner = getattr(inner, "inner_optimizer", None)

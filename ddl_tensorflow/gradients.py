@@ -1,0 +1,200 @@
+"""``Averaging``: the gradients of a step, averaged over the ranks; what tapes and optimizers have in common.
+
+Dense gradients go in buckets, last variables first, as a backward pass makes them. A bucket is one op: it is sent when
+TensorFlow has made its gradients, while others are still being made, and overwrites them where they are. Buckets have
+names, as ranks may come to them in different orders. Sparse gradients (``IndexedSlices``) are gathered.
+
+Whether a variable has a gradient, and of which kind, TensorFlow knows when it traces a function. Ranks must have that
+alike: each bucket tells what is missing or sparse, and if ranks differ, all get ``CollectiveMismatch``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import Average, ReduceOp
+from ddl.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
+from ddl.process_sets import ProcessSet
+from ddl_tensorflow import _bucket
+from ddl_tensorflow._where import Where, global_process_set
+from ddl_tensorflow.compression import Compression
+from ddl_tensorflow.verbs import allreduce, as_written, in_place, op_name
+
+__all__ = ["Averaging", "Gradients", "Groups"]
+
+Array = np.ndarray[Any, Any]
+Gradients = List[Any]  #: a dense tensor, ``tf.IndexedSlices``, or None, for each variable
+Groups = Union[None, int, Sequence[Sequence[Any]]]
+
+_NAMED = 3  #: variables that an error names
+
+
+def unwrapped(variable: Any) -> Any:
+    """Return TensorFlow's variable of one of Keras's; anything else as it is."""
+    return getattr(variable, "_value", variable)
+
+
+def name_of(variable: Any, number: int) -> str:
+    """Return how errors call a variable; ``number``: its place among the others."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or f"number {number}")
+
+
+@dataclass
+class Averaging:
+    """How gradients are averaged: arguments of the optimizers and tapes, documented there."""
+
+    op: ReduceOp = Average
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    groups: Groups = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+    bucket_bytes: int = BUCKET_BYTES
+    name: Optional[str] = None
+    local: List[Any] = field(default_factory=list)  #: variables whose gradients stay on this rank
+
+    def __post_init__(self) -> None:
+        if self.op not in (Average, ddl.Sum, ddl.Adasum):
+            raise ddl.InvalidArgument(f"op={self.op!r}; gradients can be combined by Average, Sum and Adasum")
+        if not self.gradient_predivide_factor > 0:
+            raise ddl.InvalidArgument(f"gradient_predivide_factor={self.gradient_predivide_factor} must be above 0")
+        if self.gradient_predivide_factor != 1 and self.op != Average:
+            raise ddl.InvalidArgument("gradient_predivide_factor needs op=Average; it does nothing to a sum")
+        if not all(callable(getattr(self.compression, verb, None)) for verb in ("compress", "decompress")):
+            raise ddl.InvalidArgument(
+                f"compression={self.compression!r} is none; pass ddl.Compression.fp16 or bf16, or what has compress "
+                "and decompress"
+            )
+        group_numbers([None], self.groups)
+
+    @property
+    def factors(self) -> Tuple[ReduceOp, float, float]:
+        """The operator, and what gradients are multiplied by before it and afterwards."""
+        f = self.gradient_predivide_factor
+        return (self.op, 1.0, 1.0) if f == 1 else (ddl.Sum, 1 / f, f / self.process_set.size())
+
+    def register_local(self, variable: Any) -> None:
+        """Keep the gradient of ``variable`` on this rank; every rank says so alike."""
+        self.local.append(unwrapped(variable))
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether the gradient of ``variable`` stays on this rank."""
+        own = unwrapped(variable)
+        return any(own is one for one in self.local)
+
+    @as_written
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Gradients:
+        """Return the averages of ``gradients`` over the ranks; None stays None. Collective.
+
+        ``gradients``, of ``variables``: alike on all ranks in number, shapes, types and kinds. A rank that is not in
+        the process set keeps its own.
+        """
+        ddl.rank()  # InvalidState now, and not when a graph is run
+        Where(self.process_set)
+        result = list(gradients)
+        if not self.process_set.included() or self.process_set.size() == 1:
+            return result
+        local = [self.is_local(variable) for variable in variables]
+        if self.scale_local_gradients:
+            size = self.process_set.size()
+            result = [_divided(one, size) if mine else one for one, mine in zip(result, local)]
+        if self.sparse_as_dense:
+            result = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in result]
+        name = op_name(self.name, "gradients")
+        sparse = [i for i, one in enumerate(result) if isinstance(one, tf.IndexedSlices) and not local[i]]
+        dense = [i for i, one in enumerate(result) if one is not None and i not in sparse and not local[i]]
+        missing = [i for i, one in enumerate(result) if one is None and not local[i]]
+        detail = _listed("no gradient of", missing, variables) + _listed("sparse:", sparse, variables)
+        self._average_dense(result, dense, variables, name, detail, bool(sparse))
+        for i in sparse:
+            known = None if name is None else f"{name}.sparse.{i}"
+            result[i] = self._gathered(result[i], known)
+        return result
+
+    def _gathered(self, slices: tf.IndexedSlices, name: Optional[str]) -> tf.IndexedSlices:
+        small, context = self.compression.compress(slices.values)
+        op, before, after = self.factors
+        sent = tf.IndexedSlices(small, slices.indices, slices.dense_shape)
+        got = allreduce(
+            sent,
+            op=op,
+            prescale_factor=before,
+            postscale_factor=after,
+            name=name,
+            process_set=self.process_set,
+            ignore_name_scope=True,
+        )
+        return tf.IndexedSlices(self.compression.decompress(got.values, context), got.indices, got.dense_shape)
+
+    def _average_dense(
+        self,
+        result: Gradients,
+        dense: Sequence[int],
+        variables: Sequence[Any],
+        name: Optional[str],
+        detail: str,
+        others: bool,
+    ) -> None:
+        """Overwrite in ``result`` those of numbers ``dense``. ``others``: there are gradients that are not dense."""
+        if not dense and not others:
+            return
+        compressed = [self.compression.compress(tf.convert_to_tensor(result[i])) for i in dense]
+        tensors = [small for small, _ in compressed]
+        for members, number in self._buckets(tensors, [variables[i] for i in dense]):
+            reduced = self._send([tensors[k] for k in members], name, number, detail)
+            for k, tensor in zip(members, reduced):
+                result[dense[k]] = self.compression.decompress(tensor, compressed[k][1])
+        if not dense:  # the other ranks may have some: an operation of nothing tells
+            told = self._send([tf.zeros([0])], name, 0, detail)
+            first = next(i for i, one in enumerate(result) if isinstance(one, tf.IndexedSlices))
+            with tf.control_dependencies(told):
+                result[first] = tf.identity(result[first])
+
+    def _buckets(self, tensors: Sequence[tf.Tensor], variables: Sequence[Any]) -> List[Tuple[List[int], int]]:
+        """Return which tensors are sent together, and the number of each such bucket."""
+        if tf.executing_eagerly():  # all are there
+            return [(list(range(len(tensors))), 0)] if tensors else []
+        groups = self.groups
+        if groups is not None and not isinstance(groups, int):
+            groups = [[unwrapped(one) for one in group] for group in groups]
+        numbers: Dict[int, int] = {id(one): n for one, n in group_numbers([unwrapped(v) for v in variables], groups)}
+        found = assign(
+            [
+                Gradient(
+                    tensor.shape.num_elements() or 0, tensor.dtype, tensor.dtype.size, numbers.get(id(unwrapped(v)))
+                )
+                for tensor, v in zip(tensors, variables)
+            ],
+            bucket_bytes=self.bucket_bytes,
+        )
+        return [([slot.item for slot in bucket.slots], number) for number, bucket in enumerate(found)]
+
+    def _send(self, tensors: List[tf.Tensor], name: Optional[str], number: int, detail: str) -> List[tf.Tensor]:
+        op, before, after = self.factors
+        known = None if name is None else f"{name}.bucket.{number}"
+
+        def run(where: Where, targets: List[Array]) -> None:
+            where.run(_bucket.reduction(targets, op, before, after, detail), known)
+
+        return in_place(tensors, self.process_set, run)
+
+
+def _divided(gradient: Any, by: int) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / by, gradient.indices, gradient.dense_shape)
+    return gradient / by
+
+
+def _listed(what: str, numbers: Sequence[int], variables: Sequence[Any]) -> str:
+    """Return what ranks must have alike besides shapes, for people: by numbers, as names differ where models do not."""
+    shown = [f"variable {i} of shape {tuple(variables[i].shape)}" for i in numbers[:_NAMED]]
+    rest = [f"and of {len(numbers) - _NAMED} more: {list(numbers[_NAMED:])}"] if len(numbers) > _NAMED else []
+    return f", {what} {', '.join(shown + rest)}" if numbers else ""

@@ -1,0 +1,94 @@
+"""Optimizers of TF1 (``tf.compat.v1.train.Optimizer``), made distributed in place; for sessions, and eagerly.
+
+``compute_gradients`` returns the averages, so that they can be clipped before ``apply_gradients``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple, Type
+
+import tensorflow as tf
+
+import ddl
+from ddl_tensorflow._steps import Steps
+from ddl_tensorflow.verbs import as_written
+
+__all__ = ["distribute"]
+
+Pair = Tuple[Any, Any]  #: a gradient and its variable
+
+
+def distribute(optimizer: Any, steps: Steps) -> Any:
+    """Make ``optimizer`` take ``steps``; return it. Raises ``InvalidArgument``."""
+    Steps.refuse_twice(optimizer)
+    optimizer._ddl = steps
+    optimizer.__class__ = _distributed(type(optimizer))
+    return optimizer
+
+
+def _distributed(kind: Type[Any]) -> Type[Any]:
+    return type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
+
+
+class _Distributed:
+    """What is in the class of a distributed optimizer, before its old class. ``_ddl``: see ``Steps``."""
+
+    _ddl: Steps
+    _ddl_pass: Tuple[Any, List[Any]]  #: of the last ``compute_gradients``: is it a step's last, and what to run besides
+
+    @as_written
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Pair]:
+        """As the wrapped optimizer's, averaged over the ranks. Collective, where TensorFlow runs it.
+
+        With several backward passes per step, these are the sums so far but in the last one.
+        """
+        pairs: Sequence[Pair] = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
+        gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        steps = self._ddl
+        if steps.accumulation.passes == 1:
+            return list(zip(steps.averaging(gradients, variables), variables))
+        last, sums, kept = steps.accumulation.add(gradients, variables)
+        self._ddl_pass = last, kept
+        there = [i for i, one in enumerate(sums) if one is not None]
+
+        def averages() -> List[tf.Tensor]:
+            found = steps.averaging(sums, variables)
+            return [tf.identity(found[i]) for i in there]
+
+        found = tf.cond(last, averages, lambda: [tf.identity(sums[i]) for i in there]) if there else []
+        for i, one in zip(there, [found] if len(there) == 1 and tf.is_tensor(found) else found):
+            sums[i] = one
+        return list(zip(sums, variables))
+
+    @as_written
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None) -> Any:
+        """As the wrapped optimizer's; of several backward passes per step, the last one changes the variables."""
+        pairs, steps, update = list(grads_and_vars), self._ddl, super().apply_gradients  # type: ignore[misc]
+        if steps.accumulation.passes == 1:
+            return self._checked(update(pairs, global_step=global_step, name=name), pairs, global_step)
+        if not hasattr(self, "_ddl_pass"):
+            raise ddl.InvalidState("apply_gradients came before compute_gradients, which counts the backward passes")
+        last, kept = self._ddl_pass
+        with tf.init_scope():  # they cannot be made where only some passes come to
+            self._create_slots([variable for gradient, variable in pairs if gradient is not None])  # type: ignore[attr-defined]
+
+        def end() -> tf.Tensor:
+            done = self._checked(update(pairs, global_step=global_step, name=name), pairs, global_step)
+            with tf.control_dependencies([] if done is None else [done]):
+                return tf.constant(True)
+
+        with tf.control_dependencies([tf.convert_to_tensor(gradient) for gradient, _ in pairs if gradient is not None]):
+            done = tf.cond(last, end, lambda: tf.constant(False))
+        return None if tf.executing_eagerly() else tf.group(done, *[one for one in kept if one is not None])
+
+    def _checked(self, updated: Any, pairs: Sequence[Pair], global_step: Any) -> Any:
+        check = self._ddl.check
+        if not check.wanted:
+            return updated
+        if global_step is None:
+            raise ddl.InvalidArgument("check_every counts by global_step; pass tf.compat.v1.train.get_global_step()")
+        is_local = self._ddl.averaging.is_local
+        with tf.control_dependencies([] if updated is None else [updated]):
+            steps = global_step.read_value()
+            done = check(steps, [variable for _, variable in pairs if not is_local(variable)])
+        return updated if updated is None else tf.group(updated, done)

@@ -1,0 +1,94 @@
+"""Gradients are sent while the backward pass goes on, in whatever order TensorFlow makes them on each rank."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+import ranks
+
+tf = pytest.importorskip("tensorflow")
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+PAUSE = 0.4
+
+
+def late(seconds):
+    """Return the identity whose gradient takes so long, without a processor."""
+
+    @tf.custom_gradient
+    def identity(x):
+        def gradient(upstream):
+            def wait(array):
+                time.sleep(seconds)
+                return array
+
+            waited = tf.numpy_function(wait, [upstream], tf.float32)
+            waited.set_shape(upstream.shape)
+            return waited
+
+        return tf.identity(x), gradient
+
+    return identity
+
+
+def sent_meanwhile(folder):
+    """The first layer's gradient is late: the second's average is there before it."""
+    import ddl_tensorflow as ddl
+
+    ddl.init()
+    first, second = tf.Variable(tf.ones([200, 200])), tf.Variable(tf.ones([200, 200]))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((late(PAUSE)(x @ first)) @ second)
+        return ddl.DistributedGradientTape(tape, bucket_bytes=1).gradient(loss, [first, second])
+
+    step(tf.ones([1, 200]))  # traces it
+    path = f"{folder}/{ddl.rank()}.json"
+    ddl.start_timeline(path)
+    begun = time.monotonic()
+    step(tf.ones([1, 200]))
+    took = time.monotonic() - begun
+    ddl.stop_timeline()
+    events = json.loads(open(path).read())
+    rows = {event["tid"]: event["args"]["name"] for event in events if event.get("name") == "thread_name"}
+    ends = {rows[event["tid"]]: event["ts"] + event["dur"] for event in events if event.get("name") == "GRADIENTS"}
+    early, after = (ends[f"gradients.ddl_gradients.bucket.{number}"] / 1e6 for number in (0, 1))
+    assert early < PAUSE / 2 < PAUSE <= after <= took + 0.1, (ends, took)
+    return early
+
+
+def test_a_bucket_is_sent_while_the_backward_pass_goes_on(tmp_path):
+    ranks.run(2, sent_meanwhile, str(tmp_path), initialise=False, timeout=60)
+
+
+def any_order():
+    """Two branches, of which one is late on each rank, another one on each: with few threads, and in many steps."""
+    import ddl_tensorflow as ddl
+
+    ddl.init()
+    rank, size = ddl.rank(), ddl.size()
+    variables = [tf.Variable(tf.ones([50, 50]) * (i + 1)) for i in range(4)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            # Each has its own path to the loss, so TensorFlow is free to make their gradients in any order.
+            parts = [late(0.03 if i % size == rank else 0.0)(v * x * (i + 1)) for i, v in enumerate(variables)]
+            loss = tf.reduce_sum(tf.add_n(parts))
+        return ddl.DistributedGradientTape(tape, bucket_bytes=1).gradient(loss, variables)
+
+    for number in range(3):
+        got = step(tf.constant(float(rank + number)))
+        for i, one in enumerate(got):
+            assert np.array_equal(one, np.full([50, 50], (i + 1) * (number + (size - 1) / 2))), (number, i)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_make_gradients_in_different_orders(size):
+    ranks.run(size, any_order, initialise=False, timeout=60)
