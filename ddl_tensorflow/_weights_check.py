@@ -14,11 +14,11 @@ import tensorflow as tf
 import ddl
 from ddl.process_sets import ProcessSet
 from ddl_tensorflow import _operations
-from ddl_tensorflow._accumulation import own_variable
 from ddl_tensorflow._call import call
+from ddl_tensorflow._names import op_name, part_name
 from ddl_tensorflow._where import Where
 from ddl_tensorflow.gradients import name_of, unwrapped
-from ddl_tensorflow.verbs import as_written, op_name
+from ddl_tensorflow.verbs import as_written
 
 __all__ = ["WeightsCheck", "compare"]
 
@@ -36,7 +36,6 @@ class WeightsCheck:
             raise ddl.InvalidArgument(f"check_every={every!r} must be a whole number of steps, or 0")
         self.every = every
         self._process_set = process_set
-        self._checked: Any = None  # the last step; TensorFlow leaves out what it need not run, but not an assignment
 
     @property
     def wanted(self) -> bool:
@@ -45,13 +44,10 @@ class WeightsCheck:
 
     @as_written
     def __call__(self, steps: Any, variables: Sequence[Any]) -> Any:
-        """After ``steps`` steps: compare ``variables``, if it is time to. Returns an op, for TF1. Collective then.
+        """After ``steps`` steps: compare ``variables``, if it is time to: then it is collective. Returns a tensor.
 
         Raises ``InvalidState`` on all ranks, where TensorFlow runs it, naming the first variable that differs.
         """
-        with tf.init_scope():
-            if self._checked is None:
-                self._checked = own_variable([], tf.int64, "checked")
         names = [name_of(variable, number) for number, variable in enumerate(variables)]
         number = tf.cast(tf.convert_to_tensor(steps), tf.int64)
 
@@ -63,11 +59,10 @@ class WeightsCheck:
                 return [np.asarray(arrays[0])]
 
             weights = [unwrapped(variable).read_value() for variable in variables]
-            (done,) = call(function, [number, *weights], [tf.int64])
+            (done,) = call(function, [number, *weights], [tf.int64], always=True)
             return tf.reshape(done, [])
 
-        checked = tf.cond(tf.equal(number % self.every, 0), check, lambda: number)
-        return self._checked.assign(checked)
+        return tf.cond(tf.equal(number % self.every, 0), check, lambda: number)
 
 
 def compare(where: Where, step: int, names: Sequence[str], arrays: Sequence[Array], name: Optional[str] = None) -> None:
@@ -110,4 +105,4 @@ def _sum(array: Array) -> int:
 def _gathered(where: Where, mine: Array, name: Optional[str], what: str) -> Array:
     """Return the rows of all ranks."""
     operation = _operations.allgather(np.ascontiguousarray(mine)[None])
-    return where.run(operation, None if name is None else f"{name}.{what}")
+    return where.run(operation, part_name(name, what))

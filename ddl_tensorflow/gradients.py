@@ -21,9 +21,10 @@ from ddl import Average, ReduceOp
 from ddl.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
 from ddl.process_sets import ProcessSet
 from ddl_tensorflow import _bucket
+from ddl_tensorflow._names import op_name, part_name
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
-from ddl_tensorflow.verbs import allreduce, as_written, in_place, op_name
+from ddl_tensorflow.verbs import allreduce, as_written, in_place
 
 __all__ = ["Averaging", "Gradients", "Groups"]
 
@@ -113,8 +114,7 @@ class Averaging:
         detail = _listed("no gradient of", missing, variables) + _listed("sparse:", sparse, variables)
         self._average_dense(result, dense, variables, name, detail, bool(sparse))
         for i in sparse:
-            known = None if name is None else f"{name}.sparse.{i}"
-            result[i] = self._gathered(result[i], known)
+            result[i] = self._gathered(result[i], part_name(name, f"sparse.{i}"))
         return result
 
     def _gathered(self, slices: tf.IndexedSlices, name: Optional[str]) -> tf.IndexedSlices:
@@ -177,7 +177,7 @@ class Averaging:
 
     def _send(self, tensors: List[tf.Tensor], name: Optional[str], number: int, detail: str) -> List[tf.Tensor]:
         op, before, after = self.factors
-        known = None if name is None else f"{name}.bucket.{number}"
+        known = part_name(name, f"bucket.{number}")
 
         def run(where: Where, targets: List[Array]) -> None:
             where.run(_bucket.reduction(targets, op, before, after, detail), known)
