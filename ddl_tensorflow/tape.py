@@ -87,7 +87,8 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's name)
         scale_local_gradients=scale_local_gradients,
         bucket_bytes=bucket_bytes,
     )
-    gradtape.__class__ = _distributed(type(gradtape))
+    kind: Any = type(gradtape)
+    gradtape.__class__ = _distributed(kind)
     return gradtape
 
 

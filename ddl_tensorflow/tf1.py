@@ -81,6 +81,10 @@ class _Distributed:
             done = tf.cond(last, end, lambda: tf.constant(False))
         return None if tf.executing_eagerly() else tf.group(done, *[one for one in kept if one is not None])
 
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradient of a variable on this rank, each rank its own; all ranks say so alike."""
+        self._ddl.averaging.register_local(var)
+
     def _checked(self, updated: Any, pairs: Sequence[Pair], global_step: Any) -> Any:
         check = self._ddl.check
         if not check.wanted:

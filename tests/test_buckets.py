@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl import InvalidArgument
-from ddl.buckets import ALIGNMENT, Bucket, Gradient, assign
+from ddl.buckets import ALIGNMENT, Bucket, Gradient, assign, group_numbers
 
 ITEMSIZE = {"float16": 2, "float32": 4, "float64": 8}
 
@@ -101,3 +101,14 @@ def test_properties(sizes, bucket_bytes, first_bucket_bytes):
             assert end * bucket.itemsize <= bucket_bytes
         if number:
             assert bucket.slots[-1].item < buckets[number - 1].slots[-1].item
+
+
+def test_groups_are_given_as_lists_or_as_their_number():
+    some = [object() for _ in range(5)]
+    assert group_numbers(some, None) == group_numbers(some, 0) == group_numbers(some, []) == []
+    assert group_numbers(some, 2) == list(zip(some, [0, 0, 0, 1, 1]))
+    assert group_numbers(some, [some[3:], some[:1]]) == [(some[3], 0), (some[4], 0), (some[0], 1)]
+    with pytest.raises(InvalidArgument, match="groups=-1"):
+        group_numbers(some, -1)
+    with pytest.raises(InvalidArgument, match="groups 0 and 1 have the same"):
+        group_numbers(some, [some[:2], some[1:]])
