@@ -141,12 +141,3 @@ def test_signatures_are_plain_data_and_can_be_read() -> None:
     one = Signature("grouped_allgather", (("int8", (ANY, 3)), ("bool", ()), *[("int8", (1,))] * 3), "op=Max")
     assert Signature.parse(one.plain()) == one
     assert one.text() == "grouped_allgather(int8 of shape anyx3, bool of shape (), 3 more, op=Max)"
-
-
-def test_of_many_tensors_those_are_shown_that_differ() -> None:
-    alike = [("float32", (n,)) for n in range(5)]
-    one = Signature("gradients", (*alike, ("float32", (3, 4))), "op=Sum")
-    other = Signature("gradients", (*alike, ("float64", (3, 4))), "op=Sum")
-    assert one.text(other) == "gradients(float32 of shape 3x4, 5 more, op=Sum)"
-    assert other.text(one) == "gradients(float64 of shape 3x4, 5 more, op=Sum)"
-    assert one.text(one) == one.text() == "gradients(float32 of shape 0, float32 of shape 1, 4 more, op=Sum)"
