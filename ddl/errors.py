@@ -112,3 +112,7 @@ class ResourceError(Error, OSError):
 
 class InternalError(Error):
     """A bug in DDL; please report it with its message."""
+
+
+for _kind in (InvalidArgument, InvalidState):  # AutoGraph of TensorFlow hands on errors that have no other constructor
+    _kind.__init__ = Exception.__init__  # type: ignore[method-assign]

@@ -43,6 +43,7 @@ from ddl import (
     split,
     world,
 )
+from ddl.averaging import MetricAverage, average_metrics
 from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
 from ddl.process_sets import ProcessSet
 from ddl_torch import elastic
@@ -50,7 +51,6 @@ from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
 from ddl_torch._where import global_process_set
 from ddl_torch.adasum import adasum_
-from ddl_torch.averaging import MetricAverage, average_metrics
 from ddl_torch.basics import (
     add_process_set,
     ccl_built,

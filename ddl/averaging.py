@@ -1,19 +1,21 @@
-"""Averages metrics (loss, accuracy, …) over the ranks: ``average_metrics`` at once, ``MetricAverage`` over batches."""
+"""Averages metrics (loss, accuracy, …) over the ranks: ``average_metrics`` at once, ``MetricAverage`` over batches.
+
+Numbers may come as a framework's tensors of one element, of which this knows only what numpy's arrays have as well.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy as np
-import torch
 
 import ddl
 
 __all__ = ["MetricAverage", "average_metrics"]
 
-Scalar = Union[int, float, torch.Tensor]
+Scalar = Any  #: an int, a float, or an array or tensor of one element
 
 
 def average_metrics(
@@ -27,7 +29,7 @@ def average_metrics(
     All metrics travel as float64 in one all-reduce, after one of two numbers that compares the names. Raises
     ``InvalidArgument``, on all ranks, if names differ, if anything is not one number, or if all weights are 0.
 
-    >>> ddl_torch.average_metrics({"loss": loss, "accuracy": right / len(x)}, weight=len(x))
+    >>> average_metrics({"loss": loss, "accuracy": right / len(x)}, weight=len(x))
     """
     group = ddl.world() if communicator is None else communicator
     names = sorted(metrics, key=repr)
@@ -55,7 +57,7 @@ class MetricAverage:
 
     Between ``update`` calls nothing is communicated, so ranks may have different numbers of batches, even none.
 
-    >>> average = ddl_torch.MetricAverage("loss", "accuracy")
+    >>> average = MetricAverage("loss", "accuracy")
     >>> for x, y in loader:
     ...     average.update({"loss": loss, "accuracy": accuracy}, weight=len(x))
     >>> print(average.compute())
@@ -96,8 +98,10 @@ class MetricAverage:
 
 def _number(value: Any, what: str) -> float:
     try:
-        if isinstance(value, (torch.Tensor, np.ndarray)):
+        if hasattr(value, "item"):
             value = value.item()  # one element, or an error
+        elif hasattr(value, "__array__"):
+            value = np.asarray(value).item()
         if isinstance(value, (str, bytes)):  # which float() would parse
             raise TypeError
         return float(value)
