@@ -18,6 +18,7 @@ import ddl
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
 from ddl_tensorflow._native import Function, NativeOp
+from ddl_tensorflow._xla import compiled_later, refuse
 
 __all__ = ["call", "native_op", "never"]
 
@@ -30,6 +31,7 @@ _ANCHOR_BYTES = 256  #: TensorFlow makes a constant of a tensor of up to 128 ele
 def native_op() -> Optional[NativeOp]:
     """Return the op, compiled if need be; None, and a warning once, if there is none."""
     _errors.install()
+    compiled_later()
     if os.environ.get("DDL_TENSORFLOW_OP") == "0":
         return None
     try:
@@ -78,6 +80,7 @@ def call(
     ``function(arrays, None)`` returns new arrays. ``arrays`` are not to be written to. always: it is run though nobody
     uses a result, and in the order of the program among others of that kind.
     """
+    refuse()
     native = native_op()
     if native is not None:
         return native(function, _anchor(), inputs, dtypes, always)
