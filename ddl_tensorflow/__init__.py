@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddl import (
     Adasum,
     Average,
@@ -94,3 +96,12 @@ __all__ += ["PartialDistributedGradientTape", "PartialDistributedOptimizer"]
 __all__ += ["start_timeline", "stop_timeline"]
 __all__ += ["mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built"]
 __all__ += ["is_homogeneous", "ddl_built", "ccl_built", "cuda_built", "rocm_built"]
+__all__ += ["SyncBatchNormalization"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SyncBatchNormalization":
+        raise AttributeError(f"module 'ddl_tensorflow' has no attribute {name!r}")
+    from ddl_tensorflow.sync_batch_norm import SyncBatchNormalization  # a layer: imports Keras, which takes a second
+
+    return SyncBatchNormalization
