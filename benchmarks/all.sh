@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png (but for waking and targets) each. `all.sh NAME …` makes some.
+# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png (but for waking, targets and tensorflow-2) each. `all.sh NAME …` makes some.
 # Called by `make bench`, which prepares the environments. What is measured: docs/benchmarks.md.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,10 +8,14 @@ ddl=${DDL:-.venv/bin/ddl}
 wanted=("$@")
 failed=()
 
+unwanted() { # NAME
+  ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" $1 "* ]]
+}
+
 table() { # NAME, then what follows `ddl bench`
   local name=$1 begin=$SECONDS
   shift
-  if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+  if unwanted "$name"; then return; fi
   if [[ ($1 == targets || " $* " == *" --hosts "*) && $EUID != 0 ]]; then
     echo "==> $name left out: several hosts on one machine need root" >&2
     return
@@ -20,6 +24,15 @@ table() { # NAME, then what follows `ddl bench`
   local plot=(--plot "benchmarks/results/$name.png")
   if [[ $1 == waking || $1 == targets ]]; then plot=(); fi
   "$ddl" bench "$@" --json "benchmarks/results/$name.json" "${plot[@]}" || failed+=("$name")
+  echo "==> $name took $((SECONDS - begin)) s"
+}
+
+program() { # NAME, then what follows `ddlrun`: a program that takes --json
+  local name=$1 begin=$SECONDS
+  shift
+  if unwanted "$name"; then return; fi
+  echo "==> $name: ddlrun $*"
+  "${ddl}run" --no-prefix "$@" --json "benchmarks/results/$name.json" || failed+=("$name")
   echo "==> $name took $((SECONDS - begin)) s"
 }
 
@@ -37,6 +50,7 @@ table hosts allreduce --hosts 2 --contestants $hosts --sizes $middle,128M
 table hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts,ddl-computing --sizes 8,64K,1M,4M,32M --rounds 2
 table waking waking
 table training training --rounds 2
+program tensorflow-2 -np 2 benchmarks/tensorflow_strategy.py
 table targets targets --document docs/targets.md
 
 if ((${#failed[@]})); then
