@@ -46,7 +46,7 @@ def graph(width: int, lr: float) -> Tuple[Any, ...]:
     optimizer = tf.train.AdamOptimizer(lr)
     optimizer = ddl.DistributedOptimizer(optimizer)  # (DDL)
     train = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
-    right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1, tf.int32), labels), tf.int32))
+    right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.int32))
     return images, labels, train, loss, right
 
 
