@@ -1,0 +1,63 @@
+"""The code of docs/tensorflow.md runs on two ranks, to weights of the same bits; the names of its tables are there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import pytest
+import ranks
+
+pytest.importorskip("tensorflow")
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "tensorflow.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+def weights_after(code, folder):
+    """Run the code in a folder; return the bytes of what it has trained."""
+    os.chdir(folder)
+    found = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(None):
+        exec(compile(code, "docs/tensorflow.md", "exec"), found)
+    if "model" in found:
+        return b"".join(weight.tobytes() for weight in found["model"].get_weights())
+    return found["trained"].tobytes()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", range(3), ids=["keras", "loop", "session"])
+def test_code_runs_on_two_ranks(number, tmp_path):
+    assert len(BLOCKS) == 3
+    first, second = ranks.run(2, weights_after, BLOCKS[number], str(tmp_path), initialise=False, timeout=100)
+    assert first == second and len(first) > 30
+
+
+def rows_of(title):
+    (table,) = re.findall(rf"\| {re.escape(title)} \| here \|\n\|---\|---\|\n(.*?)\n\n", TEXT, re.DOTALL)
+    return [name for row in table.splitlines() for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
+
+
+@pytest.mark.parametrize(
+    ("title", "module"),
+    [
+        ("`horovod.tensorflow`", "ddl_tensorflow"),
+        ("`horovod.tensorflow.keras`, `horovod.keras`", "ddl_tensorflow.keras"),
+    ],
+)
+def test_every_name_of_the_tables_is_there(title, module):
+    import ddl_tensorflow
+    import ddl_tensorflow.keras  # noqa: F401 (by its name, below)
+
+    place = ddl_tensorflow.keras if module.endswith("keras") else ddl_tensorflow
+    names = rows_of(title)
+    assert len(names) > 10
+    for name in names:
+        found = place
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        assert found is not None, f"{module}.{name}"
