@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 from pathlib import Path
@@ -21,7 +22,7 @@ def weights_after(code, folder):
     """Run the code in a folder; return the bytes of what it has trained."""
     os.chdir(folder)
     found = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(None):
+    with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(code, "docs/tensorflow.md", "exec"), found)
     if "model" in found:
         return b"".join(weight.tobytes() for weight in found["model"].get_weights())
