@@ -54,7 +54,7 @@ format: .venv/.lint
 	.venv/bin/clang-format -i $(CPP)
 
 # Open MPI and MPICH bring files of the same names, so each gets an environment of its own.
-# All tables take 35 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/ddl bench --help
+# All tables take 37 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/ddl bench --help
 bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done
 	benchmarks/all.sh $(ARGS)
 

@@ -37,12 +37,11 @@ def main() -> None:
         tape = ddl.DistributedGradientTape(tape)
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-    order = (
-        np.random.default_rng(3).permutation(len(x) // BATCH * BATCH).reshape(-1, BATCH)[:, ddl.rank() :: ddl.size()]
-    )
-    for mine in order:
+    batches = np.random.default_rng(3).permutation(len(x) // BATCH * BATCH).reshape(-1, BATCH)
+    shares = batches[:, ddl.rank() :: ddl.size()]
+    for mine in shares:
         step(x[mine], y[mine])
-    mine = order.reshape(-1)
+    mine = shares.reshape(-1)
     model.compile(ddl.DistributedOptimizer(optimizer, check_every=10), loss_of)
     hooks = [callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(x[mine], y[mine], BATCH // ddl.size(), shuffle=False, callbacks=hooks, verbose=0)
