@@ -218,9 +218,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's seconds there")
     parser.add_argument("--strategy", choices=STRATEGIES, help=argparse.SUPPRESS)  # of a process that a rank starts
     options = parser.parse_args()
-    os.environ.setdefault(
-        "TF_CPP_MIN_LOG_LEVEL", "2"
-    )  # the table is not to drown in what TensorFlow tells at its start
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else the table drowns in what is said at the start
     if options.strategy:
         serve(options.strategy, options.model)
         return 0
