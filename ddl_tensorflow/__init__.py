@@ -9,6 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+try:
+    import tensorflow  # noqa: F401 (first of all, to say what is missing)
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
+    raise ModuleNotFoundError(
+        "ddl_tensorflow needs TensorFlow (2.16 or later): pip install tensorflow-cpu; for PyTorch there is ddl_torch",
+        name="tensorflow",
+    ) from None
+
 from ddl import (
     Adasum,
     Average,

@@ -16,16 +16,7 @@ import numpy as np
 
 import ddl
 
-__all__ = [
-    "described",
-    "distributed",
-    "is_floating",
-    "is_tensorflow",
-    "local_variables",
-    "need_tensorflow",
-    "publish",
-    "read",
-]
+__all__ = ["described", "distributed", "is_floating", "is_tensorflow", "local_variables", "need_tensorflow"]
 __all__ += ["publish", "read", "state_of", "write"]
 
 Array = np.ndarray[Any, Any]

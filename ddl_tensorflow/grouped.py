@@ -17,6 +17,7 @@ from ddl.operations import choose_op, grouped
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
+from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
@@ -44,7 +45,7 @@ def _differentiable(
         return []
     smooth = [i for i, one in enumerate(tensors) if one.dtype.is_floating or one.dtype.is_complex]
 
-    @tf.custom_gradient
+    @differentiable
     def forward(*some: tf.Tensor) -> Tuple[List[tf.Tensor], Callable[..., List[Optional[tf.Tensor]]]]:
         def gradient(*upstream: tf.Tensor) -> List[Optional[tf.Tensor]]:
             found: List[Optional[tf.Tensor]] = [None] * len(some)

@@ -28,6 +28,7 @@ from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call, never
+from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
@@ -120,7 +121,7 @@ def allreduced(
     def run(where: Where, targets: List[Array]) -> None:
         where.run(_operations.allreduce(targets[0], op, prescale, postscale), known)
 
-    @tf.custom_gradient
+    @differentiable
     def reduced(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         (result,) = in_place([x], process_set, run)
 
@@ -170,7 +171,7 @@ def broadcast(
     def run(where: Where, targets: List[Array]) -> None:
         where.run(_operations.broadcast(targets[0], where.index(root_rank), str(root_rank)), known)
 
-    @tf.custom_gradient
+    @differentiable
     def sent(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         (result,) = in_place([x], process_set, run)
 
@@ -230,7 +231,7 @@ def allgather(
 def gathered(tensor: tf.Tensor, known: Optional[str], process_set: ProcessSet) -> tf.Tensor:
     """All-gather under a name of ``_names``."""
 
-    @tf.custom_gradient
+    @differentiable
     def run(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         (rows,) = made_by([x], [x.dtype], process_set, lambda _, arrays: _operations.allgather(arrays[0]), known)
 
@@ -270,7 +271,7 @@ def reducescatter(
     known = op_name(name, "reducescatter", ignore_name_scope)
     small, context = compression.compress(dense(tensor, "reducescatter"))
 
-    @tf.custom_gradient
+    @differentiable
     def scattered(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         (rows,) = made_by(
             [x],
@@ -316,7 +317,7 @@ def _exchanged(
     def exchange(where: Where, arrays: List[Array]) -> Operation[Any]:
         return _operations.alltoall(arrays[0], arrays[1].tolist() if len(arrays) > 1 else None, where.size)
 
-    @tf.custom_gradient
+    @differentiable
     def run(x: tf.Tensor) -> Tuple[Any, Callable[..., tf.Tensor]]:
         rows, counts = made_by([x, *given], [x.dtype, tf.int32], process_set, exchange, known)
 

@@ -16,6 +16,8 @@ import pytest
 # A shell without job control starts background jobs with Ctrl-C ignored, and every rank would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Two cores are shared by several ranks here: a slow example is no failure, pytest-timeout bounds the whole test.
 hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)

@@ -41,6 +41,7 @@ from ddl_tensorflow import (
     cross_rank,
     cross_size,
     cuda_built,
+    data,
     ddl_built,
     global_process_set,
     gloo_built,
@@ -65,7 +66,7 @@ from ddl_tensorflow._keras_backend import need_tensorflow
 from ddl_tensorflow.keras import callbacks, elastic
 from ddl_tensorflow.keras._optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model", "callbacks", "elastic"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model", "callbacks", "data", "elastic"]
 __all__ += ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter", "average_metrics"]
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "Compression", "__version__"]
 __all__ += ["Error", "HorovodInternalError", "InvalidArgument", "InvalidState"]

@@ -17,6 +17,7 @@ pytest.importorskip("tensorflow")
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(Path(__file__).with_name("train_digits_tensorflow.py"))
+EVERYWHERE = str(Path(__file__).with_name("tensorflow_everywhere.py"))
 FOUR = ["-m", "ddl.run", "--no-prefix", "-np", "4", "-H", "node1:1,node2:1,node3:1,node4:1"]
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -42,3 +43,10 @@ def test_four_hosts_train_what_one_process_does(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     assert "RESULT 4 " in done.stdout
     assert result(done.stdout) == pytest.approx(result(alone.stdout), rel=1e-4)
+
+
+@pytest.mark.parametrize("cluster", [FOUR_HOSTS], indirect=True)
+def test_what_two_ranks_do_four_hosts_do(cluster: Cluster) -> None:
+    done = cluster.run("node1", [sys.executable, *FOUR, EVERYWHERE], env=environ(), cwd="/", timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "DONE on 4 ranks, 4 hosts: " in done.stdout

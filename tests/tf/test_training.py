@@ -10,7 +10,7 @@ tf = pytest.importorskip("tensorflow")
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
-STEPS, GLOBAL = 6, 12
+STEPS, GLOBAL = 6, 24
 
 
 def batches(size=1, rank=0, passes=1):
@@ -129,7 +129,7 @@ def sessions():
 def eagerly(ddl):
     variable = tf.Variable([float(ddl.rank())])
     optimizer = ddl.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
-    for expected in (0.0, -2.0):
+    for expected in (0.0, -2.0 * (ddl.size() - 1)):
         optimizer.minimize(lambda: variable * 2 * ddl.rank(), var_list=[variable])
         assert variable.numpy() - ddl.rank() == expected
 

@@ -1,0 +1,52 @@
+"""``differentiable``: ``tf.custom_gradient`` for what makes one call of DDL's, without what that costs in a graph.
+
+There TensorFlow's own puts an op behind the call that holds on to its inputs and results: the call could not write to
+its input's memory and would copy it. So a graph's op has a registered gradient, which finds ours by the call's number.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Tuple
+
+import tensorflow as tf
+
+import ddl
+from ddl_tensorflow import _call
+
+__all__ = ["differentiable"]
+
+#: Returns results and what makes gradients for tensors of gradients for results.
+Function = Callable[..., Tuple[Any, Callable[..., Any]]]
+
+_gradients: Dict[int, Callable[..., Any]] = {}  # by the number of a graph's call; for good, as the call itself
+
+
+def differentiable(function: Function) -> Callable[..., Any]:
+    """Return ``function``, which makes of tensors the pair (results of a call, their gradient), as one of the results.
+
+    ``gradient(*upstream)`` returns a gradient for each of the first inputs of the call.
+    """
+
+    @functools.wraps(function)
+    def run(*tensors: tf.Tensor) -> Any:
+        if tf.executing_eagerly() or _call.native_op() is None:
+            return tf.custom_gradient(function)(*tensors)
+        _register()
+        results, gradient = function(*tensors)
+        _gradients[tf.nest.flatten(results)[0].op.get_attr("call")] = gradient
+        return results
+
+    return run
+
+
+@functools.cache
+def _register() -> None:
+    @tf.RegisterGradient("DdlCall")
+    def gradient(op: Any, *upstream: Any) -> List[Any]:
+        ours = _gradients.get(op.get_attr("call"))
+        if ours is None:
+            raise ddl.InvalidArgument("averages of gradients, and collectives on variables, have no gradient")
+        found = ours(*upstream)
+        made = list(found) if isinstance(found, (list, tuple)) else [found]
+        return [None, *made, *[None] * (len(op.inputs) - 1 - len(made))]  # the first input is the anchor
