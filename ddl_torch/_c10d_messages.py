@@ -136,8 +136,14 @@ class Messages:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End the thread of the notices. Idempotent."""
-        self._notices.close()
+        """End the thread of the notices. Idempotent.
+
+        Who asks later, as it receives from any source, gets no answer; so each rank is told what was sent to it.
+        """
+        with self._lock:
+            sent = {rank: counts.sent for rank, counts in self._counts.items() if counts.sent > 0}
+            self._counts.clear()
+        self._notices.close([] if self.broken() else [(rank, "sent", number) for rank, number in sent.items()])
 
     def abort(self, reason: str) -> None:
         """Break what is under way: it raises ``ddl.Aborted``, on all ranks."""

@@ -10,7 +10,7 @@ import atexit
 import json
 import threading
 from datetime import timedelta
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -57,12 +57,14 @@ class Notices:
             self._thread = threading.Thread(target=self._run, args=(store,), name="ddl-torch", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """End the thread. Idempotent."""
+    def close(self, last: Sequence[Tuple[Any, ...]] = ()) -> None:
+        """Send the ``last`` ones, each of a rank and its words, and end the thread. Idempotent."""
         atexit.unregister(self.close)
         thread, self._thread = self._thread, None
         others, self._size = range(1, self._size), 0
         try:
+            for to, *words in last if self.possible else ():
+                self.send(to, *words)
             if thread is not None and self.error is None:
                 self.send(self._rank, _END)
                 thread.join(1.0)

@@ -16,6 +16,7 @@ import ddl_tensorflow  # noqa: E402
 #: Of each file the functions that ranks run; what kills ranks, or is made for two of them, is not among them.
 CHECKS = {
     "test_verbs": ["everything"],
+    "test_verbs_in_fit": ["everything"],
     "test_grouped": ["everything"],
     "test_variables": ["everything"],
     "test_gradients": ["everything"],

@@ -101,6 +101,24 @@ def test_any_source(size: int, tmp_path) -> None:
     ranks.run(size, anybody, str(tmp_path / "store"), initialise=False, timeout=60)
 
 
+def sent_and_left(path, leaver):
+    dist, r, _ = begin(path)
+    x = torch.empty(2)
+    if r == leaver:
+        for number in range(2):
+            dist.send(torch.tensor([float(r), float(number)]), 1 - r)
+    else:
+        time.sleep(1.0)  # it has left, and cannot be asked any more
+        for number in range(2):
+            assert dist.recv(x) == leaver and x.tolist() == [leaver, number]
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_who_receives_from_any_source_need_not_hurry(leaver: int, tmp_path) -> None:
+    ranks.run(2, sent_and_left, str(tmp_path / "store"), leaver, initialise=False, timeout=20)
+
+
 def refused(path):
     dist, r, n = begin(path)
     import ddl
