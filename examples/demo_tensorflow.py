@@ -23,7 +23,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare one process with several ranks on handwritten digits.")
     parser.add_argument("--ranks", type=int, default=2, help="how many ranks to start (%(default)s)")
     parser.add_argument("--epochs", type=int, default=8, help="passes over the digits (%(default)s)")
-    parser.add_argument("--width", type=int, default=16, help="channels of the first layer (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=128, help="digits of all ranks in a step (%(default)s)")
+    parser.add_argument("--width", type=int, default=32, help="channels of the first layer (%(default)s)")
     parser.add_argument("--only", choices=EXAMPLES, help="one of the ways")
     return parser.parse_args()
 
@@ -46,7 +47,8 @@ def run(way: str, ranks: int, given: argparse.Namespace) -> Dict[str, Any]:
     environ = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **ONE_THREAD}
     with tempfile.TemporaryDirectory() as folder:
         results, timeline = Path(folder, "results.json"), Path(folder, "timeline.json")
-        options = ["--epochs", str(given.epochs), "--width", str(given.width), "--json", str(results)]
+        options = ["--epochs", str(given.epochs), "--batch-size", str(given.batch_size), "--width", str(given.width)]
+        options += ["--json", str(results)]
         options += ["--timeline", str(timeline)] if ranks > 1 else []
         status = subprocess.call([*launcher, str(HERE / EXAMPLES[way]), *options], env=environ)
         if status:
