@@ -34,7 +34,7 @@ class Timeline:
         self._rows: Dict[str, int] = {}
         self._begin = time.monotonic()
         # Without a buffer: whoever kills the process loses nothing, and a forked child has nothing to write again.
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (closed by ``close``)
+        self._file = open(path, "wb", buffering=0)
         self._write("[\n")
 
     def operation(self, name: str, verb: str, submitted: float, agreed: float, ended: float) -> None:

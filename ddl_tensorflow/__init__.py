@@ -78,7 +78,7 @@ from ddl_tensorflow.helpers import (
 )
 from ddl_tensorflow.joining import join
 from ddl_tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
-from ddl_tensorflow.optimizer import DistributedAdasumOptimizer, DistributedOptimizer, PartialDistributedOptimizer
+from ddl_tensorflow.optimizer import DistributedAdasumOptimizer, DistributedOptimizer
 from ddl_tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from ddl_tensorflow.variables import (
     BroadcastGlobalVariablesHook,
@@ -102,7 +102,7 @@ __all__ += ["local_rank_op", "local_size_op", "process_set_included_op", "rank_o
 __all__ += ["check_extension", "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility"]
 __all__ += ["refs_to_vars", "split_list", "vars_to_refs"]
 __all__ += ["DistributedAdasumOptimizer", "DistributedGradientTape", "DistributedOptimizer"]
-__all__ += ["PartialDistributedGradientTape", "PartialDistributedOptimizer"]
+__all__ += ["PartialDistributedGradientTape"]
 __all__ += ["start_timeline", "stop_timeline"]
 __all__ += ["mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built"]
 __all__ += ["is_homogeneous", "ddl_built", "ccl_built", "cuda_built", "rocm_built"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -18,13 +18,12 @@ from ddl_tensorflow._weights_check import WeightsCheck
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.compression import Compression
 from ddl_tensorflow.gradients import Averaging, Groups
-from ddl_tensorflow.tape import variables_of
 
-__all__ = ["DistributedAdasumOptimizer", "DistributedOptimizer", "PartialDistributedOptimizer"]
+__all__ = ["DistributedAdasumOptimizer", "DistributedOptimizer"]
 
 
 @naming_rank
-def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+def DistributedOptimizer(
     optimizer: Any,
     name: Optional[str] = None,
     use_locking: bool = False,
@@ -108,49 +107,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     )
 
 
-def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
-    optimizer: Any,
-    name: Optional[str] = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Optional[Iterable[Any]] = None,
-    scale_local_gradients: bool = True,
-    *,
-    bucket_bytes: int = BUCKET_BYTES,
-    check_every: int = 0,
-) -> Any:
-    """As ``DistributedOptimizer``; gradients of ``local_layers``, one layer or many, all built, stay on this rank."""
-    made = DistributedOptimizer(
-        optimizer,
-        name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        backward_passes_per_step=backward_passes_per_step,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        bucket_bytes=bucket_bytes,
-        check_every=check_every,
-    )
-    for variable in variables_of(local_layers):
-        made.register_local_var(variable)
-    return made
-
-
-def DistributedAdasumOptimizer(  # noqa: N802 (Horovod's name)
+def DistributedAdasumOptimizer(
     optimizer: Any,
     name: Optional[str] = None,
     use_locking: bool = False,

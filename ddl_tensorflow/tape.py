@@ -43,7 +43,7 @@ def _distributed(kind: Any) -> Type[Any]:
 
 
 @naming_rank
-def DistributedGradientTape(  # noqa: N802 (Horovod's name)
+def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
@@ -92,7 +92,7 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's name)
     return gradtape
 
 
-def PartialDistributedGradientTape(  # noqa: N802 (Horovod's name)
+def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",

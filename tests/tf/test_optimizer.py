@@ -224,7 +224,9 @@ def mistakes(ddl, keras):
     assert weight.numpy().tolist() == [2.0, 3.0]
     layer = keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)
     layer.build((None, 1))
-    local = ddl.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layer, check_every=1)
+    from ddl_tensorflow.keras import PartialDistributedOptimizer
+
+    local = PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layer, check_every=1)
     local.apply_gradients([(tf.constant([[float(ddl.rank())]]), layer.kernel), (tf.ones([2]), weight)])
     assert layer.kernel.numpy() == -ddl.rank() / 2 and weight.numpy().tolist() == [1.0, 2.0]
 
