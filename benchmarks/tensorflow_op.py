@@ -28,7 +28,7 @@ from ddl_tensorflow._where import Where
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20)
 CHAIN = 10  #: all-reduces in one call of a function
-ROUNDS = 30
+ROUNDS = 100
 
 
 def by_numpy(count: int) -> Callable[[], Any]:

@@ -8,15 +8,16 @@ the order in which functions were traced, nor from how often.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import threading
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple, TypeVar
 
 import tensorflow as tf
 
-__all__ = ["ITERATIONS", "OpName", "Place", "at", "gradient_name", "name_here", "op_name", "part_name"]
+__all__ = ["ITERATIONS", "OpName", "Place", "gradient_name", "name_here", "op_name", "part_name", "run_at"]
+
+T = TypeVar("T")
 
 #: As many iterations of a loop have names of their own; TensorFlow runs 10 at once, if nobody says otherwise.
 ITERATIONS = 16
@@ -116,12 +117,11 @@ class _Now(threading.local):
 _now = _Now()
 
 
-@contextlib.contextmanager
-def at(place: Optional[Place]) -> Iterator[None]:
-    """Say where this thread runs an op."""
+def run_at(place: Optional[Place], function: Callable[..., T], *arguments: Any) -> T:
+    """Return ``function(*arguments)``; this thread runs an op at ``place`` meanwhile."""
     before, _now.place = _now.place, place
     try:
-        yield
+        return function(*arguments)
     finally:
         _now.place = before
 

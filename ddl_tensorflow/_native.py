@@ -10,14 +10,14 @@ import ctypes
 import functools
 import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 import ddl
 from ddl_tensorflow._errors import text_of
-from ddl_tensorflow._names import Place, at
+from ddl_tensorflow._names import Place, run_at
 
 __all__ = ["Function", "NativeOp"]
 
@@ -48,16 +48,9 @@ class _Place(ctypes.Structure):
         ("node", ctypes.c_char_p),
         ("loop", ctypes.c_uint64),
         ("iteration", ctypes.c_int64),
+        ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
     ]
-
-
-class _Memory:
-    """What numpy makes an array of, without looking after the memory."""
-
-    __slots__ = ("__array_interface__",)
-
-    def __init__(self, address: int, shape: Tuple[int, ...], kind: str, read_only: bool) -> None:
-        self.__array_interface__ = {"data": (address, read_only), "shape": shape, "typestr": kind, "version": 3}
 
 
 class NativeOp:
@@ -68,8 +61,9 @@ class NativeOp:
         self._op, self._op_always = loaded.ddl_call, loaded.ddl_call_always
         self._library = ctypes.CDLL(path)
         self._library.ddl_take.restype = ctypes.c_void_p
-        self._library.ddl_take.argtypes = [ctypes.c_double, ctypes.POINTER(_Place)]
-        self._library.ddl_tensors.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(_View), ctypes.c_int32]
+        views = ctypes.POINTER(_View)
+        self._library.ddl_take.argtypes = [ctypes.c_double, ctypes.POINTER(_Place), views, ctypes.c_int32]
+        self._library.ddl_show.argtypes = [ctypes.c_void_p, views]
         shape = ctypes.POINTER(ctypes.c_int64)
         self._library.ddl_output.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, shape, ctypes.c_void_p]
         self._library.ddl_end.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
@@ -133,7 +127,7 @@ class NativeOp:
     def _serve(self) -> None:
         place, views = _Place(), (_View * 64)()
         while True:
-            handle = self._library.ddl_take(_WAIT, ctypes.byref(place))
+            handle = self._library.ddl_take(_WAIT, ctypes.byref(place), views, len(views))
             if not handle:
                 continue
             with self._lock:
@@ -154,10 +148,14 @@ class NativeOp:
             raise ddl.InvalidState(
                 "the graph was made by another process; build it anew, as calls of DDL are not saved"
             )
-        inputs, views = self._arrays(handle, 0, views)
-        outputs, views = self._arrays(handle, 1, views)
-        with at(None if op is None else Place.of(place.node.decode(), op, place.loop, place.iteration)):
-            made = function(inputs, outputs if outputs else None)
+        tensors = place.inputs + place.outputs
+        if tensors > len(views):
+            views = (_View * tensors)()
+            self._library.ddl_show(handle, views)
+        inputs = [_array(views[i], read_only=True) for i in range(place.inputs)]
+        outputs = [_array(views[i], read_only=False) for i in range(place.inputs, tensors)]
+        where = None if op is None else Place.of(place.node.decode(), op, place.loop, place.iteration)
+        made = run_at(where, function, inputs, outputs if outputs else None)
         if not outputs:
             for i, array in enumerate(made):
                 whole = np.asarray(array, order="C")  # ascontiguousarray gives a number a dimension
@@ -166,15 +164,6 @@ class NativeOp:
                     raise MemoryError(f"TensorFlow has no memory for a result of {whole.nbytes} bytes")
         return views
 
-    def _arrays(self, handle: int, outputs: int, views: Any) -> Any:
-        count = self._library.ddl_tensors(handle, outputs, views, len(views))
-        if count > len(views):
-            views = (_View * count)()
-            self._library.ddl_tensors(handle, outputs, views, count)
-        if count < 0:
-            raise ValueError(f"a tensor has more than {_DIMENSIONS} dimensions")
-        return [_array(views[i], read_only=not outputs) for i in range(count)], views
-
 
 @functools.cache
 def _type(number: int) -> np.dtype[Any]:
@@ -182,10 +171,11 @@ def _type(number: int) -> np.dtype[Any]:
 
 
 def _array(view: _View, read_only: bool) -> np.ndarray[Any, Any]:
-    dtype = _type(view.type)
-    shape = tuple(view.shape[: view.dimensions])
-    if not view.bytes:
-        return np.empty(shape, dtype)
-    if dtype.kind == "V":  # of types that numpy itself lacks, bfloat16 say
-        return np.asarray(_Memory(view.data, shape, f"<u{dtype.itemsize}", read_only)).view(dtype)
-    return np.asarray(_Memory(view.data, shape, dtype.str, read_only))
+    """Return an array of the tensor's memory, which it does not look after."""
+    dtype, dimensions, size = _type(view.type), view.dimensions, view.bytes
+    if dimensions > _DIMENSIONS:
+        raise ddl.InvalidArgument(f"a tensor has {dimensions} dimensions; reshape it to {_DIMENSIONS} at most")
+    memory = (ctypes.c_char * size).from_address(view.data) if size else None
+    array: np.ndarray[Any, Any] = np.ndarray(view.shape[:dimensions], dtype, memory)
+    array.flags.writeable = not read_only
+    return array

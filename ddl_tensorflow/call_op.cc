@@ -125,6 +125,8 @@ struct DdlPlace {
   const char* node;
   uint64_t loop;
   int64_t iteration;
+  int32_t inputs;
+  int32_t outputs;  // that are there already, as they are alike
 };
 
 struct DdlView {
@@ -132,31 +134,31 @@ struct DdlView {
   int64_t bytes;
   int32_t type;  // of TensorFlow's enumeration
   int32_t dimensions;
-  int64_t shape[kDimensions];
+  int64_t shape[kDimensions];  // of the first dimensions, if there are more
 };
 
-// Waits so many seconds for a call at most; null: there was none.
-void* ddl_take(double seconds, DdlPlace* place) {
-  Call* const call = queue().take(seconds);
-  if (call != nullptr) {
-    const tf::FrameAndIter run = call->context->frame_iter();
-    *place = {call->number, call->context->op_kernel().name().c_str(), run.frame_id, run.iter_id};
-  }
-  return call;
+// Shows the inputs of a call and the outputs that are there, behind one another.
+void ddl_show(void* handle, DdlView* views) {
+  auto* const call = static_cast<Call*>(handle);
+  const auto show = [&](const tf::Tensor& tensor) {
+    *views = {tensor.data(), static_cast<int64_t>(tensor.TotalBytes()), tensor.dtype(), tensor.dims(), {}};
+    for (int d = 0; d < tensor.dims() && d < kDimensions; ++d) views->shape[d] = tensor.dim_size(d);
+    ++views;
+  };
+  for (int i = kFirst; i < call->context->num_inputs(); ++i) show(call->context->input(i));
+  for (const tf::Tensor* const output : call->outputs) show(*output);
 }
 
-// Shows the inputs of a call, or its outputs, which are there if these are alike. Returns how many; none of `room`
-// is written if that is more, or -1 if a tensor has too many dimensions.
-int32_t ddl_tensors(void* handle, int32_t outputs, DdlView* views, int32_t room) {
-  auto* const call = static_cast<Call*>(handle);
-  const int n = outputs != 0 ? static_cast<int>(call->outputs.size()) : call->context->num_inputs() - kFirst;
-  for (int i = 0; n <= room && i < n; ++i) {
-    const tf::Tensor& tensor = outputs != 0 ? *call->outputs[i] : call->context->input(i + kFirst);
-    if (tensor.dims() > kDimensions) return -1;
-    views[i] = {tensor.data(), static_cast<int64_t>(tensor.TotalBytes()), tensor.dtype(), tensor.dims(), {}};
-    for (int d = 0; d < tensor.dims(); ++d) views[i].shape[d] = tensor.dim_size(d);
-  }
-  return n;
+// Waits so many seconds for a call at most; null: there was none. Shows its tensors, too, if there is room for them.
+void* ddl_take(double seconds, DdlPlace* place, DdlView* views, int32_t room) {
+  Call* const call = queue().take(seconds);
+  if (call == nullptr) return nullptr;
+  const tf::FrameAndIter run = call->context->frame_iter();
+  const int inputs = call->context->num_inputs() - kFirst;
+  const int outputs = static_cast<int>(call->outputs.size());
+  *place = {call->number, call->context->op_kernel().name().c_str(), run.frame_id, run.iter_id, inputs, outputs};
+  if (inputs + outputs <= room) ddl_show(call, views);
+  return call;
 }
 
 // Makes output `number` and copies `data` to it; 0 if there is no memory or no such output.

@@ -98,13 +98,16 @@ class Agreement:
 
     def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> Outcome:
         """Return what follows from all ballots, as ``ballot.unpack`` returns them, and the news of each rank."""
-        outcome = Outcome(quiet=not any(one & ballot.FRESH for one in flags))
+        some = reduce(or_, flags)
+        outcome = Outcome(quiet=not some & ballot.FRESH)
         self._entries = entries
-        came = {rank for rank, one in enumerate(flags) if one & ballot.JOINED} - self._joined
-        self._joined |= came
+        came: Set[int] = set()
+        if some & ballot.JOINED:
+            came = {rank for rank, one in enumerate(flags) if one & ballot.JOINED} - self._joined
+            self._joined |= came
         outcome.joined = frozenset(self._joined)
-        for rank, some in enumerate(news):
-            for name, plain in some:
+        for rank, said in enumerate(news):
+            for name, plain in said:
                 self._said.setdefault(name, {})[rank] = Signature.parse(plain)
         everywhere = reduce(and_, entries)
         for number in ballot.numbers(everywhere):

@@ -14,6 +14,8 @@ import logging
 import threading
 import time
 from collections import deque
+from functools import reduce
+from operator import or_
 from typing import Callable, Deque, Dict, Optional, Sequence, Union
 
 import numpy as np
@@ -217,7 +219,7 @@ class Negotiator:
             self._patience = patience
             group.set_timeout(patience)
         flags, entries = ballot.unpack(group.allgather(mine, out=np.empty((group.size, mine.size), np.uint8)))
-        everybody = group.allgather_object(news) if any(one & ballot.NEWS for one in flags) else ()
+        everybody = group.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
         with self._lock:
             outcome = agreement.decide(flags, entries, everybody)
         self._act(outcome, until)
@@ -288,9 +290,10 @@ class Negotiator:
 
     def _fail(self, error: Error) -> None:
         """Fail everything that is pending, and whatever comes. The first error stays."""
+        error = error.with_traceback(None)  # whose frames hold on to the communicator, and to the error
         with self._lock:
             if self._error is None:
-                self._error = error.with_traceback(None)  # whose frames hold on to the communicator
+                self._error = error
             some = [*self._pending.values(), *self._unnamed, *([self._joining] if self._joining else [])]
             self._pending.clear()
             self._unnamed.clear()

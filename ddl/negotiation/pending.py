@@ -76,15 +76,12 @@ class Pending:
         self._in_words = in_words  # says of an error which operation it has ended
         self._submitted = self._started = time.monotonic()
         self._deadline = self._submitted + deadline
-        self._agreed = threading.Event()
+        self.agreed = False  #: it has been started, or has failed
+        self._gate = threading.Lock()  # open from then on; a threading.Event would take 2 us to make
+        self._gate.acquire()
         self._work: Optional[Waitable] = None
         self._error: Optional[Exception] = None
         self._recorded = False
-
-    @property
-    def agreed(self) -> bool:
-        """Whether it has been started, or has failed."""
-        return self._agreed.is_set()
 
     @property
     def overdue(self) -> bool:
@@ -95,12 +92,23 @@ class Pending:
         """All ranks have submitted it, and it is under way ``since`` then (``time.monotonic``)."""
         self._work = work
         self._started = since
-        self._agreed.set()
+        self._open()
 
     def failed(self, error: Exception) -> None:
         """It will not be run."""
         self._error = error
-        self._agreed.set()
+        self._open()
+
+    def _open(self) -> None:
+        if not self.agreed:
+            self.agreed = True
+            self._gate.release()
+
+    def _wait_for_gate(self, seconds: float = -1) -> bool:
+        """Return whether it is open; wait so long for it, or for ever."""
+        if not self.agreed and self._gate.acquire(timeout=seconds):
+            self._gate.release()  # for others who wait
+        return self.agreed
 
     def done(self) -> bool:
         """Return whether it has ended, well or not. Does not block."""
@@ -115,11 +123,11 @@ class Pending:
         """
         limit = None if timeout is None else time.monotonic() + timeout
         until = self._deadline if limit is None else min(self._deadline, limit)
-        if not self._agreed.wait(max(0.0, until - time.monotonic())):
+        if not self._wait_for_gate(max(0.0, until - time.monotonic())):
             if until < self._deadline:
                 raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
             self._overdue(self)
-            self._agreed.wait()  # it has failed, or whoever was about to start it does
+            self._wait_for_gate()  # it has failed, or whoever was about to start it does
         if self._error is not None:
             # A new one: it will hold on to frames, and this must not hold on to it in turn.
             raise type(self._error)(*self._error.args)
