@@ -15,7 +15,9 @@ import numpy as np
 from ddl import _core
 from ddl.errors import InvalidArgument
 
-__all__ = ["empty", "is_shared"]
+__all__ = ["Pieces", "empty", "is_shared"]
+
+Pieces = _core.Pieces  #: some arrays of a list, copied behind one another and back
 
 _MOST_BYTES = 2**62
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from itertools import accumulate
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import ddl
 from ddl import memory
 from ddl.adasum import adasum_
 from ddl.communicator import Communicator
+from ddl.memory import Pieces
 from ddl.negotiation import Signature
 from ddl.negotiation.pending import Waitable
 from ddl.operations import Operation, Several, at_once
@@ -58,23 +60,16 @@ class _Together:
     """Some arrays of one type, copied behind one another."""
 
     def __init__(self, targets: Sequence[Array]) -> None:
-        self._targets = targets
-        ends = np.cumsum([target.size for target in targets]).tolist()
-        self.starts = [0, *ends[:-1]]
-        self.flat = _pool.take(targets[0].dtype, ends[-1])
-        for target, part in self._pairs():
-            part[...] = target
-
-    def _pairs(self) -> List[Tuple[Array, Array]]:
-        return [
-            (target, self.flat[start : start + target.size].reshape(target.shape))
-            for target, start in zip(self._targets, self.starts)
-        ]
+        self._targets = [_operations.numbers(target) for target in targets]
+        sizes = [target.size for target in self._targets]
+        *self.starts, length = accumulate(sizes, initial=0)
+        self.flat = _pool.take(self._targets[0].dtype, length)
+        self._pieces = Pieces(self.flat, range(len(sizes)), sizes)
+        self._pieces.pack(self._targets)
 
     def copy_back(self) -> None:
         """Hand out what has become of them."""
-        for target, part in self._pairs():
-            target[...] = part
+        self._pieces.unpack(self._targets)
         _pool.give_back(self.flat)
 
 
@@ -98,7 +93,7 @@ def reduction(
     ``detail``: what else ranks must have alike. If they differ, nothing is run any more on these ranks: a step of which
     a part has failed cannot be paired with that of other ranks.
     """
-    described = tuple((str(target.dtype), target.shape) for target in targets)
+    described = tuple((_operations.type_name(target.dtype), target.shape) for target in targets)
     alone, together = _grouped(targets, op)
 
     some = [_operations.allreduce(target, op, prescale, postscale) for target in alone]

@@ -10,6 +10,7 @@ namespace ddl {
 void bind_errors(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
+void bind_pieces(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 // Adds its methods to the type that bind_communicator has made.

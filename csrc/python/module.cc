@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
   ddl::bind_errors(m);
   ddl::bind_reduce(m);
   ddl::bind_memory(m);
+  ddl::bind_pieces(m);
   ddl::bind_plan(m);
   ddl::bind_communicator(m);
 }

@@ -1,0 +1,89 @@
+// Arrays that lie anywhere, copied behind one another and back in one call without the interpreter's lock: so the
+// gradients of a model, which a framework has all over its memory, are one operation.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "python/array_view.h"
+#include "python/bindings.h"
+#include "reduce/copy.h"
+
+namespace py = pybind11;
+
+namespace ddl {
+
+namespace {
+
+// Which arrays of a list lie in `flat`, in that order, and how many elements each has.
+class Pieces {
+ public:
+  Pieces(const py::object& flat, std::vector<size_t> numbers, std::vector<uint64_t> counts)
+      : flat_(view_of(flat, "flat", true)), numbers_(std::move(numbers)), counts_(std::move(counts)) {
+    uint64_t total = 0;
+    for (const uint64_t count : counts_) total += count;
+    if (numbers_.size() != counts_.size() || total != flat_.count) {
+      throw Error(ErrorKind::kInvalidArgument, "pieces: the arrays are not as long as what they are copied to");
+    }
+  }
+
+  void pack(const py::list& arrays) const {
+    const std::vector<ArrayView> views = views_of(arrays);
+    const py::gil_scoped_release released;
+    char* at = flat_.data;
+    for (const ArrayView& view : views) {
+      copy(at, view.data, view.bytes());
+      at += view.bytes();
+    }
+  }
+
+  void unpack(const py::list& arrays) const {
+    const std::vector<ArrayView> views = views_of(arrays);
+    const py::gil_scoped_release released;
+    const char* at = flat_.data;
+    for (const ArrayView& view : views) {
+      copy(view.data, at, view.bytes());
+      at += view.bytes();
+    }
+  }
+
+ private:
+  // What is packed is unpacked later, so it is refused before anything is sent if it cannot be written.
+  std::vector<ArrayView> views_of(const py::list& arrays) const {
+    std::vector<ArrayView> views;
+    views.reserve(numbers_.size());
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+      const std::string name = "array " + std::to_string(numbers_[i]);
+      if (numbers_[i] >= arrays.size()) {
+        throw Error(ErrorKind::kInvalidArgument, name + " is missing: there are " + std::to_string(arrays.size()));
+      }
+      views.push_back(view_of(arrays[numbers_[i]], name.c_str(), true));
+      const ArrayView& view = views.back();
+      if (view.count != counts_[i] || view.dtype != flat_.dtype) {
+        throw Error(ErrorKind::kInvalidArgument, name + " is " + std::to_string(view.count) + " x " +
+                                                     ddl::name(view.dtype) + ", but was " +
+                                                     std::to_string(counts_[i]) + " x " + ddl::name(flat_.dtype));
+      }
+    }
+    return views;
+  }
+
+  const ArrayView flat_;
+  const std::vector<size_t> numbers_;
+  const std::vector<uint64_t> counts_;
+};
+
+}  // namespace
+
+void bind_pieces(py::module_& m) {
+  py::class_<Pieces>(m, "Pieces", "Some arrays of a list, behind one another in `flat`.")
+      .def(py::init<const py::object&, std::vector<size_t>, std::vector<uint64_t>>(), py::arg("flat"),
+           py::arg("numbers"), py::arg("counts"))
+      .def("pack", &Pieces::pack, py::arg("arrays"), "Copy them to `flat`.")
+      .def("unpack", &Pieces::unpack, py::arg("arrays"), "Copy them back.");
+}
+
+}  // namespace ddl

@@ -1,0 +1,171 @@
+"""Many arrays as one operation: what an adapter does with a model's gradients, and with its parameters at the start.
+
+Small ones are copied behind one another, to memory that the ranks of a host share, and back: each by one call of the
+core. Large ones are sent from where they are: to copy them takes longer than an operation of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+import ddl
+from ddl import timeline
+from ddl.alike import check_alike
+from ddl.communicator import Communicator, Work
+from ddl.errors import InvalidArgument, InvalidState
+from ddl.memory import Pieces, empty
+from ddl.reduce_op import Average, ReduceOp
+from ddl.refusals import naming_rank
+
+__all__ = ["Fused", "broadcast_many_"]
+
+Array = Any  #: of numpy, or what the core takes for one
+
+_ALONE = 256 << 10  #: bytes from which on an array is sent from where it is: two copies take as long as an operation
+
+
+def _line(number: int, array: np.ndarray) -> str:
+    return f"array {number} of {array.dtype} and shape {tuple(array.shape)}"
+
+
+class _Layout:
+    """Which arrays are sent alone, and which lie together. Depends on their sizes and types only."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self.lines = [_line(i, x) for i, x in enumerate(arrays)]
+        self.alone = [i for i, x in enumerate(arrays) if x.nbytes >= _ALONE]
+        self.together: List[Tuple[np.ndarray, Pieces]] = []
+        small: Dict[np.dtype, List[int]] = {}
+        for i, x in enumerate(arrays):
+            if 0 < x.nbytes < _ALONE:
+                small.setdefault(x.dtype, []).append(i)
+        for dtype, numbers in small.items():
+            counts = [arrays[i].size for i in numbers]
+            flat = empty(sum(counts), dtype)
+            self.together.append((flat, Pieces(flat, numbers, counts)))
+
+
+class Fused:
+    """An all-reduce of many arrays, in place: of the same ones in each step, or of others like them.
+
+    ``arrays``: numpy arrays, of which types and shapes count; no two may share memory. Making it is not collective;
+    the first call compares them over the ranks and raises ``InvalidArgument``, on all ranks, where they differ.
+    ``name`` appears in errors and in a timeline. Used by one thread at a time.
+
+    >>> average = Fused(ddl.world(), gradients)
+    >>> average(gradients)
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        arrays: Sequence[np.ndarray],
+        *,
+        op: ReduceOp = Average,
+        name: str = "gradients",
+    ) -> None:
+        self._group = communicator
+        self._layout = _Layout(arrays)
+        self._op = op
+        self._name = name
+        # One operation after the other is the fastest where the processors do it; the network does several at once.
+        topology = communicator.topology
+        self._in_turn = topology.local_size == topology.size
+        self._steps = [
+            (pieces, communicator.prepare_allreduce(flat, op=op, name=name)) for flat, pieces in self._layout.together
+        ]
+        self._checked = False
+        self._works: Optional[List[Work]] = None
+        self._begun = 0.0
+        self._under_way: List[Array] = []
+
+    @naming_rank
+    def __call__(self, arrays: List[Array]) -> None:
+        """All-reduce ``arrays`` in place; those of now may lie elsewhere than those before.
+
+        Collective, blocking. They are contiguous and writable. Raises ``InvalidArgument`` if they are not like the
+        first ones (then nothing has been sent by this rank), and what any all-reduce raises.
+        """
+        if not self._in_turn:
+            self.start(arrays)
+            self.wait()
+            return
+        self._check(arrays)
+        self._begun = time.monotonic()
+        for pieces, _ in self._steps:
+            pieces.pack(arrays)
+        for i in self._layout.alone:
+            self._group.allreduce_(arrays[i], op=self._op)
+        for pieces, step in self._steps:
+            step()
+            pieces.unpack(arrays)
+        self._record()
+
+    @naming_rank
+    def start(self, arrays: List[Array]) -> None:
+        """Begin to all-reduce ``arrays`` and return; they must not be touched before ``wait``, which writes to them.
+
+        Collective; blocks only the first time. The core's own thread goes on with it, without the interpreter's lock.
+        Raises ``InvalidState`` if the last one has not been waited for, and as a call does.
+        """
+        self._check(arrays)
+        self._begun = time.monotonic()
+        for pieces, _ in self._steps:
+            pieces.pack(arrays)
+        some = [arrays[i] for i in self._layout.alone] + [flat for flat, _ in self._layout.together]
+        self._works = [self._group.allreduce_async_(one, op=self._op, name=self._name) for one in some]
+        self._under_way = arrays
+
+    @naming_rank
+    def wait(self) -> None:
+        """Wait for what ``start`` began. Raises ``InvalidState`` if nothing is, and what all-reduces raise."""
+        if self._works is None:
+            raise InvalidState(f"{self._group.who} {self._name}: wait without a start")
+        works, arrays = self._works, self._under_way
+        self._works, self._under_way = None, []
+        for work in works:
+            work.wait()
+        for pieces, _ in self._steps:
+            pieces.unpack(arrays)
+        self._record()
+
+    def _record(self) -> None:
+        recorder = timeline.active()
+        if recorder is not None:
+            recorder.operation(self._name, "allreduce", self._begun, self._begun, time.monotonic())
+
+    def _check(self, arrays: List[Array]) -> None:
+        if self._works is not None:
+            raise InvalidState(f"{self._group.who} {self._name}: started again before wait")
+        known = self._layout.lines
+        if len(arrays) != len(known):
+            raise InvalidArgument(f"{self._name}: {len(arrays)} arrays; at first there were {len(known)}")
+        for i in self._layout.alone:
+            if _line(i, arrays[i]) != known[i]:
+                raise InvalidArgument(f"{self._name}: {_line(i, arrays[i])}; at first {known[i]}")
+        if not self._checked:
+            lines = [f"op={self._op.name}", *self._layout.lines]
+            check_alike(self._group, self._name, lines, "Build the same model on all ranks.")
+            self._checked = True
+
+
+@naming_rank
+def broadcast_many_(arrays: Sequence[Array], *, root: int = 0, communicator: Optional[Communicator] = None) -> None:
+    """Overwrite ``arrays`` with those of rank ``root``: as ``Fused`` sends them. Collective, blocking.
+
+    Raises ``InvalidArgument``, on all ranks, if their types or shapes differ; ``communicator``: the world by default.
+    """
+    group = ddl.world() if communicator is None else communicator
+    some = list(arrays)
+    layout = _Layout(some)
+    check_alike(group, "broadcast", layout.lines, "Build the same model on all ranks.")
+    for i in layout.alone:
+        group.broadcast_(some[i], root=root)
+    for flat, pieces in layout.together:
+        pieces.pack(some)
+        group.broadcast_(flat, root=root)
+        if group.rank != root:
+            pieces.unpack(some)
