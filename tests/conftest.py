@@ -6,6 +6,7 @@ longer says so with ``@pytest.mark.timeout``.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from typing import Iterator
@@ -25,6 +26,15 @@ hypothesis.settings.load_profile("ddl")
 
 
 pytest_plugins = ["turns"]
+
+
+def _installed(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None  # a folder of tests is none
+
+
+#: Frameworks that need an interpreter of their own, by which `make test` runs their tests.
+collect_ignore = [framework for framework in ("caffe", "chainer", "theano") if not _installed(framework)]
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,13 @@ _PRELOAD_TORCH = (*_PRELOAD, "torch", "torch._dynamo", "ddl_torch")
 #: Importing it takes four to six seconds. TensorFlow starts its threads with the first op: there must be none before.
 _PRELOAD_TENSORFLOW = (*_PRELOAD, "tensorflow", "keras", "ddl_tensorflow")
 #: By the folder of tests that a test module is in.
-_PRELOADS = {"torch": _PRELOAD_TORCH, "tf": _PRELOAD_TENSORFLOW}
+_PRELOADS = {
+    "torch": _PRELOAD_TORCH,
+    "tf": _PRELOAD_TENSORFLOW,
+    "caffe": (*_PRELOAD, "caffe", "ddl_caffe"),
+    "chainer": (*_PRELOAD, "chainer", "chainermn", "ddl_chainer"),
+    "theano": (*_PRELOAD, "theano.tensor", "ddl_theano"),
+}
 
 _TESTS = Path(__file__).resolve().parent
 
@@ -125,13 +131,15 @@ def run(
     __tracebackhide__ = True
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
-    _serve(_PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
+    folder = Path(path).relative_to(_TESTS).parts[0]
+    _serve(_PRELOADS.get(folder, _PRELOAD))
+    patience = "100" if folder == "theano" else "20"  # between two operations a rank of Theano's compiles C
     with StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):
             mine, theirs = _context.Pipe(duplex=False)
             variables = environment(rank, size, store.address, secret.hex())
-            variables.update({"DDL_TIMEOUT": "20", "DDL_START_TIMEOUT": "20"})
+            variables.update({"DDL_TIMEOUT": patience, "DDL_START_TIMEOUT": "20"})
             variables.update(env or {})
             variables.update(env_of(rank) if env_of else {})
             process = _context.Process(

@@ -1,0 +1,110 @@
+"""What DDL does with a model: one operation averages its gradients, and another gives all ranks its parameters."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Iterable, List, Optional, Tuple
+
+import numpy as np
+
+import ddl
+from ddl.alike import check_alike
+from ddl.fused import Fused, broadcast_many_
+
+__all__ = ["AverageGradients", "Gradients", "broadcast", "broadcast_parameters", "packed", "parameters_of"]
+
+
+def parameters_of(model: Any) -> List[Tuple[str, Any]]:
+    """Return names and parameters in an order that ranks agree on: those with arrays, once if they have two names."""
+    found = {id(parameter): (name, parameter) for name, parameter in sorted(model.namedparams(False), reverse=True)}
+    for name, parameter in found.values():
+        if not isinstance(parameter.array, np.ndarray):
+            kind = type(parameter.array).__name__
+            raise ddl.InvalidArgument(f"parameter {name} is a {kind}, no numpy array: call model.to_device('@numpy')")
+    return list(found.values())
+
+
+def packed(array: np.ndarray) -> np.ndarray:
+    """Return the array if it can be reduced where it is, else a copy of it."""
+    return array if array.flags.c_contiguous and array.flags.writeable else np.array(array, order="C")
+
+
+class Gradients:
+    """Averages the gradients of parameters over a communicator, in place. Their number and shapes may change."""
+
+    def __init__(self, group: ddl.Communicator) -> None:
+        self._group = group
+        self._kinds: List[Any] = []
+        self._fused: Optional[Fused] = None
+
+    def average(self, parameters: Iterable[Any]) -> None:
+        """Average the gradients of ``parameters``, which all have one. Collective, blocking."""
+        arrays, places = [], set()
+        for parameter in parameters:
+            gradient = packed(parameter.grad)
+            place = gradient.__array_interface__["data"][0]
+            if place in places:  # those of a and b, where the model has a + b: Chainer makes one array
+                gradient = gradient.copy()
+            if gradient is not parameter.grad:
+                parameter.grad = gradient
+            arrays.append(gradient)
+            places.add(place)
+        kinds = [(array.shape, array.dtype) for array in arrays]
+        if self._fused is None or kinds != self._kinds:
+            self._fused, self._kinds = Fused(self._group, arrays, name="gradients"), kinds
+        self._fused(arrays)
+
+
+class AverageGradients:
+    """A hook of optimizers that makes gradients averages over the ranks, so that all ranks take the same step.
+
+    Collective: all ranks update equally often. It comes before other hooks (clipping, decay), which then see averages.
+    A parameter without a gradient counts as zeros, as Chainer has it. When a rank updates first, parameters are
+    compared to the bit. Raises, from ``optimizer.update``, ``InvalidArgument`` if a hook comes before it, and on all
+    ranks if parameters differ; ``CollectiveMismatch``, ``PeerLost`` and the like. ``communicator``: default, all ranks.
+
+    >>> optimizer.add_hook(ddl_chainer.AverageGradients())
+    """
+
+    name, timing, call_for_each_param = "AverageGradients", "pre", False
+
+    def __init__(self, communicator: Optional[ddl.Communicator] = None) -> None:
+        self._group = ddl.world() if communicator is None else communicator
+        self._gradients = Gradients(self._group)
+        self._checked = False
+
+    def __call__(self, optimizer: Any) -> None:
+        named = parameters_of(optimizer.target)
+        if not self._checked:
+            first, hook = next(iter(optimizer._hookable._pre_update_hooks.items()))
+            if hook is not self:
+                text = f"the hook {first!r} comes before it, and sees gradients of one rank; add AverageGradients first"
+                raise ddl.InvalidArgument(f"{self._group.who} AverageGradients: {text}")
+            lines = [f"{name} {x.dtype}{x.shape} of checksum {zlib.crc32(x.array.tobytes())}" for name, x in named]
+            advice = "Call ddl_chainer.broadcast_parameters(model) before, when all parameters have arrays."
+            check_alike(self._group, "AverageGradients", lines, advice)
+            self._checked = True
+        self._gradients.average(parameter for _, parameter in named)
+        optimizer.check_nan_in_grads()  # for dynamic loss scaling: so that all ranks skip a step, or none
+
+
+def broadcast(group: ddl.Communicator, arrays: List[np.ndarray], root: int) -> None:
+    """Overwrite the arrays with those of rank ``root``. Collective, blocking."""
+    copies = [packed(array) for array in arrays]
+    broadcast_many_(copies, root=root, communicator=group)
+    for array, copy in zip(arrays, copies):
+        if array is not copy:
+            array[...] = copy
+
+
+def broadcast_parameters(model: Any, root: int = 0, communicator: Optional[ddl.Communicator] = None) -> None:
+    """Give all ranks the parameters of rank ``root``, and its persistent arrays (BatchNormalization's averages).
+
+    Collective, blocking. ``model``: a ``chainer.Link``. A parameter that has no array yet, as its size is not known, is
+    left out: call the model once before. Raises ``InvalidArgument``, on all ranks, if types or shapes differ.
+    """
+    arrays = [parameter.array for _, parameter in parameters_of(model)]
+    for link in model.links():
+        values = (link.__dict__[name] for name in sorted(link._persistent))
+        arrays += [value for value in values if isinstance(value, np.ndarray)]
+    broadcast(ddl.world() if communicator is None else communicator, arrays, root)

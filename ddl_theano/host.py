@@ -1,0 +1,102 @@
+"""What is done with arrays, outside of a graph: all-reduces, which the Op uses too, and the broadcast at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Dict, Iterable, Iterator, List, Optional
+
+import numpy as np
+from theano.compile import SharedVariable
+from theano.tensor import TensorType, complex_dtypes
+
+import ddl
+from ddl import Average, ReduceOp
+from ddl.alike import check_alike
+from ddl.fused import Fused, broadcast_many_
+from ddl.refusals import naming_rank
+
+__all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type"]
+
+_reductions: Dict[Any, Reduction] = {}  # of arrays, by operator and name
+
+
+def check_type(dtype: Any, op: ReduceOp, what: str) -> None:
+    """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
+    kinds = "f" if op == Average else "fiub" if op in (ddl.Sum, ddl.Min, ddl.Max, ddl.Product) else ""
+    if np.dtype(dtype).kind not in kinds:
+        text = f"{what} is of type {dtype}, which has no op={getattr(op, 'name', op)}; floats have Average, "
+        raise ddl.InvalidArgument(f"allreduce: {text}Sum, Min, Max and Product, integers and bool all but Average")
+
+
+class Reduction:
+    """An all-reduce of lists of arrays, in place; ranks are compared the first time, and for each new layout."""
+
+    def __init__(self, op: ReduceOp, name: str) -> None:
+        self.op, self.name = op, name
+        self._world: Optional[ddl.Communicator] = None
+        self._known: Dict[Any, Fused] = {}
+
+    def __call__(self, arrays: List[np.ndarray]) -> None:
+        world = ddl.world()
+        if world is not self._world:
+            advice = "Build the same graph on all ranks, or say by name= what belongs together."
+            check_alike(world, "ddl_theano", [f"the all-reduce {self.name!r}"], advice)
+            self._world, self._known = world, {}
+        layout = tuple([(array.dtype, array.shape) for array in arrays])
+        if layout not in self._known:
+            self._known = self._known if len(self._known) < 8 else {}  # the last batch of an epoch may be smaller
+            self._known[layout] = Fused(world, arrays, op=self.op, name=self.name)
+        self._known[layout](arrays)
+
+
+@naming_rank
+def allreduce_arrays(arrays: Iterable[Any], *, op: ReduceOp = Average, name: str = "gradients") -> List[np.ndarray]:
+    """Combine arrays over all ranks, as one operation; return them. Collective, blocking.
+
+    arrays: what a function of Theano returns; types and errors as in ``allreduce``. They are overwritten where they are
+    contiguous, writable and no views; copies take the place of others.
+
+    >>> loss, *gradients = function(x, y)
+    >>> update(*ddl_theano.allreduce_arrays(gradients))
+    """
+    some = [np.asarray(one) for one in arrays]
+    own = {id(one): i for i, one in enumerate(some) if one.flags.owndata and one.flags.carray}  # each once
+    some = [one if own.get(id(one)) == i else np.array(one, order="C") for i, one in enumerate(some)]
+    for number, one in enumerate(some):
+        check_type(one.dtype, op, f"array {number}")
+    _reductions.setdefault((op, name), Reduction(op, name))(some)
+    return some
+
+
+@naming_rank
+def broadcast_parameters(parameters: Any, root: int = 0) -> None:
+    """Overwrite shared variables on every rank with those of rank ``root``, bit by bit, as one operation.
+
+    Collective, blocking. parameters: shared variables in lists or dictionaries, or updates (dictionaries of them, lists
+    of pairs): then what is updated, momenta as well. As many on every rank, in the same order. States of random
+    generators (of ``RandomStreams``) stay each rank's own. Raises ``InvalidArgument``, on all ranks if theirs differ.
+
+    >>> ddl_theano.broadcast_parameters(updates)
+    """
+    found = list(dict.fromkeys(one for one in _shared(parameters) if not getattr(one.tag, "is_rng", False)))
+    for one in found:
+        if not isinstance(one.type, TensorType) or one.dtype in complex_dtypes:
+            raise ddl.InvalidArgument(f"broadcast_parameters: {one} is a {one.type}; use ddl.broadcast_object")
+    arrays = [np.array(one.get_value(borrow=True), order="C") for one in found]
+    broadcast_many_(arrays, root=root)
+    for variable, array in zip(found, arrays):
+        variable.set_value(array, borrow=True)
+
+
+def _shared(some: Any) -> Iterator[Any]:
+    if isinstance(some, SharedVariable):
+        yield some
+    elif isinstance(some, Mapping):
+        yield from _shared([key if isinstance(key, SharedVariable) else value for key, value in some.items()])
+    elif isinstance(some, tuple) and len(some) == 2 and not isinstance(some[1], SharedVariable):
+        yield from _shared(some[0])  # of updates: the other one is an expression
+    elif isinstance(some, (list, tuple)):
+        for one in some:
+            yield from _shared(one)
+    else:
+        raise ddl.InvalidArgument(f"broadcast_parameters: a {type(some).__name__} is no shared variable of Theano")

@@ -1,0 +1,92 @@
+"""What the demos of TensorFlow, Caffe, Chainer and Theano have in common: one process beside several ranks, in a table.
+
+Both take the same steps, so they come to the same loss, up to rounding; with one thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+HERE = Path(__file__).resolve().parent
+
+
+def parser(ways: Sequence[str] = (), epochs: int = 8, width: int = 32) -> argparse.ArgumentParser:
+    """Return a parser of the options that a demo hands to its examples; ``ways``: the demo's names of these."""
+    made = argparse.ArgumentParser(description="Compare one process with several ranks on handwritten digits.")
+    made.add_argument("--ranks", type=int, default=2, help="how many ranks to start (%(default)s)")
+    made.add_argument("--epochs", type=int, default=epochs, help="passes over the digits (%(default)s)")
+    made.add_argument("--batch-size", type=int, default=128, help="digits of all ranks in a step (%(default)s)")
+    made.add_argument("--width", type=int, default=width, help="channels or units of a layer (%(default)s)")
+    if ways:
+        made.add_argument("--only", choices=ways, help="one of the ways")
+    return made
+
+
+def environment(**variables: str) -> Dict[str, str]:
+    """Return that of an example: one thread, this checkout, and ``variables`` unless the user has set them."""
+    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    return {**variables, **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def title(way: str, ranks: int) -> str:
+    """Return what stands above the output of one run."""
+    return f"\n--- {way}{way and ', '}{ranks} {'ranks' if ranks > 1 else 'process'} ---"
+
+
+def busy(timeline: Path) -> float:
+    """Return the seconds in which one operation or more was waited for, of what a timeline shows."""
+    events = [event for event in json.loads(timeline.read_text(encoding="utf-8")) if event.get("ph") == "X"]
+    seconds, end = 0.0, 0.0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        last = event["ts"] + event["dur"]
+        seconds += max(0.0, last - max(end, event["ts"])) / 1e6
+        end = max(end, last)
+    return seconds
+
+
+def run(
+    script: str, way: str, ranks: int, given: argparse.Namespace, environ: Dict[str, str], timed: bool = False
+) -> Dict[str, Any]:
+    """Run an example, showing what it prints, and return its results; end with its status if it fails.
+
+    ``timed``: its results say how much of the time it was communicating; others write a timeline.
+    """
+    print(title(way, ranks), flush=True)
+    launcher = [sys.executable, *(["-m", "ddl.run", "-np", str(ranks)] if ranks > 1 else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        results, timeline = Path(folder, "results.json"), Path(folder, "timeline.json")
+        options = ["--epochs", str(given.epochs), "--batch-size", str(given.batch_size), "--width", str(given.width)]
+        options += ["--json", str(results), *(["--timeline", str(timeline)] if ranks > 1 and not timed else [])]
+        status = subprocess.call([*launcher, str(HERE / script), *options], env=environ)
+        if status:
+            sys.exit(status)
+        answer: Dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+        if not timed:
+            answer["communicating"] = busy(timeline) / answer["seconds"] if ranks > 1 else 0.0
+    return {**answer, "way": way}
+
+
+def show(
+    runs: List[Dict[str, Any]],
+    what: str = "training",
+    communicating: str = "an average is waited for, or under way, also where the ranks compute meanwhile",
+) -> None:
+    """Print the table; ``what``: of which digits the loss is; ``communicating``: what counts as that."""
+    width = max(len(one["way"]) for one in runs)
+    print(f"\n{'way':<{width}}  ranks  {what + ' loss':>13}  test accuracy  images/s  communicating")
+    for one in runs:
+        print(
+            f"{one['way']:<{width}}  {one['ranks']:5d}  {one['loss']:13.4f}  {one['accuracy']:13.1%}  "
+            f"{one['images_per_s']:8.0f}  {one['communicating']:13.1%}"
+        )
+    print(f"(communicating: {communicating})")
+    ranks, cores = runs[-1]["ranks"], len(os.sched_getaffinity(0))
+    if ranks > cores:
+        print(f"(there are only {cores} cores here for {ranks} ranks, so more ranks cannot be faster)")
