@@ -84,21 +84,21 @@ def _start(arguments: argparse.Namespace) -> Content:
     """Check all options, so that nothing is found wrong after minutes; return the results that there are."""
     if arguments.rounds < 1 or not arguments.seconds > 0:
         raise ConfigError("--rounds must be 1 or more, and --seconds above 0")
-    reason = why_not() if set(arguments.only) & set(_ON_CLUSTERS) else None
-    if reason is not None:
-        raise ConfigError(f"targets {_ON_CLUSTERS[0]} to {_ON_CLUSTERS[-1]} need clusters on this machine: {reason}")
     if arguments.json and not arguments.json.absolute().parent.is_dir():
         raise ConfigError(f"--json {arguments.json}: there is no directory {arguments.json.absolute().parent}")
     try:
         if arguments.document:
             rows.insert(arguments.document.read_text(), "")
+        written: Content = {"definitions": "docs/targets.md; times in seconds", "targets": {}}
         if arguments.json and arguments.json.exists():
-            written: Content = json.loads(arguments.json.read_text())
+            written = json.loads(arguments.json.read_text())
             rows.of_json(written)
-            return written
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--json or --document cannot be used: {type(error).__name__}: {error}") from error
-    return {"definitions": "docs/targets.md; times in seconds", "targets": {}}
+    reason = why_not() if set(arguments.only) & set(_ON_CLUSTERS) else None
+    if reason is not None:
+        raise ConfigError(f"targets {_ON_CLUSTERS[0]} to {_ON_CLUSTERS[-1]} need clusters on this machine: {reason}")
+    return written
 
 
 def _measure(name: str, arguments: argparse.Namespace, others: Content) -> Content:
