@@ -31,7 +31,7 @@ _TALK, _ROUND = 0.04, 0.1  #: seconds for which a pair talks; of a round, as a r
 _MOST_TOURNAMENTS = 8
 _SHARE = 0.25  #: of the time for measuring: for talking in pairs, and again for seeing whether racks are of use
 _LARGE = (16 << 20, 4 << 20, 1 << 20)  #: bytes of the all-reduce that racks must make faster; the largest in time
-_SMALL, _TOGETHER = 4 << 10, 16  #: bytes of the one that they must not make slower; calls timed together
+_SMALL, _TOGETHER = 4 << 10, 16  #: bytes of the one that they must not slow down as much; calls timed together
 _TURNS = 5  #: of each of the two, in each of the two series
 _DEFAULT, _RACKS = 0, 1
 
@@ -128,14 +128,15 @@ def _in_time(control: Communicator, both: Mapping[int, Communicator], seconds: f
 
 
 def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Tuple[Optional[Outcome], str]:
-    """Return the outcome if racks make an all-reduce of ``nbytes`` faster, and a small one no slower; else why not."""
+    """Return the outcome if an all-reduce of ``nbytes`` gains more by racks than a small one loses; else why not."""
     large, _ = settle(control, both, _DEFAULT, _allreduce(control, both, nbytes), _TURNS, 1)
     if large.chosen == _DEFAULT:
         return None, f"an allreduce of {bytes_text(nbytes)} is not clearly faster with them"
     small, _ = settle(control, both, _RACKS, _allreduce(control, both, _SMALL), _TURNS, _TOGETHER)
-    if small.chosen == _DEFAULT:
+    gain, loss = large.default_seconds / large.seconds, small.default_seconds / small.seconds
+    if loss >= gain:
         times = f"{duration(small.default_seconds)}, without them {duration(small.seconds)}"
-        return None, f"an allreduce of {bytes_text(_SMALL)} takes {times}"
+        return None, f"an allreduce of {bytes_text(_SMALL)} takes {times}: more than {gain:.1f} times as long"
     return large, ""
 
 
