@@ -1,7 +1,8 @@
 """What every test gets: numpy loud about surprises, reproducible hypothesis, and no job's environment leaking in.
 
-Timeouts stand in pyproject.toml (60 s per test by default, all stacks printed when one fires); a test that may take
-longer says so with ``@pytest.mark.timeout``.
+A test that hangs is ended after the time that stands in pyproject.toml, and all stacks are printed. What a test waits
+for ends some time before, so that it says what hung. Neither bounds how long something may take: a test that does,
+says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ddl")
 
 
-pytest_plugins = ["turns"]
+pytest_plugins = ["turns", "budget"]
 
 
 def _installed(module: str) -> bool:

@@ -38,7 +38,7 @@ def run(line: List[str], folder: Path, variables: Optional[Dict[str, str]] = Non
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     everything = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(variables or {})}
     line = [sys.executable, *line]
-    done = subprocess.run(line, env=everything, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(line, env=everything, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0 and not (quiet and done.stderr), done.stdout + done.stderr
     return done.stdout
 

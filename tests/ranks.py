@@ -115,7 +115,7 @@ def run(
     *args: Any,
     env: Optional[Dict[str, str]] = None,
     env_of: Optional[Callable[[int], Dict[str, str]]] = None,
-    timeout: float = 40,
+    timeout: float = 240,
     may_die: Sequence[int] = (),
     stopped: Sequence[int] = (),
     on_start: Optional[Callable[[List[int]], None]] = None,
@@ -131,15 +131,13 @@ def run(
     __tracebackhide__ = True
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
-    folder = Path(path).relative_to(_TESTS).parts[0]
-    _serve(_PRELOADS.get(folder, _PRELOAD))
-    patience = "100" if folder == "theano" else "20"  # between two operations a rank of Theano's compiles C
+    _serve(_PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
     with StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):
             mine, theirs = _context.Pipe(duplex=False)
             variables = environment(rank, size, store.address, secret.hex())
-            variables.update({"DDL_TIMEOUT": patience, "DDL_START_TIMEOUT": "20"})
+            variables.update({"DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100"})
             variables.update(env or {})
             variables.update(env_of(rank) if env_of else {})
             process = _context.Process(

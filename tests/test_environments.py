@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 def run(*words, **environ):
     environ = {**os.environ, **environ}
-    return subprocess.run([str(SCRIPT), *words], env=environ, capture_output=True, text=True, timeout=50)
+    return subprocess.run([str(SCRIPT), *words], env=environ, capture_output=True, text=True, timeout=240)
 
 
 def test_it_says_how_it_is_called():

@@ -43,7 +43,7 @@ def test_nothing_runs_beside_what_is_alone(tmp_path: Path) -> None:
     line = ["-m", "pytest", "-q", "-p", "turns", "-n", "4", "--dist", "load", f"--basetemp={tmp_path / 'base'}"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))}
     line = [sys.executable, *line]
-    ended = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0 and "20 passed" in ended.stdout, ended.stdout + ended.stderr
     spans: List[Tuple[float, float, str]] = []
     for mark, begin, end in (text.split() for text in log.read_text().splitlines()):

@@ -16,7 +16,7 @@ caffe = pytest.importorskip("caffe")
 h5py = pytest.importorskip("h5py")
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 DIES = """
 import os, signal
@@ -62,7 +62,7 @@ def train(*flags, ranks=2, cwd=None):
     path = os.pathsep.join(filter(None, [str(cwd or ""), str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path, "GLOG_minloglevel": "0", "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), sys.executable, "-m", "ddl_caffe", "train", *flags]
-    return subprocess.run(line, env=environ, cwd=cwd or ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(line, env=environ, cwd=cwd or ROOT, capture_output=True, text=True, timeout=240)
 
 
 def weights(folder, iteration):

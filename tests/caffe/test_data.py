@@ -11,7 +11,7 @@ caffe = pytest.importorskip("caffe")
 h5py = pytest.importorskip("h5py")
 lmdb = pytest.importorskip("lmdb")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 BATCH = 4
 

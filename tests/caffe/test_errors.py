@@ -13,7 +13,7 @@ from ddl import errors
 
 caffe = pytest.importorskip("caffe")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 def solver_of(folder, **how):

@@ -11,7 +11,7 @@ import ranks
 
 caffe = pytest.importorskip("caffe")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 STEPS = 3
 

@@ -11,7 +11,7 @@ import ranks
 
 caffe = pytest.importorskip("caffe")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 WAYS = {
     "momentum, decay, clipping": ("SGD", "momentum: 0.9 weight_decay: 0.01 clip_gradients: 0.5", 1, "plain"),
@@ -60,7 +60,7 @@ def trains_alike(folder):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_do_what_one_process_does(size, tmp_path):
-    ranks.run(size, trains_alike, str(tmp_path), timeout=100)
+    ranks.run(size, trains_alike, str(tmp_path))
 
 
 def by_hand(folder):

@@ -12,7 +12,7 @@ import ranks
 cases = pytest.importorskip("chainer_cases", reason="Chainer is not installed here")
 chainer, chainermn = cases.chainer, cases.chainermn
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.processes
 
 
 def by_trainer(comm, step):

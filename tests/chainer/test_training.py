@@ -8,7 +8,7 @@ import ranks
 
 cases = pytest.importorskip("chainer_cases", reason="Chainer is not installed here")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def with_hook(name, dtype):
@@ -60,7 +60,7 @@ def test_two_hosts(way):
 
 def compare(size, name, way, dtype, **how):
     alone = cases.trained(name, None, dtype)
-    first, *others = ranks.run(size, trains, name, way, dtype, timeout=100, **how)
+    first, *others = ranks.run(size, trains, name, way, dtype, **how)
     assert first.keys() == alone.keys()
     largest = max(np.abs(expected).max() for expected in alone.values())
     for key, expected in alone.items():

@@ -1,4 +1,4 @@
-"""Runs what tests/tf does on two ranks on those of this job, however many there are and on whichever hosts they are."""
+"""Trains the digits on the ranks of this job, and runs on them what tests/tf does on two, on whichever hosts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
 import ranks  # noqa: E402 (it is found there)
+from cluster import train_digits_tensorflow  # noqa: E402
 
 import ddl  # noqa: E402
 import ddl_tensorflow  # noqa: E402
@@ -29,6 +30,8 @@ CHECKS = {
 
 
 def main() -> None:
+    train_digits_tensorflow.main()
+    ddl.shutdown()
     done = []
     for file, names in CHECKS.items():
         for name in names:

@@ -11,7 +11,7 @@ import pytest
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import hashlib
@@ -42,7 +42,7 @@ def test_any_hosts_have_the_same_bits(own_cluster: Cluster) -> None:
     for hosts, expected in PLACES.items():
         line = [sys.executable, "-m", "ddl.run", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
         variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TUNED": "off"}
-        job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=60, check=False)
+        job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=240, check=False)
         assert job.returncode == 0, job.stderr
         names, one, other = job.stdout.split()
         assert names.replace("node", "").replace(",", "") == expected

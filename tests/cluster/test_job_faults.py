@@ -15,7 +15,7 @@ import pytest
 from ddl.tools.desk import FOUR_HOSTS, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone]
 DEADLINE = 4.0  #: seconds, DDL_TIMEOUT
 
 # Each rank writes what it sees to a file of its own: ddlrun may be cut off from it.
@@ -98,7 +98,7 @@ class Job:
         return seen
 
     def end(self) -> str:
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=240)
         assert self.process.returncode not in (0, None)
         return err
 
@@ -109,7 +109,7 @@ def job(request: pytest.FixtureRequest, clusters_can_be_built: None, tmp_path: P
         job = Job(cluster, tmp_path, request.param)
         yield job
         job.process.kill()
-        job.process.communicate(timeout=20)
+        job.process.communicate(timeout=240)
 
 
 def test_a_process_is_killed(job: Job) -> None:

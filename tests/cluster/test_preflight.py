@@ -13,7 +13,7 @@ import pytest
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 THREE = Shape(3, rails=(None, None))
 STARTED = "open(f'started.{__import__(\"os\").environ[\"DDL_RANK\"]}', 'w')\n"
 
@@ -23,7 +23,7 @@ def run(cluster: Cluster, folder: Path, *options: str) -> subprocess.CompletedPr
     (folder / "train.py").write_text(STARTED)
     environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root")}
     line = [sys.executable, "-m", "ddl.run", "-H", "node1:1,node2:1,node3:1", *options, "train.py"]
-    return cluster.run("node1", line, env=environ, cwd=folder, timeout=60, check=False)
+    return cluster.run("node1", line, env=environ, cwd=folder, timeout=240, check=False)
 
 
 def started(folder: Path) -> int:

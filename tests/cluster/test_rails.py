@@ -15,7 +15,7 @@ import pytest
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
 EQUAL = Shape(2, rails=(10**9, 10**9))
 UNEQUAL = Shape(2, rails=(10**9, 10**9 // 4))
 
@@ -50,7 +50,7 @@ def start(cluster: Cluster, steps: int, *options: str, program: str = PROGRAM, *
 
 
 def finish(job: subprocess.Popen[str]) -> None:
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
 
 
@@ -162,7 +162,7 @@ def test_each_rail_is_lost_in_turn(own_cluster: Cluster) -> None:
         assert job.stdout is not None
         pid, store = job.stdout.readline().split()
         port = store.rpartition(":")[2]
-        rest = pool.submit(job.communicate, timeout=70)
+        rest = pool.submit(job.communicate, timeout=240)
         wait_until(lambda: ways(own_cluster, port, 1) == 2, "the agent and the rank come over the second rail, too")
         own_cluster.cut("node2", 0)
         wait_until(lambda: ways(own_cluster, port, 0) == 1, "the first rail is known to be lost")

@@ -11,7 +11,7 @@ import pytest
 from ddl.tools.desk import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 # Several pieces of several operations are under way at once, and rank 1 comes late to every other one.
 PROGRAM = """
@@ -45,6 +45,6 @@ def test_all_pieces_arrive_through_small_buffers(own_cluster: Cluster) -> None:
     hosts = ",".join(f"{host}:{slots}" for host in own_cluster.hosts)
     variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "60"}
     line = [sys.executable, "-m", "ddl.run", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
-    job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=90, check=False)
+    job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=240, check=False)
     assert job.returncode == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == [f"done {rank}" for rank in range(3 * slots)]

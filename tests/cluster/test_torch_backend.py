@@ -15,7 +15,7 @@ from ddl.tools.desk import Cluster
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PROGRAM = """
 import os, sys
@@ -56,6 +56,6 @@ def test_srun(line: str, cluster: Cluster, tmp_path: Path) -> None:
         if line is BY_TORCHS_VARIABLES:
             environ.update(MASTER_ADDR="node1", MASTER_PORT="29500")  # nobody else is on these hosts
         command: List[str] = ["srun", "-N2", "-n2", "sh", "-c", line, sys.executable, str(program)]
-        done = cluster.run("node1", command, env={**os.environ, **environ}, cwd="/", timeout=60, check=False)
+        done = cluster.run("node1", command, env={**os.environ, **environ}, cwd="/", timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 is done", "rank 1 of 2 is done"]

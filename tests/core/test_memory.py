@@ -207,11 +207,11 @@ needs_memory = pytest.mark.skipif(
 @pytest.mark.slow
 @needs_memory
 def test_allreduce_beyond_two_gib() -> None:
-    assert ranks.run(2, more_than_two_gib, timeout=50) == [[6] + [30] * 6] * 2
+    assert ranks.run(2, more_than_two_gib) == [[6] + [30] * 6] * 2
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 @needs_memory
 def test_a_message_beyond_two_gib_over_tcp() -> None:
-    assert ranks.run(2, message_beyond_two_gib, timeout=50, **connected("tcp")) == [[5, 1, 2, 3, 4, 5]] * 2
+    assert ranks.run(2, message_beyond_two_gib, **connected("tcp")) == [[5, 1, 2, 3, 4, 5]] * 2

@@ -235,7 +235,7 @@ def numberless(part_fails: str) -> str:
     began = time.monotonic()
     with pytest.raises(ddl.Error) as caught:
         half.split(0)
-    assert time.monotonic() - began < 10  # the deadline is 20
+    assert time.monotonic() - began < 50  # the deadline is 100
     half.barrier()
     return str(caught.value)
 

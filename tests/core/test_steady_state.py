@@ -68,7 +68,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("steady") / "steady_counter.so"
     flags = ["-x", "c", "-std=gnu11", "-O1", "-fno-builtin", "-shared", "-fPIC"]
     command = [compiler, *flags, "-o", str(library), str(HERE / "steady_counter.c"), "-ldl"]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=240)
     if "__libc_malloc" in built.stderr:
         pytest.skip("this C library is not glibc")
     assert built.returncode == 0, built.stderr
@@ -90,7 +90,7 @@ def run_ranks(counter: Path, case: str, windows: int = WINDOWS, **env: str) -> C
             )
             processes.append(process)
         try:
-            said = [process.communicate(timeout=50) for process in processes]
+            said = [process.communicate(timeout=240) for process in processes]
         finally:
             for process in processes:
                 process.kill()

@@ -55,7 +55,7 @@ class Launcher:
         if text is not None:
             options["stdin"] = subprocess.PIPE
         process = self.start(*arguments, **options)
-        out, err = process.communicate(text, timeout=50)
+        out, err = process.communicate(text, timeout=240)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def alive(self) -> List[int]:

@@ -244,7 +244,7 @@ def test_who_is_interrupted_or_killed_leaves_no_rank(number: int, launcher: Laun
     )
     assert eventually(lambda: all((tmp_path / f"started.{rank}").exists() for rank in range(2)))
     process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=240)
     assert (process.returncode, out) == ((7, "interrupted\n") if number == signal.SIGINT else (-signal.SIGKILL, ""))
     assert eventually(lambda: not launcher.alive(), 5)
     assert not list(tmp_path.glob("ddl-run-*"))

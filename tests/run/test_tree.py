@@ -44,7 +44,7 @@ def start_family(launcher: Launcher, script: Script, then: str, first: str = "")
 def test_a_signal_to_ddlrun_ends_the_whole_tree(launcher: Launcher, script: Script, number: signal.Signals) -> None:
     process = start_family(launcher, script, "time.sleep(600)")
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     assert launcher.alive() == []
     assert err.splitlines()[-1] == f"ddlrun: stopped by {number.name}"
@@ -54,7 +54,7 @@ def test_even_if_nobody_listens(launcher: Launcher, script: Script) -> None:
     deaf = "for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)"
     process = start_family(launcher, script, "time.sleep(600)", first=deaf)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     assert process.returncode == 130
     assert launcher.alive() == []
 
@@ -72,7 +72,7 @@ except KeyboardInterrupt:
     for _ in range(2):
         assert "ready" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=240)
     assert process.returncode == 130
     assert sorted(out.splitlines()) == ["[0] cleaned up 0", "[1] cleaned up 1"]
 
@@ -80,7 +80,7 @@ except KeyboardInterrupt:
 def test_a_stopped_rank_does_not_keep_ddlrun(launcher: Launcher, script: Script) -> None:
     process = start_family(launcher, script, "os.kill(os.getpid(), signal.SIGSTOP)")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     assert process.returncode == 143
     assert launcher.alive() == []
 
@@ -98,14 +98,14 @@ def test_kill_9_of_ddlrun_leaves_nothing(launcher: Launcher, script: Script) -> 
 
 def test_what_ranks_leave_behind_ends_with_the_job(launcher: Launcher, script: Script) -> None:
     process = start_family(launcher, script, "sys.exit(0)")
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=240)
     assert process.returncode == 0 and out == ""
     assert launcher.alive() == []
 
 
 def test_a_failure_ends_the_families_of_all(launcher: Launcher, script: Script) -> None:
     process = start_family(launcher, script, "sys.exit(9) if rank == 0 else time.sleep(600)")
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     assert process.returncode == 9
     assert launcher.alive() == []
 
@@ -134,7 +134,7 @@ while not os.path.exists(sys.argv[1]):
     first = set(zombies())
     assert eventually(lambda: first.isdisjoint(zombies()))
     stop.touch()
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     assert process.returncode == 0
 
 
@@ -145,5 +145,5 @@ def test_nohup_is_respected(launcher: Launcher, script: Script) -> None:
     process = launcher.start(*arguments, command="sh", stdin=-1)
     assert process.stdout is not None and "ready" in process.stdout.readline()
     process.send_signal(signal.SIGHUP)
-    process.communicate("\n", timeout=20)
+    process.communicate("\n", timeout=240)
     assert process.returncode == 0

@@ -7,8 +7,6 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def sources(count):
     """The same elements, of a known number and of an unknown one."""
@@ -90,6 +88,7 @@ def jobs():
     assert np.array(numbers(ddl.data.shard(own, size=1, rank=0))).size == 3 + 2 * rank
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_each_rank_has_its_part():
-    ranks.run(2, jobs, timeout=110)
+    ranks.run(2, jobs)

@@ -10,7 +10,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 def of_variables(ddl):
@@ -107,6 +107,7 @@ def everything():
     return runs(ddl)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_states():
-    assert ranks.run(2, everything, may_die=[1], timeout=110) == ["PeerLost", 5]
+    assert ranks.run(2, everything, may_die=[1]) == ["PeerLost", 5]

@@ -10,7 +10,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 WAYS = {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}
 
@@ -100,7 +100,7 @@ def caught_in(ddl):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_mistakes(way):
-    ranks.run(2, mistakes, initialise=False, env=WAYS[way], timeout=110)
+    ranks.run(2, mistakes, initialise=False, env=WAYS[way])
 
 
 def loses_a_rank(mode):
@@ -119,7 +119,7 @@ def loses_a_rank(mode):
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rank_that_dies_is_named(mode):
-    first, died, third = ranks.run(3, loses_a_rank, mode, initialise=False, may_die=[1], timeout=110)
+    first, died, third = ranks.run(3, loses_a_rank, mode, initialise=False, may_die=[1])
     assert died == 7 and first == third == "PeerLost"
 
 
@@ -137,7 +137,7 @@ def waits():
 
 @pytest.mark.faults
 def test_an_op_that_others_do_not_run_ends_at_its_deadline():
-    ranks.run(2, waits, initialise=False, env={"DDL_TIMEOUT": "1"}, timeout=110)
+    ranks.run(2, waits, initialise=False, env={"DDL_TIMEOUT": "1"})
 
 
 def test_without_a_compiler_it_is_said_once(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 WAYS = {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}
 MODES = (lambda function: function(), lambda function: tf.function(function)())
@@ -162,11 +162,12 @@ def refused(ddl):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_averages(way):
-    ranks.run(2, everything, env=WAYS[way], timeout=110)
+    ranks.run(2, everything, env=WAYS[way])
 
 
+@pytest.mark.slow
 def test_averages_between_three_hosts():
-    ranks.run(3, everything, env={"DDL_SHM": "0"}, timeout=110)  # no memory is shared, as if they were hosts
+    ranks.run(3, everything, env={"DDL_SHM": "0"})  # no memory is shared, as if they were hosts
 
 
 def before_init():
@@ -178,4 +179,4 @@ def before_init():
 
 
 def test_before_init():
-    ranks.run(1, before_init, initialise=False, timeout=60)
+    ranks.run(1, before_init, initialise=False)

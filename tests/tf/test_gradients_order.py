@@ -12,7 +12,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 PAUSE = 0.4
 
@@ -67,7 +67,7 @@ def sent_meanwhile(folder):
 
 def test_a_bucket_is_sent_while_the_backward_pass_goes_on(tmp_path):
     # A thread for what waits: as an op that computes takes one.
-    ranks.run(2, sent_meanwhile, str(tmp_path), initialise=False, env={"TF_NUM_INTEROP_THREADS": "3"}, timeout=60)
+    ranks.run(2, sent_meanwhile, str(tmp_path), initialise=False, env={"TF_NUM_INTEROP_THREADS": "3"})
 
 
 def any_order():
@@ -94,4 +94,4 @@ def any_order():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_make_gradients_in_different_orders(size):
-    ranks.run(size, any_order, initialise=False, timeout=60)
+    ranks.run(size, any_order, initialise=False)

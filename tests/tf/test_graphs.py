@@ -9,7 +9,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 def test_names_of_places():
@@ -246,8 +246,9 @@ def everything():
     threads()
 
 
+@pytest.mark.slow
 def test_one_op_in_several_places():
-    ranks.run(2, everything, env={"TF_NUM_INTEROP_THREADS": "8"}, timeout=110)  # else nothing runs at once
+    ranks.run(2, everything, env={"TF_NUM_INTEROP_THREADS": "8"})  # else nothing runs at once
 
 
 def without_the_op():
@@ -260,4 +261,4 @@ def without_the_op():
 
 
 def test_what_is_always_run_without_the_op():
-    ranks.run(2, without_the_op, env={"DDL_TENSORFLOW_OP": "0"}, timeout=110)
+    ranks.run(2, without_the_op, env={"DDL_TENSORFLOW_OP": "0"})

@@ -7,7 +7,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 WAYS = {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}
 
@@ -91,4 +91,4 @@ def everything():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_several_tensors(way):
-    ranks.run(2, everything, env=WAYS[way], timeout=110)
+    ranks.run(2, everything, env=WAYS[way])

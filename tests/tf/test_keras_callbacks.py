@@ -14,7 +14,7 @@ import ranks
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -226,8 +226,9 @@ def everything():
     assert not ddl.is_initialized()
 
 
+@pytest.mark.slow
 def test_callbacks():
-    ranks.run(2, everything, timeout=110, initialise=False)
+    ranks.run(2, everything, initialise=False)
 
 
 ON_TORCH = """
@@ -270,6 +271,7 @@ print("rank is done")
 """
 
 
+@pytest.mark.slow
 def test_keras_on_torch(tmp_path):
     """Callbacks do all there; the rest says what to use instead. KERAS_BACKEND is read when Keras is imported."""
     pytest.importorskip("torch")
@@ -278,6 +280,6 @@ def test_keras_on_torch(tmp_path):
     command = [sys.executable, "-m", "ddl.run", "-np", "2", sys.executable, str(script)]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": paths}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and done.stdout.count("rank is done") == 2, done.stderr[-3000:]
     assert (tmp_path / "best.keras").exists()

@@ -16,7 +16,7 @@ import ranks
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 def data(rank, rows=32):
@@ -184,11 +184,12 @@ def loses_a_rank():
 
 @pytest.mark.faults
 def test_a_rank_that_dies_in_fit_is_named():
-    assert ranks.run(2, loses_a_rank, initialise=False, may_die=[1], timeout=110) == ["PeerLost", 7]
+    assert ranks.run(2, loses_a_rank, initialise=False, may_die=[1]) == ["PeerLost", 7]
 
 
+@pytest.mark.slow
 def test_fit(tmp_path):
-    for names in ranks.run(2, trains, str(tmp_path), timeout=110, initialise=False):
+    for names in ranks.run(2, trains, str(tmp_path), initialise=False):
         assert names == ["accuracy", "loss"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.keras", "best.keras.2.keras"]
 
@@ -288,8 +289,9 @@ def custom_step(ddl, x, y):
     assert model.dense.bias.numpy() == [ddl.rank()]
 
 
+@pytest.mark.slow
 def test_what_differs_is_named():
-    ranks.run(2, begins, timeout=110, initialise=False)
+    ranks.run(2, begins, initialise=False)
 
 
 def in_xla():
@@ -321,4 +323,4 @@ def in_xla():
 
 
 def test_inside_of_xla():
-    ranks.run(1, in_xla, timeout=110, initialise=False)
+    ranks.run(1, in_xla, initialise=False)

@@ -134,7 +134,7 @@ def test_each_is_public_and_tested():
 
 def test_without_tensorflow_it_says_what_to_install():
     code = "import sys; sys.modules['tensorflow'] = None; import ddl_tensorflow"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert "ModuleNotFoundError: ddl_tensorflow needs TensorFlow" in done.stderr and "ddl_torch" in done.stderr
 
 
@@ -190,5 +190,5 @@ def of_a_job(folder: str):
 def test_a_job(tmp_path: Path):
     import ranks
 
-    written, _ = ranks.run(2, of_a_job, str(tmp_path), initialise=False, timeout=50)
+    written, _ = ranks.run(2, of_a_job, str(tmp_path), initialise=False)
     assert "allreduce.seen" in written

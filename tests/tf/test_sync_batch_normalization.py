@@ -9,7 +9,7 @@ import ranks
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 #: Rows of each rank, shape of a row, arguments of the layer, whether there is a mask.
 CASES = {
@@ -105,9 +105,10 @@ def in_models(folder):
         model.compile("sgd", "mse", jit_compile=True)
 
 
+@pytest.mark.slow
 def test_it_is_batch_normalization_of_the_whole():
-    ranks.run(2, compares, timeout=110, initialise=False)
+    ranks.run(2, compares, initialise=False)
 
 
 def test_in_models(tmp_path):
-    ranks.run(2, in_models, str(tmp_path), timeout=110, initialise=False)
+    ranks.run(2, in_models, str(tmp_path), initialise=False)

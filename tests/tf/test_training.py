@@ -8,7 +8,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 STEPS, GLOBAL = 6, 24
 
@@ -136,8 +136,8 @@ def eagerly(ddl):
 
 @pytest.mark.parametrize("way", ["op", "numpy"])
 def test_loops(way):
-    ranks.run(2, loops, initialise=False, env={"DDL_TENSORFLOW_OP": "0"} if way == "numpy" else {}, timeout=110)
+    ranks.run(2, loops, initialise=False, env={"DDL_TENSORFLOW_OP": "0"} if way == "numpy" else {})
 
 
 def test_sessions():
-    ranks.run(2, sessions, initialise=False, timeout=110)
+    ranks.run(2, sessions, initialise=False)

@@ -8,7 +8,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 class Odd:
@@ -104,4 +104,4 @@ def everything():
 
 
 def test_variables_and_objects():
-    ranks.run(2, everything, timeout=110)
+    ranks.run(2, everything)

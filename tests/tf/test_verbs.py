@@ -13,7 +13,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 NUMBERS = "float16 bfloat16 float32 float64 int8 uint8 int16 uint16 int32 int64 complex64".split()
 WAYS = {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}
@@ -198,8 +198,9 @@ def in_graphs(ddl):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_verbs(way):
-    ranks.run(2, everything, env=WAYS[way], timeout=110)
+    ranks.run(2, everything, env=WAYS[way])
 
 
+@pytest.mark.slow
 def test_verbs_on_three_ranks():
-    ranks.run(3, everything, timeout=110)
+    ranks.run(3, everything)

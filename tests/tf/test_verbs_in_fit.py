@@ -8,7 +8,7 @@ import ranks
 
 tf = pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 
 def results(ddl, mine, weight, state):
@@ -101,4 +101,4 @@ def everything():
 
 
 def test_verbs_in_fit():
-    ranks.run(2, everything, timeout=110)
+    ranks.run(2, everything)

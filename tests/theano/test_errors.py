@@ -14,7 +14,7 @@ T = pytest.importorskip("theano.tensor", reason="Theano is not installed in this
 import theano  # noqa: E402
 import theano.sparse  # noqa: E402
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def before_init():
@@ -40,7 +40,7 @@ def before_init():
 
 
 def test_use_before_init_and_after_shutdown():
-    ranks.run(2, before_init, initialise=False, timeout=200)
+    ranks.run(2, before_init, initialise=False)
 
 
 def refusals():
@@ -68,7 +68,7 @@ def refusals():
 
 
 def test_what_cannot_be_combined_is_refused():
-    ranks.run(2, refusals, timeout=200)
+    ranks.run(2, refusals)
 
 
 def every_type_and_operator():
@@ -115,7 +115,7 @@ def every_type_and_operator():
 
 
 def test_every_type_and_operator():
-    ranks.run(2, every_type_and_operator, timeout=200)
+    ranks.run(2, every_type_and_operator)
 
 
 def mismatches():
@@ -150,7 +150,7 @@ def mismatches():
 
 
 def test_what_differs_between_ranks_is_refused_by_all():
-    ranks.run(2, mismatches, timeout=200)
+    ranks.run(2, mismatches)
 
 
 def differs_later():
@@ -169,7 +169,7 @@ def differs_later():
 
 @pytest.mark.faults
 def test_what_differs_later_is_not_mixed_up():
-    ranks.run(2, differs_later, timeout=200)
+    ranks.run(2, differs_later)
 
 
 def loses_a_rank(way):
@@ -199,7 +199,7 @@ def loses_a_rank(way):
 @pytest.mark.faults
 @pytest.mark.parametrize("way", ["fast run", "fast compile", "scan", "host"])
 def test_a_rank_that_dies_is_named(way):
-    first, died, third = ranks.run(3, loses_a_rank, way, may_die=[1], timeout=200)
+    first, died, third = ranks.run(3, loses_a_rank, way, may_die=[1])
     assert died == 7
     for text in (first, third):
         assert "\n" not in text and "HINT" not in text

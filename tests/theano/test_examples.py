@@ -14,13 +14,13 @@ pytest.importorskip("theano.tensor", reason="Theano is not installed in this env
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def run(*line, flags=""):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path, "THEANO_FLAGS": os.environ["THEANO_FLAGS"] + flags}
-    done = subprocess.run([sys.executable, *line], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, *line], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

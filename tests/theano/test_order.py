@@ -15,7 +15,7 @@ import theano  # noqa: E402
 from theano.compile.builders import OpFromGraph  # noqa: E402
 from theano.ifelse import ifelse  # noqa: E402
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 MODES = ["FAST_RUN", "FAST_COMPILE", ("py", "fast_run"), ("c|py", "fast_run"), ("vm", "fast_run"), ("cvm", "merge")]
 
@@ -52,12 +52,12 @@ def outputs_in_any_order(mode):
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_outputs_may_be_in_any_order(mode):
-    orders = ranks.run(2, outputs_in_any_order, mode, timeout=200)
+    orders = ranks.run(2, outputs_in_any_order, mode)
     assert orders[0] != orders[1]
 
 
 def test_and_so_on_four_ranks():
-    assert len({tuple(order) for order in ranks.run(4, outputs_in_any_order, "FAST_RUN", timeout=200)}) == 4
+    assert len({tuple(order) for order in ranks.run(4, outputs_in_any_order, "FAST_RUN")}) == 4
 
 
 def without_an_optimizer():
@@ -76,7 +76,7 @@ def without_an_optimizer():
 
 
 def test_without_an_optimizer_a_different_order_is_refused():
-    ranks.run(2, without_an_optimizer, timeout=200)
+    ranks.run(2, without_an_optimizer)
 
 
 def kinds_of_graphs():
@@ -121,7 +121,7 @@ def kinds_of_graphs():
 
 
 def test_graphs_of_all_kinds():
-    ranks.run(2, kinds_of_graphs, timeout=200)
+    ranks.run(2, kinds_of_graphs)
 
 
 def in_place():
@@ -161,7 +161,7 @@ def in_place():
 
 
 def test_in_place():
-    ranks.run(2, in_place, timeout=200)
+    ranks.run(2, in_place)
 
 
 def scans(mode):
@@ -196,7 +196,7 @@ def scans(mode):
 # Theano's compiled scan cannot be built for Python 3.11.
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", ("py", "fast_run")], ids=str)
 def test_scan(mode):
-    ranks.run(2, scans, mode, timeout=200)
+    ranks.run(2, scans, mode)
 
 
 def gradients():
@@ -225,7 +225,7 @@ def gradients():
 
 
 def test_gradients():
-    ranks.run(2, gradients, timeout=200)
+    ranks.run(2, gradients)
 
 
 def pickles(folder):
@@ -255,4 +255,4 @@ def pickles(folder):
 
 
 def test_functions_can_be_pickled_and_copied(tmp_path):
-    ranks.run(2, pickles, tmp_path, timeout=200)
+    ranks.run(2, pickles, tmp_path)

@@ -15,7 +15,7 @@ import theano.sparse  # noqa: E402
 from theano.sandbox.rng_mrg import MRG_RandomStreams  # noqa: E402
 from theano_rules import adam  # noqa: E402
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.processes
 
 SHAPES = [(3, 4), (), (0, 2), (300, 300)]
 TYPES = ["float32", "float64", "int64", "bool"]
@@ -61,7 +61,7 @@ def broadcasts():
 
 
 def test_all_that_holds_shared_variables():
-    ranks.run(3, broadcasts, timeout=100)
+    ranks.run(3, broadcasts)
 
 
 def generators():
@@ -83,7 +83,7 @@ def generators():
 
 
 def test_generators_stay_as_they_are():
-    ranks.run(2, generators, timeout=100)
+    ranks.run(2, generators)
 
 
 def refusals():
@@ -111,4 +111,4 @@ def refusals():
 
 
 def test_what_cannot_be_sent_is_refused():
-    ranks.run(2, refusals, timeout=100)
+    ranks.run(2, refusals)

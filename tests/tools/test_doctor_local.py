@@ -30,7 +30,7 @@ MEMFD_CREATE, SENDMSG, SCHED_SETAFFINITY, SETSOCKOPT = 319, 46, 203, 54  # of x8
 
 def child(program: str) -> str:
     line = [sys.executable, "-c", f"from ddl.tools.doctor import local\n{program}"]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50).stdout.strip()
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout.strip()
 
 
 x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers here")

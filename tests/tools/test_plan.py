@@ -184,6 +184,7 @@ def commands() -> List[str]:
     return re.findall(r"^    ddl (plan .*?)(?: +#.*)?$", DOCUMENT.read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,6 +201,7 @@ def run_adasum():
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_adasum_of_two_ranks():
     assert ranks.run(2, run_adasum, env={"OMP_NUM_THREADS": "1"}) == [True, True]

@@ -8,7 +8,7 @@ import pytest
 from process_groups import require, trained_alike
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PROGRAM = """
 import sys

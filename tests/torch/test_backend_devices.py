@@ -67,7 +67,7 @@ def mixed(path, backend):
 
 @pytest.mark.parametrize("backend", ["cpu:ddl,npy:fake", "npy:fake,cpu:ddl"])
 def test_two_backends_of_a_group(backend: str, tmp_path) -> None:
-    ranks.run(2, mixed, str(tmp_path / "store"), backend, initialise=False, timeout=60)
+    ranks.run(2, mixed, str(tmp_path / "store"), backend, initialise=False)
 
 
 def bound(path):
@@ -85,4 +85,4 @@ def bound(path):
 
 def test_a_bound_device(tmp_path) -> None:
     """What torch asks of the group while it makes it; and what docs/torch.md says of split_group."""
-    ranks.run(2, bound, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, bound, str(tmp_path / "store"), initialise=False)

@@ -41,7 +41,7 @@ def dying(path):
 
 
 def test_a_rank_dies(tmp_path) -> None:
-    ranks.run(3, dying, str(tmp_path / "store"), initialise=False, timeout=60, may_die=[1])
+    ranks.run(3, dying, str(tmp_path / "store"), initialise=False, may_die=[1])
 
 
 def dying_under_way(path):
@@ -62,7 +62,7 @@ def dying_under_way(path):
 
 
 def test_a_rank_dies_while_others_wait(tmp_path) -> None:
-    ranks.run(2, dying_under_way, str(tmp_path / "store"), initialise=False, timeout=60, may_die=[1])
+    ranks.run(2, dying_under_way, str(tmp_path / "store"), initialise=False, may_die=[1])
 
 
 def mismatch(path):
@@ -74,7 +74,7 @@ def mismatch(path):
 
 
 def test_different_sizes(tmp_path) -> None:
-    ranks.run(2, mismatch, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, mismatch, str(tmp_path / "store"), initialise=False)
 
 
 def late(path):
@@ -88,7 +88,7 @@ def late(path):
 
 
 def test_the_timeout_of_the_group(tmp_path) -> None:
-    ranks.run(2, late, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, late, str(tmp_path / "store"), initialise=False)
 
 
 def some_late(path, every):
@@ -109,7 +109,7 @@ def some_late(path, every):
 
 @pytest.mark.parametrize("every", [False, True])
 def test_monitored_barrier(every: bool, tmp_path) -> None:
-    ranks.run(4, some_late, str(tmp_path / "store"), every, initialise=False, timeout=60)
+    ranks.run(4, some_late, str(tmp_path / "store"), every, initialise=False)
 
 
 def first_late(path):
@@ -123,7 +123,7 @@ def first_late(path):
 
 
 def test_monitored_barrier_without_rank_0(tmp_path) -> None:
-    ranks.run(2, first_late, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, first_late, str(tmp_path / "store"), initialise=False)
 
 
 def first_comes_in_between(path):
@@ -137,7 +137,7 @@ def first_comes_in_between(path):
 
 
 def test_monitored_barrier_lets_rank_0_judge(tmp_path) -> None:
-    ranks.run(3, first_comes_in_between, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(3, first_comes_in_between, str(tmp_path / "store"), initialise=False)
 
 
 def longer_than_the_groups(path):
@@ -149,7 +149,7 @@ def longer_than_the_groups(path):
 
 
 def test_monitored_barrier_may_take_longer_than_other_verbs(tmp_path) -> None:
-    ranks.run(2, longer_than_the_groups, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, longer_than_the_groups, str(tmp_path / "store"), initialise=False)
 
 
 def monitored_on_gloo(path):
@@ -167,7 +167,7 @@ def monitored_on_gloo(path):
 
 
 def test_monitored_barrier_of_gloo_is_torchs(tmp_path) -> None:
-    ranks.run(2, monitored_on_gloo, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, monitored_on_gloo, str(tmp_path / "store"), initialise=False)
 
 
 def impatient(path):
@@ -187,7 +187,7 @@ def impatient(path):
 
 
 def test_the_timeout_of_wait(tmp_path) -> None:
-    ranks.run(2, impatient, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, impatient, str(tmp_path / "store"), initialise=False)
 
 
 def refused(path):
@@ -239,7 +239,7 @@ def splits_on_one_rank(path):
 
 
 def test_splits_on_some_ranks_only(tmp_path) -> None:
-    ranks.run(2, splits_on_one_rank, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, splits_on_one_rank, str(tmp_path / "store"), initialise=False)
 
 
 def maximum(dist):
@@ -250,7 +250,7 @@ def maximum(dist):
 
 def test_bad_arguments_break_nothing(tmp_path) -> None:
     env = {"DDL_START_TIMEOUT": "2"}
-    ranks.run(2, refused, str(tmp_path / "store"), initialise=False, timeout=60, env=env)
+    ranks.run(2, refused, str(tmp_path / "store"), initialise=False, env=env)
 
 
 def aborted(path):
@@ -266,7 +266,7 @@ def aborted(path):
 
 
 def test_abort(tmp_path) -> None:
-    ranks.run(2, aborted, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, aborted, str(tmp_path / "store"), initialise=False)
 
 
 def contradiction(path):
@@ -281,4 +281,4 @@ def contradiction(path):
 
 
 def test_other_numbers_than_those_of_ddlrun(tmp_path) -> None:
-    ranks.run(2, contradiction, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, contradiction, str(tmp_path / "store"), initialise=False)

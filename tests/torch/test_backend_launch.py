@@ -10,7 +10,7 @@ import pytest
 from process_groups import launch, run
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PROGRAM = """
 import sys

@@ -52,7 +52,7 @@ def tagged(path):
 
 
 def test_tags(tmp_path) -> None:
-    ranks.run(2, tagged, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, tagged, str(tmp_path / "store"), initialise=False)
 
 
 def anybody(path):
@@ -98,7 +98,7 @@ def anybody(path):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_any_source(size: int, tmp_path) -> None:
-    ranks.run(size, anybody, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(size, anybody, str(tmp_path / "store"), initialise=False)
 
 
 def sent_and_left(path, leaver):
@@ -116,7 +116,7 @@ def sent_and_left(path, leaver):
 
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_who_receives_from_any_source_need_not_hurry(leaver: int, tmp_path) -> None:
-    ranks.run(2, sent_and_left, str(tmp_path / "store"), leaver, initialise=False, timeout=20)
+    ranks.run(2, sent_and_left, str(tmp_path / "store"), leaver, initialise=False)
 
 
 def refused(path):
@@ -151,7 +151,7 @@ def refused(path):
 
 
 def test_what_is_refused(tmp_path) -> None:
-    ranks.run(2, refused, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, refused, str(tmp_path / "store"), initialise=False)
 
 
 def without_store(path):
@@ -189,7 +189,7 @@ def read(file):
 
 @pytest.mark.faults
 def test_torchs_store_is_lost(tmp_path) -> None:
-    ranks.run(2, without_store, str(tmp_path / "port"), initialise=False, timeout=30, may_die=[0])
+    ranks.run(2, without_store, str(tmp_path / "port"), initialise=False, may_die=[0])
 
 
 PROGRAM = """
@@ -235,7 +235,7 @@ def never_sent(path):
 
 @pytest.mark.faults
 def test_a_message_that_nobody_sends(tmp_path) -> None:
-    ranks.run(2, never_sent, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, never_sent, str(tmp_path / "store"), initialise=False)
 
 
 def dying(path):
@@ -252,4 +252,4 @@ def dying(path):
 
 @pytest.mark.faults
 def test_a_rank_dies_while_another_waits_for_its_message(tmp_path) -> None:
-    ranks.run(2, dying, str(tmp_path / "store"), initialise=False, timeout=60, may_die=[1])
+    ranks.run(2, dying, str(tmp_path / "store"), initialise=False, may_die=[1])

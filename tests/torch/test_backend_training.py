@@ -136,7 +136,7 @@ def everything(path):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_as_with_gloo(size: int, tmp_path) -> None:
-    answers = ranks.run(size, everything, str(tmp_path), initialise=False, timeout=120)
+    answers = ranks.run(size, everything, str(tmp_path), initialise=False)
     assert len(answers[0]["ddl"]) == 13
     for name, found in answers[0]["ddl"].items():
         for other in answers[1:]:

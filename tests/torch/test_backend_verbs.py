@@ -180,7 +180,7 @@ def with_history(path):
 
 
 def test_autograd_history(tmp_path) -> None:
-    ranks.run(2, with_history, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, with_history, str(tmp_path / "store"), initialise=False)
 
 
 def together(path):
@@ -292,12 +292,12 @@ def together(path):
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("part", [moving, adding], ids=["moving", "adding"])
 def test_verbs(part, size: int, tmp_path) -> None:
-    ranks.run(size, part, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(size, part, str(tmp_path / "store"), initialise=False)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_objects_groups_batches(size: int, tmp_path) -> None:
-    ranks.run(size, together, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(size, together, str(tmp_path / "store"), initialise=False)
 
 
 def again_and_again(path):
@@ -320,4 +320,4 @@ def again_and_again(path):
 
 
 def test_init_and_destroy(tmp_path) -> None:
-    ranks.run(2, again_and_again, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, again_and_again, str(tmp_path / "store"), initialise=False)

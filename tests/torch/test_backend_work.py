@@ -48,7 +48,7 @@ def polled(path):
 
 
 def test_polling_and_futures_after_the_end(tmp_path) -> None:
-    ranks.run(2, polled, str(tmp_path / "store"), initialise=False, timeout=60)
+    ranks.run(2, polled, str(tmp_path / "store"), initialise=False)
 
 
 class Failing:

@@ -66,7 +66,7 @@ def training(path):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_as_with_gloo(size: int, tmp_path) -> None:
-    answers = ranks.run(size, training, str(tmp_path / "store"), timeout=55)
+    answers = ranks.run(size, training, str(tmp_path / "store"))
     for asked, found in answers:
         assert asked.pop("many buckets") > STEPS
         assert asked == {"plain": 0, "one bucket": STEPS, "communicator": STEPS}  # it is DDL that averages
@@ -103,7 +103,7 @@ def dying(path):
 
 @pytest.mark.faults
 def test_a_rank_dies_while_others_wait(tmp_path) -> None:
-    ranks.run(3, dying, str(tmp_path / "store"), timeout=55, may_die=[1])
+    ranks.run(3, dying, str(tmp_path / "store"), may_die=[1])
 
 
 def without_init(path):
@@ -118,4 +118,4 @@ def without_init(path):
 
 
 def test_without_init_the_backward_pass_says_so(tmp_path) -> None:
-    ranks.run(1, without_init, str(tmp_path / "store"), initialise=False, timeout=40)
+    ranks.run(1, without_init, str(tmp_path / "store"), initialise=False)

@@ -32,6 +32,7 @@ def test_a_script_for_horovod_learns_on_two_ranks(tmp_path: Path):
     assert float(found) > 93
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_code_of_the_document_runs_on_two_ranks(tmp_path: Path):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "from_horovod.md").read_text(), re.DOTALL)

@@ -55,7 +55,7 @@ def run_failing_within(how):
             hvd.allreduce(torch.ones(3), op=hvd.Sum, name="x")
         else:
             hvd.allreduce_async(torch.ones(3), op=hvd.Sum, name="x").wait()
-    assert time.monotonic() - began < 10  # the deadline is 20
+    assert time.monotonic() - began < 50  # the deadline is 100
     with pytest.raises(type(caught.value), match="'allreduce.later'"):
         hvd.allreduce(torch.ones(3), name="later")
     return str(caught.value)
@@ -153,7 +153,7 @@ def run_refusing(error):
     began = time.monotonic()
     with pytest.raises(hvd.Error, match="only here"):
         submit(refuse if hvd.rank() == 0 else lambda group: group.barrier_async()).wait()
-    assert time.monotonic() - began < 10  # the deadline is 20
+    assert time.monotonic() - began < 50  # the deadline is 100
     with pytest.raises(hvd.Error, match="only here"):
         hvd.barrier()
 

@@ -94,5 +94,6 @@ def run_all():
     return [descriptors_stay_few(communicator=everybody if n else None, **one) for n, one in enumerate(options)]
 
 
+@pytest.mark.slow
 def test_the_newest_optimizer_averages_and_nothing_of_the_others_stays():
     assert ranks.run(2, run_all) == [[0] * 4] * 2
