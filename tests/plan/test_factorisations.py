@@ -1,7 +1,8 @@
-"""Proves the multi-ring for all ordered factorisations of 24, 32 and 48, and counts what it sends.
+"""Proves the multi-ring for all ordered factorisations of 24, 32 and 48, and what has half its steps for 24 and 32.
 
-The counts are the design's: 2*sum(p_d - 1) messages and 2*S*(1 - 1/N) bytes per rank; where the innermost dimension
-is shared memory, its part goes without messages and the rest carries 1/(inner size) of the bytes.
+Counted is what it sends, and the counts are the design's: 2*sum(p_d - 1) messages and 2*S*(1 - 1/N) bytes per rank;
+where the innermost dimension is shared memory, its part goes without messages and the rest carries 1/(inner size) of
+the bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ddl.topology import Topology
 
 NBYTES = 1 << 20
 MODES = [mode(sizes) for size in (24, 32, 48) for sizes in ordered_factorisations(size)]
+FEWER = [text for text in MODES if Topology.parse(text).size < 48]
 
 
 def test_all_factorisations_are_here():
@@ -42,7 +44,7 @@ def test_allreduce(text, shared):
     assert meets == (2 if local > 1 else 0)
 
 
-@pytest.mark.parametrize("text", MODES)
+@pytest.mark.parametrize("text", FEWER)
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("collective", [Collective.REDUCESCATTER, Collective.ALLGATHER], ids=lambda c: c.name)
 def test_halves_of_allreduce(collective, text, shared):
@@ -54,7 +56,7 @@ def test_halves_of_allreduce(collective, text, shared):
     assert len(set(proof.chunks_sent)) == 1
 
 
-@pytest.mark.parametrize("text", MODES)
+@pytest.mark.parametrize("text", FEWER)
 @pytest.mark.parametrize("collective", [Collective.BROADCAST, Collective.REDUCE], ids=lambda c: c.name)
 @pytest.mark.parametrize("shared", [0, 1])
 def test_rooted(collective, text, shared):

@@ -16,7 +16,7 @@ from ddl.tools.bench import native
 from ddl.tools.bench.worker.values import COLLECTIVES
 from ddl.tools.desk import why_not
 
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+pytestmark = pytest.mark.processes
 ROOT = Path(ddl.__file__).resolve().parent.parent
 
 #: A contestant whose sums are right until ``WRONG_FROM`` calls were made, then wrong on rank 1 in one element.
@@ -135,6 +135,7 @@ def test_bad_usage_ends_with_2(message: str, options: List[str]):
     assert ended.returncode == 2 and message in ended.stderr, ended.stderr
 
 
+@pytest.mark.alone
 def test_two_hosts_of_its_own_and_nothing_left_of_them(tmp_path: Path):
     if why_not() is not None:
         pytest.skip(f"no hosts of its own: {why_not()}")

@@ -85,7 +85,6 @@ def test_ranks_start_alike_with_different_data() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_small_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ["--steps", "5", "--contestants", "alone+malloc,ddl,ddp", "--json", str(tmp_path / "out.json")]
