@@ -14,7 +14,7 @@ T = pytest.importorskip("theano.tensor", reason="Theano is not installed in this
 import theano  # noqa: E402
 import theano.sparse  # noqa: E402
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.processes
 
 
 def before_init():
