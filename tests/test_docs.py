@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
+from documents import python_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,18 +35,14 @@ assert torch.equal(weights[0], weights[-1])
 }
 
 
-def python_blocks() -> List[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
 def test_the_readme_has_the_blocks_that_are_run_here():
-    assert len(python_blocks()) == len(PRELUDES)
+    assert len(python_blocks("README.md")) == len(PRELUDES)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", sorted(PRELUDES), ids=["arrays", "torch"])
 def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
-    block = next(block for block in python_blocks() if kind in block)
+    block = next(block for block in python_blocks("README.md") if kind in block)
     program = tmp_path / "readme.py"
     program.write_text(PRELUDES[kind] + block + AFTERWARDS[kind])
     line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
@@ -57,7 +54,7 @@ def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("number", [0, 1], ids=["backend", "hook"])
 def test_the_code_of_torch_md_runs_on_two_ranks(number: int, tmp_path: Path):
     pytest.importorskip("torch")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    blocks = python_blocks("docs/torch.md")
     assert len(blocks) == 2
     program = tmp_path / "program.py"
     program.write_text(blocks[number])
@@ -68,7 +65,7 @@ def test_the_code_of_torch_md_runs_on_two_ranks(number: int, tmp_path: Path):
 
 @pytest.mark.processes
 def test_the_code_of_deterministic_md_runs_on_three_ranks(tmp_path: Path):
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deterministic.md").read_text(), re.DOTALL)
+    (block,) = python_blocks("docs/deterministic.md")
     program = tmp_path / "program.py"
     program.write_text(block)
     line = [sys.executable, "-m", "ddl.run", "-np", "3", str(program)]
@@ -87,7 +84,7 @@ def test_links_and_paths_lead_somewhere(document: Path):
 
 
 def test_the_code_of_topology_md_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "topology.md").read_text(), re.DOTALL)
+    blocks = python_blocks("docs/topology.md")
     assert len(blocks) == 1
     exec(compile(blocks[0], "docs/topology.md", "exec"), {})
 
@@ -111,7 +108,7 @@ assert seconds == {"seconds": 0.05}
 @pytest.mark.processes
 def test_the_code_of_large_batch_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "large_batch.md").read_text(), re.DOTALL)
+    blocks = python_blocks("docs/large_batch.md")
     assert len(blocks) == 4
     program = tmp_path / "large_batch.py"
     program.write_text(LARGE_BATCH_BEFORE + "".join(blocks) + LARGE_BATCH_AFTER)
@@ -157,7 +154,7 @@ def test_make_targets_of_the_readme_exist():
 @pytest.mark.processes
 def test_the_code_of_compression_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "compression.md").read_text(), re.DOTALL)
+    (block,) = python_blocks("docs/compression.md")
     program = tmp_path / "compression.py"
     program.write_text(block)
     line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]

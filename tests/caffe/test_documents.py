@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 import caffe_solvers
 import numpy as np
 import pytest
 import ranks
+from documents import names_after, python_blocks, text_of
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("caffe")
 
-ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "caffe.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXT, BLOCKS = text_of("docs/caffe.md"), python_blocks("docs/caffe.md")
 
 
 def weights_after(code, folder):
-    os.chdir(folder)
-    found = {"__name__": "__main__"}
-    exec(compile(code, "docs/caffe.md", "exec"), found)
-    return [array.tobytes() for array in caffe_solvers.parameters(found["solver"])]
+    return [array.tobytes() for array in caffe_solvers.parameters(names_after(code, folder)["solver"])]
 
 
 @pytest.mark.processes

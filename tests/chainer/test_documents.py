@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
-from pathlib import Path
 
 import pytest
 import ranks
+from documents import names_after, python_blocks, text_of
 
 cases = pytest.importorskip("chainer_cases", reason="Chainer is not installed here")
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "chainer.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXT, BLOCKS = text_of("docs/chainer.md"), python_blocks("docs/chainer.md")
 
 
 def weights_after(code, folder):
-    """Run the code in a folder; return the bytes of what it has trained."""
-    os.chdir(folder)
-    found = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(code, "docs/chainer.md", "exec"), found)
-    return b"".join(array.tobytes() for array in cases.weights(found["model"]).values())
+    weights = cases.weights(names_after(code, folder)["model"])
+    return b"".join(array.tobytes() for array in weights.values())
 
 
 @pytest.mark.processes

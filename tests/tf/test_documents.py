@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import pkgutil
 import re
-from pathlib import Path
 
 import pytest
 import ranks
+from documents import names_after, python_blocks, text_of
 
 pytest.importorskip("tensorflow")
 
-ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "tensorflow.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXT, BLOCKS = text_of("docs/tensorflow.md"), python_blocks("docs/tensorflow.md")
 
 
 def weights_after(code, folder):
-    """Run the code in a folder; return the bytes of what it has trained."""
-    os.chdir(folder)
-    found = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(code, "docs/tensorflow.md", "exec"), found)
-    if "model" in found:
-        return b"".join(weight.tobytes() for weight in found["model"].get_weights())
-    return found["trained"].tobytes()
+    names = names_after(code, folder)
+    if "model" in names:
+        return b"".join(weight.tobytes() for weight in names["model"].get_weights())
+    return names["trained"].tobytes()
 
 
 @pytest.mark.processes

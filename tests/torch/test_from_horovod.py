@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from documents import python_blocks
 from process_groups import ROOT, launch
 
 pytest.importorskip("torch")
@@ -35,7 +36,7 @@ def test_a_script_for_horovod_learns_on_two_ranks(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_code_of_the_document_runs_on_two_ranks(tmp_path: Path):
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "from_horovod.md").read_text(), re.DOTALL)
+    (block,) = python_blocks("docs/from_horovod.md")
     program = tmp_path / "program.py"
     program.write_text(block + "print('end', state.epoch, sampler.epoch, len(sampler))\n")
     lines = launch("ddlrun", [str(program)], tmp_path).splitlines()
