@@ -19,6 +19,7 @@ import ddl
 from ddl import _core
 
 KIB, MIB = 1 << 10, 1 << 20
+WARM_UP = 20  #: windows until connections, buffers and plans are there
 KINDS = ("allocations", "mutexes", "system calls")
 
 
@@ -126,26 +127,28 @@ def late_for_a_while() -> None:
     late()
 
 
-def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Dict[str, int]]]:
-    """kind -> function -> calls, for each window; functions that were not called are left out."""
+def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Any]]:
+    """For each window: kind -> function -> calls, without those that were not called; "longest": seconds of a call."""
     make, times = CASES[name]
     call = make()
-    for _ in repeat(None, max(50, times)):  # until connections, buffers and plans are there
-        call()
     found = []
-    for _ in range(windows):
+    for number in range(-WARM_UP, windows):
         time.sleep(0.003)  # who has slept gets a core at once, also on a machine with other things to do
         ddl.barrier()  # both begin at about the same time
         call()
+        longest = 0.0
         before = counter.read()
         for _ in repeat(None, times):
+            begin = time.perf_counter()
             call()
+            longest = max(longest, time.perf_counter() - begin)
         after = counter.read()
-        calls: Dict[str, Dict[str, int]] = {kind: {} for kind in KINDS}
-        for (kind, function), number in after.items():
-            if number != before[kind, function]:
-                calls[kind][function] = number - before[kind, function]
-        found.append(calls)
+        calls: Dict[str, Any] = {"longest": longest, **{kind: {} for kind in KINDS}}
+        for (kind, function), count in after.items():
+            if count != before[kind, function]:
+                calls[kind][function] = count - before[kind, function]
+        if number >= 0:
+            found.append(calls)
     return found
 
 
