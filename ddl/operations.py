@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Operation(Generic[T]):
     """``start`` returns at once, ``call`` when the operation has ended; ``finish`` makes the caller's result of it.
 
-    ``breaks``: see ``Request``.
+    ``breaks``, ``attempt``: see ``Request``.
     """
 
     signature: Signature
@@ -35,11 +35,12 @@ class Operation(Generic[T]):
     finish: Callable[[Any], T]
     call: Optional[Callable[[Communicator], Any]] = None
     breaks: bool = False
+    attempt: Optional[Callable[[Communicator], Optional[Waitable]]] = None
 
     def request(self, name: Optional[str]) -> Request:
         """Return what is submitted. Names are those of one kind of operation, as in Horovod."""
         known = f"{self.signature.verb}.{name}" if name else ""
-        return Request(self.signature, self.start, known, self.call, self.breaks)
+        return Request(self.signature, self.start, known, self.call, self.breaks, self.attempt)
 
 
 def at_once(signature: Signature, call: Callable[[Communicator], Any], finish: Callable[[Any], T]) -> Operation[T]:
@@ -68,7 +69,11 @@ def allgather_object(obj: Any, allow_pickle: bool) -> Operation[List[Any]]:
 def barrier() -> Operation[None]:
     """Wait for all ranks."""
     return Operation(
-        Signature("barrier"), lambda group: group.barrier_async(), lambda _: None, lambda group: group.barrier()
+        Signature("barrier"),
+        lambda group: group.barrier_async(),
+        lambda _: None,
+        lambda group: group.barrier(),
+        attempt=lambda group: group._attempt_barrier(),
     )
 
 
@@ -126,6 +131,22 @@ def absent(
     return lambda group: Several([of_zeros(dtype, shape, op).start(group) for dtype, shape in signature.tensors])
 
 
+class _Finishing:
+    """What was started, and what makes the caller's result of it."""
+
+    def __init__(self, work: Waitable, finish: Callable[[Any], Any]) -> None:
+        self._work = work
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not."""
+        return self._work.done()
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """Wait for its end and return its result. To be called once."""
+        return self._finish(self._work.wait(timeout))
+
+
 class Where:
     """The ranks of ``communicator``, else those of ``process_set``, one of ``process_sets``; None: all."""
 
@@ -161,6 +182,15 @@ class Where:
         else:
             raw = operation.start(group).wait()
         return operation.finish(raw)
+
+    def attempt(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:
+        """As ``run``, but return what can be waited for, which has ended if that took no sleep.
+
+        See ``Negotiator.attempt``. Unlike with ``begin``, what is waited for returns the result of ``run``.
+        """
+        group = self.communicator
+        work = operation.start(group) if group is not None else self._set.negotiator.attempt(operation.request(name))
+        return _Finishing(work, operation.finish)
 
     def begin(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:
         """Start it and return what can be waited for; ``operation.finish`` is the caller's affair."""

@@ -79,9 +79,11 @@ class ProcessSet:
     @property
     def negotiator(self) -> Negotiator:
         """What runs named operations. Raises ``InvalidArgument`` if this rank is not in the set."""
-        self.index(api.rank())
-        assert self._negotiator is not None
-        return self._negotiator
+        negotiator = self._negotiator
+        if negotiator is None:
+            self.index(api.rank())  # says why
+            raise InvalidState(f"{self!r} is being removed")
+        return negotiator
 
     def _leave(self, reason: str) -> None:
         """Close what it has; it is not in use any more."""

@@ -148,23 +148,23 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation) {
   lane.kick();
 }
 
-void Communicator::run(const std::shared_ptr<Operation>& operation, Caller* caller) {
+bool Communicator::run(const std::shared_ptr<Operation>& operation, Caller* caller) {
   Lane& lane = lane_of(*operation);
   bool drives = false;
   {
     std::lock_guard<SpinLock> lock(lock_);
     number(operation.get());
     drives = lane.enter();
-    if (!drives) operation->self = operation;
+    if (!drives || !caller->sleeps()) operation->self = operation;
     lane.submit(operation.get());
   }
   if (operation->pieces > 1) caller->let_go();
   if (drives) {
     lane.run(operation->work, caller);
-    return;
+    return operation->work.done();
   }
   lane.kick();
-  wait(*operation, -1, caller);
+  return caller->sleeps() ? wait(*operation, -1, caller) : operation->work.done();
 }
 
 bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* caller) {

@@ -82,8 +82,9 @@ class Communicator {
   void prepare(Operation* operation) const;
   // Numbers the operation and hands it over; the progress thread runs it unless somebody drives already.
   void submit(const std::shared_ptr<Operation>& operation);
-  // Submits and waits for the end, driving the lane on this thread if nobody else does.
-  void run(const std::shared_ptr<Operation>& operation, Caller* caller);
+  // Submits and waits for the end, driving the lane on this thread if nobody else does. Returns whether it is done:
+  // false only for a caller that does not sleep.
+  bool run(const std::shared_ptr<Operation>& operation, Caller* caller);
   // Waits for what was submitted. Returns whether it is done; throws nothing of the work's own (see Work::check).
   // timeout < 0: its deadline decides.
   bool wait(Operation& operation, Nanoseconds timeout, Caller* caller);

@@ -154,7 +154,7 @@ void Lane::drive(const Work* until, Caller* caller) {
         continue;
       }
     }
-    wait(&waiting, caller);
+    if (!wait(&waiting, caller)) break;
   }
   end_wait(&waiting);
 }
@@ -275,13 +275,14 @@ void Lane::fail_all() {
 
 // --- waiting ------------------------------------------------------------------------------------------------------
 
-void Lane::wait(Waiting* waiting, Caller* caller) {
+// False if the caller does not wait any longer.
+bool Lane::wait(Waiting* waiting, Caller* caller) {
   // The progress thread shares its core with the user's computation, so it never spins.
   const Nanoseconds spin = caller != nullptr ? patience_.spin : 0;
   const bool awake = failure_->ok() && expectation_.soon();
   if (awake && spin > 0 && waiting->since == 0 && waiting->looks++ < kQuickLooks) {
     cpu_pause();  // the others are about to come: not even the clock is asked
-    return;
+    return true;
   }
   if (caller != nullptr) caller->let_go();
   const Nanoseconds now = now_ns();
@@ -294,12 +295,13 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
   const Nanoseconds waited = now - waiting->since;
   if (awake && waited < spin) {
     for (int i = 0; i < 8; ++i) cpu_pause();
-    return;
+    return true;
   }
   if (awake && waited < spin + patience_.yield) {
     ::sched_yield();
-    return;
+    return true;
   }
+  if (caller != nullptr && !caller->sleeps()) return false;
   const bool slept = sleep();
   const Nanoseconds after = waiting->last = now_ns();
   if (slept) expectation_.slept(after - waiting->since, spin + patience_.yield, !sockets_.empty(), &waiting->late);
@@ -319,6 +321,7 @@ void Lane::wait(Waiting* waiting, Caller* caller) {
       failure_->fail(ErrorKind::kAborted, rank_, "interrupted by a signal while waiting", current_text(), true);
     }
   }
+  return true;
 }
 
 void Lane::end_wait(Waiting* waiting) {

@@ -45,6 +45,8 @@ class Caller {
   virtual void let_go() = 0;
   // True if the user has asked to stop (Ctrl-C). Called now and then.
   virtual bool interrupted() = 0;
+  // False: where it would have to sleep it leaves, and the progress thread goes on.
+  virtual bool sleeps() const = 0;
 };
 
 class Lane {
@@ -59,7 +61,8 @@ class Lane {
   bool enter() { return !driven_.exchange(true, std::memory_order_seq_cst); }
   // Queues; one thread at a time. The operation must outlive its end.
   void submit(Operation* operation);
-  // After `submit`: drives until `work` is done, and leaves. Only for who has entered.
+  // After `submit`: drives until `work` is done, or the caller would have to sleep and does not; and leaves. Only for
+  // who has entered.
   void run(const Work& work, Caller* caller);
   // After `submit`: has the progress thread take it, if nobody drives.
   void kick();
@@ -93,7 +96,7 @@ class Lane {
   bool progress();
   void fail_all();
   void complete(Operation* operation, const Error* error);
-  void wait(Waiting* waiting, Caller* caller);
+  bool wait(Waiting* waiting, Caller* caller);
   void end_wait(Waiting* waiting);
   void note_end();
   bool sleep();

@@ -117,6 +117,14 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       py::arg("collective"), py::arg("root"), py::arg("choices"));
 }
 
+// As run_alike, without sleep: None if it is done, else what is under way, which keeps the arrays.
+py::object attempt(std::shared_ptr<Handle> h, int collective, const py::object& input, const py::object& output,
+                   int op, int root) {
+  const auto operation = h->again(call_of(collective, op, root, {}, 0, 0, false), input, output);
+  if (h->run(operation, false)) return py::none();
+  return py::cast(std::make_shared<PyWork>(PyWork{std::move(h), operation, py::make_tuple(input, output)}));
+}
+
 void bind_verbs(py::class_<Handle, std::shared_ptr<Handle>>& c) {
   const auto def = [&c](const char* verb, auto function) {
     c.def(verb, function, py::arg("collective"), py::arg("input"), py::arg("output"), py::kw_only(),
@@ -144,6 +152,8 @@ void bind_verbs(py::class_<Handle, std::shared_ptr<Handle>>& c) {
     h->start(operation, py::make_tuple(input, output, residual));
     return std::make_shared<PyWork>(PyWork{std::move(h), operation, std::move(result)});
   });
+  c.def("attempt", &attempt, py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("op"),
+        py::arg("root"));
 }
 
 void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {

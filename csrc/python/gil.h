@@ -11,7 +11,7 @@ namespace ddl {
 
 class GilCaller final : public Caller {
  public:
-  GilCaller() = default;
+  explicit GilCaller(bool sleeps = true) : sleeps_(sleeps) {}
   ~GilCaller() override { take_back(); }
   GilCaller(const GilCaller&) = delete;
   GilCaller& operator=(const GilCaller&) = delete;
@@ -26,6 +26,7 @@ class GilCaller final : public Caller {
     let_go();
     return raised;
   }
+  bool sleeps() const override { return sleeps_; }
   // After the wait: raises what a signal handler raised.
   void finish() {
     take_back();
@@ -39,6 +40,7 @@ class GilCaller final : public Caller {
     released_ = nullptr;
   }
 
+  const bool sleeps_;
   PyThreadState* released_ = nullptr;
 };
 

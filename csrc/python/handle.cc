@@ -203,12 +203,13 @@ std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& inp
   return operation;
 }
 
-void Handle::run(const std::shared_ptr<Operation>& operation) {
+bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
   pool_->sweep();
-  GilCaller caller;
-  native_->run(operation, &caller);
+  GilCaller caller(sleeps);
+  const bool done = native_->run(operation, &caller);
   caller.finish();
-  operation->work.check();
+  if (done) operation->work.check();
+  return done;
 }
 
 void Handle::start(const std::shared_ptr<Operation>& operation, const py::object& kept) {

@@ -14,14 +14,14 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
-from typing import Dict, FrozenSet, List, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from ddl.negotiation import ballot
 from ddl.negotiation.signature import Signature
 
-__all__ = ["Agreement", "Outcome", "UNNAMED"]
+__all__ = ["Agreement", "News", "Outcome", "UNNAMED"]
 
 UNNAMED = ""
 _CAPACITY = 4096  #: known operations; the one that has not run for longest is forgotten
@@ -55,6 +55,8 @@ class Agreement:
         self._bits = 0  #: those of mine that the table has
         self._news: Dict[str, Signature] = {}  #: those that it lacks, and that I have not said
         self._join = False
+        self._ballot = ballot.pack(0, 0, 0)  #: of the last round
+        self._ballot_of = (0, 0, 0)  #: what it says
         self.fresh = False  #: this rank has something to say that it has not said
         # Alike on all ranks:
         self._table: List[Entry] = []
@@ -88,13 +90,33 @@ class Agreement:
 
     def vote(self) -> Tuple[np.ndarray, News]:
         """Return this rank's ballot of the next round, and what it says besides if anybody has news."""
-        flags = ballot.JOINED * self._join | ballot.FRESH * self.fresh | ballot.NEWS * bool(self._news)
-        news = [(name, signature.plain()) for name, signature in self._news.items()]
-        self._news.clear()
+        flags = ballot.JOINED * self._join | ballot.FRESH * self.fresh
+        news: News = ()
+        if self._news:
+            flags |= ballot.NEWS
+            news = [(name, signature.plain()) for name, signature in self._news.items()]
+            self._news.clear()
         self.fresh = False
-        return ballot.pack(flags, self._bits, len(self._table)), news
+        content = (flags, self._bits, len(self._table))
+        if content != self._ballot_of:  # mostly it is that of the last round: one operation after the other
+            self._ballot, self._ballot_of = ballot.pack(*content), content
+        return self._ballot, news
 
     # --- all ranks ---
+
+    def unanimous(self, ballots: np.ndarray) -> Optional[Outcome]:
+        """Return what ``decide`` would if all ranks have submitted the same, all of it known; None: ask ``decide``.
+
+        That is how it mostly is, and takes a quarter of the time. ``ballots``: (ranks, bytes), uint8.
+        """
+        flags, bits, _ = self._ballot_of
+        if flags != ballot.FRESH or ballots.tobytes() != self._ballot.tobytes() * self._size:
+            return None
+        self._entries = [bits] * self._size
+        outcome = Outcome()
+        for number in ballot.numbers(bits):
+            self._run(self._table[number], number, outcome)
+        return outcome
 
     def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> Outcome:
         """Return what follows from all ballots, as ``ballot.unpack`` returns them, and the news of each rank."""
@@ -140,8 +162,8 @@ class Agreement:
                 self._run(entry, self._know(entry), outcome)
 
     def _run(self, entry: Entry, number: int, outcome: Outcome) -> None:
-        self._age.pop(number, None)
         self._age[number] = None
+        self._age.move_to_end(number)
         outcome.run.append(entry)
         self._forget(entry[0])
 

@@ -3,6 +3,7 @@
 Rounds of ballots (agreement.py) are tiny all-gathers. Whoever drives them starts what they decide, so all ranks start
 the same operations in the same order. A caller that waits anyway drives them itself if nobody else does: then a name
 costs one small all-gather, and no thread is woken. For callers that do not wait there is a thread, from the first on.
+In between are those that must not sleep: they drive as long as nobody has to, and leave their round to the next driver.
 
 A rank takes part in rounds while it has something pending, or has joined; the others can only wait for the others'
 ballots. Where all ranks wait for one another's next submission, ballots become rarer.
@@ -16,12 +17,12 @@ import time
 from collections import deque
 from functools import reduce
 from operator import or_
-from typing import Callable, Deque, Dict, Optional, Sequence, Union
+from typing import Callable, Deque, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from ddl import timeline
-from ddl.communicator import Communicator
+from ddl.communicator import Communicator, Work
 from ddl.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -32,9 +33,10 @@ from ddl.errors import (
     InvalidState,
 )
 from ddl.negotiation import ballot
-from ddl.negotiation.agreement import UNNAMED, Agreement, Outcome
+from ddl.negotiation.agreement import UNNAMED, Agreement, News, Outcome
 from ddl.negotiation.pending import Ended, Pending, Request, Waitable
 from ddl.negotiation.signature import Signature
+from ddl.plan.ir import Collective
 
 __all__ = ["Negotiator"]
 
@@ -66,6 +68,9 @@ class Negotiator:
         self._ranks = ranks
         self._timeout = self._patience = communicator.timeout  # seconds: of an operation, and of the next round
         self._agreement = Agreement(ranks)
+        self._ballots = np.empty((communicator.size, 0), np.uint8)  # of the last round
+        # A round that its driver has left when it would have had to sleep, and what this rank has to say in it.
+        self._flying: Optional[Tuple[Work, News]] = None
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         # Who goes from round to round: the thread, or the caller that waits for this operation.
@@ -106,6 +111,27 @@ class Negotiator:
             if pending is not None and self._driver is pending:
                 self._stop_driving()
         return pending.wait()
+
+    def attempt(self, request: Request) -> Pending:
+        """Submit an operation, and end it if all ranks are there by now; else it goes on as one of ``submit``.
+
+        For a caller that would hold up others by sleeping: it is kept for as long as a rank waits awake, at most.
+        Raises as ``submit`` does.
+        """
+        pending = None
+        try:
+            with self._lock:
+                pending = self._take(request)
+                if self._driver is None and self._flying is None:
+                    self._driver = pending
+                else:
+                    self._call_thread()
+            if self._driver is pending:
+                self._drive(until=pending, awake=True)
+        finally:  # also where Ctrl-C came in between
+            if pending is not None and self._driver is pending:
+                self._stop_driving()
+        return pending
 
     def join(self) -> Pending:
         """Say that this rank has no more data, and supply zeros until all ranks say so, for however long they go on.
@@ -187,11 +213,16 @@ class Negotiator:
             if self._agreement.waiting and self._error is None:
                 self._call_thread()
 
-    def _drive(self, until: Optional[Pending]) -> None:
-        """Go from round to round until ``until`` has been started, or else while this rank waits for others."""
+    def _drive(self, until: Optional[Pending], awake: bool = False) -> None:
+        """Go from round to round until ``until`` has been started, or else while this rank waits for others.
+
+        ``awake``: it is one round at most, and left to the next driver where that would mean to sleep.
+        """
         try:
             while self._error is None and (self._agreement.waiting if until is None else not until.agreed):
-                self._round(until)
+                self._round(until, awake)
+                if awake:
+                    return
         except CommunicatorError as error:
             self._fail(error)
         except BaseException as error:  # of this rank alone: the others would wait for it
@@ -201,7 +232,32 @@ class Negotiator:
             if not isinstance(error, Error):
                 raise
 
-    def _round(self, until: Optional[Pending]) -> None:
+    def _round(self, until: Optional[Pending], awake: bool) -> None:
+        news = self._exchange_ballots(awake)
+        if news is None:
+            return
+        group, agreement = self._communicator, self._agreement
+        with self._lock:
+            outcome = agreement.unanimous(self._ballots)
+        if outcome is None:
+            flags, entries = ballot.unpack(self._ballots)
+            everybody = group.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
+            with self._lock:
+                outcome = agreement.decide(flags, entries, everybody)
+        self._act(outcome, until, awake)
+        if outcome.quiet and not outcome.run and not outcome.failed:
+            if not awake:
+                self._rest()
+        else:
+            self._pause = _PAUSE
+
+    def _exchange_ballots(self, awake: bool) -> Optional[News]:
+        """Fill ``_ballots``; return what this rank has to say besides. None: that is not for now."""
+        if self._flying is not None:
+            work, news = self._flying
+            work.wait()
+            self._flying = None
+            return news
         group, agreement = self._communicator, self._agreement
         recorder = timeline.active()
         if recorder is not None and recorder.mark_cycles:
@@ -214,27 +270,32 @@ class Negotiator:
             patience = _FOREVER if self._joining is not None and oldest is None else self._timeout
         if oldest is not None and overdue:
             self._overdue(oldest)
-            return
+            return None
         if patience != self._patience:
             self._patience = patience
             group.set_timeout(patience)
-        flags, entries = ballot.unpack(group.allgather(mine, out=np.empty((group.size, mine.size), np.uint8)))
-        everybody = group.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
-        with self._lock:
-            outcome = agreement.decide(flags, entries, everybody)
-        self._act(outcome, until)
-        if outcome.quiet and not outcome.run and not outcome.failed:
-            with self._lock:
-                if not agreement.fresh and self._error is None:
-                    self._wake.wait(self._pause)
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        else:
-            self._pause = _PAUSE
+        if mine.size != self._ballots.shape[1]:
+            self._ballots = np.empty((group.size, mine.size), np.uint8)
+        if not awake:
+            group.allgather(mine, out=self._ballots)
+            return news
+        under_way = group._attempt(Collective.ALLGATHER, mine, self._ballots)
+        if under_way is None:
+            return news
+        self._flying = under_way, news
+        return None
 
-    def _act(self, outcome: Outcome, until: Optional[Pending]) -> None:
+    def _rest(self) -> None:
+        """Nobody says anything new: let this rank's computation have the core for a moment."""
+        with self._lock:
+            if not self._agreement.fresh and self._error is None:
+                self._wake.wait(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _act(self, outcome: Outcome, until: Optional[Pending], awake: bool) -> None:
         """Do what the round has brought."""
         for name, signature in outcome.run:
-            self._start(name, signature, outcome, until)
+            self._start(name, signature, outcome, until, awake)
         for name, reason in outcome.failed:
             pending = self._settled(name)
             if pending is not None:
@@ -250,7 +311,7 @@ class Negotiator:
             assert joining is not None
             joining.started(Ended(outcome.last_joined), time.monotonic())
 
-    def _start(self, name: str, signature: Signature, outcome: Outcome, until: Optional[Pending]) -> None:
+    def _start(self, name: str, signature: Signature, outcome: Outcome, until: Optional[Pending], awake: bool) -> None:
         """Start what all ranks have submitted, or what this rank does in its place; refuse what joined ranks cannot."""
         pending = self._settled(name)
         try:
@@ -265,6 +326,8 @@ class Negotiator:
             if pending is None:
                 assert absent is not None
                 absent(self._communicator)
+            elif pending is until and awake and pending.request.attempt is not None:
+                pending.started(pending.request.attempt(self._communicator) or Ended(), now)
             elif pending is until and pending.request.call is not None:
                 pending.started(Ended(pending.request.call(self._communicator)), now)
             else:

@@ -45,6 +45,8 @@ class Request:
     """``start`` makes the call on the communicator that it is given, when all ranks have submitted it.
 
     ``call``: the same, which ends before it returns, for a caller that waits anyway; the result is ``start``'s.
+    ``attempt``: the same, for one that must not sleep, where there is no result: returns what goes on if it would have
+    to, else None. Without it such a caller may sleep, in ``call``.
     ``name``: unique among what this rank has pending; empty: paired with the other ranks' by the order of submission.
     ``breaks``: it is a part of a step, the rest of which some ranks submit and others do not once it has failed: so if
     ranks submit it differently, nothing is run any more.
@@ -55,6 +57,7 @@ class Request:
     name: str = ""
     call: Optional[Callable[[Communicator], Any]] = None
     breaks: bool = False
+    attempt: Optional[Callable[[Communicator], Optional[Waitable]]] = None
 
     def text(self) -> str:
         """Return it for people."""

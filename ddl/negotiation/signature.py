@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 __all__ = ["ANY", "Signature"]
 
 ANY = -1  #: in a shape: may differ by rank
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """An operation but for its data. ``tensors``: type and shape of each tensor; ``detail``: its operator, its root."""
 
     verb: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Dict, List, Set, Tuple
 
 import numpy as np
@@ -18,11 +19,22 @@ LARGE = Signature("allreduce", (("float32", (4, 5)),), "op=Sum")
 
 
 def play(agreements: List[Agreement]) -> Outcome:
-    """One round of all ranks; all must come to the same."""
+    """One round of all ranks; all must come to the same, also those who do not look whether all are of one opinion."""
     votes = [one.vote() for one in agreements]
-    flags, entries = ballot.unpack(np.stack([mine for mine, _ in votes]))
+    ballots = np.stack([mine for mine, _ in votes])
+    flags, entries = ballot.unpack(ballots)
     news = [said for _, said in votes] if any(one & ballot.NEWS for one in flags) else ()
-    outcomes = [one.decide(flags, entries, news) for one in agreements]
+    outcomes = []
+    for one in agreements:
+        slow = copy.deepcopy(one)
+        outcome = slow.decide(flags, entries, news)
+        quick = one.unanimous(ballots)
+        if quick is None:
+            assert one.decide(flags, entries, news) == outcome
+        else:
+            assert (quick, vars(one)) == (outcome, {**vars(slow), "_ballot": one._ballot})
+            assert np.array_equal(slow._ballot, one._ballot)
+        outcomes.append(outcome)
     assert all(one == outcomes[0] for one in outcomes)
     return outcomes[0]
 
@@ -40,6 +52,27 @@ def test_a_name_runs_when_all_have_submitted_it_and_then_costs_a_bit() -> None:
     other.submit("b", LARGE)
     mine, news = other.vote()
     assert len(mine) == 2 and not news
+
+
+def test_what_all_have_submitted_alike_takes_the_short_way() -> None:
+    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
+    for time in range(3):
+        for rank in ranks:
+            rank.submit("a", SMALL)
+            rank.submit("b", LARGE)
+        votes = [rank.vote() for rank in ranks]
+        ballots = np.stack([mine for mine, _ in votes])
+        quick = one.unanimous(ballots)
+        if time == 0:  # they are not known yet
+            assert quick is None
+            flags, entries = ballot.unpack(ballots)
+            for rank in ranks:
+                rank.decide(flags, entries, [news for _, news in votes])
+            continue
+        assert quick is not None and quick.run == [("a", SMALL), ("b", LARGE)] and not quick.quiet
+        assert other.unanimous(ballots) == quick
+    one.submit("a", SMALL)
+    assert one.unanimous(np.stack([one.vote()[0], other.vote()[0]])) is None
 
 
 def test_different_submissions_under_a_name_fail_and_the_name_can_be_used_again() -> None:

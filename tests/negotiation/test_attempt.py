@@ -1,0 +1,154 @@
+"""Operations that are attempted: they end at once where all ranks are there, and go on without the caller elsewhere."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+
+import ddl
+from ddl.negotiation import Negotiator, Request, Signature
+from ddl.negotiation.pending import Pending
+
+pytestmark = pytest.mark.processes
+
+
+def nothing(signature: Signature) -> Callable[..., Any]:
+    raise ddl.InvalidArgument("nothing is possible while a rank has joined")
+
+
+def negotiator() -> Negotiator:
+    world = ddl.world()
+    return Negotiator(world.split(0), nothing, world.who, range(world.size))
+
+
+def total(x: np.ndarray, name: str, ways: int = 3) -> Request:
+    """The sum over ranks, in place. ``ways``: 1 if it can block, 2 if it can be attempted."""
+    return Request(
+        Signature("allreduce", ((str(x.dtype), x.shape),), "op=Sum"),
+        lambda group: group.allreduce_async_(x, op=ddl.Sum),
+        name,
+        (lambda group: group.allreduce_(x, op=ddl.Sum)) if ways & 1 else None,
+        attempt=(lambda group: group._attempt_allreduce_(x, ddl.Sum)) if ways & 2 else None,
+    )
+
+
+def in_any_order(seed: int, times: int) -> int:
+    """Ranks attempt the same names in orders of their own, some by other ways; return how many had to be left."""
+    mine, draw = negotiator(), random.Random(seed + ddl.rank())
+    names, left = [f"x{i}" for i in range(5)], 0
+    want = ddl.size() * (ddl.size() + 1) / 2
+    for _ in range(times):
+        pending: Dict[str, Pending] = {}
+        arrays = {name: np.full(3, ddl.rank() + 1.0) for name in names}
+        for name in draw.sample(names, len(names)):
+            request = total(arrays[name], name, draw.randrange(4))
+            pending[name] = mine.attempt(request) if draw.random() < 0.7 else mine.submit(request)
+            left += not pending[name].done()
+        for name in draw.sample(names, len(names)):
+            pending[name].wait()
+            assert arrays[name].tolist() == [want] * 3
+        last = np.full(1, ddl.rank() + 1.0)
+        mine.run(total(last, "last"))  # may have to end a round that an attempt has left
+        assert last[0] == want
+    mine.close()
+    return left
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_attempted_in_any_order(size: int, transport: str) -> None:
+    print("left:", ranks.run(size, in_any_order, 7, 60, **connected(transport)))
+
+
+def at_once(times: int) -> int:
+    """All ranks attempt one after the other; return how many had ended when the attempt returned."""
+    mine, ended = negotiator(), 0
+    for number in range(times):
+        x = np.full(1, float(number))
+        pending = mine.attempt(total(x, "x"))
+        ended += pending.done()
+        pending.wait()
+        assert x[0] == number * ddl.size()
+        ddl.barrier()
+    mine.close()
+    return ended
+
+
+def test_where_all_are_there_it_has_ended() -> None:
+    """By whoever comes last at least: he finds the others waiting for him, awake or not."""
+    assert sum(ranks.run(2, at_once, 200)) >= 100
+
+
+def without_sleep() -> None:
+    """Rank 1 submits nothing before rank 0 tells it to, after its attempt."""
+    mine, rank, word = negotiator(), ddl.rank(), np.zeros(1)
+    for number in range(10):
+        x = np.full(2, float(number))
+        if rank == 1:
+            ddl.recv(word, 0)
+        first = mine.attempt(total(x, "x"))
+        if rank == 0:
+            assert not first.done()
+            y = np.ones(2)
+            second = mine.attempt(total(y, "y"))  # while a round is under way that nobody drives
+            assert not second.done()
+            ddl.send(word, 1)
+        else:
+            y = np.ones(2)
+            second = mine.attempt(total(y, "y"))
+        first.wait()
+        second.wait()
+        assert x.tolist() == [2.0 * number] * 2 and y.tolist() == [2.0] * 2
+    mine.close()
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_an_attempt_waits_for_nobody(transport: str) -> None:
+    ranks.run(2, without_sleep, **connected(transport))
+
+
+def ends_with(action: str) -> Optional[str]:
+    """What an attempt of rank 0 ends with if rank 1 does something else."""
+    mine, rank = negotiator(), ddl.rank()
+    mine.run(total(np.ones(3), "known"))
+    ddl.barrier()
+    if rank == 1:
+        if action == "leaves":
+            return None
+        time.sleep(0.1)
+        if action == "differs":
+            with pytest.raises(ddl.CollectiveMismatch):
+                mine.attempt(total(np.ones(4), "known")).wait()
+        if action == "joins":
+            mine.join()
+            time.sleep(0.5)
+        if action == "is late":
+            with pytest.raises(ddl.CommunicatorError):
+                time.sleep(4)
+                mine.attempt(total(np.ones(3), "known")).wait()
+        return None
+    pending = mine.attempt(total(np.ones(3), "known"))
+    with pytest.raises(ddl.Error) as caught:
+        pending.wait()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "words"),
+    [
+        ("leaves", "PeerLost", ["rank 1"]),
+        ("differs", "CollectiveMismatch", ["rank 0", "rank 1", "shape 3", "shape 4"]),
+        ("joins", "CollectiveMismatch", ["joined", "1"]),
+        ("is late", "CollectiveTimeout", ["rank 1", "not all ranks had submitted"]),
+    ],
+)
+def test_what_an_attempt_ends_with(action: str, error: str, words: List[str]) -> None:
+    env = {"DDL_TIMEOUT": "1"} if action == "is late" else {}
+    said = ranks.run(2, ends_with, action, env=env)[0]
+    assert said.startswith(f"{error}: ") and all(word in said for word in ["'known'", *words]), said
