@@ -17,12 +17,14 @@ import tensorflow as tf
 import ddl
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
-from ddl_tensorflow._native import Function, NativeOp
+from ddl_tensorflow._native import Function, NativeOp, listed
 from ddl_tensorflow._xla import compiled_later, refuse
 
 __all__ = ["call", "native_op", "never"]
 
 log = logging.getLogger("ddl")
+
+Array = np.ndarray[Any, Any]
 
 _ANCHOR_BYTES = 256  #: TensorFlow makes a constant of a tensor of up to 128 elements that a function captures
 
@@ -72,40 +74,37 @@ def call(
     dtypes: Optional[Sequence[tf.DType]] = None,
     *,
     always: bool = False,
+    at_once: bool = True,
 ) -> List[tf.Tensor]:
     """Return tensors that ``function`` makes of ``inputs`` whenever TensorFlow runs this.
 
-    dtypes: types of the results; None: these are ``inputs``' own, as are the shapes. Then ``function(arrays, results)``
-    writes to ``results``, which are arrays of any content, each perhaps the same memory as the input; else
-    ``function(arrays, None)`` returns new arrays. ``arrays`` are not to be written to. always: it is run though nobody
-    uses a result, and in the order of the program among others of that kind.
+    dtypes: types of the results; None: these are ``inputs``' own, as are the shapes. always: it is run though nobody
+    uses a result, and in the order of the program among others of that kind. at_once: ``function`` need not sleep.
     """
     refuse()
     native = native_op()
     if native is not None:
-        return native(function, _anchor(), inputs, dtypes, always)
-    alike, eager = dtypes is None, tf.executing_eagerly()
+        return native(function, _anchor(), inputs, dtypes, always, at_once)
+    in_place, eager = dtypes is None, tf.executing_eagerly()
 
-    def run(*arrays: np.ndarray[Any, Any]) -> List[np.ndarray[Any, Any]]:
+    def run(*arrays: Array) -> List[Array]:
         own = [np.asarray(array) for array in arrays]
+        results = [np.empty_like(array) for array in own] if in_place else None
         try:
-            if not alike:
-                return [np.asarray(one) for one in function(own, None)]
-            results = [np.empty_like(array) for array in own]
-            function(own, results)
-            return results
+            made = function(own, results, True).wait()
         except ddl.Error as error:
             if eager:
                 raise
             # TensorFlow would make one of its own of it, by the built-in class that it is.
             raise RuntimeError(_errors.text_of(error)) from None
+        return listed(made) if results is None else results
 
     if eager:  # numpy_function fails at a bfloat16 without dimensions
         return [tf.convert_to_tensor(one) for one in run(*[one.numpy() for one in inputs])]
     types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
     made = tf.numpy_function(run, list(inputs), types)
     outputs = [made] if isinstance(made, tf.Tensor) else list(made)
-    if alike:
+    if in_place:
         for one, other in zip(outputs, inputs):
             one.set_shape(other.shape)
     return outputs

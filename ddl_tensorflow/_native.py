@@ -1,7 +1,9 @@
-"""The compiled op from Python's side: calls are taken from its queue and made, each by a thread of its own.
+"""The compiled op from Python's side: its calls are made by threads of Python's, or at once where it asks for that.
 
 A call may wait for other ranks, which wait for another call of this one: so there is always a thread that takes the
-next. Threads are kept, as many as calls were ever under way at once.
+next from the op's queue. Threads are kept, as many as calls were ever under way at once. But to wake one, and then one
+of TensorFlow's, takes longer than a small operation. So the op first has a small call made where it stands, by
+TensorFlow's thread, which only goes on if that would mean to sleep.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.negotiation.pending import Waitable
 from ddl_tensorflow._errors import text_of
 from ddl_tensorflow._names import Place, run_at
 
-__all__ = ["Function", "NativeOp"]
+__all__ = ["Function", "NativeOp", "listed"]
 
-#: Gets the inputs, read only, and the outputs if these are alike; else it returns them.
-Function = Callable[[List[np.ndarray[Any, Any]], Optional[List[np.ndarray[Any, Any]]]], Sequence[np.ndarray[Any, Any]]]
+Array = np.ndarray[Any, Any]
+#: ``function(inputs, outputs, sleeps)`` writes to the outputs, one for each input and like it, perhaps the same array;
+#: with None for them it makes new arrays, which are its result. It returns what has ended, or, if it is not to sleep,
+#: what may have to be waited for.
+Function = Callable[[List[Array], Optional[List[Array]], bool], Waitable]
 
 _DIMENSIONS = 16
 _WAIT = 3600.0  #: seconds between two looks at the queue, of a thread that has nothing to do
+_ENDED, _GOES_ON = 1, 0  #: what the op is told of a call that it had made at once
 
 
 class _View(ctypes.Structure):
@@ -67,7 +74,14 @@ class NativeOp:
         shape = ctypes.POINTER(ctypes.c_int64)
         self._library.ddl_output.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, shape, ctypes.c_void_p]
         self._library.ddl_end.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self._library.ddl_put.argtypes = [ctypes.c_void_p]
+        at_once = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(_Place), views)
+        self._at_once = at_once(self._make_at_once)  # kept for as long as the op may ask for it
+        self._library.ddl_make_at_once.argtypes = [at_once]
+        self._library.ddl_make_at_once(self._at_once)
+        self._tensorflows = threading.local()  # its threads
         self._functions: Dict[int, Function] = {}
+        self._begun: Dict[int, Waitable] = {}  # calls in the queue that are only to be waited for, by their handles
         self._ops: Dict[int, str] = {}  # how the graph's op is called that makes a call; not there: it was eager
         self._next = 0
         self._free: List[int] = []  # numbers of calls that have been made eagerly
@@ -86,6 +100,7 @@ class NativeOp:
         inputs: Sequence[tf.Tensor],
         dtypes: Optional[Sequence[tf.DType]],
         always: bool,
+        at_once: bool,
     ) -> List[tf.Tensor]:
         """See ``_call.call``. ``anchor``: a tensor that TensorFlow does not take for a constant."""
         self._listen()
@@ -98,7 +113,9 @@ class NativeOp:
             self._next = max(self._next, number + 1)
         self._functions[number] = function
         try:
-            outputs = op(anchor=anchor, inputs=list(inputs), R=types, call=number, alike=dtypes is None)
+            outputs = op(
+                anchor=anchor, inputs=list(inputs), R=types, call=number, alike=dtypes is None, at_once=at_once
+            )
         except BaseException:
             self._take_back(number)
             raise
@@ -124,6 +141,23 @@ class NativeOp:
             self._idle += 1
         threading.Thread(target=self._serve, name="ddl-tensorflow", daemon=True).start()
 
+    def _make_at_once(self, handle: int, place: Any, views: Any) -> int:
+        """Make a small call on TensorFlow's thread, or begin it: one of ours waits for its end then."""
+        if not hasattr(self._tensorflows, "known"):
+            # Else Python makes a state for the thread and takes it down again with each call, which takes 30 us.
+            ctypes.pythonapi.PyGILState_Ensure()
+            self._tensorflows.known = True
+        try:
+            work = self._make(place.contents, views, sleeps=False)
+            if work.done():
+                self._end_well(handle, place.contents.outputs, work)
+                return _ENDED
+            self._begun[handle] = work
+            self._library.ddl_put(handle)
+        except BaseException as caught:  # see _serve
+            self._library.ddl_end(handle, _words(caught))
+        return _GOES_ON
+
     def _serve(self) -> None:
         place, views = _Place(), (_View * 64)()
         while True:
@@ -135,34 +169,54 @@ class NativeOp:
             self._listen()
             error: Optional[bytes] = None
             try:
-                views = self._make(handle, place, views)
+                tensors = place.inputs + place.outputs
+                if tensors > len(views):
+                    views = (_View * tensors)()
+                    self._library.ddl_show(handle, views)
+                work = self._begun.pop(handle, None) or self._make(place, views, sleeps=True)
+                self._end_well(handle, place.outputs, work)
             except BaseException as caught:  # whatever it is, TensorFlow raises it where the result is asked for
-                error = text_of(caught).encode(errors="replace").replace(b"\0", b"?")
+                error = _words(caught)
             self._library.ddl_end(handle, error)  # may run what comes next, here, for as long as it takes
             with self._lock:
                 self._idle += 1
 
-    def _make(self, handle: int, place: _Place, views: Any) -> Any:
+    def _make(self, place: _Place, views: Any, sleeps: bool) -> Waitable:
         function, op = self._take_back(place.number), self._ops.get(place.number)
         if function is None:
             raise ddl.InvalidState(
                 "the graph was made by another process; build it anew, as calls of DDL are not saved"
             )
-        tensors = place.inputs + place.outputs
-        if tensors > len(views):
-            views = (_View * tensors)()
-            self._library.ddl_show(handle, views)
-        inputs = [_array(views[i], read_only=True) for i in range(place.inputs)]
-        outputs = [_array(views[i], read_only=False) for i in range(place.inputs, tensors)]
+        inputs, outputs = [], []
+        shown = views[: place.inputs + place.outputs]
+        for i, view in enumerate(shown[: place.inputs]):
+            if place.outputs:
+                target = shown[place.inputs + i]
+                outputs.append(_array(target, True))
+                if target.data == view.data:  # TensorFlow lets the result have the memory of its input
+                    inputs.append(outputs[i])
+                    continue
+            inputs.append(_array(view, False))
         where = None if op is None else Place.of(place.node.decode(), op, place.loop, place.iteration)
-        made = run_at(where, function, inputs, outputs if outputs else None)
-        if not outputs:
-            for i, array in enumerate(made):
-                whole = np.asarray(array, order="C")  # ascontiguousarray gives a number a dimension
-                shape = (ctypes.c_int64 * whole.ndim)(*whole.shape)
-                if not self._library.ddl_output(handle, i, whole.ndim, shape, whole.ctypes.data):
-                    raise MemoryError(f"TensorFlow has no memory for a result of {whole.nbytes} bytes")
-        return views
+        return run_at(where, function, inputs, outputs or None, sleeps)
+
+    def _end_well(self, handle: int, in_place: int, work: Waitable) -> None:
+        """Wait for the end of a call, and give TensorFlow the results that it has not got yet."""
+        made = work.wait()
+        for i, array in enumerate(() if in_place else listed(made)):
+            whole = np.asarray(array, order="C")  # ascontiguousarray gives a number a dimension
+            shape = (ctypes.c_int64 * whole.ndim)(*whole.shape)
+            if not self._library.ddl_output(handle, i, whole.ndim, shape, whole.ctypes.data):
+                raise MemoryError(f"TensorFlow has no memory for a result of {whole.nbytes} bytes")
+
+
+def listed(made: Any) -> List[Array]:
+    """Return the results of a function of one or of several."""
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def _words(error: BaseException) -> bytes:
+    return text_of(error).encode(errors="replace").replace(b"\0", b"?")
 
 
 @functools.cache
@@ -170,12 +224,19 @@ def _type(number: int) -> np.dtype[Any]:
     return np.dtype(tf.dtypes.as_dtype(number).as_numpy_dtype)
 
 
-def _array(view: _View, read_only: bool) -> np.ndarray[Any, Any]:
+@functools.lru_cache(maxsize=4096)
+def _bytes(size: int) -> Any:
+    """Return the type of so many bytes; to make one takes longer than all the rest of ``_array``."""
+    return ctypes.c_char * size
+
+
+def _array(view: _View, writeable: bool) -> Array:
     """Return an array of the tensor's memory, which it does not look after."""
-    dtype, dimensions, size = _type(view.type), view.dimensions, view.bytes
+    dimensions, size = view.dimensions, view.bytes
     if dimensions > _DIMENSIONS:
         raise ddl.InvalidArgument(f"a tensor has {dimensions} dimensions; reshape it to {_DIMENSIONS} at most")
-    memory = (ctypes.c_char * size).from_address(view.data) if size else None
-    array: np.ndarray[Any, Any] = np.ndarray(view.shape[:dimensions], dtype, memory)
-    array.flags.writeable = not read_only
+    memory = _bytes(size).from_address(view.data) if size else None
+    array: Array = np.ndarray(view.shape[:dimensions], _type(view.type), memory)
+    if not writeable:
+        array.flags.writeable = False
     return array

@@ -47,17 +47,17 @@ def _described(array: Array, rows_differ: bool = False) -> Tuple[str, Tuple[int,
     return type_name(array.dtype), (ANY, *array.shape[1:]) if rows_differ else array.shape
 
 
-def _check(array: Array, verb: str, op: ddl.ReduceOp) -> None:
+def _check(dtype: np.dtype[Any], verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
     if not isinstance(op, ddl.ReduceOp):
         raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
-    if array.dtype.kind not in "fiucb" and array.dtype != _BFLOAT16:
-        raise ddl.InvalidArgument(f"{verb}: {array.dtype} cannot be added up; cast it to float32")
-    if op == ddl.Adasum and array.dtype.kind != "f":
-        raise ddl.InvalidArgument(f"{verb}: op=Adasum needs float16, float32 or float64, not {array.dtype}")
-    if array.dtype.kind == "c" and op not in (ddl.Average, ddl.Sum):
+    if dtype.kind not in "fiucb" and dtype != _BFLOAT16:
+        raise ddl.InvalidArgument(f"{verb}: {dtype} cannot be added up; cast it to float32")
+    if op == ddl.Adasum and dtype.kind != "f":
+        raise ddl.InvalidArgument(f"{verb}: op=Adasum needs float16, float32 or float64, not {dtype}")
+    if dtype.kind == "c" and op not in (ddl.Average, ddl.Sum):
         raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
-    if array.dtype.kind == "b" and op == ddl.Average:
+    if dtype.kind == "b" and op == ddl.Average:
         raise ddl.InvalidArgument(f"{verb}: truth values have no average; use op=Sum (any) or op=Min (all)")
 
 
@@ -90,21 +90,25 @@ def _back(rows: Array, dtype: np.dtype[Any]) -> Array:
     return rows.view(dtype).reshape(rows.shape[:-1]) if dtype.kind == "c" else rows.view(dtype)
 
 
-def _detail(op: ddl.ReduceOp, prescale: float, postscale: float) -> str:
+@functools.lru_cache(maxsize=4096)
+def _reduction(
+    verb: str, dtype: np.dtype[Any], shape: Tuple[int, ...], op: ddl.ReduceOp, prescale: float, postscale: float
+) -> Signature:
+    """Return the signature, after a look at whether that can be. To make one takes longer than to find it again."""
+    _check(dtype, verb, op)
     scales = "" if prescale == postscale == 1.0 else f" prescale_factor={prescale:g} postscale_factor={postscale:g}"
-    return f"op={op.name}{scales}"
+    return Signature(verb, ((type_name(dtype), shape),), f"op={op.name}{scales}")
 
 
 def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Operation[None]:
     """All-reduce ``target``, contiguous and writable, in place."""
-    _check(target, "allreduce", op)
+    signature = _reduction("allreduce", target.dtype, target.shape, op, prescale, postscale)
     memory = numbers(target)
 
     def scaled() -> Array:
         _scale(target, prescale)
         return memory
 
-    signature = Signature("allreduce", (_described(target),), _detail(op, prescale, postscale))
     if op == ddl.Adasum:
         return at_once(signature, lambda group: adasum_(group, scaled()), lambda _: _scale(target, postscale))
     return Operation(
@@ -112,6 +116,7 @@ def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale:
         lambda group: group.allreduce_async_(scaled(), op=op),
         lambda _: _scale(target, postscale),
         lambda group: group.allreduce_(scaled(), op=op),
+        attempt=lambda group: group._attempt_allreduce_(scaled(), op),
     )
 
 
@@ -123,12 +128,13 @@ def broadcast(target: Array, root: int, name: str) -> Operation[None]:
         lambda group: group.broadcast_async_(memory, root=root),
         lambda _: None,
         lambda group: group.broadcast_(memory, root=root),
+        attempt=lambda group: group._attempt_broadcast_(memory, root),
     )
 
 
 def reducescatter(array: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Operation[Array]:
     """Reduce-scatter the rows; bfloat16 is added up as float32 and rounded once, at the end."""
-    _check(array, "reducescatter", op)
+    signature = _reduction("reducescatter", array.dtype, array.shape, op, prescale, postscale)
     if array.ndim == 0:
         raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
     own = array.astype(np.float32) if array.dtype == _BFLOAT16 else array
@@ -145,7 +151,7 @@ def reducescatter(array: Array, op: ddl.ReduceOp, prescale: float = 1.0, postsca
         return rows.astype(array.dtype, copy=False)
 
     return Operation(
-        Signature("reducescatter", (_described(array),), _detail(op, prescale, postscale)),
+        signature,
         lambda group: group.reducescatter_async(own, op=op),
         finish,
         lambda group: group.reducescatter(own, op=op),

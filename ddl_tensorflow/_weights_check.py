@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.negotiation.pending import Ended, Waitable
 from ddl.process_sets import ProcessSet
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call
@@ -54,12 +55,12 @@ class WeightsCheck:
         def check() -> tf.Tensor:
             known = op_name(None, "check")
 
-            def function(arrays: List[Array], _: Any) -> List[Array]:
+            def function(arrays: List[Array], _: Any, __: bool) -> Waitable:
                 compare(Where(self._process_set), int(arrays[0]), names, arrays[1:], known)
-                return [np.asarray(arrays[0])]
+                return Ended(arrays[0])
 
             weights = [unwrapped(variable).read_value() for variable in variables]
-            (done,) = call(function, [number, *weights], [tf.int64], always=True)
+            (done,) = call(function, [number, *weights], [tf.int64], always=True, at_once=False)
             return tf.reshape(done, [])
 
         return tf.cond(tf.equal(number % self.every, 0), check, lambda: number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional, TypeVar
 
 from ddl import operations
-from ddl.negotiation.pending import Waitable
+from ddl.negotiation.pending import Ended, Waitable
 from ddl.operations import Operation
 from ddl.process_sets import ProcessSet, ProcessSets
 from ddl_tensorflow._bucket import absent
@@ -28,6 +28,12 @@ class Where(operations.Where):
     def run(self, operation: Operation[T], name: Optional[str] = None) -> T:
         """Do it, under the name that it has where TensorFlow runs the op, and return its result."""
         return super().run(operation, name_here(name))
+
+    def make(self, operation: Operation[T], name: Optional[str], sleeps: bool) -> Waitable:
+        """As ``run``, and return its result as what has ended; if not ``sleeps``, what may have to be waited for."""
+        if sleeps:
+            return Ended(self.run(operation, name))
+        return self.attempt(operation, name_here(name))
 
     def begin(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:
         """Start it, under that name; ``operation.finish`` is the caller's affair."""

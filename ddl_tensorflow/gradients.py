@@ -19,6 +19,7 @@ import tensorflow as tf
 import ddl
 from ddl import Average, ReduceOp
 from ddl.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
+from ddl.operations import Operation
 from ddl.process_sets import ProcessSet
 from ddl_tensorflow import _bucket
 from ddl_tensorflow._names import op_name, part_name
@@ -179,10 +180,10 @@ class Averaging:
         op, before, after = self.factors
         known = part_name(name, f"bucket.{number}")
 
-        def run(where: Where, targets: List[Array]) -> None:
-            where.run(_bucket.reduction(targets, op, before, after, detail), known)
+        def together(_: Where, targets: List[Array]) -> Operation[None]:
+            return _bucket.reduction(targets, op, before, after, detail)
 
-        return in_place(tensors, self.process_set, run)
+        return in_place(tensors, self.process_set, together, known)
 
 
 def _divided(gradient: Any, by: int) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.negotiation.pending import Ended, Waitable
 from ddl.process_sets import ProcessSet
 from ddl_tensorflow._call import call
 from ddl_tensorflow._where import process_sets
@@ -18,8 +19,8 @@ __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op
 
 
 def _value(function: Callable[[], int], name: Optional[str], verb: str) -> tf.Tensor:
-    def run(_: Any, __: Any) -> List[Array]:
-        return [np.array(function(), np.int32)]
+    def run(_: List[Array], __: Any, ___: bool) -> Waitable:
+        return Ended(np.array(function(), np.int32))
 
     (made,) = call(run, [], [tf.int32])
     made.set_shape([])

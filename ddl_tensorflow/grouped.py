@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
-from ddl.operations import choose_op, grouped
+from ddl.operations import Operation, choose_op, grouped
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
@@ -95,13 +95,12 @@ def grouped_allreduce(
 def _allreduced(
     tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, known: Optional[str], process_set: ProcessSet
 ) -> List[tf.Tensor]:
-    def together(where: Where, targets: List[Array]) -> None:
-        some = [_operations.allreduce(target, op, prescale, postscale) for target in targets]
-        where.run(grouped(some, "allreduce"), known)
+    def together(_: Where, targets: List[Array]) -> Operation[Any]:
+        return grouped([_operations.allreduce(target, op, prescale, postscale) for target in targets], "allreduce")
 
     return _differentiable(
         tensors,
-        lambda some: in_place(some, process_set, together),
+        lambda some: in_place(some, process_set, together, known),
         lambda some, _: _allreduced(some, op, prescale, postscale, gradient_name(known), process_set),
     )
 

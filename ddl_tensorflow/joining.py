@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.negotiation.pending import Ended, Waitable
 from ddl_tensorflow._call import call
 from ddl_tensorflow._where import global_process_set, process_sets
 from ddl_tensorflow.verbs import Array, as_written
@@ -32,10 +33,10 @@ def join() -> tf.Tensor:
     """
     ddl.rank()
 
-    def wait(_: Any, __: Any) -> List[Array]:
+    def wait(_: List[Array], __: Any, ___: bool) -> Waitable:
         process_sets.open()
-        return [np.array(global_process_set.negotiator.join().wait(), np.int32)]
+        return Ended(np.array(global_process_set.negotiator.join().wait(), np.int32))
 
-    (last,) = call(wait, [], [tf.int32], always=True)
+    (last,) = call(wait, [], [tf.int32], always=True, at_once=False)
     last.set_shape([])
     return last

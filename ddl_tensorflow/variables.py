@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.alike import check_alike
-from ddl.operations import grouped
+from ddl.operations import Operation, grouped
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
@@ -68,12 +68,11 @@ def _assign(variables: List[Any], root_rank: int, known: Optional[str], process_
     if not variables:
         return []
 
-    def together(where: Where, targets: List[Array]) -> None:
+    def together(where: Where, targets: List[Array]) -> Operation[Any]:
         root = where.index(root_rank)
-        some = [_operations.broadcast(target, root, str(root_rank)) for target in targets]
-        where.run(grouped(some, "broadcast"), known)
+        return grouped([_operations.broadcast(target, root, str(root_rank)) for target in targets], "broadcast")
 
-    values = in_place([dense(one, "broadcast_variables") for one in variables], process_set, together)
+    values = in_place([dense(one, "broadcast_variables") for one in variables], process_set, together, known)
     return [one.assign(value) for one, value in zip(variables, values)]
 
 

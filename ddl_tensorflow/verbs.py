@@ -16,6 +16,7 @@ All are differentiable. ``device_dense`` and ``device_sparse`` are Horovod's, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
+from ddl.negotiation.pending import Waitable
 from ddl.operations import Operation, choose_op
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
@@ -59,17 +61,20 @@ def dense(tensor: Any, verb: str) -> tf.Tensor:
 
 
 def in_place(
-    tensors: Sequence[tf.Tensor], process_set: Optional[ProcessSet], run: Callable[[Where, List[Array]], None]
+    tensors: Sequence[tf.Tensor],
+    process_set: Optional[ProcessSet],
+    operation: Callable[[Where, List[Array]], Operation[Any]],
+    name: Optional[str],
 ) -> List[tf.Tensor]:
-    """Return tensors like ``tensors`` whose memory ``run`` gets with their contents, and writes to."""
+    """Return tensors like ``tensors`` whose memory an operation gets with their contents, and writes to."""
 
-    def function(arrays: List[Array], results: Optional[List[Array]]) -> List[Array]:
+    def function(arrays: List[Array], results: Optional[List[Array]], sleeps: bool) -> Waitable:
         assert results is not None
         for source, target in zip(arrays, results):
-            if not np.may_share_memory(source, target):  # else it is the same
+            if source is not target:
                 np.copyto(target, source)
-        run(Where(process_set), results)
-        return results
+        where = Where(process_set)
+        return where.make(operation(where, results), name, sleeps)
 
     return call(function, tensors)
 
@@ -118,12 +123,12 @@ def allreduced(
 ) -> tf.Tensor:
     """All-reduce under a name of ``_names``."""
 
-    def run(where: Where, targets: List[Array]) -> None:
-        where.run(_operations.allreduce(targets[0], op, prescale, postscale), known)
+    def mean(_: Where, targets: List[Array]) -> Operation[None]:
+        return _operations.allreduce(targets[0], op, prescale, postscale)
 
     @differentiable
     def reduced(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        (result,) = in_place([x], process_set, run)
+        (result,) = in_place([x], process_set, mean, known)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return allreduced(upstream, op, prescale, postscale, gradient_name(known), process_set)
@@ -168,12 +173,12 @@ def broadcast(
     """
     known = op_name(name, "broadcast", ignore_name_scope)
 
-    def run(where: Where, targets: List[Array]) -> None:
-        where.run(_operations.broadcast(targets[0], where.index(root_rank), str(root_rank)), known)
+    def sending(where: Where, targets: List[Array]) -> Operation[None]:
+        return _operations.broadcast(targets[0], where.index(root_rank), str(root_rank))
 
     @differentiable
     def sent(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        (result,) = in_place([x], process_set, run)
+        (result,) = in_place([x], process_set, sending, known)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             mean = allreduced(upstream, Average, 1.0, 1.0, gradient_name(known), process_set)
@@ -198,10 +203,9 @@ def made_by(
 ) -> List[tf.Tensor]:
     """Return tensors of ``dtypes`` that an operation on the contents of ``tensors`` makes."""
 
-    def function(arrays: List[Array], _: Any) -> Sequence[Array]:
+    def function(arrays: List[Array], _: Any, sleeps: bool) -> Waitable:
         where = Where(process_set)
-        made = where.run(operation(where, arrays), name)
-        return made if isinstance(made, (list, tuple)) else [made]
+        return where.make(operation(where, arrays), name, sleeps)
 
     return call(function, tensors, dtypes)
 
@@ -341,9 +345,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     ddl.rank()
     known = op_name(None, "barrier")
 
-    def wait(_: Any, __: Any) -> List[Array]:
-        Where(process_set).run(_operations.barrier(), known)
-        return [np.zeros((), np.int32)]
+    def wait(_: List[Array], __: Any, sleeps: bool) -> Waitable:
+        barrier: Operation[Any] = _operations.barrier()
+        return Where(process_set).make(replace(barrier, finish=lambda _: np.zeros((), np.int32)), known, sleeps)
 
     (ended,) = call(wait, [], [tf.int32], always=True)
     return None if tf.executing_eagerly() else ended.op

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -95,3 +96,43 @@ def any_order():
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_make_gradients_in_different_orders(size):
     ranks.run(size, any_order, initialise=False)
+
+
+def said_meanwhile(folder):
+    """With one thread for all ops: rank 1 sends nothing before rank 0 has run ops that stand beside its own."""
+    import ddl_tensorflow as ddl
+
+    ddl.init()
+    rank = ddl.rank()
+
+    def says(path):
+        Path(path.decode()).touch()
+        return np.float32(1)
+
+    def hears(path):
+        deadline = time.monotonic() + 60
+        while not all(os.path.exists(f"{path.decode()}.{word}") for word in range(4)):
+            assert time.monotonic() < deadline, "rank 0 runs nothing while its operation waits"
+            time.sleep(0.005)
+        return np.float32(1)
+
+    def word(path, number):
+        return tf.numpy_function(says, [path + f".{number}"], tf.float32, stateful=False) if rank == 0 else 1.0
+
+    @tf.function
+    def step(x, path):
+        if rank == 1:
+            x *= tf.numpy_function(hears, [path], tf.float32, stateful=False)
+            x.set_shape([4])
+        # TensorFlow takes those that are ready in an order of its own: so some stand on either side.
+        one = word(path, 0) * word(path, 1)
+        mean = ddl.allreduce(x, op=ddl.Sum)
+        return mean * one * word(path, 2) * word(path, 3)
+
+    for number in range(10):
+        total = step(tf.fill([4], float(rank + number)), tf.constant(f"{folder}/{number}"))
+        assert np.array_equal(total, np.full(4, 2.0 * number + 1)), total
+
+
+def test_an_op_that_waits_for_others_holds_up_none(tmp_path):
+    ranks.run(2, said_meanwhile, str(tmp_path), initialise=False)
