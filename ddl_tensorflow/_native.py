@@ -188,10 +188,11 @@ class NativeOp:
                 "the graph was made by another process; build it anew, as calls of DDL are not saved"
             )
         inputs, outputs = [], []
-        shown = views[: place.inputs + place.outputs]
-        for i, view in enumerate(shown[: place.inputs]):
-            if place.outputs:
-                target = shown[place.inputs + i]
+        given, in_place = place.inputs, place.outputs  # each look at a field of ctypes makes a new object
+        shown = views[: given + in_place]
+        for i, view in enumerate(shown[:given]):
+            if in_place:
+                target = shown[given + i]
                 outputs.append(_array(target, True))
                 if target.data == view.data:  # TensorFlow lets the result have the memory of its input
                     inputs.append(outputs[i])

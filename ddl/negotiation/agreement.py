@@ -56,7 +56,7 @@ class Agreement:
         self._news: Dict[str, Signature] = {}  #: those that it lacks, and that I have not said
         self._join = False
         self._ballot = ballot.pack(0, 0, 0)  #: of the last round
-        self._ballot_of = (0, 0, 0)  #: what it says
+        self._flags = self._voted = 0  #: what it says
         self.fresh = False  #: this rank has something to say that it has not said
         # Alike on all ranks:
         self._table: List[Entry] = []
@@ -97,9 +97,8 @@ class Agreement:
             news = [(name, signature.plain()) for name, signature in self._news.items()]
             self._news.clear()
         self.fresh = False
-        content = (flags, self._bits, len(self._table))
-        if content != self._ballot_of:  # mostly it is that of the last round: one operation after the other
-            self._ballot, self._ballot_of = ballot.pack(*content), content
+        self._flags, self._voted = flags, self._bits
+        self._ballot = ballot.pack(flags, self._bits, len(self._table))
         return self._ballot, news
 
     # --- all ranks ---
@@ -109,12 +108,11 @@ class Agreement:
 
         That is how it mostly is, and takes a quarter of the time. ``ballots``: (ranks, bytes), uint8.
         """
-        flags, bits, _ = self._ballot_of
-        if flags != ballot.FRESH or ballots.tobytes() != self._ballot.tobytes() * self._size:
+        if self._flags != ballot.FRESH or ballots.tobytes() != self._ballot.tobytes() * self._size:
             return None
-        self._entries = [bits] * self._size
+        self._entries = [self._voted] * self._size
         outcome = Outcome()
-        for number in ballot.numbers(bits):
+        for number in ballot.numbers(self._voted):
             self._run(self._table[number], number, outcome)
         return outcome
 

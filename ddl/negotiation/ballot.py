@@ -5,6 +5,7 @@ One byte of flags, then a bit for each entry of the table of known operations, w
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Iterator, List, Tuple
 
 import numpy as np
@@ -16,8 +17,12 @@ JOINED = 2  #: it has no more data
 FRESH = 4  #: it says something that it has not said before
 
 
+@lru_cache(maxsize=1024)  # mostly one operation is submitted at a time, again and again
 def pack(flags: int, entries: int, known: int) -> np.ndarray:
-    """Return the ballot of a rank that has submitted ``entries``, of ``known`` ones: bit i stands for entry i."""
+    """Return the ballot of a rank that has submitted ``entries``, of ``known`` ones: bit i stands for entry i.
+
+    It is not to be written to.
+    """
     return np.frombuffer(bytearray((entries << 8 | flags).to_bytes(1 + (known + 7) // 8, "little")), np.uint8)
 
 

@@ -125,12 +125,13 @@ class Pending:
         under its name, ``CollectiveTimeout`` if DDL_TIMEOUT ran out, or what it ended with.
         """
         limit = None if timeout is None else time.monotonic() + timeout
-        until = self._deadline if limit is None else min(self._deadline, limit)
-        if not self._wait_for_gate(max(0.0, until - time.monotonic())):
-            if until < self._deadline:
-                raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
-            self._overdue(self)
-            self._wait_for_gate()  # it has failed, or whoever was about to start it does
+        if not self.agreed:
+            until = self._deadline if limit is None else min(self._deadline, limit)
+            if not self._wait_for_gate(max(0.0, until - time.monotonic())):
+                if until < self._deadline:
+                    raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
+                self._overdue(self)
+                self._wait_for_gate()  # it has failed, or whoever was about to start it does
         if self._error is not None:
             # A new one: it will hold on to frames, and this must not hold on to it in turn.
             raise type(self._error)(*self._error.args)
