@@ -49,8 +49,6 @@ def _described(array: Array, rows_differ: bool = False) -> Tuple[str, Tuple[int,
 
 def _check(dtype: np.dtype[Any], verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
-    if not isinstance(op, ddl.ReduceOp):
-        raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
     if dtype.kind not in "fiucb" and dtype != _BFLOAT16:
         raise ddl.InvalidArgument(f"{verb}: {dtype} cannot be added up; cast it to float32")
     if op == ddl.Adasum and dtype.kind != "f":
@@ -90,11 +88,17 @@ def _back(rows: Array, dtype: np.dtype[Any]) -> Array:
     return rows.view(dtype).reshape(rows.shape[:-1]) if dtype.kind == "c" else rows.view(dtype)
 
 
-@functools.lru_cache(maxsize=4096)
-def _reduction(
+def _reduction(verb: str, array: Array, op: ddl.ReduceOp, prescale: float, postscale: float) -> Signature:
+    """Return what ranks agree on. Raises ``InvalidArgument`` if that cannot be."""
+    if not isinstance(op, ddl.ReduceOp):
+        raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
+    return _checked(verb, array.dtype, array.shape, op, float(prescale), float(postscale))
+
+
+@functools.lru_cache(maxsize=4096)  # to make one takes longer than to find it again
+def _checked(
     verb: str, dtype: np.dtype[Any], shape: Tuple[int, ...], op: ddl.ReduceOp, prescale: float, postscale: float
 ) -> Signature:
-    """Return the signature, after a look at whether that can be. To make one takes longer than to find it again."""
     _check(dtype, verb, op)
     scales = "" if prescale == postscale == 1.0 else f" prescale_factor={prescale:g} postscale_factor={postscale:g}"
     return Signature(verb, ((type_name(dtype), shape),), f"op={op.name}{scales}")
@@ -102,7 +106,7 @@ def _reduction(
 
 def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Operation[None]:
     """All-reduce ``target``, contiguous and writable, in place."""
-    signature = _reduction("allreduce", target.dtype, target.shape, op, prescale, postscale)
+    signature = _reduction("allreduce", target, op, prescale, postscale)
     memory = numbers(target)
 
     def scaled() -> Array:
@@ -134,7 +138,7 @@ def broadcast(target: Array, root: int, name: str) -> Operation[None]:
 
 def reducescatter(array: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Operation[Array]:
     """Reduce-scatter the rows; bfloat16 is added up as float32 and rounded once, at the end."""
-    signature = _reduction("reducescatter", array.dtype, array.shape, op, prescale, postscale)
+    signature = _reduction("reducescatter", array, op, prescale, postscale)
     if array.ndim == 0:
         raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
     own = array.astype(np.float32) if array.dtype == _BFLOAT16 else array

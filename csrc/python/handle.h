@@ -44,7 +44,8 @@ class Handle {
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
   // The same, for a blocking call that is likely to be like the last of its kind. The arrays say all of the sizes.
   std::shared_ptr<Operation> again(const Call& call, const pybind11::object& input, const pybind11::object& output);
-  // Returns whether it is done: false only with sleeps = false, where that would have meant to sleep. Then it goes on.
+  // Returns whether it is done: false only with sleeps = false, where that would have meant to sleep. Then it goes
+  // on.
   bool run(const std::shared_ptr<Operation>& operation, bool sleeps = true);
   // Submits and returns; `kept` lives at least as long as the operation needs it.
   void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
