@@ -226,26 +226,12 @@ class Communicator:
         """As ``scatter``; the shape is exchanged before it returns, the rows afterwards."""
         return self._calls.start(self._calls.scatter(x, root))
 
-    # --- for callers that must not sleep ---
+    def _attempt(self, collective: Collective, x: Any, out: Any, op: int = 0, root: int = 0) -> Optional[Work]:
+        """Make a blocking call whose arrays say all of the sizes, for a caller that must not sleep: see ``Negotiator``.
 
-    def _attempt(
-        self, collective: Collective, x: Optional[np.ndarray], out: Optional[np.ndarray], op: int = 0, root: int = 0
-    ) -> Optional[Work]:
-        """Make a blocking call whose arrays say all of the sizes; where that would sleep, return what goes on instead.
-
-        The arrays must live until it has ended.
+        Where it would sleep, return what goes on instead; the arrays must live until that has ended.
         """
         return self._core.attempt(collective, x, out, op, root)
-
-    def _attempt_allreduce_(self, x: np.ndarray, op: ReduceOp) -> Optional[Work]:
-        return self._attempt(Collective.ALLREDUCE, x, x, op)
-
-    def _attempt_broadcast_(self, x: np.ndarray, root: int) -> Optional[Work]:
-        self._calls.check_rank("broadcast_", "root", root)
-        return self._attempt(Collective.BROADCAST, x if root == self.rank else None, x, root=root)
-
-    def _attempt_barrier(self) -> Optional[Work]:
-        return self._attempt(Collective.BARRIER, None, None)
 
     # --- barrier, send, recv ---
 

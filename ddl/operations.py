@@ -14,6 +14,7 @@ from ddl.communicator import Communicator
 from ddl.errors import InvalidArgument
 from ddl.negotiation.pending import Ended, Request, Waitable
 from ddl.negotiation.signature import Signature
+from ddl.plan.ir import Collective
 from ddl.process_sets import ProcessSet, ProcessSets
 from ddl.reduce_op import Average, ReduceOp, Sum
 
@@ -73,7 +74,7 @@ def barrier() -> Operation[None]:
         lambda group: group.barrier_async(),
         lambda _: None,
         lambda group: group.barrier(),
-        attempt=lambda group: group._attempt_barrier(),
+        attempt=lambda group: group._attempt(Collective.BARRIER, None, None),
     )
 
 

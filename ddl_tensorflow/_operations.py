@@ -19,6 +19,7 @@ from ddl.negotiation import Signature
 from ddl.negotiation.pending import Waitable
 from ddl.negotiation.signature import ANY
 from ddl.operations import Operation, at_once, barrier
+from ddl.plan.ir import Collective
 
 __all__ = [
     "absent",
@@ -120,7 +121,7 @@ def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale:
         lambda group: group.allreduce_async_(scaled(), op=op),
         lambda _: _scale(target, postscale),
         lambda group: group.allreduce_(scaled(), op=op),
-        attempt=lambda group: group._attempt_allreduce_(scaled(), op),
+        attempt=lambda group: group._attempt(Collective.ALLREDUCE, scaled(), memory, op),
     )
 
 
@@ -132,7 +133,9 @@ def broadcast(target: Array, root: int, name: str) -> Operation[None]:
         lambda group: group.broadcast_async_(memory, root=root),
         lambda _: None,
         lambda group: group.broadcast_(memory, root=root),
-        attempt=lambda group: group._attempt_broadcast_(memory, root),
+        attempt=lambda group: group._attempt(
+            Collective.BROADCAST, memory if group.rank == root else None, memory, root=root
+        ),
     )
 
 

@@ -85,19 +85,26 @@ def test_healthy_hosts_a_slow_rail_and_the_commands_of_the_document(own_cluster:
         done = ddl(own_cluster, *shlex.split(command.replace("eth1", "rail1")), cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), (command, done.stdout, done.stderr)
         said[command] = done.stdout
-    # One rail of 1 Gb/s and one of 125 Mb/s, on a machine that may be busy: it was 875 once.
-    fast, slow = r"[3-9]\d\d", r"1?\d\d"
-    with_script = next(text for command, text in said.items() if "train.py" in command)
-    assert re.search(r"^ok +script +all hosts +train.py is there$", with_script, re.MULTILINE)
-    assert re.search(
-        rf"^warning +bandwidth +all hosts +rail1 carries {slow} Mb/s, rail0 {fast} Mb/s; ", with_script, re.M
+
+    def measured(part: str, *patterns: str) -> str:
+        """What the command says of rails; again if beside it something was busy: a rail carries the most it has."""
+        command = next(one for one in commands if part in one)
+        for _ in range(5):
+            if all(re.search(pattern, said[command], re.MULTILINE) for pattern in patterns):
+                return said[command]
+            said[command] = ddl(own_cluster, *shlex.split(command.replace("eth1", "rail1")), cwd=tmp_path).stdout
+        raise AssertionError(f"{patterns} five times not in:\n{said[command]}")
+
+    with_script = measured(
+        "train.py",
+        r"^warning +bandwidth +all hosts +rail1 carries 1\d\d Mb/s, rail0 9\d\d Mb/s; ",
+        r"^node1 +node2 +rail0 +[\d.]+ .s +9\d\d Mb/s +9\d\d Mb/s$",
     )
-    assert re.search(rf"^node1 +node2 +rail0 +[\d.]+ .s +{fast} Mb/s +{fast} Mb/s$", with_script, re.MULTILINE)
+    assert re.search(r"^ok +script +all hosts +train.py is there$", with_script, re.MULTILINE)
     by_rail_1 = next(text for command, text in said.items() if "network-interface" in command)
     assert re.search(r"remedy: let data go by the faster one: --network-interface rail0", by_rail_1)
-    tree = next(text for command, text in said.items() if command.startswith("topo"))
+    tree = measured("topo", r"^rail0 10.77.0.0/24 \(data\): [\d.]+ .s, 9\d\d Mb/s")
     assert "├─ ranks 4–7 share memory (proved)" in tree
-    assert re.search(rf"^rail0 10.77.0.0/24 \(data\): [\d.]+ .s, {fast} Mb/s", tree, re.MULTILINE)
     drawing = (tmp_path / "hosts.svg").read_text()
     xml.dom.minidom.parseString(drawing)
     assert "node2" in drawing and "10.77.1.0/24" in drawing

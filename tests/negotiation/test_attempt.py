@@ -14,6 +14,7 @@ from core.jobs import connected
 import ddl
 from ddl.negotiation import Negotiator, Request, Signature
 from ddl.negotiation.pending import Pending
+from ddl.plan.ir import Collective
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +35,7 @@ def total(x: np.ndarray, name: str, ways: int = 3) -> Request:
         lambda group: group.allreduce_async_(x, op=ddl.Sum),
         name,
         (lambda group: group.allreduce_(x, op=ddl.Sum)) if ways & 1 else None,
-        attempt=(lambda group: group._attempt_allreduce_(x, ddl.Sum)) if ways & 2 else None,
+        attempt=(lambda group: group._attempt(Collective.ALLREDUCE, x, x, ddl.Sum)) if ways & 2 else None,
     )
 
 
