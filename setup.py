@@ -1,8 +1,10 @@
 """Builds ``ddl._core`` with CMake; everything else about the package stands in pyproject.toml.
 
-One CMake build directory per Python version and option set is kept under build/, so that a second build is
-incremental. ``DDL_CMAKE_ARGS`` adds options, for example ``DDL_CMAKE_ARGS="-DDDL_SANITIZE=thread"``. CMake and ninja
-come from PyPI as build requirements; the ones of the system are used only where those are not installed.
+One CMake build directory for the engine and one per Python version, for each set of options, is kept under build/, so
+that a second build is incremental, and one for another Python takes the engine as it is (where its ninja is of the same
+version: each has its own way to tell that a command has changed). ``DDL_CMAKE_ARGS`` adds options, for example
+``DDL_CMAKE_ARGS="-DDDL_SANITIZE=thread"``. CMake and ninja come from PyPI as build requirements; the ones of the system
+are used only where those are not installed.
 """
 
 from __future__ import annotations
@@ -37,6 +39,17 @@ def tool(name: str) -> str:
     return found
 
 
+def build(part: str, target: str, *options: str) -> Path:
+    """Have CMake build ``target``, of CMakeLists.txt, in a directory for ``part``, which is returned."""
+    extra = shlex.split(os.environ.get("DDL_CMAKE_ARGS", ""))
+    variant = f"-{zlib.crc32(' '.join(extra).encode()):08x}" if extra else ""
+    directory = ROOT / "build" / f"cmake-{part}-{sysconfig.get_platform()}{variant}"
+    cmake, ninja = tool("cmake"), f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
+    subprocess.run([cmake, "-S", ROOT, "-B", directory, "-G", "Ninja", ninja, *options, *extra], check=True)
+    subprocess.run([cmake, "--build", directory, "--target", target], check=True)
+    return directory
+
+
 class CMakeBuild(build_ext):
     """Hands the one extension to CMake; setuptools only says where the result belongs."""
 
@@ -44,26 +57,17 @@ class CMakeBuild(build_ext):
         import pybind11
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        extra = shlex.split(os.environ.get("DDL_CMAKE_ARGS", ""))
-        variant = f"-{zlib.crc32(' '.join(extra).encode()):08x}" if extra else ""
-        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-{sysconfig.get_platform()}{variant}"
-        cmake = tool("cmake")
-        configure = [
-            cmake,
-            *("-S", str(ROOT)),
-            *("-B", str(build)),
-            *("-G", "Ninja"),
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        engine = build("engine", "engine") / "libengine.a"
+        extension = build(
+            sys.implementation.cache_tag,
+            "_core",
+            f"-DDDL_ENGINE={engine}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DDDL_OUTPUT_NAME={target.name}",
-            f"-DDDL_VERSION={self.distribution.get_version()}",
-            *extra,
-        ]
-        subprocess.run(configure, check=True)
-        subprocess.run([cmake, "--build", str(build), "--target", "_core"], check=True)
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(build / target.name, target)
+        shutil.copy2(extension / target.name, target)
 
 
 setup(ext_modules=[Extension("ddl._core", sources=[])], cmdclass={"build_ext": CMakeBuild})

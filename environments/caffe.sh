@@ -162,7 +162,9 @@ build_core() {
     return
   fi
   say "building ddl._core for Python 3.9"
-  (cd "$CHECKOUT" && CPLUS_INCLUDE_PATH=$ROOT/usr/include "$PYTHON" setup.py -q build_ext --inplace)
+  # With the ninja that pip has installed: the engine that another Python's core was made with is taken as it is.
+  (cd "$CHECKOUT" && PATH=$ROOT/usr/local/lib/python3.9/dist-packages/bin:$PATH CPLUS_INCLUDE_PATH=$ROOT/usr/include \
+    "$PYTHON" setup.py -q build_ext --inplace)
   touch "$(echo "$CHECKOUT"/ddl/_core.cpython-39-*.so)"
 }
 

@@ -4,17 +4,11 @@
 
 #include <string>
 
-#include "base/error.h"
-
 namespace py = pybind11;
 
 namespace ddl {
 
 namespace {
-
-[[noreturn]] void refuse(const char* what, const std::string& why) {
-  throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
-}
 
 // The part of DLPack's stable ABI that we read: a capsule "dltensor" holds a DLManagedTensor, which begins with this.
 struct DLTensor {

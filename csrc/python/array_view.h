@@ -4,10 +4,17 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <string>
 
+#include "base/error.h"
 #include "reduce/dtype.h"
 
 namespace ddl {
+
+// Throws kInvalidArgument. `what` names the argument, or the operation.
+[[noreturn]] inline void refuse(const char* what, const std::string& why) {
+  throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
+}
 
 struct ArrayView {
   char* data = nullptr;

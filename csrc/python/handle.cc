@@ -13,10 +13,6 @@ namespace {
 
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
 
-void refuse(const char* what, const std::string& why) {
-  throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
-}
-
 // Whether a buffer has a block for each rank, whose lengths need not be those of another buffer.
 bool in_blocks(Collective c) {
   return c == Collective::kReducescatter || c == Collective::kAllgather || c == Collective::kAlltoall ||
