@@ -7,6 +7,7 @@ says so.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -27,6 +28,17 @@ hypothesis.settings.load_profile("ddl")
 
 
 pytest_plugins = ["turns", "budget"]
+
+# A third of the time of tests that make many objects went to collections that looked through pytest's items and the
+# frameworks that were imported, again and again. What is there when tests begin stays, and nobody looks at it any more.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def _installed(module: str) -> bool:

@@ -35,7 +35,9 @@ except ddl.CommunicatorError as error:
     with open(f"part.{{ddl.rank()}}", "w") as file:
         file.write(f"{{time.time()}} {{type(error).__name__}} {{error}}")
     os.rename(f"part.{{ddl.rank()}}", f"error.{{ddl.rank()}}")
-    time.sleep(1.5)  # so that nobody's end explains anybody's error
+    deadline = time.monotonic() + 30
+    while not os.path.exists("seen") and time.monotonic() < deadline:
+        time.sleep(0.01)  # so that nobody's end explains anybody's error
     sys.exit(7)
 """
 
@@ -98,6 +100,7 @@ class Job:
         return seen
 
     def end(self) -> str:
+        (self.folder / "seen").touch()
         _, err = self.process.communicate(timeout=240)
         assert self.process.returncode not in (0, None)
         return err

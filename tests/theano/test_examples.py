@@ -26,13 +26,15 @@ def run(*line, flags=""):
 
 
 @pytest.mark.parametrize(
-    ("flags", "epochs", "accuracy"), [("", 10, 0.9), (",cxx=", 2, 0.5)], ids=["compiled", "pure Python"]
+    ("flags", "epochs", "width", "accuracy"),
+    [("", 10, 64, 0.9), (",cxx=", 2, 32, 0.5)],
+    ids=["compiled", "pure Python"],
 )
-def test_two_ranks_come_to_what_one_process_does(flags, epochs, accuracy, tmp_path):
+def test_two_ranks_come_to_what_one_process_does(flags, epochs, width, accuracy, tmp_path):
     results = []
     for launcher in ([], ["-m", "ddl.run", "-np", "2"]):
         path = tmp_path / f"{len(results)}.json"
-        options = ["--epochs", str(epochs), "--width", "64", "--json", str(path)]
+        options = ["--epochs", str(epochs), "--width", str(width), "--json", str(path)]
         run(*launcher, "examples/theano_digits.py", *options, flags=flags)
         results.append(json.loads(path.read_text()))
     one, two = results
