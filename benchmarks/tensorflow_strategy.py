@@ -5,8 +5,9 @@
 The same Keras model, optimizer and loss in a loop of one's own (Keras 3 has no ``fit`` on that strategy), in one
 ``tf.function`` each. DDL averages by ``DistributedGradientTape``; the strategy by the ring of its collectives over gRPC
 (RING), and by what TensorFlow chooses itself (AUTO). A strategy wants a process that has nothing else: every rank
-starts one for each. All take turns, and those that are not in turn sleep. What counts is a round's mean on the slower
-rank; printed is the median over the rounds, and the ratio. "alone" is a step that averages nothing.
+starts one for each, with the settings of glibc's allocator that DDL makes for itself. All take turns, and those that
+are not in turn sleep. What counts is a round's mean on the slower rank; printed is the median over the rounds, and the
+ratio. "alone" is a step that averages nothing.
 
 Exit status: 1 if the weights of two ranks differ by a bit, if those of DDL and of a strategy differ by more than
 rounding, or if DDL is slower than a strategy.
@@ -109,11 +110,13 @@ class Strategy:
     """The process of this rank that has a strategy, as seen by the one that has started it."""
 
     def __init__(self, kind: str, model: str, rank: int, ports: List[int]) -> None:
+        from ddl import allocator
+
         workers = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         config = json.dumps({"cluster": workers, "task": {"type": "worker", "index": rank}})
         line = [sys.executable, __file__, "--strategy", kind, "--model", model]
         pipe = subprocess.PIPE
-        environ = {**os.environ, "TF_CONFIG": config}
+        environ = {**os.environ, **allocator.environ(), "TF_CONFIG": config}
         self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, env=environ, text=True, bufsize=1)
         self._kind = kind
 

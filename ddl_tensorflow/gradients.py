@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
+from ddl.allocator import tune_allocator
 from ddl.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
 from ddl.operations import Operation
 from ddl.process_sets import ProcessSet
@@ -48,7 +49,10 @@ def name_of(variable: Any, number: int) -> str:
 
 @dataclass
 class Averaging:
-    """How gradients are averaged: arguments of the optimizers and tapes, documented there."""
+    """How gradients are averaged: arguments of the optimizers and tapes, documented there.
+
+    With the first one, glibc keeps freed memory from then on: TensorFlow frees all gradients of a step.
+    """
 
     op: ReduceOp = Average
     compression: Any = Compression.none
@@ -74,6 +78,7 @@ class Averaging:
                 "and decompress"
             )
         group_numbers([None], self.groups)
+        tune_allocator()
 
     @property
     def factors(self) -> Tuple[ReduceOp, float, float]:

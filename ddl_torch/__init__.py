@@ -43,11 +43,11 @@ from ddl import (
     split,
     world,
 )
+from ddl.allocator import tune_allocator
 from ddl.averaging import MetricAverage, average_metrics
 from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
 from ddl.process_sets import ProcessSet
 from ddl_torch import elastic
-from ddl_torch._allocator import tune_allocator
 from ddl_torch._tensors import Work
 from ddl_torch._where import global_process_set
 from ddl_torch.adasum import adasum_

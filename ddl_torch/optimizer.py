@@ -16,11 +16,11 @@ from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional
 import torch
 
 import ddl
+from ddl.allocator import tune_allocator as _tune_allocator
 from ddl.buckets import BUCKET_BYTES
 from ddl.compression import on_wire
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
-from ddl_torch._allocator import tune_allocator as _tune_allocator
 from ddl_torch._delta import DeltaReducer
 from ddl_torch._optimizer_arguments import Groups, NamedParameters, Settings, group_numbers, named
 from ddl_torch._process_set import communicator_of
@@ -70,7 +70,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         (docs/deterministic.md). Default: as the communicator is.
     communicator: whose ranks to average over, as process_set; default ``ddl.world()``.
     tune_allocator: let glibc keep freed memory, for the whole process, which saves a page fault per page of gradient
-        in every step. Default: the environment's DDL_TORCH_TUNE_ALLOCATOR, else True.
+        in every step. Default: the environment's DDL_TUNE_ALLOCATOR, else True.
 
     A parameter that this rank did not use counts as zero. One that no rank used keeps ``p.grad`` None. A parameter with
     ``requires_grad=False`` is not averaged; one that is unfrozen or added later is, from its first step on.

@@ -180,3 +180,33 @@ def before_init():
 
 def test_before_init():
     ranks.run(1, before_init, initialise=False)
+
+
+def allocator_tuned():
+    """Whether glibc keeps freed memory: with no tape or optimizer, with a tape, with an optimizer."""
+    import ddl_tensorflow as ddl
+    from ddl import allocator
+
+    found = [allocator.tune_allocator(False)]
+    for wrap in (
+        lambda: ddl.DistributedGradientTape(tf.GradientTape()),
+        lambda: ddl.DistributedOptimizer(tf.keras.optimizers.SGD()),
+    ):
+        wrap()
+        found.append(allocator.tune_allocator(False))
+        allocator._tuned = None
+    return found
+
+
+def not_tuned():
+    import ddl_tensorflow as ddl
+    from ddl import ConfigError
+
+    with pytest.raises(ConfigError, match="DDL_TUNE_ALLOCATOR='perhaps' is neither 0 nor 1"):
+        ddl.DistributedGradientTape(tf.GradientTape())
+
+
+def test_freed_gradients_are_kept():
+    assert ranks.run(1, allocator_tuned) == [[False, True, True]]
+    assert ranks.run(1, allocator_tuned, env={"DDL_TUNE_ALLOCATOR": "0"}) == [[False, False, False]]
+    ranks.run(1, not_tuned, env={"DDL_TUNE_ALLOCATOR": "perhaps"})

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from ddl.tools.bench import training, training_blocks, training_report, training_start
+from ddl.tools.bench import training, training_blocks, training_report
 
 torch = pytest.importorskip("torch")
 # Six processes load PyTorch at once, on whatever cores there are.
@@ -120,17 +120,6 @@ def test_wrong_weights_end_with_1(tmp_path: Path, adapter: str, complaint: str) 
     done = bench("--steps", "2", "--contestants", "ddp,ddl", path=[str(tmp_path)], cwd=tmp_path)
     assert done.returncode == 1
     assert complaint in done.stderr, done.stderr
-
-
-def test_peers_get_the_settings_of_the_adapter() -> None:
-    from ddl_torch import _allocator
-
-    names = {
-        _allocator._M_MMAP_THRESHOLD: "MALLOC_MMAP_THRESHOLD_",
-        _allocator._M_TRIM_THRESHOLD: "MALLOC_TRIM_THRESHOLD_",
-        _allocator._M_TOP_PAD: "MALLOC_TOP_PAD_",
-    }
-    assert training_start.MALLOC == {names[name]: str(value) for name, value in _allocator._SETTINGS}
 
 
 def test_a_wrong_option_ends_with_2() -> None:

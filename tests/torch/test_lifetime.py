@@ -70,30 +70,3 @@ def run_lifetime():
 @pytest.mark.processes
 def test_lifetime():
     assert ranks.run(2, run_lifetime, env={"OMP_NUM_THREADS": "1"}) == [True, True]
-
-
-def test_the_allocator_is_tuned_once_and_can_be_left_alone(monkeypatch, caplog):
-    from ddl import ConfigError
-    from ddl_torch import _allocator
-
-    monkeypatch.setattr(_allocator, "_tuned", None)
-    monkeypatch.setenv("DDL_TORCH_TUNE_ALLOCATOR", "0")
-    assert _allocator.tune_allocator() is False
-    monkeypatch.setenv("DDL_TORCH_TUNE_ALLOCATOR", "perhaps")
-    with pytest.raises(ConfigError, match="DDL_TORCH_TUNE_ALLOCATOR='perhaps'"):
-        _allocator.tune_allocator()
-    settings = []
-
-    class Library:
-        gnu_get_libc_version = None
-
-        def mallopt(self, name, value):
-            settings.append(name)
-            return 1
-
-    monkeypatch.setattr(_allocator.ctypes, "CDLL", lambda name: Library())
-    with caplog.at_level("INFO", logger="ddl.torch"):
-        assert _allocator.tune_allocator(True) is True
-        assert _allocator.tune_allocator(True) is True
-    assert sorted(settings) == [-3, -2, -1]
-    assert len(caplog.records) == 1

@@ -18,19 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Dict, List, Optional
 
+from ddl import allocator
 from ddl.tools.bench import regimes
 from ddl.tools.bench.training_blocks import Start
 
-__all__ = ["CONTESTANTS", "DEFAULT", "MALLOC", "Contestant", "Failed", "Running"]
+__all__ = ["CONTESTANTS", "DEFAULT", "Contestant", "Failed", "Running"]
 
 TIMEOUT = 300  # seconds for a start, or a block
-
-#: What ddl_torch sets with mallopt, as glibc's variables.
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,8 @@ class Contestant:
 
     def environment(self) -> Dict[str, str]:
         if self.library == "ddl":  # sets it itself
-            return {"DDL_TORCH_TUNE_ALLOCATOR": "1" if self.malloc else "0"}
-        return MALLOC if self.malloc else {}
+            return {allocator.VARIABLE: "1" if self.malloc else "0"}
+        return allocator.environ() if self.malloc else {}
 
 
 CONTESTANTS: Dict[str, Contestant] = {
@@ -77,7 +71,7 @@ class Running:
         self._lines: Dict[int, IO[str]] = {}  # by rank
         self._report: List[Dict[str, Any]] = []  # by rank
         contestant = CONTESTANTS[name]
-        environment = {name: value for name, value in os.environ.items() if name not in MALLOC}
+        environment = {name: value for name, value in os.environ.items() if name not in allocator.environ()}
         environment.update(OMP_NUM_THREADS="1", **contestant.environment())
         line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), "--no-prefix"]
         line += [sys.executable, "-u", "-m", "ddl.tools.bench.training_worker", contestant.library, model]
