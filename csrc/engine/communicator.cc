@@ -27,6 +27,7 @@ Communicator::Communicator(const CommunicatorOptions& options)
       timeout_(options.timeout),
       owner_pid_(process_id()),
       neighbourhood_(options.rank, options.size),
+      failure_(options.rank),
       links_(options.rank, options.connections, neighbourhood_) {
   for (int i = 0; i < kLanes; ++i) {
     lanes_[static_cast<size_t>(i)] = std::make_unique<Lane>(options.rank, static_cast<LaneId>(i), neighbourhood_,
@@ -53,8 +54,13 @@ void Communicator::add_connection(int peer, int stream, int fd) {
 void Communicator::install(Collective collective, int root, std::vector<Choice> choices) {
   if (choices.empty()) throw Error(ErrorKind::kInternalError, "no plans to choose from");
   for (const Choice& choice : choices) {
-    if (choice.in_flight >= 1 && choice.in_flight <= kLargeSlots) continue;
-    throw Error(ErrorKind::kInternalError, std::to_string(choice.in_flight) + " pieces in flight");
+    if (choice.in_flight < 1 || choice.in_flight > kLargeSlots) {
+      throw Error(ErrorKind::kInternalError, std::to_string(choice.in_flight) + " pieces in flight");
+    }
+    if (choice.plan == nullptr || choice.plan->rank != options_.rank || choice.plan->size != options_.size) {
+      throw Error(ErrorKind::kInternalError, "a plan that is not for rank " + std::to_string(options_.rank) + " of " +
+                                                 std::to_string(options_.size));
+    }
   }
   std::lock_guard<SpinLock> lock(lock_);
   choices_.emplace(std::make_pair(collective, root), std::move(choices));  // the first stays
@@ -224,6 +230,10 @@ std::string Communicator::operation_text(uint64_t sequence) const {
 uint64_t Communicator::submitted() const {
   std::lock_guard<SpinLock> lock(lock_);
   return sequence_;
+}
+
+bool Communicator::busy() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->has_work(); });
 }
 
 Totals Communicator::collectives() const {

@@ -95,6 +95,8 @@ class Communicator {
   // What this rank did as its operation number `sequence`, "" if that is not known (any more, or yet).
   std::string operation_text(uint64_t sequence) const;
   uint64_t submitted() const;
+  // Whether operations are under way.
+  bool busy() const;
   // Fails what is under way, ends the threads and closes the connections. Idempotent.
   void shutdown();
   // False in a forked child: the threads are the parent's, and nothing here may be touched, not even destroyed.

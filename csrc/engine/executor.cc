@@ -195,7 +195,7 @@ bool Executor::run_message(int c, const Step& step) {
           parts_.push_back({span.data, span.bytes});
         }
       }
-      char* const dropped = step.final ? nullptr : residual(step.src, step.src_blocks[0]);
+      char* const dropped = step.final || bytes == 0 ? nullptr : residual(step.src, step.src_blocks[0]);
       const uint64_t message = state.link->send(header(bytes), parts_, dropped);
       const auto known = std::find_if(sendings_.begin(), sendings_.end(),
                                       [&](const Sending& sending) { return sending.link == state.link; });

@@ -18,7 +18,7 @@ Report failed_report(ErrorKind kind, int culprit, const std::string& reason) {
 
 }  // namespace
 
-Failure::Failure() : report_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+Failure::Failure(int rank) : rank_(rank), report_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!report_fd_) throw_errno("eventfd");
 }
 
@@ -26,6 +26,13 @@ void Failure::introduce(std::string who, std::vector<std::string> rank_names) {
   std::lock_guard<std::mutex> lock(mutex_);
   who_ = std::move(who);
   rank_names_ = std::move(rank_names);
+}
+
+std::string Failure::called(int rank) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto at = static_cast<size_t>(rank);
+  const std::string name = at < rank_names_.size() ? rank_names_[at] : "rank " + std::to_string(rank);
+  return name.substr(0, name.find(" ("));
 }
 
 void Failure::check() const {
@@ -90,12 +97,12 @@ void Failure::left(int peer) {
 bool Failure::gone(int peer) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = left_.find(peer);
-  return found != left_.end() && now_ns() - found->second >= kGrace;
+  return found != left_.end() && now_ns() - found->second >= kArrival;
 }
 
 void Failure::settle(Nanoseconds now) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (state_.load() != State::kSuspected || now - suspected_at_ < kGrace) return;
+  if (state_.load() != State::kSuspected || now - suspected_at_ < patience()) return;
   fail_locked(suspicion_.kind, suspicion_.peer, suspicion_.reason, suspected_operation_);
   post(failed_report(suspicion_.kind, suspicion_.peer, suspicion_.reason));
 }
@@ -117,9 +124,14 @@ void Failure::fail_locked(ErrorKind kind, int culprit, const std::string& reason
   if (state_.load() == State::kFailed) return;
   std::string message = who_;
   if (!operation.empty()) message += " " + operation + ":";
-  if (culprit >= 0 && culprit < static_cast<int>(rank_names_.size())) {
+  const bool lost = kind == ErrorKind::kPeerLost || kind == ErrorKind::kCollectiveTimeout;
+  if (lost && culprit == rank_) {
+    // It is alive, and does not wait for itself.
+    message += kind == ErrorKind::kCollectiveTimeout ? " Timed out on the other ranks, which have given this rank up:"
+                                                     : " the other ranks have given this rank up:";
+  } else if (culprit >= 0 && culprit < static_cast<int>(rank_names_.size())) {
     const char* what = kind == ErrorKind::kPeerLost            ? " lost "
-                       : kind == ErrorKind::kCollectiveTimeout ? " timed out waiting for "
+                       : kind == ErrorKind::kCollectiveTimeout ? " Timed out waiting for "
                                                                : " failed because of ";
     message += what + rank_names_[culprit] + ":";
   }

@@ -2,8 +2,8 @@
 //
 // A failure that this rank sees (a connection closed, a call that does not match) is at first a *suspicion*: the
 // agent (ddl/bootstrap/agent.py) is told, asks the store, and brings back the verdict, so that all ranks name the
-// same rank even if most of them only see the consequences. Without an agent, or if it does not answer within kGrace,
-// this rank's own view becomes the failure. Thread-safe; the fast path reads one atomic.
+// same rank even if most of them only see the consequences. Without an agent, or if no verdict comes for as long as
+// `patience` says, this rank's own view becomes the failure. Thread-safe; the fast path reads one atomic.
 #pragma once
 
 #include <atomic>
@@ -30,14 +30,16 @@ struct Report {
   int peer = -1;
   std::string reason;     // "connection closed by the peer while receiving"
   std::string operation;  // Descriptor::text of what this rank is in
-  bool final = false;     // the deadline is here: somebody must be blamed
+  bool final = false;     // the deadline is here: a verdict must come
 };
 
 class Failure {
  public:
-  Failure();
+  explicit Failure(int rank);
   // `who` is "[rank 3/16 host b]"; `rank_names[r]` is "rank 3 (host b)".
   void introduce(std::string who, std::vector<std::string> rank_names);
+  // How people call a rank of this communicator: "rank 3", by its number in the job.
+  std::string called(int rank) const;
 
   bool ok() const { return state_.load(std::memory_order_acquire) == State::kOk; }
   bool failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
@@ -45,6 +47,9 @@ class Failure {
   void check() const;
   Error error() const;
 
+  // How long to wait for a verdict. A busy host's may take seconds, and what this rank sees by itself is often only a
+  // consequence; but it must not wait for ever.
+  Nanoseconds patience() const { return agent_.load() ? kPatience : 0; }
   void suspect(const Report& report, const std::string& operation);
   // Asks the agent about an operation that does not get on; changes nothing here.
   void question(const Report& report, const std::string& operation);
@@ -66,11 +71,14 @@ class Failure {
 
  private:
   enum class State { kOk, kSuspected, kFailed };
-  static constexpr Nanoseconds kGrace = 500 * kMillisecond;
+  // The store needs about 1.5 s for its verdict where ranks do not answer.
+  static constexpr Nanoseconds kPatience = 3 * kSecond;
+  static constexpr Nanoseconds kArrival = 500 * kMillisecond;
 
   void post(const Report& report);
   void fail_locked(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation);
 
+  const int rank_;
   UniqueFd report_fd_;
   std::atomic<State> state_{State::kOk};
   std::atomic<bool> agent_{false};

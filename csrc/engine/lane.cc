@@ -223,8 +223,8 @@ bool Lane::progress() {
     failure_->suspect(report, at_work->operation()->text());
     return true;
   } catch (const Mismatch& mismatch) {
-    failure_->fail(ErrorKind::kCollectiveMismatch, mismatch.peer(), explain(mismatch), at_work->operation()->text(),
-                   true);
+    // Both calls are shown, and nobody is blamed: which of them is wrong only the user knows.
+    failure_->fail(ErrorKind::kCollectiveMismatch, -1, explain(mismatch), at_work->operation()->text(), true);
     return true;
   } catch (const Error& error) {
     failure_->fail(error.kind(), -1, error.what(), at_work->operation()->text(), true);

@@ -75,6 +75,8 @@ class Lane {
   // Ends the thread. The executors' shared memory stays until destruction: a slower peer may still read it.
   void stop();
   const Activity& activity() const { return activity_; }
+  // Whether operations have been submitted that have not ended.
+  bool has_work() const { return pending_.load(std::memory_order_seq_cst) > 0; }
 
  private:
   struct Waiting {
@@ -90,7 +92,6 @@ class Lane {
   void thread_main();
   void drive(const Work* until, Caller* caller);
   void leave();
-  bool has_work() const { return pending_.load(std::memory_order_seq_cst) > 0; }
   void admit();
   Operation* take_queued();
   bool progress();
@@ -105,6 +106,7 @@ class Lane {
   void check_deadlines(Nanoseconds now);
   std::string current_text() const;
   std::string explain(const Mismatch& mismatch) const;
+  std::string overdue(const Operation& operation, const std::vector<int>& missing) const;
   Report report_on(const Operation& operation) const;
 
   const int rank_;

@@ -9,7 +9,7 @@ namespace ddl {
 namespace {
 
 constexpr Nanoseconds kNextQuestion = 10 * kSecond;
-constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline somebody must be blamed
+constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline the others are asked finally
 
 }  // namespace
 
@@ -17,14 +17,14 @@ std::string Lane::explain(const Mismatch& mismatch) const {
   const auto numbered = [](const Descriptor& d) {
     return d.text() + (d.sequence != 0 ? " as operation #" + std::to_string(d.sequence) : "");
   };
-  const std::string peer = "rank " + std::to_string(mismatch.peer());
+  const std::string self = failure_->called(rank_), peer = failure_->called(mismatch.peer());
   const std::string rule = "; all ranks must make the same calls in the same order";
   if (mismatch.mine().same_call(mismatch.theirs())) {
-    return "rank " + std::to_string(rank_) + " and " + peer + " both called " + numbered(mismatch.mine()) +
+    return self + " and " + peer + " both called " + numbered(mismatch.mine()) +
            ", but one of their calls before it did not match (its root, say)" + rule;
   }
-  return "the calls do not match: rank " + std::to_string(rank_) + " called " + numbered(mismatch.mine()) + " but " +
-         peer + " called " + numbered(mismatch.theirs()) + rule;
+  return "the calls do not match: " + self + " called " + numbered(mismatch.mine()) + " but " + peer + " called " +
+         numbered(mismatch.theirs()) + rule;
 }
 
 Report Lane::report_on(const Operation& operation) const {
@@ -59,6 +59,17 @@ void Lane::check_on_peers() {
   }
 }
 
+// Whom this rank waits for need not be who holds all of them up: that one may be behind several others. So this says
+// what is seen, and blames nobody.
+std::string Lane::overdue(const Operation& operation, const std::vector<int>& missing) const {
+  std::string ranks;
+  for (int peer : missing) ranks += (ranks.empty() ? "" : ", ") + failure_->called(peer);
+  std::string text = "it was not done before its deadline of " + std::to_string(operation.timeout / kMillisecond) +
+                     " ms" + (failure_->patience() > 0 ? ", and the job's store did not say who is to blame" : "");
+  if (!ranks.empty()) text += "; this rank waits for " + ranks + ", which may itself wait for others";
+  return text;
+}
+
 void Lane::check_deadlines(Nanoseconds now) {
   if (!failure_->ok()) return;
   for (const Executor* executor : active_) {
@@ -77,13 +88,8 @@ void Lane::check_deadlines(Nanoseconds now) {
     } else if (!operation.asked_finally && now >= operation.next_question) {
       operation.next_question = now + kNextQuestion;
       failure_->question(report, operation.text());
-    } else if (now >= deadline) {
-      std::string ranks;
-      for (int peer : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(peer);
-      failure_->fail(ErrorKind::kCollectiveTimeout, missing.empty() ? -1 : missing.front(),
-                     "nothing moved before the deadline of " + std::to_string(operation.timeout / kMillisecond) +
-                         " ms; still waiting for rank(s) " + ranks,
-                     operation.text(), true);
+    } else if (now >= deadline + failure_->patience()) {
+      failure_->fail(ErrorKind::kCollectiveTimeout, -1, overdue(operation, missing), operation.text(), true);
       return;
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "base/error.h"
 #include "base/wake.h"
@@ -22,8 +23,9 @@ uint64_t Neighbourhood::my_offset() const { return Arena::process().offset(mine_
 
 void Neighbourhood::add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t board_offset) {
   if (rank == rank_ || rank < 0 || rank >= size_) throw Error(ErrorKind::kInternalError, "a neighbour out of range");
-  if (board_offset > memory->size() || memory->size() - board_offset < Board::bytes(size_)) {
-    throw Error(ErrorKind::kProtocolError, "a peer's board lies outside its memory");
+  if (memory == nullptr || !memory->holds(board_offset, Board::bytes(size_), alignof(Board))) {
+    throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(rank) + " says that its board lies at " +
+                                               std::to_string(board_offset) + ", which is not in its shared memory");
   }
   boards_[rank] = reinterpret_cast<Board*>(memory->at(board_offset));
   memories_[rank] = std::move(memory);

@@ -23,10 +23,26 @@ bool is_message(StepKind kind) {
   return kind == StepKind::kSend || kind == StepKind::kRecv || kind == StepKind::kRecvReduce;
 }
 
+// What the executor walks side by side must be equally long.
+void check_pairs(const Step& step) {
+  const bool combines =
+      step.kind == StepKind::kRecvReduce || step.kind == StepKind::kReduceFrom || step.kind == StepKind::kCopy;
+  if (combines && step.src_blocks.size() != step.dst_blocks.size()) bad("source and target of different lengths");
+  if (!is_direct(step.kind)) return;
+  if (step.peers.empty() || step.theirs.size() != step.peers.size()) bad("a direct step without its peers' side");
+  const size_t blocks = step.kind == StepKind::kCopyTo ? step.src_blocks.size() : step.dst_blocks.size();
+  for (const Remote& remote : step.theirs) {
+    if (remote.blocks.size() != blocks) bad("a direct step whose peers have other blocks");
+  }
+}
+
 }  // namespace
 
-void Plan::finish(int rank, int size) {
+void Plan::finish(int its_rank, int its_size) {
+  rank = its_rank;
+  size = its_size;
   if (channels.size() > kMaxChannels) bad(std::to_string(channels.size()) + " channels");
+  if (parts < 1) bad("no parts");
   for (const auto& table : tables) check_blocks(table, parts, "part of");
   for (uint32_t table : mine) {
     if (table >= tables.size()) bad("table " + std::to_string(table));
@@ -50,8 +66,7 @@ void Plan::finish(int rank, int size) {
         bad("a message of several blocks, whose coded units would straddle them");
       check_blocks(step.src_blocks, held(step.src), "source");
       check_blocks(step.dst_blocks, held(step.dst), "target");
-      if (is_direct(step.kind) && step.theirs.size() != step.peers.size())
-        bad("a direct step without its peers' side");
+      check_pairs(step);
       for (const Remote& remote : step.theirs) {
         if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");

@@ -66,12 +66,13 @@ struct Plan {
   WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
 
   // Set by finish().
+  int rank = 0, size = 1;                    // whose it is
   bool notifies = false;                     // says in shared memory where its buffers are (in channel 0)
   bool messages = false;                     // sends or receives, besides what it does in shared memory
   std::array<bool, kBuffers> any_exposed{};  // by buffer
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.
-  void finish(int rank, int size);
+  void finish(int its_rank, int its_size);
 };
 
 }  // namespace ddl

@@ -45,9 +45,10 @@ bool Arena::configure(size_t bytes) {
 Arena::Arena(size_t bytes) : owner_pid_(process_id()) {
   made.store(true);
   size_ = round_up(bytes != 0 ? bytes : default_bytes(), kPage);
-  fd_.reset(::memfd_create("ddl", MFD_CLOEXEC));
+  fd_.reset(::memfd_create("ddl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) throw_errno("memfd_create");
   if (::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) throw_errno("ftruncate of the shared arena");
+  if (::fcntl(fd_.get(), F_ADD_SEALS, kArenaSeals) != 0) throw_errno("sealing the size of the shared arena");
   void* base = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (base == MAP_FAILED) {
     throw_errno("mmap of " + std::to_string(size_ >> 20) + " MiB of address space for shared buffers",
@@ -67,9 +68,10 @@ void* Arena::allocate(size_t bytes, size_t alignment) {
   // Whole cache lines, and pages for what is large: two owners never share a line.
   const size_t unit = bytes >= kReturnPages ? kPage : 64;
   alignment = std::max(alignment, unit);
+  const bool possible = bytes <= size_;  // more would not only not fit: rounded up it may be next to nothing
   const size_t need = std::max(round_up(bytes, unit), unit);
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
+  for (auto it = free_.begin(); possible && it != free_.end(); ++it) {
     const size_t start = round_up(it->first, alignment);
     const size_t end = it->first + it->second;
     if (start > end || end - start < need) continue;

@@ -6,6 +6,8 @@
 // are touched, and large blocks give theirs back when freed. Thread-safe.
 #pragma once
 
+#include <fcntl.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,6 +16,11 @@
 #include "base/unique_fd.h"
 
 namespace ddl {
+
+// What the owner of an arena has given up for good, so that whoever maps it can touch all of it: a page beyond the
+// end of a shrunk file would end the process that touches it by SIGBUS. Freed pages can still be given back (a hole
+// in the file reads as zeros).
+constexpr int kArenaSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 class Arena {
  public:

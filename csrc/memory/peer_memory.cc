@@ -1,14 +1,42 @@
 #include "memory/peer_memory.h"
 
+#include <linux/magic.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <string>
 
 #include "base/error.h"
+#include "memory/arena.h"
 
 namespace ddl {
 
+namespace {
+
+// Throws unless every byte of the mapping can be touched, now and for ever. The peer's word is no proof.
+void check_arena(int fd, size_t bytes) {
+  struct stat status{};
+  if (::fstat(fd, &status) != 0) throw_errno("fstat of a peer's shared memory");
+  if (bytes == 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) != bytes) {
+    throw Error(ErrorKind::kProtocolError, "the peer says that its shared memory has " + std::to_string(bytes) +
+                                               " bytes, but it has " + std::to_string(status.st_size));
+  }
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  struct statfs system{};
+  const bool plain = ::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;  // no huge pages, which can run out
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || !plain) {
+    throw Error(ErrorKind::kProtocolError,
+                "the peer's shared memory can be made shorter while it is in use (it is not a sealed memfd)");
+  }
+}
+
+}  // namespace
+
 PeerMemory::PeerMemory(int memory_fd, size_t bytes, int socket_fd) : socket_(socket_fd), size_(bytes) {
   UniqueFd memory(memory_fd);
+  check_arena(memory.get(), bytes);
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory.get(), 0);
   if (base == MAP_FAILED) {
     throw_errno("mmap of a peer's shared memory (" + std::to_string(bytes >> 20) + " MiB of address space)",

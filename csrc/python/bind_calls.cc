@@ -5,9 +5,11 @@
 #include <structmember.h>
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 
 #include "python/bindings.h"
+#include "python/call_checks.h"
 #include "python/handle.h"
 
 namespace py = pybind11;
@@ -17,8 +19,10 @@ namespace ddl {
 namespace {
 
 Handle& handle_of(PyObject* self) {
-  // Python has checked the type: these are methods of it.
-  return *static_cast<Handle*>(reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr());
+  // Python has checked the type: these are methods of it. It has not checked that the object was initialised.
+  void* const handle = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr();
+  if (handle == nullptr) throw Error(ErrorKind::kInvalidArgument, "a Communicator whose __init__ was not called");
+  return *static_cast<Handle*>(handle);
 }
 
 // Runs `body`, which returns a new reference; C++ exceptions become Python's.
@@ -38,6 +42,12 @@ long integer(PyObject* object) {
   const long value = PyLong_AsLong(object);
   if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
   return value;
+}
+
+// What is beyond the numbers of ranks becomes one that no rank has.
+int small_integer(PyObject* object) {
+  const long value = integer(object);
+  return value < 0 || value > std::numeric_limits<int>::max() ? -1 : static_cast<int>(value);
 }
 
 bool wrong_number(Py_ssize_t given, Py_ssize_t wanted) {
@@ -66,9 +76,9 @@ PyObject* run_alike(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   if (wrong_number(n, 5)) return nullptr;
   return translated([&]() -> PyObject* {
     Call call;
-    call.collective = static_cast<Collective>(integer(arguments[0]));
+    call.collective = collective_from(integer(arguments[0]));
     call.op = reduce_op_from(integer(arguments[3]));
-    call.root = static_cast<int>(integer(arguments[4]));
+    call.root = small_integer(arguments[4]);
     Handle& handle = handle_of(self);
     handle.run(handle.again(call, borrowed(arguments[1]), borrowed(arguments[2])));
     Py_RETURN_NONE;
@@ -117,7 +127,7 @@ PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     const char* const label = PyUnicode_AsUTF8(arguments[3]);
     if (label == nullptr) throw py::error_already_set();
     Call call;
-    call.collective = static_cast<Collective>(integer(arguments[0]));
+    call.collective = collective_from(integer(arguments[0]));
     call.op = reduce_op_from(integer(arguments[2]));
     call.residual = borrowed(arguments[4]);
     const py::object buffer = borrowed(arguments[1]);
@@ -127,6 +137,7 @@ PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     if (prepared == nullptr) throw py::error_already_set();
     new (&prepared->operation) std::shared_ptr<Operation>(std::move(operation));
     prepared->call = call_prepared;
+    ++handle_of(self).prepared_operations;
     Py_INCREF(self);
     prepared->communicator = self;
     Py_INCREF(arguments[1]);
@@ -141,6 +152,7 @@ void drop_prepared(PyObject* self) {
   auto* const prepared = reinterpret_cast<Prepared*>(self);
   PyTypeObject* const type = Py_TYPE(self);
   prepared->operation.~shared_ptr();
+  if (prepared->communicator != nullptr) --handle_of(prepared->communicator).prepared_operations;
   Py_XDECREF(prepared->communicator);
   Py_XDECREF(prepared->buffer);
   Py_XDECREF(prepared->residual);

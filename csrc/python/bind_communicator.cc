@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "python/bindings.h"
+#include "python/call_checks.h"
 #include "python/handle.h"
 
 namespace py = pybind11;
@@ -28,7 +29,7 @@ struct PyWork {
     const Nanoseconds limit =
         timeout ? static_cast<Nanoseconds>(std::min(*timeout, kLongest) * static_cast<double>(kSecond)) : -1;
     if (!communicator->wait(*operation, limit)) {
-      throw Error(ErrorKind::kWaitTimeout, "not done after " + std::to_string(*timeout) +
+      throw Error(ErrorKind::kWaitTimeout, "wait: Timed out after " + std::to_string(*timeout) +
                                                " s; the operation goes on, and nothing is broken: wait again");
     }
     operation->work.check();
@@ -40,10 +41,10 @@ using Lengths = std::optional<std::vector<uint64_t>>;
 
 Call call_of(int collective, int op, int root, Lengths lengths, uint64_t bytes, int sizes_for, bool count_differs) {
   Call call;
-  call.collective = static_cast<Collective>(collective);
+  call.collective = collective_from(collective);
   call.op = reduce_op_from(op);
   call.root = root;
-  call.sizes_for = sizes_for;
+  call.sizes_for = sizes_for == 0 ? 0 : static_cast<int>(collective_from(sizes_for));
   call.count_differs = count_differs;
   call.bytes = bytes;
   if (lengths) call.part_lengths = std::move(*lengths);
@@ -51,13 +52,20 @@ Call call_of(int collective, int op, int root, Lengths lengths, uint64_t bytes, 
 }
 
 CommunicatorOptions options_of(int rank, int size, double timeout, double spin_us, double yield_us, int connections) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    refuse("Communicator", "rank " + std::to_string(rank) + " of " + std::to_string(size));
+  }
+  if (connections < 1 || connections > kMostConnections) {
+    refuse("Communicator",
+           std::to_string(connections) + " connections, which must be 1 to " + std::to_string(kMostConnections));
+  }
   CommunicatorOptions options;
   options.rank = rank;
   options.size = size;
-  options.timeout = static_cast<Nanoseconds>(timeout * static_cast<double>(kSecond));
+  options.timeout = nanoseconds_from(timeout, "timeout");
   options.connections = connections;
-  options.patience.spin = static_cast<Nanoseconds>(spin_us * kMicrosecond);
-  options.patience.yield = static_cast<Nanoseconds>(yield_us * kMicrosecond);
+  options.patience.spin = nanoseconds_from(spin_us / 1e6, "spin_us");
+  options.patience.yield = nanoseconds_from(yield_us / 1e6, "yield_us");
   return options;
 }
 
@@ -90,18 +98,26 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       py::arg("rank"), py::arg("memory"), py::arg("board_offset"));
   c.def(
       "set_timeout",
-      [](Handle& h, double seconds) {
-        h.native().set_timeout(static_cast<Nanoseconds>(seconds * static_cast<double>(kSecond)));
-      },
+      [](Handle& h, double seconds) { h.native().set_timeout(nanoseconds_from(seconds, "set_timeout")); },
       py::arg("seconds"));
   c.def_property_readonly(
       "timeout", [](Handle& h) { return static_cast<double>(h.native().timeout()) / static_cast<double>(kSecond); });
-  c.def("set_rails", [](Handle& h, int rails) { h.native().set_rails(rails); }, py::arg("rails"));
+  c.def(
+      "set_rails",
+      [](Handle& h, int rails) {
+        if (rails < 1 || rails > kMostConnections) refuse("set_rails", std::to_string(rails) + " rails");
+        h.native().set_rails(rails);
+      },
+      py::arg("rails"));
   c.def(
       "add_connection", [](Handle& h, int peer, int number, int fd) { h.native().add_connection(peer, number, fd); },
       py::arg("peer"), py::arg("number"), py::arg("fd"));
   c.def(
-      "connected", [](Handle& h, int peer, int number) { return h.native().connected(peer, number); },
+      "connected",
+      [](Handle& h, int peer, int number) {
+        if (peer < 0 || peer >= h.native().size()) refuse("connected", "there is no rank " + std::to_string(peer));
+        return h.native().connected(peer, number);
+      },
       py::arg("peer"), py::arg("number"));
   c.def("set_planner", [](Handle& h, py::object planner) { h.set_planner(std::move(planner)); }, py::arg("planner"));
   using ChoiceTuple = std::tuple<uint64_t, int, uint64_t, uint32_t, std::shared_ptr<Plan>>;
@@ -110,9 +126,10 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       [](Handle& h, int collective, int root, const std::vector<ChoiceTuple>& lines) {
         std::vector<Choice> choices;
         for (const auto& [max_bytes, lane, piece_bytes, in_flight, plan] : lines) {
+          if (lane < 0 || lane >= kLanes) refuse("install", "there is no lane " + std::to_string(lane));
           choices.push_back({max_bytes, static_cast<LaneId>(lane), piece_bytes, in_flight, plan});
         }
-        h.native().install(static_cast<Collective>(collective), root, std::move(choices));
+        h.native().install(collective_from(collective), root, std::move(choices));
       },
       py::arg("collective"), py::arg("root"), py::arg("choices"));
 }
@@ -185,6 +202,7 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
   c.def(
       "operation_text", [](Handle& h, uint64_t sequence) { return h.native().operation_text(sequence); },
       py::arg("sequence"));
+  c.def_property_readonly("in_use", [](Handle& h) { return h.in_use(); });
   c.def("shutdown", [](Handle& h) { h.shutdown(); });
 }
 

@@ -3,6 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <string>
+
+#include "engine/board.h"
 #include "engine/plan.h"
 #include "python/bindings.h"
 
@@ -17,14 +20,23 @@ using RemoteTuple = std::tuple<uint32_t, Blocks>;
 using StepTuple =
     std::tuple<int, int, int, bool, bool, int, std::vector<int>, Blocks, Blocks, std::vector<RemoteTuple>>;
 
+// `number` as one of an enumeration of those from `first` to `last`.
+template <typename Enum>
+Enum one_of(int number, Enum first, Enum last, const char* what) {
+  if (number < static_cast<int>(first) || number > static_cast<int>(last)) {
+    throw Error(ErrorKind::kInternalError, std::string("malformed plan: ") + what + " " + std::to_string(number));
+  }
+  return static_cast<Enum>(number);
+}
+
 Step step_from(const StepTuple& t) {
   Step step;
-  step.kind = static_cast<StepKind>(std::get<0>(t));
-  step.src = static_cast<BufferId>(std::get<1>(t));
-  step.dst = static_cast<BufferId>(std::get<2>(t));
+  step.kind = one_of(std::get<0>(t), StepKind::kSend, StepKind::kAwait, "kind of step");
+  step.src = one_of(std::get<1>(t), BufferId::kInput, BufferId::kScratch, "buffer");
+  step.dst = one_of(std::get<2>(t), BufferId::kInput, BufferId::kScratch, "buffer");
   step.final = std::get<3>(t);
   step.after_sends = std::get<4>(t);
-  step.phase = static_cast<uint8_t>(std::get<5>(t));
+  step.phase = static_cast<uint8_t>(one_of(std::get<5>(t), 0, static_cast<int>(kDonePhase) - 1, "phase"));
   step.peers = std::get<6>(t);
   step.src_blocks = std::get<7>(t);
   step.dst_blocks = std::get<8>(t);
@@ -45,7 +57,7 @@ void bind_plan(py::module_& m) {
              plan->tables = std::move(tables);
              plan->mine = mine;
              plan->exposed = std::move(exposed);
-             plan->wire = static_cast<WireCodec>(wire);
+             plan->wire = one_of(wire, WireCodec::kNone, WireCodec::kMxInt8, "codec");
              for (const auto& steps : channels) {
                auto& lowered = plan->channels.emplace_back();
                for (const StepTuple& step : steps) lowered.push_back(step_from(step));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "python/call_checks.h"
 #include "python/gil.h"
 
 namespace py = pybind11;
@@ -13,21 +14,7 @@ namespace {
 
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
 
-// Whether a buffer has a block for each rank, whose lengths need not be those of another buffer.
-bool in_blocks(Collective c) {
-  return c == Collective::kReducescatter || c == Collective::kAllgather || c == Collective::kAlltoall ||
-         c == Collective::kGather || c == Collective::kScatter;
-}
-
 }  // namespace
-
-ReduceOp reduce_op_from(long op) {
-  ReduceOp found = ReduceOp::kSum;
-  if (op < 0 || op >= kReduceOpCount || !from_wire(static_cast<uint8_t>(op), &found)) {
-    throw Error(ErrorKind::kInvalidArgument, "op must be one of ddl.Average, Sum, Min, Max, Product");
-  }
-  return found;
-}
 
 Handle::Handle(const CommunicatorOptions& options)
     : native_(std::make_unique<Communicator>(options)), pool_(std::make_unique<OperationPool>(release)) {}
@@ -58,6 +45,7 @@ Handle::Views Handle::look_at(const Call& call, const py::object& input, const p
   const bool in_place = output.is(input);
   views.has_in = !input.is_none();
   views.has_out = !output.is_none();
+  if (!views.has_in || !views.has_out) check_given(call, views.has_in, views.has_out, native_->rank());
   if (views.has_in) views.in = view_of(input, what, in_place);
   if (in_place) {
     views.out = views.in;
@@ -127,6 +115,8 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
 
 // Before an operation is taken from the pool: the planner is Python, so other threads may come to the pool meanwhile.
 void Handle::plan(const Call& call) {
+  const bool usual = call.root >= 0 && call.root < native_->size() && call.collective < Collective::kSend;
+  if (!usual) check_root(call, native_->rank(), native_->size());
   native_->check();
   if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
 }
@@ -159,6 +149,8 @@ void Handle::point(Operation* operation, const Views& views) {
 std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object& input, const py::object& output) {
   plan(call);
   const Views views = look_at(call, input, output);
+  check_lengths(call, views.has_in ? &views.in : nullptr, views.has_out ? &views.out : nullptr, native_->rank(),
+                native_->size());
   std::shared_ptr<Operation> operation = pool_->take();
   operation->part_lengths = call.part_lengths;
   fill(operation.get(), call, views);
@@ -166,6 +158,8 @@ std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object&
 }
 
 std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& buffer) {
+  if (in_blocks(call.collective))
+    refuse(name(call.collective), "it cannot be prepared: its buffers are not the same");
   plan(call);
   const Views views = look_at(call, buffer, buffer);
   auto operation = std::make_shared<Operation>();

@@ -51,6 +51,10 @@ class Handle {
   void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
   bool wait(Operation& operation, Nanoseconds timeout);
   void shutdown();
+  // Whether Python can still come back to it other than through this object: by an operation that is under way, or by
+  // one that is prepared.
+  bool in_use() const { return prepared_operations > 0 || native_->busy(); }
+  int prepared_operations = 0;  // that live
 
  private:
   // What the arrays of a call come to.
@@ -71,8 +75,5 @@ class Handle {
   std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
   pybind11::object planner_ = pybind11::none();
 };
-
-// The number of an operator as Python gives it. Throws kInvalidArgument.
-ReduceOp reduce_op_from(long op);
 
 }  // namespace ddl

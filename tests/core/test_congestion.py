@@ -17,6 +17,7 @@ from core.jobs import connected
 
 import ddl
 from ddl.bootstrap import connect
+from ddl.bootstrap.auth import prove_as_server
 from ddl.bootstrap.connect import accept_data, choose_congestion_control, connect_data, listen_data
 
 pytestmark = pytest.mark.processes
@@ -84,7 +85,8 @@ def test_a_connection_has_it_from_its_beginning() -> None:
             sock, _ = listener.accept()
             with sock:
                 heard.append(control_of(sock))
-                assert accept_data(sock, secret, "reno") == {"rank": 1}
+                prove_as_server(sock, secret, time.monotonic() + 10)
+                assert accept_data(sock, "reno") == {"rank": 1}
 
         server = threading.Thread(target=serve)
         server.start()

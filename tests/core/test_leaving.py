@@ -80,3 +80,27 @@ def leave_without_having_sent(connect: bool) -> None:
 )
 def test_what_a_rank_did_not_send_before_it_left_is_not_waited_for(transport: str, connect: bool) -> None:
     ranks.run(2, leave_without_having_sent, connect, **connected(transport))
+
+
+def fail_in_a_part(how: str) -> str:
+    """Ranks 1 and 2 fail in a communicator of their own and leave; rank 0, which has no part in it, says why."""
+    make = {"split": lambda: ddl.split(int(ddl.rank() > 0)), "subset": lambda: ddl.world().subset([1, 2])}
+    part = make[how]() if how == "split" or ddl.rank() > 0 else None
+    ddl.barrier()
+    if ddl.rank() == 0:
+        with pytest.raises(ddl.PeerLost) as caught:
+            ddl.allreduce(np.zeros(3))
+        return str(caught.value)
+    assert part is not None
+    with pytest.raises(ddl.CollectiveMismatch):
+        part.allreduce(np.zeros(3 + part.rank))
+    ddl.shutdown()
+    return ""
+
+
+@pytest.mark.parametrize("how", ["split", "subset"])
+def test_the_world_learns_what_failed_in_a_part_of_it(how: str) -> None:
+    told = ranks.run(3, fail_in_a_part, how)[0]
+    assert "it has shut down (its program ended) after the communicator of ranks 1, 2 had failed: " in told
+    cause = told.partition(" had failed: CollectiveMismatch: ")[2]
+    assert "allreduce(3 x float64, average)" in cause and "allreduce(4 x float64, average)" in cause, told

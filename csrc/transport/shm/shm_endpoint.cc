@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/error.h"
 #include "base/wake.h"
 #include "memory/arena.h"
 
@@ -50,6 +51,10 @@ size_t ShmEndpoint::read(const iovec* parts, int n) {
   if (in_ == nullptr) {
     const uint64_t offset = place_.peer_offset->load(std::memory_order_acquire);
     if (offset == 0) return 0;
+    if (!place_.peer->holds(offset, sizeof(ByteRing), alignof(ByteRing))) {
+      throw Error(ErrorKind::kProtocolError,
+                  "a peer posted a ring of messages that does not lie in its shared memory");
+    }
     in_ = reinterpret_cast<ByteRing*>(place_.peer->at(offset));
   }
   const uint64_t start = in_->tail.load(std::memory_order_relaxed);  // only this side writes it

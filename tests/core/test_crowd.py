@@ -1,0 +1,200 @@
+"""Strangers at a rank's ports: however many, they cost it a bounded number of handshakes, and ranks come through."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Callable, Iterator, List
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+from hang_up import hang_up_within
+
+import ddl
+from ddl.bootstrap import connect, newcomers
+from ddl.bootstrap.auth import prove_as_client
+from ddl.bootstrap.newcomers import Complaints, Door
+from ddl.bootstrap.shortage import Shortage
+
+SECRET = os.urandom(32)
+
+
+class Served:
+    """A door that is served by a thread, as an agent serves it; ``welcomed`` counts who has proved the secret."""
+
+    def __init__(self) -> None:
+        self.listener = connect.listen_data("127.0.0.1")
+        self.address = self.listener.getsockname()
+        self.welcomed = 0
+        self.most = 0  # strangers at a time
+        self._selector = selectors.DefaultSelector()
+        self._stop = threading.Event()
+        self.door = Door(self.listener, SECRET, self._selector, Complaints(3, Shortage(3)), self._welcome)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        self.welcomed += 1
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            ready = self._selector.select(min(0.02, self.door.patience()))
+            for key, _ in ready:
+                key.data()
+            self.door.tick()
+            self.most = max(self.most, len(self.door._strangers))
+
+    def come(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=10)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.door.close()
+        self._selector.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    door = Served()
+    yield door
+    door.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.alone
+def test_strangers_that_stay_make_room(served: Served) -> None:
+    with contextlib.ExitStack() as crowd:
+        for _ in range(3 * newcomers._PLACES):
+            crowd.enter_context(served.come())
+        began = time.monotonic()
+        with served.come() as friend:
+            prove_as_client(friend, SECRET, time.monotonic() + 10)
+            assert until(lambda: served.welcomed == 1)
+        assert time.monotonic() - began < 4
+    assert served.most <= newcomers._PLACES
+
+
+@pytest.mark.alone
+def test_strangers_that_come_again_and_again_get_no_more_than_their_share(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are sent away at once, and come back at once; a friend comes through, and there is one warning."""
+    seconds, sent_away, stop = 1.5, [0], threading.Event()
+
+    def pester() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError), served.come() as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\nAccept: everything\r\n\r\n")
+                stranger.recv(1)
+            sent_away[0] += 1
+
+    caplog.set_level(logging.INFO, logger="ddl")
+    threads = [threading.Thread(target=pester) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    with served.come() as friend:
+        prove_as_client(friend, SECRET, time.monotonic() + 10)
+        assert until(lambda: served.welcomed == 1)
+    stop.set()
+    time.sleep(2 * newcomers._LEAST)
+    for thread in threads:
+        thread.join(10)
+    assert 0 < sent_away[0] <= newcomers._PLACES * ((seconds + 4) / newcomers._LEAST + 1)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and warnings[0].startswith("rank 3: turned a connection away: the peer at 127.0.0.1:")
+
+
+def test_a_stranger_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
+    monkeypatch.setattr(newcomers, "_LONGEST", 0.3)
+    with served.come() as silent:
+        assert hang_up_within(silent, 5)
+    with served.come() as slow:
+        slow.sendall(b"DDLa")
+        assert hang_up_within(slow, 5)
+    assert served.welcomed == 0
+
+
+def test_warnings_are_counted_while_they_are_not_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    complaints = Complaints(7, Shortage(7))
+    for number in range(5):
+        complaints.about(OSError(f"number {number}"))
+    now[0] += newcomers._QUIET
+    complaints.about(OSError("the last"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "rank 7: turned a connection away: number 0",
+        "rank 7: turned a connection away: the last (and 4 more since the last such message)",
+    ]
+
+
+# --- around a job ---
+
+
+def crowded_start() -> int:
+    """Strangers fill rank 0's Unix socket, and the queue before it, before rank 1 comes to swap memory."""
+    crowd: List[socket.socket] = []
+    listen = connect.listen_memory
+
+    def listen_in_a_crowd() -> Any:
+        listener, name = listen()
+        for _ in range(250):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stranger.connect("\0" + name)
+            crowd.append(stranger)
+        return listener, name
+
+    if os.environ["DDL_RANK"] == "0":
+        ddl.job.listen_memory = listen_in_a_crowd
+    ddl.init()
+    shared = len(ddl.world()._group.job.memories)
+    ddl.barrier()
+    for stranger in crowd:
+        stranger.close()
+    return shared
+
+
+@pytest.mark.processes
+def test_a_crowd_at_the_start_does_not_cost_shared_memory() -> None:
+    assert ranks.run(2, crowded_start, initialise=False) == [1, 1]
+
+
+def crowded_job() -> float:
+    """How long it takes to connect a new communicator while strangers hold all places at both ranks."""
+    ddl.allreduce(np.ones(3))
+    job, crowd = ddl.world()._group.job, []
+    for rank in range(2):
+        for _ in range(200):
+            crowd.append(socket.create_connection(job.address(rank, 0), timeout=10))
+    ddl.barrier()
+    began = time.monotonic()
+    part = ddl.split(0)
+    assert float(part.allreduce(1.0, op=ddl.Sum)) == 2 and part.allreduce(np.ones(300_000))[-1] == 1
+    took = time.monotonic() - began
+    ddl.barrier()
+    for stranger in crowd:
+        stranger.close()
+    return took
+
+
+@pytest.mark.processes
+@pytest.mark.alone
+def test_ranks_connect_through_a_crowd() -> None:
+    assert max(ranks.run(2, crowded_job, **connected("tcp"))) < 3

@@ -1,0 +1,108 @@
+"""A rank without descriptors or threads: it does not flood the log, and every rank's error names the cause."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import threading
+import time
+from typing import Iterator, List, Tuple
+
+import numpy as np
+import pytest
+import ranks
+
+import ddl
+
+pytestmark = pytest.mark.processes
+LIMIT = 64
+
+
+class Lines(logging.Handler):
+    """Keeps what DDL logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: List[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[str]:
+    """As long as this lasts, this process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard))
+    held = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        yield f"too many open files: this process may have {LIMIT}; close some, or raise the limit (ulimit -n)"
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[str]:
+    """As long as this lasts, this process can start no thread: there is no memory for such a stack."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield "no thread can be started; end some, or raise the limit (ulimit -u, or pids.max of the control group)"
+    finally:
+        threading.stack_size(before)
+
+
+def shortage(victim: int, what: str, lasts: bool) -> Tuple[str, int, float]:
+    """Rank ``victim`` runs out of ``what``, for ever or for half a second; return the error, log lines and CPU time."""
+    handler = Lines()
+    logging.getLogger("ddl").addHandler(handler)
+    begin = time.process_time()
+    error = ""
+    with contextlib.ExitStack() as stack:
+        if ddl.rank() == victim:
+            expected = stack.enter_context({"descriptors": no_descriptors, "threads": no_threads}[what]())
+            if not lasts:
+                end = stack.pop_all()
+                work = ddl.allreduce_async(np.ones(1 << 18), op=ddl.Sum)
+                time.sleep(0.5)
+                end.close()
+                assert work.wait()[-1] == ddl.size()
+                return "", sum(expected in line for line in handler.lines), time.process_time() - begin
+        try:
+            assert ddl.allreduce(np.ones(1 << 18), op=ddl.Sum)[-1] == ddl.size()
+        except ddl.CollectiveTimeout as caught:
+            error = str(caught)
+    return error, len(handler.lines), time.process_time() - begin
+
+
+@pytest.mark.parametrize(("victim", "what"), [(0, "descriptors"), (1, "descriptors"), (0, "threads")])
+def test_every_rank_learns_what_the_victim_lacks(victim: int, what: str) -> None:
+    answers = ranks.run(2, shortage, victim, what, True, env={"DDL_SHM": "0", "DDL_TIMEOUT": "2"})
+    cause = "too many open files: this process may have 64" if what == "descriptors" else "no thread can be started"
+    for error, lines, seconds in answers:
+        assert f"rank {victim} cannot make the connections for it: {cause}" in error
+        assert lines <= 3 and seconds < 1, (lines, seconds)
+
+
+@pytest.mark.parametrize(("victim", "what"), [(0, "descriptors"), (1, "descriptors"), (0, "threads")])
+def test_a_shortage_that_passes_is_no_failure(victim: int, what: str) -> None:
+    answers = ranks.run(2, shortage, victim, what, False, env={"DDL_SHM": "0", "DDL_TIMEOUT": "20"})
+    assert [error for error, _, _ in answers] == ["", ""]
+    assert answers[victim][1] == 1  # said once
+
+
+def dial_without_threads() -> str:
+    if ddl.rank() == 1:
+        with no_threads(), pytest.raises(ddl.ResourceError, match="rank 1 .* no thread can be started"):
+            ddl.allreduce(np.ones(3))
+    return str(ddl.allreduce(np.ones(3), op=ddl.Sum).tolist())
+
+
+def test_who_calls_learns_that_it_can_start_no_thread_and_may_call_again() -> None:
+    assert ranks.run(2, dial_without_threads, env={"DDL_SHM": "0"}) == ["[2.0, 2.0, 2.0]"] * 2
