@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddl import _core
-from ddl.bootstrap.auth import AuthError
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
+from ddl.bootstrap.newcomers import Complaints, Door
+from ddl.bootstrap.shortage import Shortage
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.verdict import ALL
 from ddl.bootstrap.watch import WatchClient
@@ -28,7 +29,7 @@ __all__ = ["Agent", "Member"]
 
 log = logging.getLogger("ddl")
 
-_NEWCOMERS = 64  # handshakes at a time; more strangers than that are turned away
+_REMEMBERED = 4096  # removed communicators: a goodbye names them all
 
 
 @dataclass
@@ -65,23 +66,24 @@ class Agent:
     ) -> None:
         self._rank = rank
         self._congestion = congestion
-        self._secret = secret
         self._watch = watch
         self._nonce_of = nonce_of
         self.stragglers = Stragglers(rank, watch.size, label_of)
+        self.shortage = Shortage(rank)
         self._members: Dict[int, Member] = {}
-        self._submitted: Dict[str, int] = {}  # what was called on the communicators that are removed
+        # What was called on the communicators that are removed: the last of them, in the order of removal.
+        self._submitted: Dict[str, int] = {}
         self._arrived = _Arrivals()
         self._failures: Dict[int, Dict[str, Any]] = {}  # verdicts by communicator, also of those not here (yet)
         self._changed = threading.Condition()
-        self._newcomers = threading.Semaphore(_NEWCOMERS)
         self._stop_reader, self._stop_writer = os.pipe()
-        self._listeners = (*data_listeners, memory_listener)
         self._selector = selectors.DefaultSelector()
         self._closed = threading.Event()
-        for listener in self._listeners:
-            welcome = self._welcome_memory if listener is memory_listener else self._welcome_data
-            self._register(listener.fileno(), partial(self._accept, listener, welcome))
+        door = partial(Door, secret=secret, selector=self._selector, complaints=Complaints(rank, self.shortage))
+        self._doors = [
+            *(door(listener, welcome=self._welcome_data) for listener in data_listeners),
+            door(memory_listener, welcome=self._welcome_memory),
+        ]
         self._register(watch.fileno(), self._hear)
         self._register(self._stop_reader, lambda: None)
         self._thread = threading.Thread(target=self._run, name="ddl-agent", daemon=True)
@@ -110,6 +112,8 @@ class Agent:
             member.core.set_agent(False)
             self._selector.unregister(member.core.report_fd)
             self._submitted[str(member.number)] = member.core.submitted
+            if len(self._submitted) > _REMEMBERED:
+                del self._submitted[next(iter(self._submitted))]
         try:
             self._report(member)  # its process may be leaving because of just that
         except (OSError, Error) as error:
@@ -147,8 +151,9 @@ class Agent:
 
     def _release(self) -> None:
         self._selector.close()
-        for listener in self._listeners:
-            listener.close()
+        for door in self._doors:
+            door.close()
+        self._doors = []  # they know this agent, and would keep it
         self._watch.close()
         for fd in (self._stop_reader, self._stop_writer):
             os.close(fd)
@@ -164,46 +169,29 @@ class Agent:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            ready = self._selector.select(self.stragglers.patience())
-            for action in [*(key.data for key, _ in ready), self._tell_pace]:
+            ready = self._selector.select(min(self.stragglers.patience(), *(door.patience() for door in self._doors)))
+            due = (door.tick for door in self._doors)
+            for action in [*(key.data for key, _ in ready), *due, self._tell_pace]:
                 if self._closed.is_set():
                     return
                 try:
                     action()
                 except (OSError, Error) as error:
                     # A stranger or a broken connection must not end the agent; the ranks it concerns notice themselves.
-                    log.warning("rank %d: %s", self._rank, error)
-
-    def _accept(self, listener: socket.socket, welcome: Callable[[socket.socket], None]) -> None:
-        sock, _ = listener.accept()
-        if not self._newcomers.acquire(blocking=False):
-            sock.close()
-            return
-
-        def meet() -> None:
-            try:
-                welcome(sock)
-            except (OSError, Error) as error:
-                # One that hung up before it proved itself may be a rank of ours that has just ended.
-                level = logging.INFO if isinstance(error, AuthError) and error.closed else logging.WARNING
-                log.log(level, "rank %d: turned a connection away: %s", self._rank, error)
-            finally:
-                sock.close()
-                self._newcomers.release()
-
-        threading.Thread(target=meet, name="ddl-newcomer", daemon=True).start()
+                    if not self.shortage.met(error):
+                        log.warning("rank %d: %s", self._rank, error)
 
     def _welcome_data(self, sock: socket.socket) -> None:
-        hello = accept_data(sock, self._secret, self._congestion)
+        hello = accept_data(sock, self._congestion)
         said = [hello.get(key) for key in ("communicator", "rank", "stream")]
         numbers = [value for value in said if isinstance(value, int) and 0 <= value < 2**31]
         if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
         with self._changed:
-            if self._closed.is_set():
-                return
-            fd = os.dup(sock.fileno())
+            if self._closed.is_set() or str(number) in self._submitted:
+                return  # it comes too late: nobody would ever take it
+            fd = sock.detach()  # a copy might be one descriptor too many, and the peer takes itself for connected
             member = self._members.get(number)
             if member is None:
                 self._arrived.data.setdefault(number, []).append((rank, stream, fd))
@@ -211,7 +199,7 @@ class Agent:
         member.core.add_connection(rank, stream, fd)
 
     def _welcome_memory(self, sock: socket.socket) -> None:
-        rank, memory = accept_memory(sock, self._secret, self._nonce_of)
+        rank, memory = accept_memory(sock, self._nonce_of)
         with self._changed:
             self._arrived.memories[rank] = memory
             self._changed.notify_all()
@@ -223,12 +211,12 @@ class Agent:
                 return
             kind_of_report, sequence, kind, peer, reason, operation, final = report
             culprit = member.ranks[peer] if 0 <= peer < len(member.ranks) else -1
-            message: Dict[str, Any] = {"comm": member.number, "reason": reason}
+            message: Dict[str, Any] = {"comm": member.number, "reason": reason, "members": list(member.ranks)}
             if kind_of_report == "failed":
                 message.update(type="fail", kind=kind, culprit=culprit)
             else:
                 message.update(type="suspect", kind=kind_of_report, seq=sequence, peer=culprit, op=operation)
-                message.update(final=final, members=list(member.ranks))
+                message.update(final=final, shortage=self.shortage.text)
             self._watch.send(message)
 
     def _tell_pace(self) -> None:
@@ -305,5 +293,6 @@ class Agent:
                 "completed": submitted,
                 "op": text,
                 "last": last,
+                "shortage": self.shortage.text,
             }
         )

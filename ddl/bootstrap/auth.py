@@ -29,6 +29,7 @@ __all__ = [
     "FrameReader",
     "ServerProof",
     "encode_frame",
+    "name_of",
     "prove_as_client",
     "prove_as_server",
     "recv_frame",
@@ -127,7 +128,7 @@ class ServerProof:
 
 def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> None:
     """Run the server's half on a connected socket until ``deadline`` (``time.monotonic``); AuthError if it fails."""
-    peer = _name_of(sock)
+    peer = name_of(sock)
     proof = ServerProof(secret, peer)
     while not proof.done:
         answer = proof.feed(_handshake_read(sock, proof.wanted, deadline, peer))
@@ -137,7 +138,7 @@ def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> None
 
 def prove_as_client(sock: socket.socket, secret: bytes, deadline: float) -> None:
     """Run the client's half on a connected socket until ``deadline`` (``time.monotonic``); AuthError if it fails."""
-    peer = _name_of(sock)
+    peer = name_of(sock)
     check_secret(secret)
     client_nonce = os.urandom(_NONCE)
     _handshake_write(sock, _HEADER.pack(_MAGIC, _VERSION, _CLIENT) + client_nonce, deadline, peer)
@@ -198,7 +199,7 @@ class FrameReader:
 
 def send_frame(sock: socket.socket, message: Dict[str, Any], deadline: Optional[float] = None) -> None:
     """Send one frame. PeerLost if the peer is gone, RendezvousError if ``deadline`` passes first."""
-    peer = _name_of(sock)
+    peer = name_of(sock)
     frame = encode_frame(message)
     try:
         write_all(sock, frame, deadline)
@@ -210,7 +211,7 @@ def send_frame(sock: socket.socket, message: Dict[str, Any], deadline: Optional[
 
 def recv_frame(sock: socket.socket, deadline: float, limit: int = FRAME_LIMIT) -> Dict[str, Any]:
     """Receive one frame. PeerLost if the peer is gone, RendezvousError if ``deadline`` passes first."""
-    peer = _name_of(sock)
+    peer = name_of(sock)
     try:
         length = _check_length(read_exactly(sock, _LENGTH.size, deadline), limit, peer)
         return _decode(read_exactly(sock, length, deadline), peer)
@@ -273,7 +274,8 @@ def _handshake_write(sock: socket.socket, data: bytes, deadline: float, peer: st
         raise AuthError(f"{peer} did not finish the handshake: {error}", closed=True) from error
 
 
-def _name_of(sock: socket.socket) -> str:
+def name_of(sock: socket.socket) -> str:
+    """Return how errors call whoever is at the other end."""
     try:
         name = sock.getpeername()
     except OSError:

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from ddl import _core
-from ddl.bootstrap.auth import prove_as_client, prove_as_server, recv_frame, send_frame
+from ddl.bootstrap.auth import AuthError, prove_as_client, recv_frame, send_frame
 from ddl.errors import ConfigError, ProtocolError
 
 __all__ = ["Nonce", "accept_data", "accept_memory", "choose_congestion_control", "connect_data", "connect_memory"]
 __all__ += ["listen_data", "listen_memory", "reconsider_congestion_control"]
 
-_ACCEPT_SECONDS = 5.0  # a stranger that has not proved itself by then is cut off
+_ACCEPT_SECONDS = 5.0  # for one side of a handshake
+_RETRY_SECONDS = 0.05
+_CROWDED = (BlockingIOError, TimeoutError, ConnectionResetError, BrokenPipeError)  # its queue is full, or it hung up
 _LONG_WAY_US = 1000  # a round trip from which on the system's congestion control may know better
 
 
@@ -138,11 +140,9 @@ def connect_data(
     return sock
 
 
-def accept_data(sock: socket.socket, secret: bytes, congestion: str = "system") -> Dict[str, Any]:
-    """Let a new connection prove itself and return its hello."""
-    deadline = time.monotonic() + _ACCEPT_SECONDS
-    prove_as_server(sock, secret, deadline)
-    hello = recv_frame(sock, deadline, limit=4096)
+def accept_data(sock: socket.socket, congestion: str = "system") -> Dict[str, Any]:
+    """Return the hello of a new connection that has proved itself."""
+    hello = recv_frame(sock, time.monotonic() + _ACCEPT_SECONDS, limit=4096)
     reconsider_congestion_control(sock, congestion)
     return hello
 
@@ -156,7 +156,10 @@ def _swap_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: in
         for fd in fds:
             os.close(fd)
         raise ProtocolError(f"rank {rank} did not pass its shared memory")
-    memory = _core.PeerMemory(fds[0], int.from_bytes(data, "little"), os.dup(sock.fileno()))
+    try:
+        memory = _core.PeerMemory(fds[0], int.from_bytes(data, "little"), os.dup(sock.fileno()))
+    except ProtocolError as error:
+        raise ProtocolError(f"rank {rank}'s memory is refused: {error}") from error
     nonce_of(rank).check(memory, rank)
     send_frame(sock, {"mapped": True}, deadline)
     if recv_frame(sock, deadline, limit=4096) != {"mapped": True}:
@@ -167,22 +170,36 @@ def _swap_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: in
 def connect_memory(
     name: str, secret: bytes, me: int, peer: int, nonce_of: Callable[[int], Nonce], deadline: float
 ) -> Optional[_core.PeerMemory]:
-    """Return the arena of ``peer``, or None where its Unix socket cannot be reached: then no memory is shared."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            sock.connect("\0" + name)
-        except OSError:
-            return None  # another host, or another network namespace
-        prove_as_client(sock, secret, deadline)
-        send_frame(sock, {"rank": me}, deadline)
-        return _swap_memory(sock, nonce_of, peer, deadline)
+    """Return the arena of ``peer``, or None where its Unix socket cannot be reached: then no memory is shared.
+
+    Tries again, by ``deadline`` (monotonic seconds), where others crowd the socket so that the peer has no time for us.
+    """
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                _prove_for_memory(sock, name, secret, deadline)
+            except ConnectionRefusedError:
+                return None  # another host, or another network namespace
+            except (OSError, AuthError) as error:
+                crowded = error.closed if isinstance(error, AuthError) else isinstance(error, _CROWDED)
+                if not crowded or time.monotonic() + _RETRY_SECONDS >= deadline:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+                continue
+            send_frame(sock, {"rank": me}, deadline)
+            return _swap_memory(sock, nonce_of, peer, deadline)
 
 
-def accept_memory(sock: socket.socket, secret: bytes, nonce_of: Callable[[int], Nonce]) -> Tuple[int, _core.PeerMemory]:
-    """Let a new connection prove itself and swap arenas; return the peer's rank and its memory."""
+def _prove_for_memory(sock: socket.socket, name: str, secret: bytes, deadline: float) -> None:
+    limit = min(deadline, time.monotonic() + _ACCEPT_SECONDS)
+    sock.settimeout(max(0.1, limit - time.monotonic()))
+    sock.connect("\0" + name)
+    prove_as_client(sock, secret, limit)
+
+
+def accept_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce]) -> Tuple[int, _core.PeerMemory]:
+    """Swap arenas over a new connection that has proved itself; return the peer's rank and its memory."""
     deadline = time.monotonic() + _ACCEPT_SECONDS
-    prove_as_server(sock, secret, deadline)
     rank = recv_frame(sock, deadline, limit=4096).get("rank")
     if not isinstance(rank, int):
         raise ProtocolError("a peer did not say its rank")

@@ -3,6 +3,7 @@
 ``Identity`` is who this process is in its job (``ddlrun`` sets it; without it, a job of size 1); ``Settings`` is how
 it shall behave. Each field carries its variable, default and meaning as metadata; ``describe()`` renders them for
 the documentation and for ``ddlrun --help``. An argument in a program beats the environment, which beats the default.
+Where a variable of Horovod's means the same as one of ours, it is read, too; ours beats it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import textwrap
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from ddl.bootstrap.address import parse_address
 from ddl.bootstrap.auth import MINIMUM_SECRET
 from ddl.errors import ConfigError
 
-__all__ = ["Identity", "Settings", "describe", "parse_size"]
+__all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe", "parse_size"]
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 #: How float32 can be written on the wire, with the codec's number there.
@@ -25,6 +27,20 @@ WIRE_CODECS = {"bf16": 1, "fp16": 2, "int8": 3}
 #: "int8" is none of a whole job's: it serves only who keeps what it drops, and adds it the next time.
 _WIRES = ("float32", "bf16", "fp16")
 _LEVELS = ("error", "warning", "info", "debug")
+#: Horovod's names of our levels, where it calls them otherwise.
+HOROVOD_LEVELS = {"trace": "debug", "fatal": "error"}
+#: Its variables that mean the same as one of ours, and how their values are written there; "" is not set.
+_HOROVOD: Dict[str, Tuple[Tuple[str, Callable[[str], str]], ...]] = {
+    "DDL_TIMEOUT": (
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", str),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", lambda seconds: "" if seconds == "0" else seconds),
+    ),
+    "DDL_START_TIMEOUT": (("HOROVOD_START_TIMEOUT", str),),
+    "DDL_LOG": (("HOROVOD_LOG_LEVEL", lambda level: HOROVOD_LEVELS.get(level.lower(), level)),),
+    # DYNAMIC allows hvd.start_timeline() there, which is always allowed here.
+    "DDL_TIMELINE": (("HOROVOD_TIMELINE", lambda file: "" if file == "DYNAMIC" else file),),
+    "DDL_TIMELINE_CYCLES": (("HOROVOD_TIMELINE_MARK_CYCLES", str),),
+}
 _Self = TypeVar("_Self", bound="Settings")
 
 
@@ -188,14 +204,29 @@ class Settings:
         source = os.environ if environ is None else environ
         values = {}
         for entry in dataclasses.fields(cls):
-            name = entry.metadata["variable"]
-            text = source.get(name, "")
-            if text:
+            variable = entry.metadata["variable"]
+            names: Tuple[Tuple[str, Callable[[str], str]], ...] = ((variable, str), *_HOROVOD.get(variable, ()))
+            for name, translated in names:
+                text = source.get(name, "")
+                if not translated(text):
+                    continue
                 try:
-                    values[entry.name] = entry.metadata["parse"](text)
+                    values[entry.name] = entry.metadata["parse"](translated(text))
                 except ValueError as error:
                     raise ConfigError(f"{name}={text!r}: it must be {error}") from error
+                break
         return cls(**values)
+
+    @classmethod
+    def problem_with(cls, variable: str, text: str) -> str:
+        """Return what the value of ``variable`` must be if ``text`` is not that; "" where it is, or none of ours."""
+        parse = next((e.metadata["parse"] for e in dataclasses.fields(cls) if e.metadata["variable"] == variable), None)
+        try:
+            if parse is not None and text:
+                parse(text)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def check(self) -> None:
         """Raise ``ConfigError`` where settings contradict one another."""
@@ -207,8 +238,8 @@ class Settings:
                 )
 
 
-def describe() -> str:
-    """Return the table of all settings: variable, default and meaning, a line each."""
+def describe(width: int = 100) -> str:
+    """Return the table of all settings: variable, default and meaning, in lines of at most ``width`` characters."""
     rows = []
     for entry in dataclasses.fields(Settings):
         default = str(int(entry.default)) if isinstance(entry.default, bool) else f"{entry.default}"
@@ -216,7 +247,11 @@ def describe() -> str:
             default = f"{entry.default:g}"
         rows.append((entry.metadata["variable"], default or '""', entry.metadata["meaning"]))
     wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:{wide[0]}}  {default:{wide[1]}}  {meaning}" for name, default, meaning in rows)
+    lines = []
+    for name, default, meaning in rows:
+        first = f"{name:{wide[0]}}  {default:{wide[1]}}  "
+        lines.append(textwrap.fill(meaning, width, initial_indent=first, subsequent_indent=" " * len(first)))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -283,8 +318,8 @@ def _number(name: str, text: str) -> int:
 def _store(text: str) -> str:
     try:
         parse_address(text)
-    except ValueError as error:
-        raise ConfigError(f"DDL_STORE={text!r}: it must be host:port of the job's store") from error
+    except ValueError:
+        raise ConfigError(f"DDL_STORE={text!r}: it must be host:port of the job's store") from None
     return text
 
 

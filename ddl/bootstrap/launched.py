@@ -65,7 +65,7 @@ def detect(environ: Mapping[str, str]) -> Optional[Launched]:
                 raise ConfigError(
                     f"{mark}={environ[mark]} looks as if {launcher} had started this, but {error} is missing or no "
                     "number; start the program by ddlrun, or unset these variables"
-                ) from error
+                ) from None
             if numbers is None:
                 continue
             found = Launched(launcher, *numbers)

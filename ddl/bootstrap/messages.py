@@ -6,11 +6,14 @@ the protocol, and whoever gets it must not have acted on the message yet.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+import json
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from ddl.errors import ProtocolError
 
-__all__ = ["Message", "Outgoing", "integer", "text"]
+__all__ = ["Message", "Outgoing", "integer", "said_by", "text"]
+
+_T = TypeVar("_T")
 
 _TEXT_LIMIT = 4096  #: characters kept of any text of a rank
 
@@ -34,3 +37,14 @@ def text(rank: int, message: Message, key: str, default: Optional[str] = None) -
     if not isinstance(value, str):
         raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
     return value[:_TEXT_LIMIT]
+
+
+def said_by(rank: int, value: str, parse: Callable[[Any], _T]) -> _T:
+    """Return ``parse`` of the JSON that ``rank`` has put into the store; ProtocolError if either cannot be parsed."""
+    try:
+        return parse(json.loads(value))
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise ProtocolError(
+            f"rank {rank} told the others {value!r:.200}, which makes no sense here ({type(error).__name__}: {error}); "
+            "do all ranks run the same version of DDL?"
+        ) from error

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence, Tuple
 
+from ddl.bootstrap.shortage import PAUSE, shortage
+
 __all__ = ["TOKEN", "Attempt", "Door", "Target", "connect_all"]
 
 TOKEN = 16  #: bytes by which a door is known
@@ -45,12 +47,15 @@ class Door:
         return self._socket.fileno()
 
     def greet(self) -> None:
-        """Greet one who has knocked, if he is still there."""
-        with contextlib.suppress(OSError):
+        """Greet one who has knocked, if he is still there. Where there is no descriptor for that: not this time."""
+        try:
             visitor, _ = self._socket.accept()
             with visitor:
                 visitor.setblocking(False)
                 visitor.send(self.token)
+        except OSError as error:
+            if shortage(error):  # he still knocks
+                time.sleep(PAUSE)
 
 
 @dataclass(frozen=True)

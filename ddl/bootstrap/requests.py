@@ -3,6 +3,7 @@
 The server (server.py) brings requests and the time, and sends the frames that come back. Every request gets exactly
 one answer (a check-in: its last part), with the number that the request had; so a rank that waits is never forgotten.
 A check-in that failed has failed for every rank, also for those that come later: nobody goes on without the others.
+It fails at once when a rank that it lacks is ``gone``: its process has ended.
 A meeting that failed has failed for those who waited; nothing of it is left, and who comes later begins a new one.
 """
 
@@ -43,7 +44,7 @@ class _Round:
 
     values: Dict[int, str] = field(default_factory=dict)
     waiters: Dict[int, _Waiter] = field(default_factory=dict)
-    error: str = ""
+    problem: Dict[str, str] = field(default_factory=dict)  # why it failed: "missing" or "gone", and what to say
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Requests:
         self._gets: Dict[int, Tuple[str, _Waiter]] = {}  # by rank: a rank asks one thing at a time
         self._rounds: Dict[int, _Round] = {}
         self._meetings: Dict[Tuple[str, str], _Meeting] = {}  # by their counters and ranks, as text
+        self._gone: Dict[int, str] = {}  # how ranks ended that will not come any more
 
     def handle(self, rank: int, message: Message, now: float) -> Replies:
         """Answer a request of a rank; ProtocolError if it is not one."""
@@ -101,6 +103,22 @@ class Requests:
             if not meeting.values:
                 del self._meetings[key]
 
+    def gone(self, rank: int, how: str) -> Replies:
+        """Answer who waits for ``rank``: its process has ended, as ``how`` tells, and it will not come any more."""
+        self._gone[rank] = how
+        out: Replies = []
+        for number, checking in list(self._rounds.items()):
+            if checking.waiters and rank not in checking.values:
+                out += self._finish(number, gone=how)
+        for key, meeting in list(self._meetings.items()):
+            if rank in meeting.ranks and rank not in meeting.values:
+                out += self._give_up(key, gone=how)
+        return out
+
+    def back(self, rank: int) -> None:
+        """``rank`` is there: another process than the one that ended speaks for it."""
+        self._gone.pop(rank, None)
+
     def tick(self, now: float) -> Replies:
         """Answer who has waited long enough."""
         out: Replies = []
@@ -112,14 +130,11 @@ class Requests:
             late = [w for w in checking.waiters.values() if w.deadline <= now]
             if late:
                 missing = name_ranks(r for r in range(self._size) if r not in checking.values)
-                checking.error = f"{missing} of {self._size} never came within {min(w.timeout for w in late):g} s"
-                out += self._finish(number)
+                reason = f"{missing} of {self._size} never came within {min(w.timeout for w in late):g} s"
+                out += self._finish(number, missing=reason)
         for key, meeting in list(self._meetings.items()):
             if any(waiter.deadline <= now for waiter in meeting.waiters.values()):
-                del self._meetings[key]
-                absent = name_ranks(sorted(meeting.ranks.keys() - meeting.values.keys()))
-                for rank, waiter in meeting.waiters.items():
-                    out.append((rank, encode_frame({"number": waiter.number, "missing": absent})))
+                out += self._give_up(key, missing=name_ranks(sorted(meeting.ranks.keys() - meeting.values.keys())))
         return out
 
     def next_deadline(self) -> Optional[float]:
@@ -171,12 +186,19 @@ class Requests:
         problem = _too_long(f"check-in value of rank {rank}", value, VALUE_LIMIT)
         if rank in checking.values:
             problem = f"rank {rank} has already checked in to round {number}; a later check-in needs a new round"
-        elif checking.error:
-            return [(rank, encode_frame({"number": waiter.number, "missing": f"too late: {checking.error}"}))]
+        elif "missing" in checking.problem:
+            return [
+                (rank, encode_frame({"number": waiter.number, "missing": f"too late: {checking.problem['missing']}"}))
+            ]
+        elif checking.problem:
+            return [(rank, encode_frame({"number": waiter.number, **checking.problem}))]
         if problem:
             return [(rank, encode_frame({"number": waiter.number, "error": problem}))]
         checking.values[rank] = value
         checking.waiters[rank] = waiter
+        how = next((how for absent, how in self._gone.items() if absent not in checking.values), None)
+        if how is not None:
+            return self._finish(number, gone=how)
         return self._finish(number) if len(checking.values) == self._size else []
 
     def _meet(self, rank: int, key: Tuple[str, str], value: str, waiter: _Waiter) -> Replies:
@@ -190,6 +212,9 @@ class Requests:
         self._meetings[key] = meeting
         meeting.values[rank] = value
         meeting.waiters[rank] = waiter
+        how = next((self._gone[r] for r in meeting.ranks if r in self._gone and r not in meeting.values), None)
+        if how is not None:
+            return self._give_up(key, gone=how)
         if len(meeting.values) < len(meeting.ranks):
             return []
         del self._meetings[key]
@@ -202,14 +227,19 @@ class Requests:
         ranks = dict.fromkeys(number for number in numbers if number < self._size)
         return ranks if len(ranks) == text.count(",") + 1 else {}
 
-    def _finish(self, number: int) -> Replies:
+    def _give_up(self, key: Tuple[str, str], **problem: str) -> Replies:
+        meeting = self._meetings.pop(key)
+        return [(rank, encode_frame({"number": w.number, **problem})) for rank, w in meeting.waiters.items()]
+
+    def _finish(self, number: int, **problem: str) -> Replies:
+        """End a check-in; ``problem``, if it failed: why."""
         checking = self._rounds[number]
+        checking.problem = problem
         waiters, checking.waiters = checking.waiters, {}
         out: Replies = []
-        for rank, waiter in waiters.items():
-            if checking.error:
-                out.append((rank, encode_frame({"number": waiter.number, "missing": checking.error})))
-        if not checking.error:
+        if problem:
+            out = [(rank, encode_frame({"number": waiter.number, **problem})) for rank, waiter in waiters.items()]
+        else:
             parts = _parts([checking.values[rank] for rank in range(self._size)])
             out = [(rank, part) for rank in waiters for part in parts]
         checking.values = dict.fromkeys(checking.values, "")  # who came is kept, what they said is not

@@ -12,6 +12,7 @@ other networks (session.py): it is gone when all of them are, or when one ends a
 from __future__ import annotations
 
 import collections
+import logging
 import selectors
 import socket
 import threading
@@ -27,10 +28,13 @@ from ddl.bootstrap.messages import Message, Outgoing
 from ddl.bootstrap.pace import Pace
 from ddl.bootstrap.requests import Requests
 from ddl.bootstrap.session import close_way
+from ddl.bootstrap.shortage import shortage
 from ddl.bootstrap.verdict import Verdict
 from ddl.errors import InvalidArgument, ProtocolError
 
 __all__ = ["HANDSHAKE_SECONDS", "PENDING_LIMIT", "FromAgent", "StoreServer"]
+
+log = logging.getLogger("ddl")
 
 #: Called in the server's thread with an agent's host number and what it said; None: its connection is gone.
 FromAgent = Callable[[int, Optional[Message]], None]
@@ -66,6 +70,8 @@ class StoreServer:
         self._agents = agents
         self._from_agent = from_agent
         self._posts: Deque[Tuple[int, Message]] = collections.deque()  # for agents, by any thread
+        self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
+        self._ends: Dict[int, str] = {}  # how ranks' processes ended
         self._verdict = Verdict(size)
         self._pace = Pace(size)
         self._requests = Requests(size)
@@ -73,6 +79,7 @@ class StoreServer:
         self._pending: Dict[Connection, None] = {}  # in the order of arrival
         self._accept_again: Optional[float] = None  # not accepting until then
         self._full = False  # why not: too many are pending
+        self._short = False  # why not: there was no descriptor or memory for the last one
         self._closing = threading.Lock()
         self._closed = False
         self._listener = listen(host, port)
@@ -93,6 +100,11 @@ class StoreServer:
     def post(self, host: int, message: Message) -> None:
         """Send ``message`` to the agent of ``host``; nothing happens if it has none (any more)."""
         self._posts.append((host, message))
+        self._waker.send(b"x")
+
+    def ended(self, rank: int, how: str) -> None:
+        """Tell those who wait for ``rank`` that its process has ended, as ``how`` says: a launcher sees it first."""
+        self._told.append((rank, how))
         self._waker.send(b"x")
 
     @property
@@ -166,6 +178,14 @@ class StoreServer:
         while self._posts:
             host, message = self._posts.popleft()
             self._tell("agent", host, encode_frame(message))
+        while self._told:
+            rank, self._ends[rank] = self._told.popleft()
+            self._miss(rank)
+
+    def _miss(self, rank: int) -> None:
+        """Let nobody wait for a rank whose process has ended, unless another process speaks for it."""
+        if rank in self._ends and not any((role, rank) in self._claims for role in ("store", "watch")):
+            self._reply(self._requests.gone(rank, self._ends[rank]))
 
     def _patience(self) -> Optional[float]:
         deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._accept_again]
@@ -195,9 +215,13 @@ class StoreServer:
             sock, name = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):  # it has hung up again
             return
-        except OSError:  # short of descriptors or memory: they may come back; at once would be a busy loop
+        except OSError as error:  # a shortage may pass; to try again at once would be a busy loop
+            if not self._short:
+                log.warning("ddl: no rank can join the store: %s", shortage(error) or error)
+            self._short = True
             self._pause_accepting(now + _PENDING_AGE, full=False)
             return
+        self._short = False
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -285,6 +309,8 @@ class StoreServer:
         self._belongs(connection, claim)
         if role == "agent":
             notice_silence(connection.sock)
+        else:
+            self._requests.back(rank)
         everywhere = role != "store" and self._listener.getsockname()[0] == "0.0.0.0"
         welcome = {"size": self._size, "token": claim.token, "networks": networks() if everywhere else {}}
         self._send(connection, encode_frame(welcome))
@@ -390,7 +416,12 @@ class StoreServer:
         del self._claims[claim.role, claim.rank]
         if claim.role == "agent":
             self._from_agent(claim.rank, None)
-        elif claim.role == "store":
+            return
+        if claim.role == "store":
             self._requests.dropped(claim.rank)
         else:
+            if self._verdict.is_present(claim.rank):  # it has not said goodbye
+                how = f" ({reason})" if reason else ", as its connection closed without a goodbye,"
+                self._ends.setdefault(claim.rank, f"the process of rank {claim.rank} ended{how}")
             self._deliver(self._verdict.dropped(claim.rank, time.monotonic(), reason))
+        self._miss(claim.rank)

@@ -44,10 +44,13 @@ class StoreClient(Client):
         """Wait until all of ``ranks``, which pass the same ones, are in this call; return their values in that order.
 
         Also returned: what ``count(counter)`` would have, the same on all. Where one of them has waited for ``timeout``
-        seconds, RendezvousError names those who had not come, to all that wait; nothing of the attempt is left.
+        seconds, RendezvousError names those who had not come, to all that wait; nothing of the attempt is left. It is
+        raised at once where the process of one of them has ended.
         """
         who = ",".join(map(str, ranks))
         answer = self._ask({"ask": "meet", "ranks": who, "value": value, "key": counter, "timeout": timeout}, timeout)
+        if "gone" in answer:
+            raise RendezvousError(f"{answer['gone']} and did not come")
         if "missing" in answer:
             raise RendezvousError(f"{answer['missing']} did not come within {timeout:g} s")
         values: List[str] = answer["values"]
@@ -58,10 +61,16 @@ class StoreClient(Client):
     def check_in(self, value: str, timeout: float, round: int = 0) -> List[str]:
         """Post this rank's value and wait for all ranks; return all values in rank order. Collective.
 
-        RendezvousError names the ranks that had not come when the first of the waiting ranks ran out of time; from
-        then on the round has failed for every rank. Each check-in of a job needs a ``round`` of its own.
+        RendezvousError names the ranks that had not come when the first of the waiting ranks ran out of time, or the
+        rank whose process has ended, at once; from then on the round has failed for every rank. Each check-in of a job
+        needs a ``round`` of its own.
         """
         answer = self._ask({"ask": "check_in", "value": value, "timeout": timeout, "round": round}, timeout)
+        if "gone" in answer:
+            raise RendezvousError(
+                f"rank {self.rank} of {self.size} checked in, but {answer['gone']} and did not come; "
+                "see what it printed, and let every rank call init() as often as the others do"
+            )
         if "missing" in answer:
             raise RendezvousError(
                 f"rank {self.rank} of {self.size} checked in, but {answer['missing']}; "

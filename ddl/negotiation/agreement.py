@@ -14,12 +14,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
-from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ddl.errors import ProtocolError
 from ddl.negotiation import ballot
-from ddl.negotiation.signature import Signature
+from ddl.negotiation.signature import Signature, checked
 
 __all__ = ["Agreement", "News", "Outcome", "UNNAMED"]
 
@@ -27,7 +28,7 @@ UNNAMED = ""
 _CAPACITY = 4096  #: known operations; the one that has not run for longest is forgotten
 
 Entry = Tuple[str, Signature]
-News = Sequence[Tuple[str, Sequence[object]]]  #: names and signatures, as plain data
+News = Sequence[Tuple[str, Sequence[Any]]]  #: names and signatures, as plain data
 
 
 @dataclass
@@ -127,12 +128,15 @@ class Agreement:
             self._joined |= came
         outcome.joined = frozenset(self._joined)
         for rank, said in enumerate(news):
-            for name, plain in said:
-                self._said.setdefault(name, {})[rank] = Signature.parse(plain)
+            for name, signature in self._parsed(rank, said):
+                self._said.setdefault(name, {})[rank] = signature
         everywhere = reduce(and_, entries)
         for number in ballot.numbers(everywhere):
             self._run(self._table[number], number, outcome)
-        rest = reduce(or_, entries) & ~everywhere
+        anywhere = reduce(or_, entries)
+        if anywhere >> len(self._table):
+            raise ProtocolError(f"a rank's ballot has bits of operations beyond the {len(self._table)} known ones")
+        rest = anywhere & ~everywhere
         if rest or self._said:
             self._compare(rest, entries, outcome)
         if len(self._joined) == self._size:
@@ -140,6 +144,15 @@ class Agreement:
             self._joined.clear()
             self._join = False
         return outcome
+
+    def _parsed(self, rank: int, said: Iterable[Sequence[Any]]) -> List[Entry]:
+        """Return the news of a rank; ``ProtocolError`` if they are none."""
+        try:
+            return [(checked(name, str), Signature.parse(plain)) for name, plain in said]
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"rank {self._ranks[rank]} submitted {said!r:.200}, which names no operations ({error})"
+            ) from error
 
     def _compare(self, rest: int, entries: Sequence[int], outcome: Outcome) -> None:
         """Settle what ranks have said in different ways: by a bit, by another one, in words, or by having joined."""

@@ -43,6 +43,7 @@ __all__ = ["Negotiator"]
 log = logging.getLogger("ddl")
 
 _FOREVER = 1e8  #: seconds: others may go on for as long as they like while this rank has joined
+_VERDICT = 5.0  #: seconds that the core may take, after the deadline, to say who holds up the ballots
 _PAUSE, _LONGEST_PAUSE = 0.0002, 0.02  #: seconds before the next ballots if there was nothing new in the last ones
 
 
@@ -79,6 +80,7 @@ class Negotiator:
         self._unnamed: Deque[Pending] = deque()  # behind the one that was submitted
         self._joining: Optional[Pending] = None
         self._pause = _PAUSE
+        self._rounds = 0  # that have ended
         self._error: Optional[Error] = None
         self._thread: Optional[threading.Thread] = None
 
@@ -170,7 +172,7 @@ class Negotiator:
         try:
             request.name.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"{self._who} {request.text()}: a name must be Unicode text: {error}") from error
+            raise InvalidArgument(f"{self._who} {request.text()}: a name must be Unicode text: {error}") from None
         pending = Pending(request, self._overdue, self._in_words, self._timeout)
         if request.name in self._pending:
             self._unnamed.append(pending)
@@ -180,6 +182,7 @@ class Negotiator:
 
     def _submit(self, pending: Pending) -> None:
         self._pending[pending.request.name] = pending
+        pending.round = self._rounds
         self._agreement.submit(pending.request.name, pending.request.signature)
 
     def _check(self, request: Request) -> None:
@@ -236,6 +239,7 @@ class Negotiator:
         news = self._exchange_ballots(awake)
         if news is None:
             return
+        self._rounds += 1
         group, agreement = self._communicator, self._agreement
         with self._lock:
             outcome = agreement.unanimous(self._ballots)
@@ -269,7 +273,7 @@ class Negotiator:
             # Others may go on for as long as they like while this rank has joined.
             patience = _FOREVER if self._joining is not None and oldest is None else self._timeout
         if oldest is not None and overdue:
-            self._overdue(oldest)
+            self._overdue(oldest, driving=True)
             return None
         if patience != self._patience:
             self._patience = patience
@@ -374,21 +378,29 @@ class Negotiator:
         assert self._error is not None
         return self._in_words(request, self._error, ", which not all ranks had submitted")
 
-    def _overdue(self, pending: Pending) -> None:
-        """Break the communicator because not all ranks have submitted an operation in time, if that is so."""
+    def _overdue(self, pending: Pending, driving: bool = False) -> None:
+        """Break the communicator because not all ranks have submitted an operation in time, if that is so.
+
+        Who has not is known from the last ballots, if they were cast after it was submitted. Where they were not, a
+        rank keeps everybody from ending a round: the core waits for it, too, and soon says which one it is.
+        """
         request = pending.request
+        if not driving and self._driver is not None and self._rounds < pending.round + 2:
+            pending.settled(_VERDICT)
         with self._lock:
             if pending is not self._pending.get(request.name) and pending not in self._unnamed:
                 return
+            known = self._rounds >= pending.round + 2
             me = self._ranks[self._communicator.rank]  # it may have submitted it after the last round
-            missing = [rank for rank in self._agreement.missing(request.name) if rank != me]
+            missing = [rank for rank in self._agreement.missing(request.name) if rank != me and known]
         who = f"rank(s) {', '.join(map(str, missing))} did not submit it, as far as this rank knows" if missing else ""
-        error = CollectiveTimeout(
+        reason = (
             f"nothing after {self._timeout:g} s (DDL_TIMEOUT){who and ': '}{who}; submit it on all ranks, or give them "
             "more time"
         )
-        self._fail(error)
-        self._communicator.abort(f"{request.text()}: {error}")
+        self._fail(CollectiveTimeout(reason))
+        # Nobody is blamed: this rank has only noticed it.
+        self._communicator._core.fail("CollectiveTimeout", -1, f"{request.text()}: {reason}", True)
 
 
 def _as_error(error: BaseException) -> Error:

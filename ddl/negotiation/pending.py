@@ -79,6 +79,7 @@ class Pending:
         self._in_words = in_words  # says of an error which operation it has ended
         self._submitted = self._started = time.monotonic()
         self._deadline = self._submitted + deadline
+        self.round = 0  #: rounds of ballots that had ended when it was submitted
         self.agreed = False  #: it has been started, or has failed
         self._gate = threading.Lock()  # open from then on; a threading.Event would take 2 us to make
         self._gate.acquire()
@@ -107,8 +108,8 @@ class Pending:
             self.agreed = True
             self._gate.release()
 
-    def _wait_for_gate(self, seconds: float = -1) -> bool:
-        """Return whether it is open; wait so long for it, or for ever."""
+    def settled(self, seconds: float = -1) -> bool:
+        """Return whether it has been started or has failed; wait so many seconds for that, or for ever."""
         if not self.agreed and self._gate.acquire(timeout=seconds):
             self._gate.release()  # for others who wait
         return self.agreed
@@ -127,11 +128,11 @@ class Pending:
         limit = None if timeout is None else time.monotonic() + timeout
         if not self.agreed:
             until = self._deadline if limit is None else min(self._deadline, limit)
-            if not self._wait_for_gate(max(0.0, until - time.monotonic())):
+            if not self.settled(max(0.0, until - time.monotonic())):
                 if until < self._deadline:
                     raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
                 self._overdue(self)
-                self._wait_for_gate()  # it has failed, or whoever was about to start it does
+                self.settled()  # it has failed, or whoever was about to start it does
         if self._error is not None:
             # A new one: it will hold on to frames, and this must not hold on to it in turn.
             raise type(self._error)(*self._error.args)
@@ -139,7 +140,7 @@ class Pending:
         try:
             result = self._work.wait(None if limit is None else max(0.0, limit - time.monotonic()))
         except CommunicatorError as error:
-            raise self._in_words(self.request, error) from error
+            raise self._in_words(self.request, error) from None
         self._record()
         return result
 

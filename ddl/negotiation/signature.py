@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple, Type, TypeVar
 
-__all__ = ["ANY", "Signature"]
+__all__ = ["ANY", "Signature", "checked"]
+
+_T = TypeVar("_T")
 
 ANY = -1  #: in a shape: may differ by rank
 
@@ -36,9 +38,17 @@ class Signature(NamedTuple):
 
     @classmethod
     def parse(cls, plain: Sequence[Any]) -> Signature:
-        """Undo ``plain``."""
+        """Undo ``plain``, which came from another rank. TypeError or ValueError if it is nothing of the kind."""
         verb, tensors, detail = plain
-        return cls(verb, tuple((dtype, tuple(shape)) for dtype, shape in tensors), detail)
+        of_tensors = tuple((checked(dtype, str), tuple(checked(n, int) for n in shape)) for dtype, shape in tensors)
+        return cls(checked(verb, str), of_tensors, checked(detail, str))
+
+
+def checked(value: Any, kind: Type[_T]) -> _T:
+    """Return ``value``; TypeError unless it is a ``kind``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+    return value
 
 
 def _shape(shape: Tuple[int, ...]) -> str:

@@ -24,6 +24,30 @@ def test_identity_round_trip_and_hidden_secret() -> None:
     assert repr(RANK_3.secret) not in repr(RANK_3)
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HOROVOD_TIMELINE": "t", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}, {"timeline": "t", "timeline_cycles": True}),
+        ({"HOROVOD_TIMELINE": "DYNAMIC"}, {}),
+        ({"HOROVOD_LOG_LEVEL": "TRACE"}, {"log": "debug"}),
+        ({"HOROVOD_LOG_LEVEL": "INFO"}, {"log": "info"}),
+        ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "40", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "50"}, {"timeout": 40.0}),
+        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "50"}, {"timeout": 50.0}),
+        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, {}),
+        ({"HOROVOD_START_TIMEOUT": "7"}, {"start_timeout": 7.0}),
+        ({"HOROVOD_START_TIMEOUT": "7", "DDL_START_TIMEOUT": "8"}, {"start_timeout": 8.0}),
+        ({"HOROVOD_START_TIMEOUT": "", "HOROVOD_RANK": "3", "HOROVOD_CYCLE_TIME": "1"}, {}),
+    ],
+)
+def test_variables_of_horovod_that_mean_the_same(variables: Dict[str, str], expected: Dict[str, object]) -> None:
+    assert Settings.from_environ(variables) == Settings(**expected)
+
+
+def test_a_variable_of_horovod_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(ConfigError, match="HOROVOD_LOG_LEVEL='loud': it must be one of error"):
+        Settings.from_environ({"HOROVOD_LOG_LEVEL": "loud"})
+
+
 @pytest.mark.parametrize("name", list(RANK_3.to_environ()))
 def test_a_missing_variable_is_named(name: str) -> None:
     environ = RANK_3.to_environ()

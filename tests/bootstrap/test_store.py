@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import threading
 import time
@@ -282,3 +284,81 @@ def test_who_is_gone_does_not_come_to_a_meeting() -> None:
     for wrong in ("0", "1,1", "0,1,2", "1,", "-1,1", "1," + "9" * 5000, ""):
         with pytest.raises(ProtocolError, match="rank 1 wants to meet"):
             requests.handle(1, {**ask, "number": 3, "ranks": wrong}, 3)
+
+
+def test_nobody_waits_for_a_rank_whose_process_has_ended(server: StoreServer, connect: Connect) -> None:
+    zero, one, three = connect(0), connect(1), connect(3)
+    how = "rank 2 (pid 7) exited with status 0"
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(zero.check_in, "", 60)
+        meeting = pool.submit(three.meet, [2, 3], "", "groups", 60)
+        assert not waiting.done() and not meeting.done()
+        server.ended(2, how)
+        assert str(waiting.exception(10)) == (
+            f"rank 0 of 4 checked in, but {how} and did not come; "
+            "see what it printed, and let every rank call init() as often as the others do"
+        )
+        assert str(meeting.exception(10)) == f"{how} and did not come"
+    for late in (lambda: one.check_in("", 60), lambda: one.check_in("", 60, 1), lambda: one.meet([1, 2], "", "g", 60)):
+        with pytest.raises(RendezvousError, match=r"rank 2 \(pid 7\) exited with status 0 and did not come"):
+            late()
+    assert meet_all([zero, one], [0, 1]) == [(0, ["of 0", "of 1"])] * 2  # nobody else is the worse for it
+
+
+def test_a_rank_that_has_checked_in_before_it_ended_is_not_missed(server: StoreServer, connect: Connect) -> None:
+    clients = [connect(rank) for rank in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(client.check_in, "", 10) for client in clients[1:]]
+        clients[0].set("others", "wait")  # so that they are there
+        while server._requests.next_deadline() is None:
+            time.sleep(0.001)
+        calls.append(pool.submit(clients[0].check_in, "", 10))
+        assert [call.result(10) for call in calls] == [[""] * 4] * 4
+    server.ended(1, "rank 1 exited")
+    clients[1].close()
+    with pytest.raises(RendezvousError, match="rank 1 exited and did not come"):
+        clients[0].check_in("", 10, 1)
+
+
+def test_a_process_that_speaks_for_a_rank_counts_whatever_became_of_another(
+    server: StoreServer, connect: Connect
+) -> None:
+    clients = [connect(rank) for rank in range(3)]
+    server.ended(3, "a script that left its program running exited")
+    clients.append(connect(3))
+    assert check_in_all(clients, [""] * 4, 0) == [[""] * 4] * 4
+
+
+def test_a_rank_that_dies_on_its_way_into_the_job_is_named_at_once(server: StoreServer, secret: bytes) -> None:
+    with StoreClient(server.address, secret, 0, 10) as zero, ThreadPoolExecutor(1) as pool:
+        store, watch = (kind(server.address, secret, 1, 10) for kind in (StoreClient, WatchClient))
+        waiting = pool.submit(zero.check_in, "", 60)
+        watch.close()
+        store.close()
+        text = "the process of rank 1 ended, as its connection closed without a goodbye, and did not come"
+        assert text in str(waiting.exception(10))
+
+
+def test_a_store_without_descriptors_says_so_once_and_serves_when_it_has_some(
+    server: StoreServer, secret: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    with socket.socket() as visitor:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            begin = time.process_time()
+            visitor.connect(parse_address(server.address))
+            time.sleep(1.2)  # two more attempts of the store's
+            assert time.process_time() - begin < 0.5
+        finally:
+            for fd in held:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with StoreClient(server.address, secret, 0, 10) as client:
+        client.set("a", "1")
+    text = "no rank can join the store: too many open files: this process may have 256; close some, or raise the limit"
+    assert [text in record.getMessage() for record in caplog.records] == [True]

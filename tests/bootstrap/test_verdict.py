@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl.bootstrap.messages import Message, Outgoing
-from ddl.bootstrap.verdict import ALL, LOST_GRACE, PROBE_GRACE, Verdict, name_ranks
+from ddl.bootstrap.verdict import ALL, DOUBT_GRACE, LOST_GRACE, PROBE_GRACE, Verdict, name_ranks
 from ddl.errors import ProtocolError
 
 DIED = "its process ended (connection closed without goodbye)"
@@ -105,6 +105,36 @@ def test_lost_after_goodbye() -> None:
     assert verdict.received(0, lost(2, comm=3), 1.1) == told([0, 1, 3], fail(3, "PeerLost", 2, LEFT))
 
 
+@pytest.mark.parametrize("how", ["lost", "suspected before", "stalled"])
+def test_who_leaves_after_a_failure_elsewhere_is_lost_because_of_that(how: str) -> None:
+    verdict = job(3)
+    elsewhere = {**fail(5, "CollectiveTimeout", 1, "rank 1 has not called it"), "members": [1, 2]}
+    assert verdict.received(1, elsewhere, 1.0) == told([0, 1, 2], fail(5, *list(elsewhere.values())[2:5]))
+    reason = f"{LEFT} after the communicator of ranks 1, 2 had failed: CollectiveTimeout: rank 1 has not called it"
+    expected = told([0, 1], fail(0, "PeerLost", 2, reason))
+    if how == "suspected before":
+        verdict.received(0, lost(2), 1.05)
+        assert verdict.received(2, {"type": "bye"}, 1.1) == expected
+        return
+    verdict.received(2, {"type": "bye"}, 1.1)
+    if how == "lost":
+        assert verdict.received(0, lost(2), 1.2) == expected
+    else:
+        verdict.received(0, stalled(), 1.2)
+        assert verdict.received(1, state(), 1.2) == expected
+
+
+def test_who_leaves_is_not_lost_because_of_what_it_does_not_know() -> None:
+    verdict = job(4)
+    verdict.received(1, {**fail(5, "Aborted", -1, "abort() was called"), "members": [0, 1]}, 1.0)
+    verdict.received(2, {"type": "bye"}, 1.1)  # no member
+    assert verdict.received(3, lost(2), 1.2) == told([0, 1, 3], fail(0, "PeerLost", 2, LEFT))
+    verdict = job(3)
+    verdict.received(2, {"type": "bye"}, 1.0)
+    verdict.received(1, {**lost(2, comm=5), "members": [1, 2]}, 1.1)  # failed because it left
+    assert verdict.received(0, lost(2), 1.2) == told([0, 1], fail(0, "PeerLost", 2, LEFT))
+
+
 def test_lost_though_alive_is_believed_after_a_while() -> None:
     verdict = job()
     verdict.received(0, lost(2, reason="no route to host"), 1.0)
@@ -176,15 +206,60 @@ def test_silent_ranks(final: bool) -> None:
     verdict.received(0, state(submitted=2, op=""), 1.1)  # also behind, but it answers
     text = "ranks 2, 3 do not answer (stopped, or their hosts are unreachable or very slow)"
     expected = told([0, 1, 2, 3], fail(0, "CollectiveTimeout", 2, text)) if final else told([1], stall(text))
-    assert verdict.tick(1.0 + PROBE_GRACE) == expected
-    assert verdict.received(3, state(), 1.4) == []  # too late
+    judged = 1.0 + PROBE_GRACE
+    if final:  # nobody knows yet whether they are only slow
+        assert verdict.tick(judged) == []
+        judged += DOUBT_GRACE
+        assert verdict.next_deadline() == judged
+    assert verdict.tick(judged) == expected
+    assert verdict.received(3, state(), judged) == []  # too late
+
+
+def test_a_slow_rank_is_not_blamed_for_a_stopped_one() -> None:
+    """Rank 1 is stopped; rank 0 has so much to do that it answers late, and is the first of those that are silent."""
+    verdict = job(3)
+    verdict.received(2, stalled(final=True), 1.0)
+    assert verdict.tick(1.0 + PROBE_GRACE) == []
+    assert verdict.received(0, state(), 1.6) == []
+    text = "rank 1 does not answer (stopped, or its host is unreachable or very slow)"
+    assert verdict.tick(1.0 + PROBE_GRACE + DOUBT_GRACE) == told([0, 1, 2], fail(0, "CollectiveTimeout", 1, text))
+
+
+def test_a_rank_that_has_long_been_silent_is_blamed_without_delay() -> None:
+    verdict = job(2)
+    verdict.received(0, stalled(), 1.0)
+    assert [message["type"] for _, message in verdict.tick(1.0 + PROBE_GRACE)] == ["stall"]
+    verdict.received(0, stalled(final=True), 2.0)
+    text = "rank 1 does not answer (stopped, or its host is unreachable or very slow)"
+    assert verdict.tick(2.0 + PROBE_GRACE) == told([0, 1], fail(0, "CollectiveTimeout", 1, text))
+
+
+def test_of_silent_ranks_the_one_that_fell_silent_first_is_named() -> None:
+    verdict = job(3)
+    verdict.received(2, stalled(), 1.0)
+    verdict.received(0, state(), 1.1)
+    verdict.tick(1.0 + PROBE_GRACE)
+    verdict.received(2, stalled(final=True), 2.0)
+    assert verdict.tick(2.0 + PROBE_GRACE) == []
+    text = "ranks 0, 1 do not answer (stopped, or their hosts are unreachable or very slow)"
+    assert verdict.tick(2.0 + PROBE_GRACE + DOUBT_GRACE) == told([0, 1, 2], fail(0, "CollectiveTimeout", 1, text))
+
+
+def test_a_rank_that_answers_too_late_is_silent_no_more() -> None:
+    verdict = job(2)
+    verdict.received(0, stalled(), 1.0)
+    verdict.tick(1.0 + PROBE_GRACE)
+    assert verdict.received(1, state(), 1.4) == []
+    verdict.received(0, stalled(final=True), 2.0)
+    assert verdict.tick(2.0 + PROBE_GRACE) == []
 
 
 def test_one_silent_rank() -> None:
     verdict = job(2)
     verdict.received(0, stalled(final=True), 1.0)
     text = "rank 1 does not answer (stopped, or its host is unreachable or very slow)"
-    assert verdict.tick(2.0) == told([0, 1], fail(0, "CollectiveTimeout", 1, text))
+    assert verdict.tick(2.0) == []
+    assert verdict.tick(2.0 + DOUBT_GRACE) == told([0, 1], fail(0, "CollectiveTimeout", 1, text))
 
 
 @pytest.mark.parametrize("final", [False, True])
@@ -196,6 +271,17 @@ def test_ranks_that_have_not_called_it(final: bool) -> None:
     text = "rank 1 has not called it; it has not called any operation yet (rank 3 has not called it either)"
     expected = told([0, 1, 2, 3], fail(0, "CollectiveTimeout", 1, text)) if final else told([0], stall(text))
     assert verdict.received(3, state(submitted=6, op=""), 1.0) == expected
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("asker", [0, 1])
+def test_a_rank_that_cannot_make_connections(asker: int, final: bool) -> None:
+    verdict = job(2)
+    lack = {"shortage": "too many open files"}
+    verdict.received(asker, stalled(final=final, **(lack if asker == 1 else {})), 1.0)
+    text = "rank 1 cannot make the connections for it: too many open files"
+    expected = told([0, 1], fail(0, "CollectiveTimeout", 1, text)) if final else told([asker], stall(text))
+    assert verdict.received(1 - asker, state(**(lack if asker == 0 else {})), 1.0) == expected
 
 
 @pytest.mark.parametrize("final", [False, True])
@@ -214,7 +300,7 @@ def test_a_mismatch_is_always_a_failure_and_shows_both_sides(final: bool) -> Non
     verdict.received(1, stalled("allreduce 4 B", final=final), 1.0)
     verdict.received(0, state(op="allreduce 4 B"), 1.0)
     text = "rank 0 called allreduce 4 B but rank 2 called broadcast 4 B as operation #7"
-    mismatch = fail(0, "CollectiveMismatch", 2, text)
+    mismatch = fail(0, "CollectiveMismatch", -1, text)
     assert verdict.received(2, state(op="broadcast 4 B"), 1.0) == told([0, 1, 2], mismatch)
 
 
@@ -222,16 +308,16 @@ def test_a_mismatch_between_two_that_both_complain() -> None:
     verdict = job(2)
     verdict.received(1, stalled("x"), 1.0)
     text = "rank 0 called y but rank 1 called x as operation #7"
-    assert verdict.received(0, stalled("y"), 1.0) == told([0, 1], fail(0, "CollectiveMismatch", 1, text))
+    assert verdict.received(0, stalled("y"), 1.0) == told([0, 1], fail(0, "CollectiveMismatch", -1, text))
 
 
-def test_of_calls_that_differ_the_rare_one_is_blamed() -> None:
+def test_of_calls_that_differ_the_usual_one_is_shown_first() -> None:
     verdict = job(4)
     verdict.received(1, stalled("rare"), 1.0)
     assert verdict.received(0, state(op="usual"), 1.0) == []
     assert verdict.received(2, state(op="usual"), 1.0) == []
     text = "rank 0 called usual but rank 1 called rare as operation #7"
-    told_all = told([0, 1, 2, 3], fail(0, "CollectiveMismatch", 1, text))
+    told_all = told([0, 1, 2, 3], fail(0, "CollectiveMismatch", -1, text))
     assert verdict.received(3, state(op="usual"), 1.0) == told_all
 
 
@@ -239,8 +325,9 @@ def test_a_mismatch_counts_more_than_silence() -> None:
     verdict = job(3)
     verdict.received(0, stalled("x", final=True), 1.0)
     verdict.received(1, state(op="y"), 1.0)
-    [first, *_] = verdict.tick(2.0)
-    assert first[1]["kind"] == "CollectiveMismatch" and first[1]["culprit"] == 1
+    assert verdict.tick(2.0) == []
+    [first, *_] = verdict.tick(2.0 + DOUBT_GRACE)
+    assert first[1]["kind"] == "CollectiveMismatch" and first[1]["culprit"] == -1
 
 
 def test_a_rank_that_left_is_to_blame_for_a_stall() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Dict, List, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ddl
 from ddl.negotiation import ballot
 from ddl.negotiation.agreement import Agreement, Outcome
 from ddl.negotiation.signature import ANY, Signature
@@ -174,3 +175,34 @@ def test_signatures_are_plain_data_and_can_be_read() -> None:
     one = Signature("grouped_allgather", (("int8", (ANY, 3)), ("bool", ()), *[("int8", (1,))] * 3), "op=Max")
     assert Signature.parse(one.plain()) == one
     assert one.text() == "grouped_allgather(int8 of shape anyx3, bool of shape (), 3 more, op=Max)"
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        7,
+        [7],
+        ["ab"],
+        [["a"]],
+        [["a", 7]],
+        [[7, ["allreduce", [], ""]]],
+        [[["a"], ["allreduce", [], ""]]],
+        [["a", ["allreduce", [["float32", [3]]]]]],
+        [["a", [["allreduce"], [], ""]]],
+        [["a", ["allreduce", [["float32", 3]], ""]]],
+        [["a", ["allreduce", [["float32", ["3"]]], ""]]],
+        [["a", ["allreduce", [[["float32"], [3]]], ""]]],
+        [["a", ["allreduce", [], ["op"]]]],
+    ],
+    ids=repr,
+)
+def test_news_that_are_none_name_the_rank(news: Any) -> None:
+    agreement = Agreement([4, 9])
+    with pytest.raises(ddl.ProtocolError, match="rank 9 submitted .* which names no operations"):
+        agreement.decide([ballot.NEWS, ballot.NEWS], [0, 0], [[], news])
+
+
+def test_a_ballot_with_bits_beyond_the_table_is_refused() -> None:
+    agreement = Agreement(range(2))
+    with pytest.raises(ddl.ProtocolError, match="bits of operations beyond the 0 known ones"):
+        agreement.decide([ballot.FRESH, ballot.FRESH], [0, 1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from typing import Any, Callable, Dict, List, Optional
 
@@ -12,6 +14,7 @@ import ranks
 from core.jobs import connected
 
 import ddl
+from ddl.bootstrap.agent import Agent, Member
 from ddl.negotiation import Negotiator, Request, Signature
 from ddl.negotiation.pending import Pending
 from ddl.plan.ir import Collective
@@ -155,3 +158,30 @@ def test_what_an_attempt_ends_with(action: str, error: str, words: List[str]) ->
     env = {"DDL_TIMEOUT": "1"} if action == "is late" else {}
     said = ranks.run(2, ends_with, action, env=env)[0]
     assert said.startswith(f"{error}: ") and all(word in said for word in ["'known'", *words]), said
+
+
+def overdue_while_one_is_stopped() -> str:
+    """What a submitted operation ends with if rank 1 is stopped, and the verdict about it comes after the deadline."""
+    mine, report = negotiator(), Agent._report
+    mine.run(total(np.ones(3), "known"))
+    if ddl.rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def report_late(agent: Agent, member: Member) -> None:
+        time.sleep(0.6)
+        report(agent, member)
+
+    Agent._report = report_late  # type: ignore[method-assign]
+    with pytest.raises(ddl.Error) as caught:
+        mine.submit(total(np.ones(3), "x")).wait()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.faults
+@pytest.mark.alone
+def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it() -> None:
+    answers = ranks.run(3, overdue_while_one_is_stopped, env={"DDL_TIMEOUT": "1"}, stopped=[1])
+    for rank in (0, 2):
+        text = answers[rank]
+        assert text.startswith("CollectiveTimeout: ") and "Timed out waiting for rank 1 (host" in text, text
+        assert "did not submit it" not in text and "rank 1 does not answer" in text, text

@@ -1,0 +1,62 @@
+"""What a process ran out of when it could not take or make a connection: descriptors, kernel memory, threads.
+
+It is not the other side's fault, and it may pass. But a listener at which somebody waits stays ready: who accepts in a
+loop waits for ``PAUSE`` seconds after such an error. A rank keeps a ``Shortage``: it logs the cause once, and the rank
+tells the store of it when others ask why an operation does not get on.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import threading
+import time
+
+__all__ = ["PAUSE", "Shortage", "shortage"]
+
+log = logging.getLogger("ddl")
+
+PAUSE = 0.2  #: seconds until the next attempt to accept
+_RECENT = 5.0  # seconds for which a shortage counts after it was last met
+
+
+def shortage(error: BaseException) -> str:
+    """Return what the system refused with ``error``, and the remedy; "" if it is no shortage of this process's."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: this process may have {limit}; close some, or raise the limit (ulimit -n)"
+    if number == errno.ENFILE:
+        return "too many open files on this host; close some, or raise the limit (sysctl fs.file-max)"
+    if number in (errno.ENOBUFS, errno.ENOMEM):
+        return f"the kernel has no memory for it ({error}); free some on this host"
+    if "can't start new thread" in str(error):  # a RuntimeError; its text is all that tells it from others
+        return "no thread can be started; end some, or raise the limit (ulimit -u, or pids.max of the control group)"
+    return ""
+
+
+class Shortage:
+    """The last shortage that rank ``rank`` met. Any thread may use it."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._last = ("", -_RECENT)  # what it was, and when
+        self._lock = threading.Lock()
+
+    def met(self, error: BaseException) -> bool:
+        """Return whether ``error`` is a shortage. The first of several in a row is logged."""
+        what = shortage(error)
+        if what:
+            with self._lock:
+                first = what != self.text
+                self._last = (what, time.monotonic())
+            if first:
+                log.warning("rank %d cannot make connections: %s", self._rank, what)
+        return bool(what)
+
+    @property
+    def text(self) -> str:
+        """What there is a shortage of; "" if none was met lately."""
+        what, when = self._last
+        return what if time.monotonic() - when < _RECENT else ""
