@@ -3,22 +3,19 @@
 It imports only the standard library and DDL's plain-data modules, so it starts in milliseconds. Read in this order:
 cli (what was asked for) -> environ (what each rank is told) -> agent (starts and supervises) -> output, processes,
 failures (its tools). ``ddl.run(function, np=2)`` calls a function on ranks: function.py.
+
+``ddl.run`` is both that function and this package: the function takes the package's place, and has its modules as
+attributes. So help and signature are the function's; ``import ddl.run.cli`` works as with any package.
 """
 
 from __future__ import annotations
 
 import sys
-import types
-from typing import Any
 
-from ddl.run.function import run as __wrapped__  # by which inspect.signature and help find it
+from ddl.run.function import run
 
-
-class _Callable(types.ModuleType):
-    """A package has no name beside its functions: ``ddl.run`` is both this one and what users call."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return __wrapped__(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+_OF_PACKAGES = ("__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__")
+for _name, _value in list(globals().items()):
+    if _name in _OF_PACKAGES or getattr(_value, "__package__", "") == __name__:  # modules that are imported already
+        setattr(run, _name, _value)
+sys.modules[__name__] = run  # type: ignore[assignment]  # which import takes for the package from now on

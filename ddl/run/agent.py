@@ -79,7 +79,7 @@ class Agent:
     def run_ranks(self, begin: Callable[[], Sequence[Identity]], meeting_point: Tuple[str, int]) -> None:
         """Start the ranks that ``begin`` returns, return when they and all that they left behind have ended.
 
-        ``meeting_point``: an address of rank 0's host and a port that was free there, for libraries with a rendezvous
+        ``meeting_point``: an address of rank 0's host and a port that is kept there, for libraries with a rendezvous
         of their own.
         """
         self._meeting_point = meeting_point

@@ -11,14 +11,12 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
-from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ddl._version import __version__
-from ddl.bootstrap.environ import Settings, describe
+from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
-from ddl.run import horovod, pods
+from ddl.run import dry_run, horovod, pods
 from ddl.run.cluster import ClusterJob
 from ddl.run.config import RunConfig
 from ddl.run.config_file import options_from
@@ -26,112 +24,15 @@ from ddl.run.hosts import Host, parse_hostfile, parse_hosts
 from ddl.run.job import Job
 from ddl.run.launchers import Start, k8s, mpi, slurm, ssh
 from ddl.run.layout import Layout, arrange
+from ddl.run.options import OPTIONS, USAGE, parser, takes_value
 from ddl.run.placement import Placement, parse_rankfile
+from ddl.run.suggest import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
 
-_USAGE = "ddlrun -np N [options] program [argument ...]"
+_ALIASES = {"-np": "--num-proc", "-n": "--num-proc"}
+_VARIABLES = {"--timeout": "DDL_TIMEOUT", "--start-timeout": "DDL_START_TIMEOUT"}
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
-
-
-class _CheckBuild(argparse.Action):
-    """In a process of its own: ddlrun itself has neither numpy nor the core."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(self, *_: object) -> NoReturn:
-        sys.exit(subprocess.run([sys.executable, "-m", "ddl.build_check"], check=False).returncode)
-
-
-_NO_VALUE = ("store_true", "help", "version", _CheckBuild)
-
-
-_OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
-    (("-h", "--help"), {"action": "help", "help": "show this and exit"}),
-    (("--version",), {"action": "version", "version": f"ddlrun {__version__}", "help": "show the version and exit"}),
-    (("-np", "--num-proc"), {"metavar": "N", "help": "how many ranks to start; without: all slots"}),
-    (
-        ("-H", "--host", "--hosts"),
-        {
-            "metavar": "HOST[:SLOTS],...",
-            "dest": "hosts",
-            "help": "hosts to run on, and how many ranks each; without: this machine",
-        },
-    ),
-    (
-        ("--hostfile", "--machinefile"),
-        {"metavar": "FILE", "dest": "hostfile", "help": "the same from a file, one 'host slots=N' per line"},
-    ),
-    (
-        ("-rf", "--rankfile"),
-        {"metavar": "FILE", "dest": "rankfile", "help": "which rank on which host: lines 'rank N=HOST slot=S'"},
-    ),
-    (
-        ("-m", "--mode"),
-        {
-            "metavar": "[L:]SIZES",
-            "dest": "mode",
-            "default": "",
-            "help": "dimensions, innermost first, as 4x8x2; L: p: measures algorithms at the start, r: forces rings",
-        },
-    ),
-    (("--accelerators",), {"metavar": "N", "help": "ranks on each host, whatever slots it has"}),
-    (("--nodes",), {"metavar": "N", "help": "hosts in each rack; nodes x racks x aisles are all hosts"}),
-    (("--racks",), {"metavar": "N", "help": "racks in each aisle"}),
-    (("--aisles",), {"metavar": "N", "help": "aisles"}),
-    (("--tcp",), {"action": "store_true", "help": "use TCP between hosts, as DDL always does"}),
-    (
-        ("--launcher",),
-        {
-            "metavar": "NAME",
-            "default": "auto",
-            "help": "how to reach other hosts: ssh, mpi or slurm; without: slurm in an allocation, else ssh; "
-            "k8s prints a manifest for Kubernetes, and its pods run with pods",
-        },
-    ),
-    (
-        ("--network-interface", "--network-interfaces"),
-        {
-            "metavar": "NAME|CIDR,...",
-            "dest": "interface",
-            "action": "append",
-            "default": [],
-            "help": "interfaces for data on every host, as eth1 or 10.1.0.0/16; without: all networks that join hosts",
-        },
-    ),
-    (
-        ("--config-file",),
-        {"metavar": "FILE", "help": "take options from a TOML file, as np = 8; these here beat it"},
-    ),
-    (("-v", "--verbose"), {"action": "store_true", "help": "say on stderr what ddlrun does"}),
-    (
-        ("--timeout",),
-        {"metavar": "SECONDS", "help": "let an operation take so long before it fails (sets DDL_TIMEOUT)"},
-    ),
-    (
-        ("--start-timeout",),
-        {"metavar": "SECONDS", "help": "let ranks wait so long for the others at start (sets DDL_START_TIMEOUT)"},
-    ),
-    (
-        ("--env",),
-        {
-            "metavar": "NAME[=VALUE]",
-            "action": "append",
-            "default": [],
-            "help": "set a variable in every rank; without =VALUE, pass on ddlrun's own; repeatable",
-        },
-    ),
-    (("--output-dir",), {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err instead of printing"}),
-    (("--no-prefix",), {"action": "store_true", "help": 'do not put "[rank] " before each line'}),
-    (("--prefix-timestamp",), {"action": "store_true", "help": "put the time before each line"}),
-    (("-p", "--ssh-port"), {"metavar": "PORT", "help": "ssh: the port of the other hosts"}),
-    (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "ssh: the key to use"}),
-    (("-cb", "--check-build"), {"action": _CheckBuild, "help": "try whether this installation works and exit"}),
-    (("--pods",), {"metavar": "N", "help": "k8s, pods: how many pods share the ranks; without: one"}),
-    (("--head",), {"metavar": "NAME:PORT", "help": "pods: where pod 0 is found; the manifest says it"}),
-    *k8s.OPTIONS,
-)
 
 #: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
 LAUNCHERS: Dict[str, Callable[[Placement, Mapping[str, str]], List[Start]]] = {
@@ -142,34 +43,12 @@ LAUNCHERS: Dict[str, Callable[[Placement, Mapping[str, str]], List[Start]]] = {
 _LAUNCHER_NAMES = (*LAUNCHERS, "k8s", "pods")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="ddlrun",
-        usage=_USAGE,
-        description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program "
-        "that ends in .py runs with this Python. The first rank that fails ends the job; ddlrun exits with its status.",
-        epilog="options of horovodrun are understood as well: docs/from_horovod.md\n\n"
-        "variables that DDL reads in every rank, with their defaults:\n\n" + describe(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
-    for names, keywords in _OPTIONS:
-        parser.add_argument(*names, **keywords)
-    return parser
-
-
 def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
     """Part ddlrun's options, in the spelling that the parser knows, from the program and its arguments.
 
     Last come the options of horovodrun's that have no effect.
     """
-    count = {name: int(keywords.get("action") not in _NO_VALUE) for names, keywords in _OPTIONS for name in names}
+    count = {name: int(takes_value(keywords)) for names, keywords in OPTIONS for name in names}
     count.update(horovod.OPTIONS)
     spelling = {name: name for name in count}
     spelling.update({name[1:]: name for name in count if name.startswith("--")})
@@ -180,7 +59,7 @@ def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         name, equals, value = rest.pop(0).partition("=")
         if name not in spelling:
-            raise ConfigError(f"unknown option {name}")
+            raise ConfigError(f"unknown option {name}{did_you_mean(name, count)}")
         name = spelling[name]
         if equals and not count[name]:
             raise ConfigError(f"option {name} takes no value, but {value!r} was given")
@@ -189,26 +68,36 @@ def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
             if not rest:
                 raise ConfigError(f"option {name} needs a value")
             values.append(rest.pop(0))
-        if name not in horovod.OPTIONS:
-            options.append("=".join(["--num-proc" if name == "-np" else name, *values]))
-        elif horovod.word(name, values):
-            options.append(horovod.word(name, values))
+        word = "=".join([_ALIASES.get(name, name), *values])
+        if name in horovod.OPTIONS:
+            word = horovod.word(name, values)
+        if word:
+            _check_value(" ".join([name, *values]), word)
+            options.append(word)
         else:
             idle.append(name)
     return options, rest[1:] if rest[:1] == ["--"] else rest, idle
 
 
+def _check_value(given: str, word: str) -> None:
+    """Refuse what would set a variable to nonsense, and name what the user wrote (``given``), not the variable."""
+    name, _, value = word[len("--env=") :].partition("=") if word.startswith("--env=") else word.partition("=")
+    problem = Settings.problem_with(_VARIABLES.get(name, name), value)
+    if problem:
+        raise ConfigError(f"{given}: it must be {problem}")
+
+
 def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     """Return what ``argv`` asks for; ConfigError says what is wrong with it."""
     options, program, idle = _split(argv)
-    given = _parser().parse_args(options)
+    given = parser().parse_args(options)
     if given.config_file is not None:
         here = given
         try:
             from_file, _, more_idle = _split(options_from(given.config_file))
         except ConfigError as error:
             raise ConfigError(f"--config-file {given.config_file}: {error}") from error
-        given = _parser().parse_args([*from_file, *options])
+        given = parser().parse_args([*from_file, *options])
         given.interface = here.interface or given.interface
         idle += more_idle
     launcher = choose_launcher(given.launcher, environ)
@@ -225,9 +114,9 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     else:
         layout = _layout(given, launcher, environ)
     extra = {**layout.environ, **_environ(given.env, environ)}
-    for value, name in ((given.timeout, "DDL_TIMEOUT"), (given.start_timeout, "DDL_START_TIMEOUT")):
+    for name, value in (("--timeout", given.timeout), ("--start-timeout", given.start_timeout)):
         if value is not None:
-            extra[name] = value
+            extra[_VARIABLES[name]] = value
     Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
     return RunConfig(
         num_proc=layout.size,
@@ -242,6 +131,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         timestamps=given.prefix_timestamp,
         ssh_options=_ssh_options(given, launcher),
         notes=tuple(horovod.no_effect(idle)),
+        dry_run=given.dry_run,
         head=head,
         pod_job=pod_job,
     )
@@ -269,6 +159,8 @@ def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
         raise ConfigError(
             "--launcher k8s only prints a manifest: add --dry-run, and pass what it prints to kubectl apply -f -"
         )
+    if launcher == "pods" and given.dry_run:
+        raise ConfigError("--dry-run: a pod sees only itself; --launcher k8s --dry-run prints what all pods would run")
     if launcher == "pods" and not given.head:
         raise ConfigError("--launcher pods needs --head NAME:PORT, where pod 0 is found; --launcher k8s writes it")
 
@@ -278,7 +170,8 @@ def choose_launcher(name: str, environ: Dict[str, str]) -> str:
     if name == "auto":
         return "slurm" if slurm.allocation(environ) is not None and shutil.which("srun") else "ssh"
     if name not in _LAUNCHER_NAMES:
-        raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {', '.join(_LAUNCHER_NAMES)}")
+        known = ", ".join(_LAUNCHER_NAMES)
+        raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {known}")
     return name
 
 
@@ -367,9 +260,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         config = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
     except ConfigError as error:
-        print(f"ddlrun: {error}\nusage: {_USAGE}; ddlrun --help says more", file=sys.stderr)
+        print(f"ddlrun: {error}\nusage: {USAGE}; ddlrun --help says more", file=sys.stderr)
         return 2
     return run(config)
+
+
+def _starts(config: RunConfig) -> List[Start]:
+    """Return what starts agents on other hosts; nothing for a job on this machine alone."""
+    if config.placement is None:
+        return []
+    if config.launcher == "ssh":
+        return ssh.starts(config.placement, os.environ, config.ssh_options)
+    return LAUNCHERS[config.launcher](config.placement, os.environ)
 
 
 def run(config: RunConfig) -> int:
@@ -377,18 +279,16 @@ def run(config: RunConfig) -> int:
     for note in config.notes:
         print(f"ddlrun: {note}", file=sys.stderr)
     try:
-        if config.placement is None:
-            return Job(config).run()
         if config.pod_job is not None:
             print(k8s.manifest(config, secrets.token_bytes(32)), end="")
             return 0
-        if config.launcher == "pods":
+        if config.launcher == "pods" and config.placement is not None:
             return pods.run(config, config.placement, os.environ)
-        if config.launcher == "ssh":
-            starts = ssh.starts(config.placement, os.environ, config.ssh_options)
-        else:
-            starts = LAUNCHERS[config.launcher](config.placement, os.environ)
-        return ClusterJob(config, config.placement, starts).run()
+        starts = _starts(config)
+        if config.dry_run:
+            print("\n".join(dry_run.describe(config, starts, os.environ)))
+            return 0
+        return Job(config).run() if config.placement is None else ClusterJob(config, config.placement, starts).run()
     except (Error, OSError) as error:
         print(f"ddlrun: {error}", file=sys.stderr)
         return 2

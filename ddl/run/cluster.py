@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddl._version import __version__
 from ddl.bootstrap.address import format_address, parse_address
@@ -57,6 +57,7 @@ class _Host:
     gone: str = ""  # why it cannot say any more how its ranks ended
     unasked: Dict[int, int] = field(default_factory=lambda: {1: 0, 2: 0})  # bytes to be confirmed, by stream
     tails: Dict[int, List[str]] = field(default_factory=dict)  # the last lines on stderr, by rank
+    sources: Dict[int, Tuple[int, int]] = field(default_factory=dict)  # whose they are for the sink, by rank
 
     @property
     def over(self) -> bool:
@@ -308,7 +309,7 @@ class ClusterJob:
         elif kind == "done":
             host.done = True
 
-    def _exited(self, host: _Host, message: Mapping[str, object]) -> None:
+    def _exited(self, host: _Host, message: Mapping[str, Any]) -> None:
         self._looks += 1
         rank, pid, code = (int(str(message[name])) for name in ("rank", "pid", "code"))
         entry = Exit(rank, pid, code, self._looks, bool(message["stopped"]) or self._stopping, host.name)
@@ -316,6 +317,8 @@ class ClusterJob:
         tail = message["tail"]
         assert isinstance(tail, list)
         host.tails[rank] = tail
+        host.sources[rank] = (host.number, message["source"])  # as of "out"
+        self._server.ended(rank, str(entry))
         if entry.failed:
             self._stop_soon()
 
@@ -324,6 +327,9 @@ class ClusterJob:
         if not self._problem:
             self._problem = f"{host.label}: {reason}"
         if self._running:
+            known = {entry.rank for entry in self._exits}
+            for rank in set(host.ranks) - known:
+                self._server.ended(rank, f"rank {rank} was lost with host {host.name}: {reason},")
             self._stop_soon()
 
     def _stop_soon(self) -> None:
@@ -387,8 +393,9 @@ class ClusterJob:
             return 0
         if self._problem:
             print(f"ddlrun: {self._problem}", file=sys.stderr)
-        tail = self._hosts[self._placement.host_of(failed.rank)].tails.get(failed.rank, [])
-        print(report(failed, server.first_failure, tail), file=sys.stderr)
+        host = self._hosts[self._placement.host_of(failed.rank)]
+        above = self._sinks[1].last == host.sources.get(failed.rank, ())
+        print(report(failed, server.first_failure, host.tails.get(failed.rank, []), above), file=sys.stderr)
         return failed.status
 
     def _say(self, text: str) -> None:

@@ -42,4 +42,5 @@ class RunConfig:
     interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route
     head: str = ""  #: where pods find pod 0, as name:port; empty: these are no pods
     pod_job: Optional[PodJob] = None  #: print a manifest of this instead of running anything
+    dry_run: bool = False  #: print what would be started, and start nothing
     notes: Tuple[str, ...] = ()  #: what the user is to know before the job starts

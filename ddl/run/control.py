@@ -6,9 +6,9 @@ The invitation
     where the launcher's own variables tell it), ``timeout`` in seconds.
 From an agent
     ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a door there, and
-    that port is free; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
+    keeps that port; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
     start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
-    ``exit`` (rank, pid, code, stopped, tail); ``done``: all have ended, it leaves.
+    ``exit`` (rank, pid, code, stopped, tail, source); ``done``: all have ended, it leaves.
 To an agent
     ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
     host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the

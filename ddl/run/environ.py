@@ -11,7 +11,7 @@ DDL_SECRET             the job's secret in hexadecimal; here and nowhere else, n
 HOROVOD_RANK, ...      the six numbers again, and HOROVOD_HOSTNAME, for scripts that read Horovod's names
 RANK, WORLD_SIZE       the numbers again, for ``torch.distributed``
 LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE
-MASTER_ADDR, _PORT     an address of rank 0's host, and a port that was free there; for ``torch.distributed``
+MASTER_ADDR, _PORT     an address of rank 0's host, and a port that is kept for it there; for ``torch.distributed``
 OMP_NUM_THREADS        the cores divided among the ranks, unless it is set or there is one rank
 TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS  the same number, for TensorFlow, which does not read the one before
 PYTHONUNBUFFERED       1 unless it is set, so that output shows when it is written
@@ -23,14 +23,15 @@ rank reads beyond this, and with which defaults, stands in ddl/bootstrap/environ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from typing import Dict, Mapping
+from typing import Dict, Iterator, Mapping
 
 from ddl.bootstrap.environ import Identity
 from ddl.run.config import RunConfig
 
-__all__ = ["THREADS", "free_port", "meeting_point", "rank_environ", "threads_of_ranks"]
+__all__ = ["THREADS", "keep_port", "meeting_point", "rank_environ", "threads_of_ranks"]
 
 #: Ours and Horovod's names of numbers, and torch's.
 _NUMBERS = {
@@ -46,12 +47,17 @@ _NUMBERS = {
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
-def free_port() -> int:
-    """Return a port of this host that nobody listens at now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def keep_port() -> Iterator[int]:
+    """Keep a port of this host for rank 0 of the job, and return it.
+
+    It is bound, but nobody listens. So the kernel gives it to nobody else who asks for any port or connects, while
+    whoever binds it by its number and with SO_REUSEADDR, as torch's TCPStore does and most servers do, gets it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("", 0))
+        yield int(kept.getsockname()[1])
 
 
 def meeting_point(address: str, port: int, base: Mapping[str, str]) -> Dict[str, str]:

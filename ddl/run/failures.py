@@ -49,13 +49,16 @@ def first_failure(exits: Iterable[Exit], verdict: Optional[Mapping[str, Any]]) -
     return min(failed, key=lambda e: (e.rank != culprit, e.seen, e.code >= 0, e.rank), default=None)
 
 
-def report(entry: Exit, verdict: Optional[Mapping[str, Any]], last_lines: Iterable[str]) -> str:
-    """Return the last words of ddlrun on a failed job."""
+def report(entry: Exit, verdict: Optional[Mapping[str, Any]], last_lines: Iterable[str], above: bool = False) -> str:
+    """Return the last words of ddlrun on a failed job. ``above``: the last lines are the last that it has printed."""
     lines: List[str] = []
     if verdict is not None and verdict["culprit"] not in (-1, entry.rank):
         # For example a rank that was silent, and had to be stopped: it has no exit of its own to show.
         lines.append(f"ddlrun: the failure began with rank {verdict['culprit']}: {verdict['reason']}")
     tail = [f"    {line}" for line in last_lines]
+    if tail and above:
+        lines.append(f"ddlrun: {entry}; its last lines on stderr are those above")
+        return "\n".join(lines)
     lines.append(f"ddlrun: {entry}" + ("; its last lines on stderr:" if tail else ""))
     return "\n".join(lines + tail)
 

@@ -38,28 +38,29 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Optional[Mapping[str, Any]] = None,
     num_proc: Optional[int] = None,
-    *,
-    np: Optional[int] = None,
-    hosts: Optional[str] = None,
-    hostfile: Optional[str] = None,
-    start_timeout: Optional[float] = None,
-    output_filename: Optional[str] = None,
-    verbose: Optional[int] = None,
-    network_interfaces: Optional[str] = None,
-    network_interface: Optional[str] = None,
-    executable: Optional[str] = None,
     min_num_proc: Optional[int] = None,
     max_num_proc: Optional[int] = None,
     slots: Optional[int] = None,
     reset_limit: Optional[int] = None,
     cooldown_range: Optional[Tuple[int, int]] = None,
+    hosts: Optional[str] = None,
+    hostfile: Optional[str] = None,
     host_discovery_script: Optional[str] = None,
+    start_timeout: Optional[float] = None,
     ssh_port: Optional[int] = None,
     ssh_identity_file: Optional[str] = None,
     disable_cache: Optional[bool] = None,
+    output_filename: Optional[str] = None,
+    verbose: Optional[int] = None,
     use_gloo: Optional[bool] = None,
     use_mpi: Optional[bool] = None,
     mpi_args: Optional[str] = None,
+    network_interface: Optional[str] = None,
+    executable: Optional[str] = None,
+    network_interfaces: Optional[str] = None,
+    np: Optional[int] = None,
+    min_np: Optional[int] = None,
+    max_np: Optional[int] = None,
 ) -> List[Any]:
     """Call ``func(*args, **kwargs)`` on each of ``np`` (or ``num_proc``) ranks; return their results in rank order.
 
@@ -71,27 +72,25 @@ def run(
     start_timeout: seconds that ranks wait for one another at start. output_filename: a directory for files of output
     instead of printing. network_interfaces: for data, as ddlrun's. verbose: say what ddlrun does. executable: the
     ranks' Python; another one has DDL and what else is installed from its own library. hosts, hostfile: only this
-    machine's names, with slots, instead of ``np``. The others are Horovod's: ssh does nothing here, and what has no
-    effect is named on stderr (docs/from_horovod.md).
+    machine's names, with slots, instead of ``np``; without any number there is one rank. The others, and the order,
+    are Horovod's: ssh does nothing here, and what has no effect is named on stderr (docs/from_horovod.md).
 
     When a rank fails, the others are ended and ``RankFailed`` is raised: it has the traceback of the rank that the
     failure began with, or the signal that killed it. Ctrl-C ends the ranks. Raises ``InvalidArgument`` for what cannot
-    be pickled, for another machine, and without a number of ranks.
+    be pickled, for another machine, and for numbers of ranks that contradict one another.
 
     >>> ddl.run(lambda: ddl.init() or ddl.rank(), np=2)
     [0, 1]
     """
-    if num_proc is not None and np is not None and num_proc != np:
-        raise InvalidArgument(f"ddl.run: num_proc={num_proc} and np={np} say different numbers of ranks")
-    size = _size(num_proc if np is None else np, hosts, hostfile)
+    size = _size(_either("num_proc", num_proc, "np", np), hosts, hostfile)
     options = {
         "-np": size,
         "--start-timeout": start_timeout,
         "--output-filename": output_filename,
         "--network-interfaces": network_interfaces,
         "--network-interface": network_interface,
-        "--min-num-proc": min_num_proc,
-        "--max-num-proc": max_num_proc,
+        "--min-num-proc": _either("min_num_proc", min_num_proc, "min_np", min_np),
+        "--max-num-proc": _either("max_num_proc", max_num_proc, "max_np", max_np),
         "--slots-per-host": slots,
         "--reset-limit": reset_limit,
         "--host-discovery-script": host_discovery_script,
@@ -116,8 +115,15 @@ def run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _either(name: str, value: Optional[int], other_name: str, other: Optional[int]) -> Optional[int]:
+    """Return what is given under one of two names. InvalidArgument if both are, and differ."""
+    if value is not None and other is not None and value != other:
+        raise InvalidArgument(f"ddl.run: {name}={value} and {other_name}={other} say different numbers of ranks")
+    return value if other is None else other
+
+
 def _size(given: Optional[int], hosts: Optional[str], hostfile: Optional[str]) -> int:
-    """Return the number of ranks. InvalidArgument if it is not known, or if another machine is among the hosts."""
+    """Return the number of ranks. InvalidArgument if it makes no sense, or if another machine is among the hosts."""
     found = parse_hosts(hosts) if hosts is not None else ()
     if hostfile is not None:
         found += parse_hostfile(Path(hostfile).read_text(encoding="utf-8"), hostfile)
@@ -128,7 +134,7 @@ def _size(given: Optional[int], hosts: Optional[str], hostfile: Optional[str]) -
                 "files that nobody else can read. Put it into a script, and start that by ddlrun -H"
             )
     slots = sum(host.slots or 0 for host in found)
-    size = slots if given is None else given
+    size = slots or 1 if given is None else given
     if not isinstance(size, int) or size < 1:
         raise InvalidArgument(f"ddl.run: np={given!r}: say how many ranks, as np=2")
     if 0 < slots < size:

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from ddl.run.function import pickled
+from ddl.run.tail import for_report
 
 __all__ = ["main"]
 
@@ -23,7 +24,9 @@ def main() -> int:
         del sys.argv[1:]
         result = pickled(function(*args, **kwargs), "the result")
     except BaseException:  # also what a script would end by
-        (folder / f"error.{rank}").write_text(traceback.format_exc(), encoding="utf-8", errors="backslashreplace")
+        lines = traceback.format_exc().splitlines()
+        text = "\n".join(for_report(lines, len(lines)))
+        (folder / f"error.{rank}").write_text(text, encoding="utf-8", errors="backslashreplace")
         return 1
     (folder / f"result.{rank}").write_bytes(result)
     return 0

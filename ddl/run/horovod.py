@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
+from ddl.bootstrap.environ import HOROVOD_LEVELS
 from ddl.errors import ConfigError
 
 __all__ = ["OPTIONS", "no_effect", "options_from_sections", "word"]
-
-_LEVELS = {"trace": "debug", "fatal": "error"}
 
 # A name has a "=" for each value that it takes.
 
@@ -25,7 +24,7 @@ _SAME: Dict[str, Callable[[str], str]] = {
     "--timeline-filename=": lambda file: f"--env=DDL_TIMELINE={file}",
     "--timeline-mark-cycles": lambda _: "--env=DDL_TIMELINE_CYCLES=1",
     "--no-timeline-mark-cycles": lambda _: "--env=DDL_TIMELINE_CYCLES=0",
-    "--log-level=": lambda level: f"--env=DDL_LOG={_LEVELS.get(level.lower(), level)}",
+    "--log-level=": lambda level: f"--env=DDL_LOG={HOROVOD_LEVELS.get(level.lower(), level)}",
 }
 
 #: Why some have no effect.
@@ -107,14 +106,24 @@ _SECTIONS = {
 }
 
 
+_CONTROLLERS = ("gloo", "mpi", "jsrun")
+
+
 def options_from_sections(sections: Mapping[str, object]) -> List[str]:
     """Return the settings of a ``--config-file`` of horovodrun as words of a command line; ConfigError.
 
-    A name without a value (None) sets nothing.
+    ``controller``, in no section, is one of the switches ``--gloo``, ``--mpi`` and ``--jsrun``. A name without a value
+    (None) sets nothing.
     """
     words: List[str] = []
     for section, settings in sections.items():
-        settings = {} if settings is None else settings
+        if section == "controller" and isinstance(settings, str):
+            if settings.lower() not in _CONTROLLERS:
+                raise ConfigError(f"controller: {settings!r}: it must be one of {', '.join(_CONTROLLERS)}")
+            words.append(f"--{settings.lower()}")
+            continue
+        if settings is None:
+            continue
         if section not in _SECTIONS or not isinstance(settings, dict):
             raise ConfigError(f"{section}: it is none of the sections {', '.join(_SECTIONS)}")
         for key, value in settings.items():

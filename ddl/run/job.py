@@ -10,9 +10,9 @@ from typing import List, Optional
 
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.server import StoreServer
-from ddl.run.agent import Agent
+from ddl.run.agent import Agent, Worker
 from ddl.run.config import RunConfig
-from ddl.run.environ import free_port
+from ddl.run.environ import keep_port
 from ddl.run.failures import Exit, first_failure, report
 from ddl.run.output import Sink
 
@@ -23,12 +23,14 @@ class Job(Agent):
     """One job on this machine, from its start to its end. Used once, by the main thread."""
 
     def __init__(self, config: RunConfig) -> None:
-        super().__init__(config, (Sink(1), Sink(2)))
+        self._errors = Sink(2)
+        super().__init__(config, (Sink(1), self._errors))
 
     def run(self) -> int:
         """Run the job; return ddlrun's exit status."""
         with contextlib.ExitStack() as stack:
-            self.run_ranks(lambda: self._begin(stack), ("127.0.0.1", free_port()))
+            port = stack.enter_context(keep_port())
+            self.run_ranks(lambda: self._begin(stack), ("127.0.0.1", port))
         return self._conclude()
 
     def _begin(self, stack: contextlib.ExitStack) -> List[Identity]:
@@ -40,6 +42,10 @@ class Job(Agent):
     def started(self) -> None:
         """Let the store serve: not before, as a fork copies only one thread, but the locks of all."""
         self._server.start()
+
+    def ended(self, worker: Worker) -> None:
+        """Tell the ranks that wait for this one in ``init`` how it ended."""
+        self._server.ended(worker.rank, str(worker.exit))
 
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""
@@ -59,6 +65,7 @@ class Job(Agent):
         failed = self.failed
         if failed is None:
             return 0
-        tail = self._workers[failed.rank].streams[1].tail
-        print(report(failed, self._server.first_failure, tail), file=sys.stderr)
+        stream = self._workers[failed.rank].streams[1]
+        above = self._errors.last is stream
+        print(report(failed, self._server.first_failure, stream.tail, above), file=sys.stderr)
         return failed.status

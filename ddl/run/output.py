@@ -14,11 +14,13 @@ import stat
 import time
 from typing import IO, Deque, List, Optional, Protocol
 
+from ddl.run.tail import for_report
+
 __all__ = ["BACKLOG_LIMIT", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
 
 BACKLOG_LIMIT = 1 << 20  #: bytes in a sink's queue above which nothing more should be read for it
 LONGEST_LINE = 64 << 10  #: bytes; what is longer is cut into several lines
-TAIL_LINES = 20
+TAIL_LINES = 100  # kept, of which a report shows some
 _TAIL_WIDTH = 2000  # bytes kept of each line of the tail
 _ERASE = b"\x1b[K"  # erases from the cursor to the end of the line
 _ENDING = re.compile(rb"\r\n|\n|\r")
@@ -58,6 +60,7 @@ class Sink:
         self.fd = fd
         self.backlog = 0
         self.terminal = os.isatty(fd)
+        self.last: object = None  #: the source of the last lines
         self._broken = False
         self._queue: Deque[bytes] = collections.deque()
         # A pipe that polls as writable takes PIPE_BUF bytes without blocking; a file takes anything.
@@ -76,6 +79,7 @@ class Sink:
         if self.terminal and self._returned not in (None, source):
             data = _ERASE + data  # else the rest of another rank's progress bar would show behind this line
         self._returned = source if data.endswith(b"\r") else None
+        self.last = source
         self._queue.append(data)
         self.backlog += len(data)
 
@@ -149,8 +153,8 @@ class Stream:
 
     @property
     def tail(self) -> List[str]:
-        """The last lines, as text."""
-        return [line.decode(errors="replace") for line in self._lines.tail]
+        """The last lines, as a report shows them."""
+        return for_report([line.decode(errors="replace") for line in self._lines.tail])
 
     def fileno(self) -> int:
         """The descriptor to poll for reading."""

@@ -24,7 +24,7 @@ from ddl.bootstrap.watch import AgentClient
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.run.agent import GRACE, Agent, Worker
 from ddl.run.control import INVITATION, Assignment, Invitation
-from ddl.run.environ import free_port
+from ddl.run.environ import keep_port
 from ddl.run.loop import Handlers
 from ddl.run.preflight import Peer, look_around, open_door, prepare, sources
 
@@ -48,7 +48,7 @@ class _Sink:
         self._sources: Dict[int, int] = {}
 
     def put(self, data: bytes, source: object) -> None:
-        number = self._sources.setdefault(id(source), len(self._sources))
+        number = self.number_of(source)
         for start in range(0, len(data), _FRAME):
             piece = data[start : start + _FRAME]
             if self._control is None:
@@ -59,6 +59,10 @@ class _Sink:
                 self._control.send(message)
             except PeerLost:  # the loop finds out by itself
                 self.close()
+
+    def number_of(self, source: object) -> int:
+        """Return by which number ddlrun knows a source of lines."""
+        return self._sources.setdefault(id(source), len(self._sources))
 
     def write_some(self) -> bool:
         return True
@@ -97,7 +101,8 @@ class _RemoteAgent(Agent):
         entry = worker.exit
         assert entry is not None
         fields = {"rank": entry.rank, "pid": entry.pid, "code": entry.code, "stopped": entry.stopped}
-        self._send_up({"type": "exit", **fields, "tail": worker.streams[1].tail})
+        source = self._to_ddlrun[1].number_of(worker.streams[1])
+        self._send_up({"type": "exit", **fields, "tail": worker.streams[1].tail, "source": source})
 
     def others(self) -> Handlers:
         return {} if self._lost else {self._control.fileno(): (select.POLLIN, self._hear)}
@@ -187,20 +192,21 @@ def attend(control: AgentClient, secret: bytes) -> int:
         assignment = Assignment.parse(message)
         prepare(assignment)
         control.also_over(sources(control.local_host))
-        go = _meet(control, assignment.host)
-        if go is None:
-            return 1
-        return _RemoteAgent(assignment, control, secret).run((go["address"], go["port"]))
+        with keep_port() as port:  # in case rank 0 is here
+            go = _meet(control, assignment.host, port)
+            if go is None:
+                return 1
+            return _RemoteAgent(assignment, control, secret).run((go["address"], go["port"]))
     except (Error, OSError) as error:
         control.send({"type": "problem", "text": str(error)})
         return 1
 
 
-def _meet(control: AgentClient, host: int) -> Optional[Mapping[str, Any]]:
+def _meet(control: AgentClient, host: int, port: int) -> Optional[Mapping[str, Any]]:
     """Open a door to the other hosts and look whether theirs can be reached; return the word that the job begins."""
     with open_door(control.local_host) as door:
         address = format_address(door.address, door.port)
-        control.send({"type": "ready", "address": address, "token": door.token.hex(), "port": free_port()})
+        control.send({"type": "ready", "address": address, "token": door.token.hex(), "port": port})
         while True:
             message = _next(control, "meet", "go", door=door)
             if message is None or message["type"] == "go":

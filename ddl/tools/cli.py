@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ddl._version import __version__
 from ddl.errors import ConfigError, Error
+from ddl.run.suggest import did_you_mean
 
 __all__ = ["main"]
 
@@ -31,10 +32,30 @@ TOOLS: Dict[str, Tuple[str, str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what may have been meant by a misspelt tool or option. argparse makes the parsers of all tools by it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Find out what the words mean; what none of a tool's options can be is refused here, where they are known."""
+        found, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            name = word.partition("=")[0]
+            if name.startswith("-") and name.strip("-"):
+                self.error(f"unknown option {name}{did_you_mean(name, self._option_string_actions)}")
+        return found, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``ddl``; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="ddl", description="Tools around DDL.")
+    parser = _Parser(prog="ddl", description="Tools around DDL.")
     parser.add_argument("--version", action="version", version=f"ddl {__version__}")
     tools = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
     asked = next((word for word in words if not word.startswith("-")), "")

@@ -30,7 +30,9 @@ def test_the_least() -> None:
     assert config.environ == () and config.output_dir is None and config.prefix and not config.verbose
 
 
-@pytest.mark.parametrize("number", [["-np", "4"], ["-np=4"], ["--np", "4"], ["--num-proc=4"], ["-num-proc", "4"]])
+@pytest.mark.parametrize(
+    "number", [["-np", "4"], ["-np=4"], ["-n", "4"], ["-n=4"], ["--np", "4"], ["--num-proc=4"], ["-num-proc", "4"]]
+)
 def test_the_number_of_ranks_has_many_spellings(number: List[str]) -> None:
     assert parsed(*number, "true").num_proc == 4
 
@@ -60,16 +62,25 @@ WRONG: Dict[str, List[str]] = {
     "-np -1: it must be": ["-np", "-1", "true"],
     "option -np needs a value": ["-np"],
     "the program is missing": ["-np", "2"],
+    "unknown option --timout; did you mean --timeout?": ["--timout=3", "-np", "2", "true"],
+    "unknown option --hostfle; did you mean --hostfile?": ["--hostfle", "x", "true"],
+    "unknown option --cycle-time; did you mean --cycle-time-ms?": ["--cycle-time=1", "-np", "2", "true"],
+    "unknown option -verbos; did you mean --verbose?": ["-verbos", "-np", "2", "true"],
+    "there is none of that name; choose one of ssh, mpi, slurm": ["--launcher=rsh", "-np", "2", "true"],
+    "--dry-run: a pod sees only itself": ["--launcher=pods", "--dry-run", "-np", "2", "true"],
     "unknown option --nonsense": ["--nonsense", "-np", "2", "true"],
-    "unknown option --time": ["--time=3", "-np", "2", "true"],
+    "unknown option --time; did you mean --timeout?": ["--time=3", "-np", "2", "true"],
     "option --verbose takes no value": ["--verbose=yes", "-np", "2", "true"],
     "was not found on the PATH; is it ./": ["-np", "2", "no-such-program"],
     "'/no/such' was not found": ["-np", "2", "/no/such"],
     "is not an executable file": ["-np", "2", "/etc/passwd"],
     "there is no program 'no-such.py'": ["-np", "2", "no-such.py"],
-    "DDL_TIMEOUT='0'": ["-np", "2", "--timeout=0", "true"],
-    "DDL_START_TIMEOUT='soon'": ["-np", "2", "--start-timeout", "soon", "true"],
-    "DDL_LOG='loud'": ["-np", "2", "--env", "DDL_LOG=loud", "true"],
+    "--timeout abc: it must be a number of seconds above 0": ["-np", "2", "--timeout", "abc", "true"],
+    "--timeout 0: it must be a number of seconds above 0": ["-np", "2", "--timeout=0", "true"],
+    "--gloo-timeout-seconds soon: it must be a number": ["-np", "2", "--gloo-timeout-seconds=soon", "true"],
+    "--log-level loud: it must be one of error": ["-np", "2", "--log-level", "loud", "true"],
+    "--start-timeout soon: it must be a number of seconds above 0": ["-np", "2", "--start-timeout", "soon", "true"],
+    "--env DDL_LOG=loud: it must be one of error, warning": ["-np", "2", "--env", "DDL_LOG=loud", "true"],
     "--env NOT_SET: it is not set here": ["-np", "2", "--env", "NOT_SET", "true"],
     "--env =x: the name is missing": ["-np", "2", "--env", "=x", "true"],
 }
@@ -97,6 +108,12 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"ddlrun {ddl._version.__version__}" in out
     for name in ("--output-dir", "DDL_TIMEOUT", "DDL_SPIN_US"):
         assert name in out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 100
+    usual = lines[lines.index("usual options:") + 1 : lines.index("other hosts:")]
+    assert [line.split()[0].rstrip(",") for line in usual if line[2:3] == "-"] == (
+        "-np -H --hostfile --env --timeout --start-timeout --output-dir --dry-run -v -h".split()
+    )
 
 
 def environ_of(rank: int, size: int, base: Dict[str, str], *options: str) -> Dict[str, str]:

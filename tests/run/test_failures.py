@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Optional
 
 import pytest
 
+import ddl
 from ddl.run.failures import Exit, first_failure, report
+from ddl.run.tail import for_report
 
 
 def ended(rank: int, code: int, seen: int = 1, stopped: bool = False) -> Exit:
@@ -50,4 +53,48 @@ def test_the_words() -> None:
     assert report(ended(2, 3), verdict(2), ["a", "b"]) == (
         "ddlrun: rank 2 (pid 102) exited with status 3; its last lines on stderr:\n    a\n    b"
     )
+    assert report(ended(2, 3), None, ["a"], above=True) == (
+        "ddlrun: rank 2 (pid 102) exited with status 3; its last lines on stderr are those above"
+    )
+    assert report(ended(2, 3), None, [], above=True) == "ddlrun: rank 2 (pid 102) exited with status 3"
     assert report(ended(0, 1), verdict(2), []).startswith("ddlrun: the failure began with rank 2: it is gone\n")
+
+
+OURS = str(Path(ddl.__file__).parent)
+USER = ["Traceback (most recent call last):", '  File "train.py", line 3, in step', "    loss.mean()", "    ^^^^"]
+
+
+def own(file: str = "api.py") -> list[str]:
+    return [f'  File "{OURS}/{file}", line 201, in call', "    return verb(x)", "           ^^^^^^^"]
+
+
+def test_a_traceback_without_our_frames() -> None:
+    error = "ddl.errors.PeerLost: gone"
+    assert for_report([*USER, *own(), *own("run/x.py"), error]) == [*USER, error]
+    torch = [f'  File "{OURS}_torch/verbs.py", line 80, in allreduce', "    return run(x)"]
+    assert for_report([*USER, *torch, "ValueError: no"]) == [*USER, "ValueError: no"]
+    users_own = [f'  File "{OURS}-data/load.py", line 1, in load', "    open(x)"]  # a folder of the user's
+    assert for_report([*USER, *users_own, "E"]) == [*USER, *users_own, "E"]
+    assert for_report([*own()[1:], "E"]) == [*own()[1:], "E"]  # cut off in the middle of a frame
+
+
+def test_tracebacks_of_ours_alone() -> None:
+    chain = ["", "The above exception was the direct cause of the following exception:", ""]
+    head = USER[0]
+    ours = [head, *own(), "OSError: refused", *chain[:2]]
+    assert for_report([*ours, "", *USER, *own(), "ddl.errors.PeerLost: gone"]) == [
+        "",
+        *USER,
+        "ddl.errors.PeerLost: gone",
+    ]
+    users = [*USER, "KeyError: 3", *chain[:2]]
+    assert for_report([*users, "", *USER, "ValueError: no"]) == [*users, "", *USER, "ValueError: no"]
+    fault = [head, *own(), "AssertionError"]
+    assert for_report(fault) == fault  # nothing else shows it
+
+
+def test_lines_that_are_no_traceback() -> None:
+    lines = [f"line {number}" for number in range(30)]
+    assert for_report(lines) == lines[10:]
+    assert for_report(lines, 3) == lines[27:]
+    assert for_report([]) == []

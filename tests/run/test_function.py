@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import pydoc
 import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -91,9 +93,9 @@ def test_the_arguments_of_horovod(module: ModuleType, capfd: pytest.CaptureFixtu
     horovods = (
         "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile "
         "host_discovery_script start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose "
-        "use_gloo use_mpi mpi_args network_interface network_interfaces executable"
+        "use_gloo use_mpi mpi_args network_interface executable network_interfaces np min_np max_np"
     )
-    assert set(horovods.split()) < set(inspect.signature(ddl.run).parameters)
+    assert list(inspect.signature(ddl.run).parameters) == horovods.split()  # by position, too
     results = ddl.run(
         func=module.whoami, hosts="localhost:1,127.0.0.1:1", start_timeout=20, verbose=1, cooldown_range=(1, 2),
         use_gloo=True, disable_cache=True, output_filename=str(tmp_path / "logs"), executable=sys.executable,
@@ -159,9 +161,9 @@ def test_who_ends_the_helper_is_not_taken_for_a_rank(module: ModuleType) -> None
 def test_what_is_refused_before_anything_starts(module: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     for options, match in (
-        ({}, "say how many ranks"),
         ({"np": 0}, "say how many ranks"),
-        ({"np": 2, "num_proc": 3}, "different numbers of ranks"),
+        ({"np": 2, "num_proc": 3}, "num_proc=3 and np=2 say different numbers of ranks"),
+        ({"min_np": 2, "min_num_proc": 3}, "min_num_proc=3 and min_np=2 say different numbers of ranks"),
         ({"np": 3, "hostfile": str(tmp_path / "hosts")}, "more than the 2 slots"),
         ({"hosts": "192.0.2.1:2"}, "192.0.2.1 is another machine, and functions are called on this one only"),
     ):
@@ -171,10 +173,36 @@ def test_what_is_refused_before_anything_starts(module: ModuleType, tmp_path: Pa
         ddl.run(module.whoami, ((number for number in range(3)),), np=1)
 
 
-def test_a_package_that_can_be_called() -> None:
+def test_without_a_number_there_is_one_rank_and_numbers_of_elastic_jobs_are_named(
+    module: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert [result[:2] for result in ddl.run(module.whoami, (), None, None, 1, min_np=1, max_np=2)] == [(0, 1.0)]
+    assert "ddl.run: --min-num-proc, --max-num-proc have no effect: " in capfd.readouterr().err
+
+
+def test_a_package_that_is_a_function() -> None:
     import ddl.run.cli
 
-    assert ddl.run.cli.main and callable(ddl.run) and "ddl.run" in (ddl.run.__doc__ or "")
+    assert ddl.run.cli.main is sys.modules["ddl.run.cli"].main and ddl.run.hosts.parse_hosts
+    help_text = pydoc.plain(pydoc.render_doc(ddl.run))
+    assert "function ddl.run in " in help_text and "\n\nddl.run(func: " in help_text
+    assert "Call ``func(*args, **kwargs)`` on each of ``np``" in help_text
+    # In whatever order they are asked for, and as with any package.
+    program = """
+import importlib.util, pkgutil, sys
+{first}
+{second}
+import ddl, ddl.run
+assert ddl.run is sys.modules["ddl.run"] and callable(ddl.run)
+from ddl.run import cli, function
+assert ddl.run is function.run and ddl.run.cli is cli
+assert importlib.util.find_spec("ddl.run.cli").name == "ddl.run.cli"
+assert "cli" in [module.name for module in pkgutil.iter_modules(ddl.run.__path__)]
+"""
+    orders = [("import ddl; ddl.run", "import ddl.run.cli"), ("import ddl.run.cli", "import ddl; ddl.run")]
+    for first, second in orders:
+        line = [sys.executable, "-c", program.format(first=first, second=second)]
+        subprocess.run(line, env={**os.environ, "PYTHONPATH": ROOT}, check=True, timeout=60)
 
 
 NOTEBOOK = """

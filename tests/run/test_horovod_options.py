@@ -110,7 +110,7 @@ def test_the_config_file_of_horovodrun(tmp_path: Path) -> None:
     require("yaml")
     path = tmp_path / "job.yaml"
     path.write_text(
-        "params:\n  fusion_threshold_mb: 32\n  cycle_time_ms: 3.5\n  hierarchical_allreduce: true\n"
+        "controller: gloo\nparams:\n  fusion_threshold_mb: 32\n  cycle_time_ms: 3.5\n  hierarchical_allreduce: true\n"
         "autotune:\n  enabled: true\n  log_file: a.csv\n"
         "timeline:\n  filename: t.json\n  mark_cycles: false\n"
         "stall_check:\n  enabled: false\n  warning_time_seconds: 120\n  shutdown_time_seconds: 240\n"
@@ -126,14 +126,14 @@ def test_the_config_file_of_horovodrun(tmp_path: Path) -> None:
     assert named == set(
         "--fusion-threshold-mb --cycle-time-ms --hierarchical-allreduce --autotune --autotune-log-file "
         "--no-stall-check --stall-check-warning-time-seconds "
-        "--num-nccl-streams --log-hide-timestamp".split()
+        "--num-nccl-streams --log-hide-timestamp --gloo".split()
     )
 
 
 def test_a_name_without_a_value_sets_nothing(tmp_path: Path) -> None:
     require("yaml")
     path = tmp_path / "job.yaml"
-    path.write_text("params:\n  fusion_threshold_mb:\ntimeline:\n  filename:\n  mark_cycles: true\nautotune:\n")
+    path.write_text("controller:\nparams:\n  cycle_time_ms:\ntimeline:\n  filename:\n  mark_cycles: true\nautotune:\n")
     config = parsed("--config-file", str(path), "-np", "2", "true")
     assert (dict(config.environ), config.notes) == ({"DDL_TIMELINE_CYCLES": "1"}, ())
 
@@ -142,6 +142,7 @@ WRONG: Tuple[Tuple[str, str], ...] = (
     ("nonsense:\n  a: 1\n", "nonsense: it is none of the sections params"),
     ("params:\n  nonsense: 1\n", "unknown option --nonsense"),
     ("params:\n  enabled: true\n", "unknown option --enabled"),
+    ("controller: carrier pigeon\n", "controller: 'carrier pigeon': it must be one of gloo, mpi, jsrun"),
     ("params: 3\n", "params: it is none of the sections"),
     ("- a\n", "it has no sections"),
     ("{", "it cannot be read"),

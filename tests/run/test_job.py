@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Tuple
 
 import pytest
 from run.launcher import ROOT, Launcher, eventually
@@ -99,6 +99,38 @@ def test_other_libraries_find_their_numbers_and_a_place_to_meet(launcher: Launch
     assert own.stdout == f"[0] 0 1 0 1 0 1 1 there {socket.gethostname()} 7\n"
 
 
+@pytest.mark.parametrize("where", [("-np", "2"), ("-H", "localhost:2")], ids=["local", "over an agent"])
+def test_the_place_to_meet_is_kept_until_rank_0_takes_it(
+    launcher: Launcher, script: Script, where: Tuple[str, ...]
+) -> None:
+    text = """
+import socket
+port = int(os.environ["MASTER_PORT"])
+try:  # somebody else, who does not know that it is spoken for
+    with socket.socket() as stranger:
+        stranger.bind(("", port))
+    print("it was free", flush=True)
+except OSError as error:
+    print(error.strerror, flush=True)
+if rank == 0:  # as torch's TCPStore does
+    with socket.socket(socket.AF_INET6) as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", port))
+        store.listen()
+        print("met", store.accept()[1][1] > 0, flush=True)
+else:
+    for attempt in range(1000):
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], port)).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+"""
+    done = launcher.run(*where, script(text))
+    taken = "Address already in use"
+    assert sorted(done.stdout.splitlines()) == [f"[0] {taken}", "[0] met True", f"[1] {taken}"], done.stderr
+
+
 def test_verbose_says_what_happens(launcher: Launcher) -> None:
     done = launcher.run("-np", "2", "--verbose", "true")
     for text in (
@@ -156,16 +188,48 @@ if rank == 1:
     for number in range(30):
         print("line", number, file=sys.stderr)
     sys.exit(3)
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("something else, later"))
 time.sleep(60)
 """
     begin = time.monotonic()
     done = launcher.run("-np", "3", script(text))
     assert time.monotonic() - begin < 12  # the bound is 2 s; the rest is for a busy machine
-    assert done.returncode == 3
+    assert done.returncode == 3 and "[0] something else, later\n" in done.stderr
     words, *tail = done.stderr[done.stderr.index("ddlrun:") :].splitlines()
     assert re.fullmatch(r"ddlrun: rank 1 \(pid \d+\) exited with status 3; its last lines on stderr:", words)
     assert tail == [f"    line {number}" for number in range(10, 30)]
     assert done.stderr.count("ddlrun:") == 1
+
+
+def test_a_traceback_is_shown_once(launcher: Launcher, script: Script) -> None:
+    text = """
+def load():
+    raise ValueError("no such data")
+if rank == 1:
+    load()
+time.sleep(60)
+"""
+    done = launcher.run("-np", "2", script(text))
+    assert done.returncode == 1 and done.stderr.count("ValueError: no such data") == 1
+    words = r"\[1\] ValueError: no such data\nddlrun: rank 1 \(pid \d+\) exited with status 1; its last lines "
+    assert re.search(f"{words}on stderr are those above\n$", done.stderr)
+
+
+def test_a_report_has_the_frames_of_the_user(launcher: Launcher, script: Script, tmp_path: Path) -> None:
+    text = """
+import numpy, ddl
+def train():
+    ddl.init()
+    ddl.world().subset([0, 1]).allreduce(numpy.ones(3 + rank))
+train()
+"""
+    done = launcher.run("-np", "2", "--output-dir", "logs", script(text), cwd=tmp_path)
+    frames = re.findall(r"^      File .*$", done.stderr, re.M)
+    assert [frame.rpartition(" ")[2] for frame in frames] == ["<module>", "train"], done.stderr
+    assert "    ddl.errors.CollectiveMismatch: [rank " in done.stderr.splitlines()[-1]
+    log = "".join((tmp_path / "logs" / f"rank.{rank}.err").read_text() for rank in range(2))
+    assert "verbs.py" in log  # what a rank wrote is kept as it is
 
 
 def test_a_rank_that_is_killed(launcher: Launcher, script: Script) -> None:
@@ -224,7 +288,8 @@ sys.exit(f"PeerLost: rank {message['culprit']}: {message['reason']}" if rank == 
 """
     done = launcher.run("-np", "3", script(text))
     assert "[0] PeerLost: rank 1: its process ended" in done.stderr
-    assert re.search(r"ddlrun: rank 1 \(pid \d+\) exited with status 1;.*\n    the cause\n$", done.stderr)
+    words = r"\[1\] the cause\nddlrun: rank 1 \(pid \d+\) exited with status 1; its last lines on stderr are those"
+    assert re.search(f"{words} above\n$", done.stderr)
     assert done.returncode == 1
 
 

@@ -177,7 +177,6 @@ WRONG: Dict[str, List[str]] = {
     "--head is for --launcher pods, and this is --launcher k8s": [*LEAST, "--head", "a-0.a:1"],
     "--image is for --launcher k8s, and this is --launcher ssh": ["-np", "2", "--image", "x"],
     "--pods is for --launcher k8s or pods": ["-np", "2", "--pods", "2"],
-    "--dry-run is for --launcher k8s": ["-np", "2", "--dry-run"],
     "--launcher pods needs --head NAME:PORT": ["--launcher", "pods", "-np", "2"],
     "--head here: it must be the name and port": ["--launcher", "pods", "-np", "2", "--head", "here"],
 }

@@ -10,7 +10,8 @@ from typing import List
 
 import pytest
 
-from ddl.run.output import BACKLOG_LIMIT, LONGEST_LINE, TAIL_LINES, FileStream, Sink, Stream, prefix_of
+from ddl.run.output import BACKLOG_LIMIT, LONGEST_LINE, FileStream, Sink, Stream, prefix_of
+from ddl.run.tail import LINES
 
 
 class Pipes:
@@ -96,7 +97,7 @@ def tail_of(*pieces: bytes) -> List[str]:
 
 
 def test_the_tail_keeps_the_last_lines() -> None:
-    assert tail_of(b"".join(b"%d\n" % number for number in range(50))) == [str(n) for n in range(50 - TAIL_LINES, 50)]
+    assert tail_of(b"".join(b"%d\n" % number for number in range(50))) == [str(n) for n in range(50 - LINES, 50)]
     assert tail_of(b"start\n", b"\r1%", b"\r2%", b"\r3%\n", b"err\xff") == ["start", "3%", "err\ufffd"]
     assert [len(line) for line in tail_of(b"x" * 5000)] == [2000]
 

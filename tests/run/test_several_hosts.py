@@ -74,7 +74,7 @@ print("looked")
 @pytest.mark.parametrize(
     ("program", "status", "words"),
     [
-        ("echo last words >&2; exit 3", 3, "exited with status 3; its last lines on stderr:\n    last words"),
+        ("echo last words >&2; exit 3", 3, "exited with status 3; its last lines on stderr are those above"),
         ("kill -9 $$", 137, "was killed by signal 9 (SIGKILL)"),
     ],
 )

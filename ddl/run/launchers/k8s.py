@@ -34,7 +34,6 @@ _VARIABLE = re.compile(r"[A-Za-z_.-][\w.-]*", re.ASCII)
 
 #: ddlrun's options that are for this launcher, as ``ArgumentParser.add_argument`` takes them.
 OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
-    (("--dry-run",), {"action": "store_true", "help": "k8s: print the manifest; ddlrun itself applies none"}),
     (("--image",), {"metavar": "IMAGE", "help": "k8s: the container image, with Python, DDL and the program in it"}),
     (("--kind",), {"metavar": "KIND", "help": "k8s: job (an Indexed Job; the default) or jobset"}),
     (("--job-name",), {"metavar": "NAME", "help": "k8s: the name of all that is made; without: ddl"}),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
@@ -22,6 +21,8 @@ from ddl.tools.bench.figures import Figures, bus_factor, merge
 from ddl.tools.bench.rounds import Samples, in_turn, start, stopped_in_order
 from ddl.tools.bench.worker.values import DTYPES
 from ddl.tools.desk import Cluster, Shape, parse_rate, why_not
+from ddl.tools.files import write_json
+from ddl.tools.progress import Progress
 
 __all__ = ["add_arguments", "run"]
 
@@ -133,14 +134,15 @@ def _measure(
 ) -> Tuple[Samples, Dict[str, str]]:
     samples: Samples = {one.name: {nbytes: [] for nbytes in sizes} for one in chosen}
     versions: Dict[str, str] = {}
-    for number in range(2 * rounds):
-        if number >= rounds and not _too_few(samples, sizes, rounds):
-            break
-        for one in in_turn(chosen, number, max(rounds, number + 1)):
-            written = start(one, setting)
-            versions[one.name] = written[0]["version"]
-            for nbytes, sample in merge(number, written).items():
-                samples[one.name][nbytes].append(sample)
+    with Progress() as progress:
+        for number in range(2 * rounds):
+            if number >= rounds and not _too_few(samples, sizes, rounds):
+                break
+            for one in in_turn(chosen, number, max(rounds, number + 1), progress):
+                written = start(one, setting)
+                versions[one.name] = written[0]["version"]
+                for nbytes, sample in merge(number, written).items():
+                    samples[one.name][nbytes].append(sample)
     return samples, versions
 
 
@@ -234,7 +236,7 @@ def _write(
         "sizes_of_mixed_distances": mixed,
         "samples": taken,
     }
-    arguments.json.write_text(json.dumps(written, indent=1) + "\n")
+    write_json(arguments.json, written)
 
 
 def _floors(arguments: argparse.Namespace, ratios: table.Ratios) -> int:

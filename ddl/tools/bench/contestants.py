@@ -6,7 +6,6 @@ What none of them can do is found out before anything is started, and said: see 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +107,9 @@ class Contestant:
         program = [sys.executable, *options]
         if setting.cluster is not None:
             return [on_cluster(setting.cluster, program, environ)]
-        environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()), GLOO_SOCKET_IFNAME="lo")
+        for name in ("MASTER_ADDR", "MASTER_PORT"):  # ddlrun says where its ranks meet
+            environ.pop(name, None)
+        environ["GLOO_SOCKET_IFNAME"] = "lo"
         return [on_this_machine(setting.ranks, program, environ)]
 
     def _mpiexec(self, setting: Setting, options: Sequence[str]) -> List[str]:
@@ -178,12 +179,6 @@ def _slots(cluster: Cluster) -> str:
 
 def _interfaces(cluster: Cluster) -> str:
     return ",".join(f"rail{rail}" for rail in range(len(cluster.shape.rails)))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _can_import(module: str) -> bool:

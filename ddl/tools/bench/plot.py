@@ -9,6 +9,7 @@ from ddl.errors import ConfigError
 from ddl.tools.bench.figures import Figures
 from ddl.tools.bench.plan import readable
 from ddl.tools.bench.worker.values import LATENCY_BYTES
+from ddl.tools.files import say_written
 
 __all__ = ["check", "draw"]
 
@@ -64,6 +65,7 @@ def draw(path: Path, title: str, subtitle: str, figures: Mapping[str, Mapping[in
     figure.tight_layout(rect=(0, 0.025, 1, 1))
     figure.savefig(path, dpi=120)
     plt.close(figure)
+    say_written(path)
 
 
 def _line(panel: Any, name: str, sizes: Any, values: Any) -> None:

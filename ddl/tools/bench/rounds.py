@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
@@ -13,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 from ddl.tools.bench.contestants import Contestant, Setting
 from ddl.tools.bench.figures import Sample
 from ddl.tools.bench.launch import run_all
+from ddl.tools.progress import Progress
 
 __all__ = ["Samples", "in_turn", "start", "stopped_in_order"]
 
@@ -20,11 +20,11 @@ __all__ = ["Samples", "in_turn", "start", "stopped_in_order"]
 Samples = Dict[str, Dict[int, List[Sample]]]
 
 
-def in_turn(chosen: Sequence[Contestant], number: int, rounds: int) -> Iterator[Contestant]:
-    """Yield who starts in round ``number`` of ``rounds``, one after the other, and say so on stderr."""
+def in_turn(chosen: Sequence[Contestant], number: int, rounds: int, progress: Progress) -> Iterator[Contestant]:
+    """Yield who starts in round ``number`` of ``rounds``, one after the other, and say so."""
     turn = number % len(chosen)
     for one in [*chosen[turn:], *chosen[:turn]]:
-        print(f"round {number + 1} of {rounds}: {one.name}", file=sys.stderr, flush=True)
+        progress.step(f"round {number + 1} of {rounds}: {one.name}", rounds * len(chosen))
         yield one
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -26,6 +25,8 @@ from ddl.tools.bench import machine
 from ddl.tools.bench.training_blocks import Block, Chosen, Start, choose
 from ddl.tools.bench.training_report import Figures, about, fastest_ddp, figures, plot, table
 from ddl.tools.bench.training_start import CONTESTANTS, DEFAULT, Failed, Running
+from ddl.tools.files import write_json
+from ddl.tools.progress import Progress
 
 __all__ = ["add_arguments", "run"]
 
@@ -92,11 +93,12 @@ def measure(model: str, given: argparse.Namespace) -> Chosen:
     """Run every round of one model and return what is compared of each contestant. Raises ``Failed``."""
     collected: Dict[str, List[Start]] = {name: [] for name in given.contestants}
     saved: Dict[str, Path] = {}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, Progress() as progress:
         for number in range(MOST_ROUNDS * given.rounds):
             if number >= given.rounds and choose(collected, given.rounds).enough:
                 break
-            print(f"{model}, round {number + 1} of {max(given.rounds, number + 1)}", file=sys.stderr, flush=True)
+            rounds = max(given.rounds, number + 1)
+            progress.step(f"{model}, round {number + 1} of {rounds}", rounds)
             for name, start in one_round(model, given, number, saved, Path(directory)).items():
                 collected[name].append(start)
             if number == 0 and len(saved) == 2:
@@ -172,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
         blocks = {m: {name: _brief(some) for name, some in one.blocks.items()} for m, one in chosen.items()}
         distances = {m: one.distances for m, one in chosen.items()}
         written = {**facts, "models": found, "distances_ns": distances, "blocks": blocks}
-        arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, written)
     if arguments.plot:
         plot(everything, arguments.plot)
     for complaint in complaints:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 from ddl.tools.bench.training_blocks import Block, Chosen, Start
+from ddl.tools.files import say_written
 
 __all__ = ["Figures", "about", "fastest_ddp", "figures", "plot", "table"]
 
@@ -162,3 +163,4 @@ def plot(everything: Dict[str, Dict[str, Figures]], path: Path) -> None:
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    say_written(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from ddl.tools.bench import machine, native
 from ddl.tools.bench.contestants import ROOT
 from ddl.tools.bench.figures import quantile
 from ddl.tools.bench.launch import Command, ContestantFailed, run_all
+from ddl.tools.files import write_json
+from ddl.tools.progress import Progress
 
 __all__ = ["add_arguments", "run"]
 
@@ -69,14 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     seconds: Dict[str, List[float]] = {name: [] for name in (*_SETTINGS, "limit")}
     facts = machine.facts()
     try:
-        for number in range(arguments.rounds):
-            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
-            for name, found in seconds.items():
-                with tempfile.TemporaryDirectory() as folder:
-                    measure = (
-                        _limit(arguments, Path(folder)) if name == "limit" else _ddl(name, arguments, Path(folder))
-                    )
-                    found += measure
+        with Progress(arguments.rounds * len(seconds)) as progress:
+            for number in range(arguments.rounds):
+                for name, found in seconds.items():
+                    progress.step(f"round {number + 1} of {arguments.rounds}: {name}")
+                    with tempfile.TemporaryDirectory() as folder:
+                        place = Path(folder)
+                        found += _limit(arguments, place) if name == "limit" else _ddl(name, arguments, place)
     except (ContestantFailed, native.Unavailable) as problem:
         print(f"ddl bench waking: {problem}", file=sys.stderr)
         return 1
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{name:8}  {one.times:6}  " + "  ".join(f"{cell:>8}" for cell in cells))
     if arguments.json:
         content = {"command": machine.command(), "machine": facts, "figures": {k: vars(v) for k, v in figures.items()}}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, content)
     share = figures["limit"].median / figures["ddl"].median
     if arguments.floor is not None and share < arguments.floor:
         print(f"ddl bench waking: {share:.2f} of a raw futex's speed, under the floor", file=sys.stderr)

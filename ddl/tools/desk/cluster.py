@@ -19,13 +19,14 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import IO, List, Mapping, Optional, Sequence, Union
+from typing import IO, List, Mapping, Optional, Sequence, Set, Union
 
 from ddl.tools.desk import system, wiring
 from ddl.tools.desk.leftovers import remove_leftovers
 from ddl.tools.desk.namespaces import Where, entering, first_process
 from ddl.tools.desk.shape import TWO_HOSTS, Shape
 from ddl.tools.desk.system import PATIENCE, PREFIX, ClusterError, cgroups, checked, wait_until, why_not
+from ddl.tools.progress import Progress
 
 __all__ = ["Cluster"]
 
@@ -37,10 +38,13 @@ class Cluster:
     """Hosts ``node1``, ``node2``, … while the ``with`` block lasts. Several clusters do not meet each other.
 
     ``node2`` has the address 10.77.R.2 on its interface ``railR``; ``node2`` means rail 0, ``node2-rail1`` rail 1.
+    ``progress`` is told what has been built.
     """
 
-    def __init__(self, shape: Shape = TWO_HOSTS) -> None:
+    def __init__(self, shape: Shape = TWO_HOSTS, progress: Optional[Progress] = None) -> None:
         self.shape = shape
+        self._progress = progress
+        self._steps: Set[str] = set()
         self.hosts = tuple(f"node{number + 1}" for number in range(shape.hosts))
         self._keeper: Optional[subprocess.Popen[bytes]] = None
         self._lock = -1
@@ -127,7 +131,15 @@ class Cluster:
         if self._keeper.poll() is not None or (desk / "failed").exists():
             raise ClusterError(f"the hosts did not start: {(desk / 'log').read_text().strip()}")
         pids = [desk / f"{name}.pid" for name in ("fabric", *self.hosts)]
-        return all(pid.exists() and pid.read_text().endswith("\n") for pid in pids)
+        up = [pid.stem for pid in pids if pid.exists() and pid.read_text().endswith("\n")]
+        for name in up:
+            self._step(f"{name} is up")
+        return len(up) == len(pids)
+
+    def _step(self, what: str) -> None:
+        if self._progress is not None and what not in self._steps:
+            self._steps.add(what)
+            self._progress.step(what, 1 + 2 * len(self.hosts))
 
     def _connect_hosts(self) -> None:
         pids = [first_process(self.directory, host) for host in self.hosts]
@@ -135,6 +147,7 @@ class Cluster:
         for host in self.hosts:
             addresses = [self.address(host, rail) for rail in range(len(self.shape.rails))]
             self._wire(host, wiring.of_host(self.shape, addresses))
+            self._step(f"{host} is connected")
 
     def _wire(self, where: str, lines: wiring.Wiring) -> None:
         """Give lines to ``ip`` and ``tc`` in the network of a host or of the fabric."""

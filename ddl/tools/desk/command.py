@@ -16,6 +16,7 @@ from ddl.tools.desk.leftovers import desks
 from ddl.tools.desk.namespaces import entering
 from ddl.tools.desk.shape import Shape, parse_rate
 from ddl.tools.desk.system import ClusterError
+from ddl.tools.progress import Progress
 
 __all__ = ["add_arguments", "run"]
 
@@ -57,7 +58,9 @@ def _up(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     begin = time.monotonic()
-    with Cluster(shape) as cluster:
+    with contextlib.ExitStack() as stack:
+        with Progress(after=5.0, name="ddl desk") as progress:
+            cluster = stack.enter_context(Cluster(shape, progress))
         print(f"{len(cluster.hosts)} hosts, built in {time.monotonic() - begin:.2f} s")
         for number, host in enumerate(cluster.hosts):
             addresses = "  ".join(cluster.address(host, rail) for rail in range(len(rails)))

@@ -14,7 +14,7 @@ from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
 from ddl.tools.doctor.verdicts import ERROR, OK, WARNING, Verdict, judge
 from ddl.tools.doctor.words import counted, duration, rate
-from ddl.tools.json_file import write_json
+from ddl.tools.files import write_json
 
 __all__ = ["add_arguments", "link_table", "run", "summary", "verdict_lines"]
 
@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     verdicts = judge(facts)
     failed = any(verdict.level == ERROR for verdict in verdicts)
     if arguments.json:
-        write_json(arguments.json, {"facts": facts.to_json(), "verdicts": [asdict(one) for one in verdicts]})
+        content = {"facts": facts.to_json(), "verdicts": [asdict(one) for one in verdicts]}
+        write_json(arguments.json, content, quiet=arguments.quiet)
         if arguments.json == "-":
             return int(failed)
     if not arguments.quiet:

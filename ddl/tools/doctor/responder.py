@@ -15,6 +15,7 @@ import time
 from typing import Tuple
 
 from ddl.bootstrap.auth import prove_as_server, read_exactly
+from ddl.bootstrap.shortage import PAUSE
 from ddl.errors import Error
 
 __all__ = ["CHUNK", "FLOOD", "TIME", "WANTS", "Responder"]
@@ -60,9 +61,17 @@ class Responder:
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():
-            with contextlib.suppress(OSError):  # nobody came, or hung up at once
+            try:
                 sock, _ = listener.accept()
+            except socket.timeout:
+                continue
+            except OSError:  # it has hung up, or there is no descriptor: not again at once
+                self._closed.wait(PAUSE)
+                continue
+            try:
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            except RuntimeError:  # no thread can be started: the peer sees that it is not served
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, Error):  # the peer sees it and says so

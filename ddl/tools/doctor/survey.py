@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field
-from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError
@@ -28,6 +28,7 @@ from ddl.run.output import Sink
 from ddl.run.placement import Placement, place
 from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, link_from_json, local_from_json
 from ddl.tools.doctor.probe import MARK
+from ddl.tools.progress import Progress
 
 __all__ = ["Request", "Stopped", "add_host_arguments", "request", "survey"]
 
@@ -100,6 +101,40 @@ class _Found:
     groups_problem: str = ""
 
 
+def _progress(part: Placement) -> Progress:
+    """Every host looks at itself, measures the way to every other one, and says that it has finished."""
+    hosts = len(part.hosts)
+    return Progress(hosts * (hosts + 1), after=5.0, name="ddl doctor")
+
+
+class _Watched(Sink):
+    """The file that probes write to; each thing that they find is a step on the way."""
+
+    def __init__(self, fd: int, progress: Progress, hosts: Sequence[str]) -> None:
+        super().__init__(fd)
+        self._progress = progress
+        self._hosts = hosts
+        self._seen: Set[str] = set()
+
+    def put(self, data: bytes, source: object) -> None:
+        """Queue whole lines of one source."""
+        super().put(data, source)
+        for line in data.decode(errors="replace").splitlines():
+            what = self._found(json.loads(line[len(MARK) :])) if line.startswith(MARK) else ""
+            if what and what not in self._seen:  # a link of each rail
+                self._seen.add(what)
+                self._progress.step(what)
+
+    def _found(self, record: Mapping[str, Any]) -> str:
+        if record["kind"] == "link":
+            ends = (self._hosts[record["link"][end]] for end in ("source", "target"))
+            return f"measured {' to '.join(ends)}"
+        if record["kind"] in ("local", "finished"):
+            done = "has finished" if record["kind"] == "finished" else "has looked at itself"
+            return f"host {self._hosts[record['host']]} {done}"
+        return ""
+
+
 def survey(wanted: Request) -> Facts:
     """Find out everything. ConfigError if there is no launcher; Stopped by a signal."""
     placement, problems = wanted.placement, {}  # type: Placement, Dict[int, str]
@@ -143,8 +178,9 @@ def _run(wanted: Request, present: Sequence[int]) -> Tuple[_Found, Dict[int, str
     )
     starts = LAUNCHERS[wanted.launcher](part, os.environ)
     said = io.StringIO()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        job = ClusterJob(config, part, starts, patient=True, sinks=(Sink(out.fileno()), Sink(err.fileno())))
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _progress(part) as progress:
+        sinks = (_Watched(out.fileno(), progress, part.hosts), Sink(err.fileno()))
+        job = ClusterJob(config, part, starts, patient=True, sinks=sinks)
         with _alarm(limit(len(present), wanted.patience)), contextlib.redirect_stderr(said):
             status = job.run()
         last = _last_lines(err)

@@ -15,7 +15,7 @@ from ddl.plan.draw import draw
 from ddl.plan.layout import ROOTED
 from ddl.plan.verify import verify
 from ddl.tools.doctor.words import bytes_text, counted
-from ddl.tools.json_file import write_json
+from ddl.tools.files import write_json, write_text
 from ddl.tools.plan.figures import Figures, figures
 from ddl.tools.plan.report import report, steps_lines
 from ddl.topology import Topology
@@ -82,8 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg:
         if proof is None:
             raise ConfigError(f"--svg {arguments.svg}: the order of events is known once verified; add --verify")
-        with open(arguments.svg, "w", encoding="utf-8") as file:
-            file.write(draw(plans, proof, topology, focus=focus, subtitle=_subtitle(found)))
+        write_text(arguments.svg, draw(plans, proof, topology, focus=focus, subtitle=_subtitle(found)))
     if arguments.json:
         write_json(arguments.json, found.to_json())
     if arguments.json != "-":

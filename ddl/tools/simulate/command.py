@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence
 
 from ddl.errors import ConfigError, InvalidArgument
 from ddl.tools.bench.plan import sizes
-from ddl.tools.json_file import write_json
+from ddl.tools.files import write_json, write_text
 from ddl.tools.simulate import report, scenario, timeline
 from ddl.tools.simulate.description import PRESETS, Description, preset, read
 from ddl.tuning.models import MODELS
@@ -102,8 +102,7 @@ def _training(arguments: argparse.Namespace, description: Description) -> Dict[s
     if arguments.svg:
         place, step = steps[-1]
         head = f"{work.model.name}, {step.size} ranks as {place.topology}: {100 * step.efficiency:.1f} % efficiency"
-        with open(arguments.svg, "w", encoding="utf-8") as file:
-            file.write(timeline.draw(place, step, head, late))
+        write_text(arguments.svg, timeline.draw(place, step, head, late))
     return report.training_json(steps, work)
 
 

@@ -14,7 +14,7 @@ from ddl.tools.doctor.command import link_table
 from ddl.tools.doctor.facts import Facts, facts_from_json
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
-from ddl.tools.json_file import write_json
+from ddl.tools.files import write_json, write_text
 from ddl.tools.topo.drawing import draw
 from ddl.tools.topo.tree import tree
 
@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         return stopped.status
     rails = rails_of(facts)
     if arguments.svg:
-        with open(arguments.svg, "w", encoding="utf-8") as file:
-            file.write(draw(facts, rails))
+        write_text(arguments.svg, draw(facts, rails))
     if arguments.json:
         write_json(arguments.json, {"facts": facts.to_json()})
     if arguments.json != "-":

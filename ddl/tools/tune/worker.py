@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import ddl
 from ddl.errors import ConfigError
 from ddl.plan.ir import Collective
+from ddl.tools.progress import Progress
 from ddl.tune import file
 from ddl.tune.measure import measure
 from ddl.tune.turns import Outcome
@@ -40,7 +41,13 @@ def main() -> int:
         print(_COLUMNS.format("collective", "size", "default", "", "fastest", "", "gain"), flush=True)
     collectives = [Collective[name.upper()] for name in task["collectives"]]
     said: List[str] = []
-    table = measure(world, collectives, task["sizes"], task["seconds"], _print if first else _nothing, said.append)
+    progress = Progress(seconds=task["seconds"], after=5.0, name="ddl tune")
+
+    def show(*row: Any) -> None:
+        _print(*row)
+        progress.step("measuring")
+
+    table = measure(world, collectives, task["sizes"], task["seconds"], show if first else _nothing, said.append)
     if first:
         print("".join(f"{text}\n" for text in said), end="")
         file.write(table, path)

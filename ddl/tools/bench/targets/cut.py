@@ -18,6 +18,7 @@ from ddl.tools.bench.launch import written_by
 from ddl.tools.bench.table import duration
 from ddl.tools.bench.targets.rows import Row
 from ddl.tools.desk import Cluster, Shape
+from ddl.tools.progress import Progress
 
 __all__ = ["measure", "row"]
 
@@ -32,10 +33,12 @@ def measure(nbytes: int, rounds: int) -> List[Dict[str, Any]]:
     are those of the others, on all ranks; ``layout``: what rank 0 said of its job.
     """
     found = []
+    progress = Progress(rounds)
     for number in range(rounds):
-        print(f"round {number + 1} of {rounds}: ddl, a rail cut", file=sys.stderr, flush=True)
+        progress.step(f"round {number + 1} of {rounds}: ddl, a rail cut")
         with Cluster(SHAPE) as cluster, tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
             found.append(_cut_once(cluster, nbytes, Path(directory)))
+    progress.close()
     return found
 
 

@@ -6,6 +6,7 @@ A ``Case`` is a shape with the contestants that run on it and how their medians 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ddl.tools.bench.table import duration
 from ddl.tools.bench.targets.bounds import ETHERNET, TOKEN_BUCKETS, ring_seconds
 from ddl.tools.bench.targets.rows import Row
 from ddl.tools.desk import FOUR_HOSTS, TWO_RACKS, Cluster, Shape
+from ddl.tools.progress import Progress
 
 __all__ = ["CASES", "Case", "Measured", "Medians", "measure", "rows"]
 
@@ -145,14 +147,16 @@ def measure(
     slowest = min([rate for rate in (*shape.rails, shape.uplink) if rate is not None], default=4 * GBIT)
     pace = plan.Pace(seconds, slowest / 8, overhead=1e-3, least=3)
     ranks = shape.hosts * shape.slots
-    with Cluster(shape) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(shape))
         setting = Setting("allreduce", "float32", ranks, plan.plan_text(sizes, pace), mpi, cluster)
         others = [contestants.find(name) for name in ("gloo", *MPI)]
         left_out.update({one.name: one.why_not(setting) for one in others if one.why_not(setting)})
         chosen = [*case.ours, *(one for one in others if one.name not in left_out)]
         _measure_stream(dataclasses.replace(setting, ranks=2), found, left_out)
+        progress = stack.enter_context(Progress())
         for number in range(rounds):
-            for one in in_turn(chosen, number, rounds):
+            for one in in_turn(chosen, number, rounds, progress):
                 with found.processors.watched(one.name == "ddl"):
                     written = start(one, setting)
                 found.versions[one.name] = written[0]["version"]

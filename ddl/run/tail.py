@@ -1,0 +1,63 @@
+"""A rank's last lines as a report shows them: of a traceback, the user's frames and the error, without DDL's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import List, Sequence, Tuple
+
+__all__ = ["LINES", "for_report"]
+
+LINES = 20  #: that a report shows
+_ROOT = re.escape(str(Path(__file__).resolve().parents[2]))
+_FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+')
+_OWN = re.compile(rf"{_ROOT}/ddl(_[a-z]+)?/|<frozen ")
+_CHAINS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+
+
+def for_report(lines: Sequence[str], most: int = LINES) -> List[str]:
+    """Return the last ``most`` of ``lines`` without DDL's frames, and without tracebacks that had no others.
+
+    A traceback with no frame but DDL's that is the last one is kept: it is a fault of DDL's, and these frames show it.
+    """
+    parts = _chained(lines)
+    kept: List[str] = []
+    for number, part in enumerate(parts):
+        short, users, own = _without_own(part)
+        last = number == len(parts) - 1
+        if users or not own:
+            kept += short
+        elif last:
+            kept += part
+    return kept[-most:]
+
+
+def _chained(lines: Sequence[str]) -> List[List[str]]:
+    """Cut behind each line that leads from a traceback to the one that it caused."""
+    parts: List[List[str]] = [[]]
+    for line in lines:
+        parts[-1].append(line)
+        if line.strip() in _CHAINS:
+            parts.append([])
+    return parts
+
+
+def _without_own(lines: Sequence[str]) -> Tuple[List[str], int, int]:
+    """Return the lines without DDL's frames, and how many frames were the user's and DDL's."""
+    kept: List[str] = []
+    users = own = 0
+    indent = -1  # of the frame of DDL's that we are in
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            is_own = _OWN.match(frame[2]) is not None
+            users, own = users + (not is_own), own + is_own
+            indent = len(frame[1]) if is_own else -1
+        elif indent >= 0 and len(line) - len(line.lstrip()) <= indent:
+            indent = -1  # behind the frame's source
+        if indent < 0:
+            kept.append(line)
+    return kept, users, own

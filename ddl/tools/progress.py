@@ -1,0 +1,81 @@
+"""How far something is that takes its time, and how long it will take: on stderr, as stdout may be read by a program.
+
+On a terminal it is tqdm's bar, if tqdm is installed; elsewhere, and in logs, plain lines. What is over soon says
+nothing (``after``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Optional, Type
+
+__all__ = ["Progress", "left_text"]
+
+
+def left_text(seconds: float) -> str:
+    """Return ``about 40 s left``, ``about 3 min left`` or ``about 2 h 5 min left``."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min left" if minutes < 90 else f"about {minutes // 60} h {minutes % 60} min left"
+
+
+class Progress:
+    """Counts the steps of a whole. Used by one thread, with ``with``.
+
+    ``total``: how many steps there will be; 0: not known yet. ``after``: seconds before anything is shown, and between
+    two plain lines. ``seconds``: how long the whole takes, where that is known; otherwise it follows from the steps.
+    """
+
+    def __init__(self, total: int = 0, *, after: float = 0.0, seconds: float = 0.0, name: str = "") -> None:
+        self._stream = sys.stderr
+        self._total = total
+        self._after = after
+        self._seconds = seconds
+        self._name = f"{name}: " if name else ""
+        self._begin = self._shown = time.monotonic()
+        self._begun = 0  # steps
+        self._bar: Any = None
+        if self._stream.isatty():
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return
+            self._bar = tqdm(total=total or None, file=self._stream, delay=after, leave=False, dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def step(self, what: str, total: int = 0) -> None:
+        """The next step, ``what``, begins, and the one before has ended. ``total``: if that has changed."""
+        self._total = total or self._total
+        if self._bar is not None:
+            self._bar.total = self._total or None
+            self._bar.set_description(f"{self._name}{what}", refresh=False)
+            self._bar.update(int(self._begun > 0))
+            self._bar.refresh()
+        self._begun += 1
+        now = time.monotonic()
+        if self._bar is None and now >= self._shown + self._after:
+            self._shown = now
+            left = self._left(now)
+            print(f"{self._name}{what}{f', {left_text(left)}' if left else ''}", file=self._stream, flush=True)
+
+    def _left(self, now: float) -> float:
+        """Return the seconds that are left; 0 where nothing tells."""
+        taken, done = now - self._begin, self._begun - 1
+        if self._seconds:
+            return max(0.0, self._seconds - taken)
+        return taken / done * max(0, self._total - done) if done else 0.0
+
+    def close(self) -> None:
+        """Take the bar away. Idempotent."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,80 @@
+"""Progress: plain lines where there is no terminal, a bar on one, and what is left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import sys
+import termios
+import time
+from typing import List
+
+import pytest
+
+from ddl.tools.progress import Progress, left_text
+
+
+def test_what_is_left_in_words() -> None:
+    seconds = [0.0, 40.2, 89, 91, 3600, 7500]
+    assert [left_text(each) for each in seconds] == [
+        "about 1 s left",
+        "about 40 s left",
+        "about 89 s left",
+        "about 2 min left",
+        "about 60 min left",
+        "about 2 h 5 min left",
+    ]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> List[str]:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return str(err).splitlines()
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(3) as progress:
+        progress.step("one")
+        time.sleep(0.2)
+        progress.step("two")
+        progress.step("three", 4)
+    said = lines(capsys)
+    assert said == ["one", "two, about 1 s left", "three, about 1 s left"]
+
+
+def test_what_is_over_soon_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(3, after=60) as progress:
+        for what in "abc":
+            progress.step(what)
+    assert lines(capsys) == []
+
+
+def test_a_time_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(seconds=100, name="ddl tune") as progress:
+        progress.step("measuring")
+    assert lines(capsys) == ["ddl tune: measuring, about 2 min left"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if installed:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Progress(2) as progress:
+            progress.step("first")
+            progress.step("second")
+        terminal.flush()
+        assert select.select([screen], [], [], 10)[0]
+        shown = os.read(screen.fileno(), 1 << 16).decode()
+    if installed:
+        assert "second:  50%" in shown and "1/2" in shown
+    else:
+        assert shown.replace("\r", "").startswith("first\nsecond, about 1 s left\n")
