@@ -6,12 +6,15 @@
 >>> optimizer = ddl.DistributedOptimizer(optimizer, model.named_parameters())
 
 Everything here works in a job of size 1 without a launcher, too. Importing makes the backend "ddl" known to
-``torch.distributed``, and does nothing else:
+``torch.distributed``, warns if this torch is newer than what was tested, and does nothing else:
 
 >>> torch.distributed.init_process_group("ddl")
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import Any, List
 
 import torch.distributed
 
@@ -47,18 +50,21 @@ from ddl.allocator import tune_allocator
 from ddl.averaging import MetricAverage, average_metrics
 from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
 from ddl.process_sets import ProcessSet
-from ddl_torch import elastic
+from ddl_torch import _compat, elastic
 from ddl_torch._tensors import Work
 from ddl_torch._where import global_process_set
 from ddl_torch.adasum import adasum_
 from ddl_torch.basics import (
     add_process_set,
     ccl_built,
+    check_extension,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
+    is_homogeneous,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -125,6 +131,7 @@ from ddl_torch.verbs import (
 )
 from ddl_torch.warmup import LinearScalingWarmup
 
+_compat.warn_if_newer()
 if torch.distributed.is_available():
     from ddl_torch.ddp_hook import ddp_hook
     from ddl_torch.process_group import DDLProcessGroup, register
@@ -165,3 +172,19 @@ __all__ += [
     "ddl_built",
 ]
 __all__ += ["ccl_built", "cuda_built", "rocm_built"]
+__all__ += ["check_extension", "gpu_available", "is_homogeneous"]
+
+#: Horovod's modules that only repeat names of this one: loaded when a script asks for them.
+_MODULES = ("functions", "mpi_ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    from ddl.spelling import no_attribute
+
+    raise no_attribute(__name__, name, __all__)
+
+
+def __dir__() -> List[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -27,10 +27,15 @@ class OtherDevices:
         self._owner = group
         self._timeout = timeout
         self._made: Optional[dist.ProcessGroup] = None
+        self._making = False  # then backends may ask the default group for its own, which is what is being made
+
+    def ready(self) -> bool:
+        """Return whether torch has made the group, and knows which backends it was asked for."""
+        return self._owner in dist.distributed_c10d._world.pg_backend_config
 
     def names(self) -> Dict[str, str]:
-        """Return the backend of each device, as the group was asked for; nothing while torch still makes it."""
-        if self._owner not in dist.distributed_c10d._world.pg_backend_config:
+        """Return the backend of each device, as the group was asked for; nothing while it, or ``group``, is made."""
+        if self._making or not self.ready():
             return {}
         pairs = (pair.split(":") for pair in dist.get_backend_config(self._owner).split(","))
         return {device: backend for device, backend in pairs if backend != "ddl"}
@@ -44,12 +49,16 @@ class OtherDevices:
             names = self.names()
             if not names:
                 raise InvalidState('this group has no backend but ddl; ask for one, as in "cpu:ddl,cuda:nccl"')
-            self._made = dist.new_group(
-                dist.get_process_group_ranks(self._owner),
-                timeout=None if self._timeout is None else timedelta(seconds=self._timeout),
-                backend=",".join(f"{device}:{backend}" for device, backend in names.items()),
-                use_local_synchronization=True,
-            )
+            self._making = True
+            try:
+                self._made = dist.new_group(
+                    dist.get_process_group_ranks(self._owner),
+                    timeout=None if self._timeout is None else timedelta(seconds=self._timeout),
+                    backend=",".join(f"{device}:{backend}" for device, backend in names.items()),
+                    use_local_synchronization=True,
+                )
+            finally:
+                self._making = False
         return self._made
 
 

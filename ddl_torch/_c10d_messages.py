@@ -145,6 +145,11 @@ class Messages:
             self._counts.clear()
         self._notices.close([] if self.broken() else [(rank, "sent", number) for rank, number in sent.items()])
 
+    def set_timeout(self, seconds: float) -> None:
+        """Give messages that are sent or received from now on so much time."""
+        self._timeout = seconds
+        self._tagged_communicator.set_timeout(seconds)
+
     def abort(self, reason: str) -> None:
         """Break what is under way: it raises ``ddl.Aborted``, on all ranks."""
         self._communicator.abort(reason)

@@ -1,7 +1,8 @@
-"""``monitored_barrier``: says which ranks do not come, within a time of its own; and torch's function of that name.
+"""Barriers with a time of their own: ``monitored_barrier``, which says which ranks do not come, and ``barrier``.
 
-torch's asks for gloo by name, and refuses any other backend. As it has no place where a backend could say that it has
-one, too, torch's function is replaced by one that serves groups of DDL and passes all others on to it.
+torch's function ``monitored_barrier`` asks for gloo by name, and refuses any other backend. As it has no place where a
+backend could say that it has one, too, torch's function is replaced by one that serves groups of DDL and passes all
+others on to it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import torch.distributed as dist
 from ddl import Communicator, WaitTimeout
 from ddl_torch._c10d_arguments import Waitable
 from ddl_torch._c10d_messages import Messages
+from ddl_torch._c10d_verbs import Verbs
 
-__all__ = ["extend_torch", "monitored_barrier"]
+__all__ = ["barrier_within", "extend_torch", "monitored_barrier", "own_timeout"]
 
 _TAG = -1  # of the messages of a barrier; a program's tags are not negative
 _VERDICT = 2.0  # seconds that rank 0's word may take
@@ -81,6 +83,25 @@ def _break(communicator: Communicator, rank: int, text: str) -> None:
     """Let all ranks raise the error, here at once."""
     communicator._core.fail("CollectiveTimeout", rank, f"monitored_barrier: {text}", True)
     communicator._core.check()
+
+
+def own_timeout(opts: Any) -> Optional[float]:
+    """Return the seconds that a verb's options give it; None if they leave that to the group."""
+    seconds: float = -1.0 if opts is None else opts.timeout.total_seconds()
+    return seconds if seconds >= 0 else None
+
+
+def barrier_within(communicator: Communicator, verbs: Verbs, seconds: float) -> None:
+    """Return when all ranks have called it; break the group with ``CollectiveTimeout`` after ``seconds``."""
+    work, _ = verbs.barrier()
+    assert work is not None
+    try:
+        work.wait(seconds)
+    except WaitTimeout:
+        # torch's own tests look for this form.
+        text = f"barrier: Timed out waiting {seconds * 1000:g}ms for all ranks to call it; give it a longer timeout"
+        communicator._core.fail("CollectiveTimeout", -1, text, True)
+        communicator._core.check()
 
 
 def extend_torch(served: Type[Any]) -> None:

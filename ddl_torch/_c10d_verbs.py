@@ -11,7 +11,9 @@ import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.calls import Call
 from ddl.plan.ir import Collective
+from ddl_torch import _c10d_sparse
 from ddl_torch._c10d_arguments import Finish, Part, bitwise, elements, in_place, moved, reduction
+from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias, plain
 
 __all__ = ["Verbs"]
@@ -32,6 +34,7 @@ class Verbs:
         self._blocking = blocking
 
     def _issue(self, call: Call[None]) -> Optional[ddl.Work]:
+        call.input, call.output = for_core(call.input), for_core(call.output)
         if not self._blocking:
             return self._calls.start(call)
         self._calls.run(call)
@@ -40,7 +43,9 @@ class Verbs:
     # --- to all ranks ---
 
     def allreduce(self, tensor: torch.Tensor, op: Any) -> Part:
-        """Combine ``tensor`` over all ranks, in place."""
+        """Combine ``tensor`` over all ranks, in place. It may be sparse."""
+        if tensor.layout == torch.sparse_coo:
+            return _c10d_sparse.allreduce(self._communicator, tensor, op)
         combine = bitwise(op)
         if combine is not None:
             return self._bitwise(tensor, combine)
@@ -118,6 +123,20 @@ class Verbs:
         _check_elements("gather", targets, tensor)
         rows = tensor.new_empty((self._size, tensor.numel()))
         return self._rooted(Collective.GATHER, block, block, moved(rows, "gather"), root), _deal(rows, targets)
+
+    def gather_single(self, target: Optional[torch.Tensor], tensor: torch.Tensor, root: int) -> Part:
+        """Fill ``target``, which only ``root`` has, with ``tensor`` of each rank, one after the other."""
+        self._calls.check_rank("gather_single", "dst", root)
+        block = moved(tensor, "gather_single")
+        if target is None:
+            return self._rooted(Collective.GATHER, block, block, None, root), None
+        if target.numel() != tensor.numel() * self._size:
+            raise InvalidArgument(
+                f"gather_single: an output of {target.numel()} elements cannot hold {tensor.numel()} elements of each "
+                f"of {self._size} ranks"
+            )
+        own, finish = in_place(target, "gather_single")
+        return self._rooted(Collective.GATHER, block, block, moved(own, "gather_single"), root), finish
 
     def scatter(self, target: torch.Tensor, sources: Optional[Tensors], root: int) -> Part:
         """Fill ``target`` on rank r with ``sources[r]``, which only ``root`` has."""

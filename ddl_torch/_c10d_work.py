@@ -2,7 +2,8 @@
 
 C++ callers of c10d (DDP above all) look only at ``wait`` and ``get_future``. A future needs somebody who completes it,
 so the first one starts a thread of its group; who only waits, as most callers, needs none. An error must reach them as
-a real one of the future: an exception that is only set in it, DDP would take for tensors.
+a real one of the future: an exception that is only set in it, DDP would take for tensors. C++ that has waited takes the
+value of the future without waiting again: the future of a work that has ended is complete from the start.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import datetime
 import queue
 import threading
 import time
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from ddl_torch._c10d_arguments import Part
+from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
 
-__all__ = ["GroupWork", "Waiter"]
+__all__ = ["EachItsOwn", "GroupWork", "Waiter"]
 
 
 class Waiter:
@@ -83,10 +85,32 @@ class Waiter:
                 self._idle += 1
 
 
+class EachItsOwn:
+    """A thread for each work that is asked about: for messages, which end in any order. Used like a ``Waiter``.
+
+    One that waited for a message before it waits for a verb would hold up the verb's future, and whoever needs that
+    before the message can be sent.
+    """
+
+    def ask(self, wait: Callable[[], None], complete: Callable[[], None]) -> None:
+        """Let a thread call ``wait``, which blocks and raises nothing, and then ``complete``."""
+
+        def run() -> None:
+            wait()
+            complete()
+
+        threading.Thread(target=run, name="ddl-torch", daemon=True).start()
+
+
+Asked = Union[Waiter, EachItsOwn]
+
+
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
 
-    def __init__(self, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Waiter) -> None:
+    def __init__(
+        self, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited] = None
+    ) -> None:
         super().__init__()
         self._outputs = outputs
         self._works = [work for work, _ in parts if work is not None]
@@ -94,6 +118,9 @@ class GroupWork(dist.Work):
         self._waiter = waiter
         self._lock = threading.Lock()
         self._future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
+        self._unwaited = unwaited
+        if unwaited is not None:
+            unwaited.add(self)
 
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         """Wait until the results are there; raise the error that the verb ended with.
@@ -101,11 +128,18 @@ class GroupWork(dist.Work):
         ``timeout``: none, or 0, for DDL's own. ``WaitTimeout`` if it has run out; the verb goes on.
         """
         until = time.monotonic() + timeout.total_seconds() if timeout else None
-        for work in self._works:
-            work.wait(None if until is None else max(0.0, until - time.monotonic()))
+        try:
+            for work in self._works:
+                work.wait(None if until is None else max(0.0, until - time.monotonic()))
+        finally:
+            if self._unwaited is not None and self._ended():
+                self._unwaited.remove(self)
         if self._finishes:
             self._finish()
         return True
+
+    def _ended(self) -> bool:
+        return all(work.done() for work in self._works)
 
     def _finish(self) -> None:
         """Write the outputs, once. What raises an error does so again in the next call."""
@@ -116,7 +150,7 @@ class GroupWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Return whether it has ended, well or not. If it has ended well, the results are there. Does not block."""
-        if not all(work.done() for work in self._works):
+        if not self._ended():
             return False
         with contextlib.suppress(Exception):  # an error, too, is an end; ``exception`` returns it
             self.wait()
@@ -159,7 +193,9 @@ class GroupWork(dist.Work):
             if known is None:
                 ended: torch.futures.Future[None] = torch.futures.Future()
                 self._future = ended.then(lambda _: self.result())
-        if known is None:
+        if known is None and self._ended():
+            ended.set_result(None)
+        elif known is None:
             self._waiter.ask(self._await_end, lambda: ended.set_result(None))
         return self._future
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 import torch
 
-from ddl_torch._gradient_bucket import Presence
+from ddl_torch._announcement import Presence
 
 if TYPE_CHECKING:
     from ddl_torch._reducer import GradientReducer
@@ -24,7 +24,7 @@ def average_before_step(
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         if not reducer.synchronized:
-            reducer.synchronize(args[0] if reducer.overlap_update else None)
+            reducer.synchronize(reducer.updated_early(args[0]))
         return None
     if isinstance(closure, _AveragingClosure):
         return None  # a step that calls its base class's step comes here twice

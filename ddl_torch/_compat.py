@@ -2,9 +2,52 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+from typing import Any, Callable, Optional, Tuple
+
 import torch
 
-__all__ = ["mark_written"]
+__all__ = ["NEWEST", "for_core", "mark_written", "newer_than_tested", "question_of_tracing", "warn_if_newer"]
+
+#: The newest release of torch that the tests run with; ``environments/torch.txt`` installs it.
+NEWEST = (2, 15)
+
+
+def newer_than_tested(version: str) -> Optional[str]:
+    """Return what to tell the user of torch ``version``; None if it is none newer than those that were tested."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    release: Tuple[int, ...] = tuple(int(number) for number in numbers.groups()) if numbers else NEWEST
+    if release <= NEWEST:
+        return None
+    newest = ".".join(map(str, NEWEST))
+    return (
+        f"ddl_torch has been tested with torch up to {newest}, and this is {version}: it may work or fail. "
+        f"Install a newer DDL if there is one, or 'torch<{NEWEST[0]}.{NEWEST[1] + 1}' (see docs/compatibility.md)"
+    )
+
+
+def warn_if_newer() -> None:
+    """Warn if this torch is newer than what was tested. Called once in a process, by the import of the adapter."""
+    text = newer_than_tested(torch.__version__)
+    if text is not None:
+        warnings.warn(text, stacklevel=3)  # the line that imports ddl_torch, or near it
+
+
+def _gives_truth_values() -> bool:
+    try:
+        torch.ones(1, dtype=torch.bool).__dlpack__()
+    except RuntimeError:  # up to torch 2.1
+        return False
+    return True
+
+
+_GIVES_TRUTH_VALUES = _gives_truth_values()
+
+
+def for_core(tensor: Optional[torch.Tensor]) -> Any:
+    """Return the memory of a contiguous ``tensor`` as what the core can read and write: mostly the tensor itself."""
+    return tensor if _GIVES_TRUTH_VALUES or tensor is None or tensor.dtype != torch.bool else tensor.numpy()
 
 
 def mark_written(tensor: torch.Tensor) -> None:
@@ -16,3 +59,12 @@ def mark_written(tensor: torch.Tensor) -> None:
         return
     increment = getattr(torch.autograd.graph, "increment_version", torch._C._increment_version)  # the older name
     increment(tensor)
+
+
+def question_of_tracing() -> Callable[[], bool]:
+    """Return the function that is True where TorchDynamo traces the code that calls it, and False where it runs."""
+    if hasattr(torch.compiler, "is_dynamo_compiling"):
+        return torch.compiler.is_dynamo_compiling
+    from torch._dynamo.external_utils import is_compiling  # torch 2.1
+
+    return is_compiling

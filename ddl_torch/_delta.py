@@ -28,7 +28,7 @@ class DeltaReducer:
 
     def __init__(self, communicator: ddl.Communicator) -> None:
         self.communicator = communicator
-        self.synchronized = False  # there is no average that could be made a second time
+        self.synchronized = self.asked = False  # there is no average that could be made a second time
         self.backward_passes_per_step = 1  # gradients add up where autograd puts them, and step() says when
         self._named: List[Tuple[str, torch.Tensor]] = []
         self._moving: List[torch.Tensor] = []  # parameters that have a place in ``_deltas``
@@ -100,6 +100,9 @@ class DeltaReducer:
 
     def release(self) -> None:
         """Leave the parameters to another reducer: nothing hangs on them."""
+
+    def restart(self) -> None:
+        """Do nothing: steps are combined where they are taken, so nobody counts them."""
 
     def synchronize(self) -> None:
         """Do nothing: gradients are the rank's own, and may be changed at any time before the step."""

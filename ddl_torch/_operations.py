@@ -12,18 +12,19 @@ import torch
 import ddl
 from ddl import operations
 from ddl.calls import check_splits
+from ddl.errors import NotSupported
 from ddl.negotiation import Signature
 from ddl.negotiation.pending import Waitable
 from ddl.negotiation.signature import ANY
 from ddl.operations import Operation, at_once, barrier, grouped
-from ddl_torch._tensors import alias, from_array, plain, to_array, written
+from ddl_torch._compat import for_core
+from ddl_torch._tensors import SUMMABLE, alias, from_array, plain, to_array, written
 from ddl_torch.adasum import adasum_
 
 __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped"]
 __all__ += ["check_op", "reducescatter", "summable"]
 
 T = TypeVar("T")
-_ADDED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  #: of the types of floating point
 Start = Callable[[ddl.Communicator], Waitable]
 
 
@@ -34,14 +35,16 @@ def _described(tensor: torch.Tensor, rows_differ: bool = False) -> Tuple[str, Tu
 
 def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
     """Return a new, contiguous tensor with the contents of ``tensor``."""
-    return plain(tensor, verb).clone(memory_format=torch.contiguous_format)
+    own = plain(tensor, verb)
+    try:
+        return own.clone(memory_format=torch.contiguous_format)
+    except NotImplementedError as error:  # torch itself can do next to nothing with some types
+        raise ddl.InvalidArgument(f"{verb}: tensors of type {own.dtype} cannot be communicated: {error}") from error
 
 
 def check_op(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
-    if not isinstance(op, ddl.ReduceOp):
-        raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
-    if tensor.is_floating_point() and tensor.dtype not in _ADDED:
+    if tensor.dtype not in SUMMABLE:
         raise ddl.InvalidArgument(f"{verb}: {tensor.dtype} can be moved, but not added up; pass tensor.float()")
     if op == ddl.Adasum and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ddl.InvalidArgument(f"{verb}: op=Adasum needs floating point, not {tensor.dtype}")
@@ -61,6 +64,14 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
         tensor.copy_(tensor.double().mul_(factor))
 
 
+def _factor(factor: Any, verb: str, name: str) -> float:
+    """Return the factor as a number; a wrong one would be noticed in the middle of the verb only."""
+    try:
+        return float(factor)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ddl.InvalidArgument(f"{verb}: {name}={factor!r} is no real number") from error
+
+
 def _detail(op: ddl.ReduceOp, prescale: float, postscale: float) -> str:
     scales = "" if prescale == postscale == 1.0 else f" prescale_factor={prescale:g} postscale_factor={postscale:g}"
     return f"op={op.name}{scales}"
@@ -71,14 +82,15 @@ def allreduce(
 ) -> Operation[torch.Tensor]:
     """All-reduce ``tensor``, or a copy of it."""
     verb = "allreduce_" if in_place else "allreduce"
+    prescale, postscale = _factor(prescale, verb, "prescale_factor"), _factor(postscale, verb, "postscale_factor")
+    check_op(plain(tensor, verb), verb, op)
     own = tensor if in_place else _copy(tensor, verb)
     target = alias(own, verb)
-    check_op(own, verb, op)
     finish = written(own)
 
-    def scaled() -> torch.Tensor:
+    def scaled() -> Any:
         _scale(target, prescale)
-        return target
+        return for_core(target)
 
     def unscaled(_: Any) -> torch.Tensor:
         _scale(target, postscale)
@@ -123,9 +135,16 @@ def summable(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> Tuple[Any, Ca
 
 def reducescatter(tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[torch.Tensor]:
     """Reduce-scatter the rows."""
+    prescale = _factor(prescale, "reducescatter", "prescale_factor")
+    postscale = _factor(postscale, "reducescatter", "postscale_factor")
+    check_op(plain(tensor, "reducescatter"), "reducescatter", op)
     own = plain(tensor, "reducescatter") if prescale == 1.0 else _copy(tensor, "reducescatter")
     if own.ndim == 0:
         raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
+    if op == ddl.Adasum:
+        raise NotSupported(
+            "reducescatter: op=ddl.Adasum is there for all-reduces only; use allreduce, and take your rows"
+        )
     _scale(own, prescale)
     array, unsum = summable(own, "reducescatter", op)
 
@@ -153,11 +172,17 @@ def allgather(tensor: torch.Tensor) -> Operation[torch.Tensor]:
     )
 
 
-def alltoall(tensor: torch.Tensor, splits: Optional[Sequence[int]], size: int) -> Operation[Any]:
-    """Send ``splits[r]`` rows to each of ``size`` ranks r. With splits the result is a pair, with the received ones."""
+def alltoall(
+    tensor: torch.Tensor, splits: Optional[Sequence[int]], size: int, *, always_pair: bool = False
+) -> Operation[Any]:
+    """Send ``splits[r]`` rows to each of ``size`` ranks r, none: equal shares.
+
+    With splits, and with ``always_pair``, the result is a pair, with the received splits.
+    """
     array, dtype = to_array(tensor, "alltoall"), tensor.dtype
     given = None if splits is None else [int(n) for n in splits]
-    check_splits(array, given, size)
+    shares = check_splits(array, given, size)
+    given = shares if always_pair else given
     counts = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32  # as Horovod
 
     def finish(result: Any) -> Any:

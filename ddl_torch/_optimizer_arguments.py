@@ -9,7 +9,7 @@ import torch
 
 import ddl
 from ddl import buckets
-from ddl_torch.compression import PowerSGD
+from ddl_torch.compression import Own, PowerSGD
 
 __all__ = ["Groups", "NamedParameters", "Settings", "group_numbers", "named"]
 
@@ -30,6 +30,7 @@ class Settings:
     deterministic: bool
     powersgd: Optional[PowerSGD]
     overlap_update: bool
+    own_compressor: Optional[Own]
 
     def lines(self) -> List[str]:
         """Return them one by one, for people."""

@@ -16,7 +16,7 @@ import ddl
 from ddl.negotiation.pending import Waitable
 from ddl_torch._compat import mark_written
 
-__all__ = ["Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
+__all__ = ["SUMMABLE", "Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
 
 T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -25,6 +25,8 @@ _NUMPY_HAS = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)),
 }
+#: What the core adds up, and complex numbers, which it gets as pairs.
+SUMMABLE = {*_NUMPY_HAS, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128}
 
 
 class Work(Generic[T]):
@@ -54,14 +56,39 @@ class Work(Generic[T]):
 
 
 def plain(tensor: Any, verb: str) -> torch.Tensor:
-    """Return ``tensor`` without history, if it is a dense one on the CPU; raise ``InvalidArgument`` if it is not."""
+    """Return ``tensor`` without history, if it is a dense one on the CPU; raise ``InvalidArgument`` if it is not.
+
+    Every tensor of a verb passes through here before anything is submitted: what the core could not read would end the
+    verb on this rank only, and with that all later ones.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
+    if tensor.device.type == "meta":
+        raise ddl.InvalidArgument(f"{verb}: the tensor is on meta, where it has a shape but no numbers")
     if tensor.device.type != "cpu":
         raise ddl.InvalidArgument(f"{verb}: the tensor is on {tensor.device}; copy it to the CPU first")
+    if tensor.is_nested:
+        raise ddl.InvalidArgument(f"{verb}: the tensor is nested; pass each of tensor.unbind()")
     if tensor.layout != torch.strided:
         raise ddl.InvalidArgument(f"{verb}: the tensor is sparse ({tensor.layout}); pass tensor.to_dense()")
-    return tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_quantized:
+        raise ddl.InvalidArgument(f"{verb}: the tensor is quantised ({tensor.dtype}); pass tensor.dequantize()")
+    with torch._C.DisableTorchFunctionSubclass():  # what a subclass makes of a tensor is not what is sent
+        own = tensor.detach().resolve_conj().resolve_neg()
+        if _has_memory(own):
+            return own if type(own) is torch.Tensor else own.as_subclass(torch.Tensor)
+    raise ddl.InvalidArgument(
+        f"{verb}: the {type(tensor).__name__} has no memory of its own that could be sent, as under torch.vmap, "
+        "torch.func and torch.compile, or as a tensor that wraps others; call the verb outside, or pass "
+        "tensor.clone(), or the tensors within"
+    )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:  # so says torch of what stands for another tensor
+        return False
 
 
 def alias(tensor: torch.Tensor, verb: str) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import List, Sequence, Tuple
 import torch
 
 import ddl
-from ddl_torch._gradient_bucket import Entry
+from ddl_torch._gradient_entry import Entry
 from ddl_torch.layerwise import LayerwiseOptimizer
 
 __all__ = ["PartialUpdates", "check_optimizer"]
@@ -50,6 +50,10 @@ class PartialUpdates:
                 parameter.grad = None
         for parameter, gradient in later:
             parameter.grad = gradient
+
+    def begun(self) -> bool:
+        """Return whether a part of the step has been done."""
+        return bool(self._hidden)
 
     def show(self) -> None:
         """Give the gradients back."""

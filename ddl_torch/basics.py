@@ -5,10 +5,13 @@ from __future__ import annotations
 from ddl.horovod_basics import (
     Basics,
     ccl_built,
+    check_extension,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
+    is_homogeneous,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -20,7 +23,7 @@ from ddl.horovod_basics import (
 from ddl_torch._where import process_sets
 
 __all__ = ["add_process_set", "init", "process_set_by_id", "remove_process_set", "shutdown"]
-__all__ += ["start_timeline", "stop_timeline"]
+__all__ += ["check_extension", "gpu_available", "is_homogeneous", "start_timeline", "stop_timeline"]
 __all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
 __all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
 

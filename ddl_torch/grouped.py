@@ -14,6 +14,7 @@ import ddl
 from ddl import Average, Communicator, ReduceOp
 from ddl.operations import choose_op
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
@@ -54,7 +55,7 @@ def grouped_allreduce(
     average: Optional[bool] = None,
     name: Optional[str] = None,
     compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -84,7 +85,7 @@ def grouped_allreduce_(
     tensors: Tensors,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -101,7 +102,7 @@ def grouped_allreduce_async(
     tensors: Tensors,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -118,7 +119,7 @@ def grouped_allreduce_async_(
     tensors: Tensors,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -180,7 +181,7 @@ def grouped_reducescatter(
     tensors: Tensors,
     name: Optional[str] = None,
     compression: Any = Compression.none,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -191,15 +192,16 @@ def grouped_reducescatter(
 
     Types, arguments and errors are those of ``reducescatter``.
     """
+    kind = parse_op(op, "grouped_reducescatter")
     where = Where(process_set, communicator)
 
     def run(some: Tensors) -> List[torch.Tensor]:
         small, contexts = _compress(some, compression, "reducescatter")
-        results = where.run(_reducescatter(small, op, prescale_factor, postscale_factor), name)
+        results = where.run(_reducescatter(small, kind, prescale_factor, postscale_factor), name)
         return _decompress(results, contexts, compression)
 
     def back(gradients: Tensors) -> List[torch.Tensor]:
-        factor = prescale_factor * postscale_factor * (where.size if op == ddl.Sum else 1)
+        factor = prescale_factor * postscale_factor * (where.size if kind == ddl.Sum else 1)
         return where.run(_allgather([gradient * factor for gradient in gradients]), None)
 
     return list(differentiable(run, back, tensors))
@@ -209,7 +211,7 @@ def grouped_reducescatter(
 def grouped_reducescatter_async(
     tensors: Tensors,
     name: Optional[str] = None,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -217,4 +219,5 @@ def grouped_reducescatter_async(
     communicator: Group = None,
 ) -> Work[List[torch.Tensor]]:
     """As ``grouped_reducescatter``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
-    return Where(process_set, communicator).start(_reducescatter(tensors, op, prescale_factor, postscale_factor), name)
+    operation = _reducescatter(tensors, parse_op(op, "grouped_reducescatter"), prescale_factor, postscale_factor)
+    return Where(process_set, communicator).start(operation, name)

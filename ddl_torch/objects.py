@@ -26,10 +26,11 @@ def broadcast_object(
 ) -> Any:
     """Return the ``obj`` of ``root_rank`` on every rank. Collective, blocking.
 
-    What is not plain data (see ``ddl.Communicator.broadcast_object``) needs ``allow_pickle=True`` on every rank, which
-    trusts all ranks to run code on all ranks; Horovod pickles without asking. Raises ``InvalidArgument``, on all ranks,
-    if the root's object cannot be sent, and on ranks that do not accept its pickle; nothing is broken then.
-    ``CollectiveMismatch``, ``CollectiveTimeout``: as ``allreduce``.
+    ``name``, ``process_set``, ``communicator``: as for ``allreduce``. What is not plain data (see
+    ``ddl.Communicator.broadcast_object``) needs ``allow_pickle=True`` on every rank, which trusts all ranks to run code
+    on all ranks; Horovod pickles without asking. Raises ``InvalidArgument``, on all ranks, if the root's object cannot
+    be sent, and on ranks that do not accept its pickle; nothing is broken then. ``CollectiveMismatch``,
+    ``CollectiveTimeout``: as ``allreduce``.
 
     >>> state = ddl_torch.broadcast_object({"epoch": epoch})
     """

@@ -20,14 +20,16 @@ from ddl.allocator import tune_allocator as _tune_allocator
 from ddl.buckets import BUCKET_BYTES
 from ddl.compression import on_wire
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
+from ddl.tracebacks import briefly
 from ddl_torch._delta import DeltaReducer
 from ddl_torch._optimizer_arguments import Groups, NamedParameters, Settings, group_numbers, named
 from ddl_torch._process_set import communicator_of
 from ddl_torch._reducer import GradientReducer
 from ddl_torch._same_model import check_same_on_all_ranks
 from ddl_torch._update import check_optimizer
-from ddl_torch.compression import Compression, CompressionLike, PowerSGD, Wire, parse
+from ddl_torch.compression import Compression, CompressionLike, Own, PowerSGD, Wire, parse
 from ddl_torch.joining import optimizers
 
 __all__ = ["DistributedOptimizer"]
@@ -37,8 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Make ``optimizer`` distributed and return it. Collective: every rank wraps the same model.
 
     Gradients live in flat buckets in shared memory. A bucket is averaged over the ranks as soon as its last gradient is
-    there, while the backward pass goes on, or in ``step()``, which waits for what is left (see overlap). Then every
-    rank has the same gradients, and after ``step()`` the same weights, to the bit.
+    there, while the backward pass goes on, or at its end (see overlap). ``backward()`` returns when every ``p.grad`` is
+    the average. Every rank has the same then, and after ``step()`` the same weights, to the bit.
 
     optimizer: any ``torch.optim.Optimizer``, over parameters on the CPU. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
@@ -46,7 +48,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     compression: how gradients are made smaller on their way between hosts (docs/compression.md): None or "none": as
         DDL_WIRE says; "bf16", "fp16", "int8": float32 is written so, sums stay float32, and what int8 drops is added to
         the next gradient; "powersgd", or ``PowerSGD(rank=…)``: as products of thin matrices; "auto": bf16 or int8 if
-        one is measured, now, to be faster for these gradients. Other types than float32 are sent as they are.
+        one is measured, now, to be faster for these gradients. Other types than float32 are sent as they are. Or a
+        ``Compressor`` of your own, for gradients of all types, each compressed by itself (docs/compression.md).
     backward_passes_per_step: gradients of so many backward passes are added up here before they are sent, in the last
         of them. They are not divided by that number (as in Horovod): divide the loss.
     op: ``ddl.Average``, ``ddl.Sum``, or ``ddl.Adasum``: see below.
@@ -54,16 +57,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradients whose sum would overflow float16. Only with ``ddl.Average``. Sparse gradients are divided first.
     num_groups, groups: lists of parameters; those of a list are sent together, in a bucket of their own (one for each
         type), whatever its size. Or a number of such lists to make. ``num_groups`` is an older name for that number.
-    sparse_as_dense: make sparse gradients (``Embedding(sparse=True)``) dense and average them as such. Else the ranks
-        exchange what entries they have, in ``step()``; ``p.grad`` is sparse. Before the first one has come, a parameter
-        takes the room of a dense gradient, unless the optimizer is ``SparseAdam``.
+    sparse_as_dense: make sparse gradients (``Embedding(sparse=True)``) dense, average them as such, and make the
+        average sparse again. Else the ranks exchange what entries they have, when the backward pass ends. Before the
+        first one has come, a parameter takes the room of a dense gradient, unless the optimizer is ``SparseAdam``.
     process_set: average over its ranks; other ranks keep their gradients to themselves. None: all ranks.
     bucket_bytes: upper bound of a bucket; the first one holds at most 1 MiB.
     overlap: average while the backward pass goes on. Default: if the ranks are on several hosts, or leave a core idle
         for each of them; else it would only take the cores from the backward pass.
-    overlap_update: update the parameters of a bucket as soon as their averages are there, while others are on their
-        way; for slow networks and costly optimizers. If ``step`` fails, some parameters may then be updated and others
-        not. Only for what is known to treat each parameter for itself: torch.optim but LBFGS, LARS and LAMB.
+    overlap_update: let ``step`` wait for averages, and update the parameters of a bucket as soon as theirs are there,
+        while others are on their way; for slow networks and costly optimizers. ``p.grad`` refuses to be read between
+        ``backward()`` and ``step()``; with a hook before the step, which is to see all averages, nothing is updated
+        early. If ``step`` fails, some parameters may be updated and others not. Only for what is known to treat each
+        parameter for itself: torch.optim but LBFGS, LARS and LAMB.
     check: in the first step and every ``check``-th from there, work out all averages again in another way, and look for
         NaN and infinity in the gradients of each rank (docs/check.md); not in sparse ones. 0: never, and at no cost.
     deterministic: averages have the same bits for any hosts, layout and bucket_bytes, given the number of ranks
@@ -75,19 +80,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     A parameter that this rank did not use counts as zero. One that no rank used keeps ``p.grad`` None. A parameter with
     ``requires_grad=False`` is not averaged; one that is unfrozen or added later is, from its first step on.
 
-    To clip gradients, call ``synchronize()`` first; ``step()`` then does not wait again, and need not be told so by
-    ``skip_synchronize()``::
+    Clipping, AMP scalers and hooks work as without DDL; ``synchronize()`` and ``skip_synchronize()`` are not needed.
+    What a loop may do, with whole programs: docs/training_loop.md.
 
-        loss.backward()
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    With a closure, ``step(closure)`` averages the gradients after each call of it, and also the loss that it returns if
+    With a closure, ``step(closure)`` averages the gradients of each call of it, and also the loss that it returns if
     that is one number, so that optimizers that decide by the loss (LBFGS) decide alike on all ranks.
 
-    ``zero_grad()`` before ``step()`` drops gradients. A parameter that is given to another DistributedOptimizer later
-    belongs to that one from then on: ``step()`` of the older one is refused.
+    ``zero_grad()`` before ``step()`` drops gradients; all ranks do so, or none. A parameter that is given to another
+    DistributedOptimizer later belongs to that one from then on: ``step()`` of the older one is refused.
 
     With ``op=ddl.Adasum``, each rank takes a step by its own gradients, and the ranks' steps are combined (arXiv
     2006.02924): parameter by parameter, added where they are orthogonal and averaged where they are parallel. Weights
@@ -96,10 +96,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     buckets, groups, sparse gradients and overlap is void.
 
     Raises ``InvalidArgument`` for parameters without or with duplicate names, on another device, of another type, or if
-    ranks differ; ``InvalidState`` in ``backward()`` if a gradient arrives after its bucket was sent, and in ``step()``
-    if gradients were changed while they were averaged, or are dense on one rank and sparse on another. With ``check``,
-    all ranks raise the same error before weights are changed: ``InvalidState`` for a gradient or a sum that is not
-    finite, ``InternalError`` for an average that is wrong.
+    ranks differ. ``backward()`` (or what takes its place) raises ``InvalidState``, on all ranks, if an exception has
+    ended that of one rank, if ranks have taken different numbers of steps, or if gradients are dense on one rank and
+    sparse on another; on the rank itself if it changed gradients while they were averaged, or if a pass brings
+    gradients on top of a sum (``op=ddl.Sum``). With ``check``, all ranks raise the same error before weights are
+    changed: ``InvalidState`` for a gradient or a sum that is not finite, ``InternalError`` for a wrong average.
 
     >>> optimizer = ddl_torch.DistributedOptimizer(optimizer, model.named_parameters())
     """
@@ -113,7 +114,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Optional[NamedParameters] = None,
         compression: CompressionLike = None,
         backward_passes_per_step: int = 1,
-        op: ddl.ReduceOp = ddl.Average,
+        op: OpLike = ddl.Average,
         gradient_predivide_factor: float = 1.0,
         num_groups: int = 0,
         groups: Optional[Groups] = None,
@@ -133,6 +134,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer needs a torch.optim.Optimizer that is not distributed yet, not a "
                 f"{type(optimizer).__name__}"
             )
+        op = parse_op(op, "DistributedOptimizer")
         _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check, deterministic)
         if overlap_update:
             check_optimizer(optimizer)
@@ -168,6 +170,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 sparse_as_dense=sparse_as_dense,
                 deterministic=deterministic,
                 powersgd=powersgd,
+                own_compressor=chosen if isinstance(chosen, Own) else None,
             )
             reducer = GradientReducer(group, settings, backward_passes_per_step, own)
             sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
@@ -186,9 +189,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 vars(optimizer)["step"] = _taking_back(optimizer.step, weakref.ref(reducer))
         optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), methods)
         optimizer.__dict__["_ddl"] = reducer
-        optimizer.register_step_pre_hook(_before_step)
+        before = optimizer.register_step_pre_hook(_before_step)
         after = optimizer.register_step_post_hook(_after_step)
-        # The hooks of users see a step that is complete. It is an OrderedDict, whatever torch's annotation says.
+        # The hooks of users see averages, and a step that is complete. torch's annotations do not say OrderedDict.
+        optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # type: ignore[attr-defined]
         optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
         assert isinstance(optimizer, DistributedOptimizer)
         return optimizer
@@ -199,20 +203,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Wait until every ``p.grad`` is the average over the ranks. Collective, blocking.
 
-        Gradients may be changed afterwards; the next ``step()`` uses them as they are, unless new ones have come.
-        Called a second time without new gradients, it warns and averages what is there now.
+        Not needed after ``backward()``, which ends with averages, but for ``overlap_update`` and for gradients that did
+        not come from a backward pass. Gradients may be changed afterwards; the next ``step()`` uses them as they are,
+        unless new ones have come. Called a second time without new ones, it warns and averages what is there now.
         """
         _check_in_charge(self)
-        if self._ddl.synchronized:
+        if self._ddl.asked:
             warnings.warn(
                 "optimizer.synchronize() was called again without a backward pass or step() in between: what was "
                 "averaged already is averaged once more. Call it once per step; step() does not call it again",
                 stacklevel=2,
             )
-        self._ddl.synchronize()
+        if self._ddl.asked or not self._ddl.synchronized:
+            self._ddl.synchronize()
+        self._ddl.asked = True
 
     def skip_synchronize(self) -> ContextManager[None]:
-        """Return a context in which ``step()`` averages nothing. Not needed after ``synchronize()``.
+        """Return a context in which ``step()`` averages nothing. Not needed after ``backward()``.
 
         Raises ``InvalidState`` with ``op=ddl.Adasum``.
         """
@@ -233,6 +240,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """As the wrapped optimizer's. Gradients that are being averaged are waited for, then dropped."""
         self._ddl.discard()
         super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """As the wrapped optimizer's. Every rank loads the same state, and has the same weights then."""
+        super().load_state_dict(state_dict)
+        self._ddl.restart()
 
     @naming_rank
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -302,7 +314,7 @@ def _check_numbers(op: Any, passes: int, predivide: float, check: int, determini
 
 
 def _check_compression(
-    chosen: Union[Wire, PowerSGD], op: Any, predivide: float, check: int, deterministic: bool
+    chosen: Union[Wire, PowerSGD, Own], op: Any, predivide: float, check: int, deterministic: bool
 ) -> None:
     if chosen == Compression.none:
         return
@@ -348,6 +360,7 @@ def _taking_back(step: Callable[..., Any], reducer: weakref.ref[DeltaReducer]) -
     return taking_back
 
 
+@briefly
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     _check_in_charge(optimizer)
     return optimizer._ddl.before_step(args, kwargs)

@@ -17,8 +17,10 @@ from typing import Callable, Optional
 import torch
 
 import ddl
-from ddl import Average, Communicator, ReduceOp
+from ddl import Average, Communicator
+from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
+from ddl_torch._compat import for_core
 from ddl_torch._operations import check_op, summable
 from ddl_torch._tensors import Work, alias, from_array, to_array, written
 
@@ -34,15 +36,16 @@ def _of(communicator: Group) -> Communicator:
 
 @naming_rank
 def prepare_allreduce(
-    tensor: torch.Tensor, *, op: ReduceOp = Average, name: str = "", communicator: Group = None
+    tensor: torch.Tensor, *, op: OpLike = Average, name: str = "", communicator: Group = None
 ) -> Callable[[], torch.Tensor]:
     """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call.
 
     Not collective; calls of the function are, and block. ``tensor`` must be contiguous. ``name`` appears in errors.
     """
     target = alias(tensor, "prepare_allreduce")
+    op = parse_op(op, "prepare_allreduce")
     check_op(tensor, "prepare_allreduce", op)
-    run = _of(communicator).prepare_allreduce(target, op=op, name=name)
+    run = _of(communicator).prepare_allreduce(for_core(target), op=op, name=name)
     finish = written(tensor)
 
     def call() -> torch.Tensor:
@@ -54,20 +57,21 @@ def prepare_allreduce(
 
 @naming_rank
 def reduce(
-    tensor: torch.Tensor, *, root_rank: int = 0, op: ReduceOp = Average, communicator: Group = None
+    tensor: torch.Tensor, root_rank: int = 0, *, op: OpLike = Average, communicator: Group = None
 ) -> Optional[torch.Tensor]:
     """Combine ``tensor`` over all ranks; return the result on ``root_rank``, None elsewhere. Blocking.
 
     Shapes and types are those of ``allreduce``.
     """
-    return reduce_async(tensor, root_rank=root_rank, op=op, communicator=communicator).wait()
+    return reduce_async(tensor, root_rank, op=op, communicator=communicator).wait()
 
 
 @naming_rank
 def reduce_async(
-    tensor: torch.Tensor, *, root_rank: int = 0, op: ReduceOp = Average, communicator: Group = None
+    tensor: torch.Tensor, root_rank: int = 0, *, op: OpLike = Average, communicator: Group = None
 ) -> Work[Optional[torch.Tensor]]:
     """As ``reduce``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
+    op = parse_op(op, "reduce")
     array, finish = summable(tensor, "reduce", op)
     work = _of(communicator).reduce_async(array, root=root_rank, op=op)
     return Work(work, lambda result: None if result is None else finish(result))
@@ -77,7 +81,7 @@ def reduce_async(
 
 
 @naming_rank
-def gather(tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = None) -> Optional[torch.Tensor]:
+def gather(tensor: torch.Tensor, root_rank: int = 0, *, communicator: Group = None) -> Optional[torch.Tensor]:
     """Return on ``root_rank`` the tensors of all ranks along the first dimension, None elsewhere. Blocking.
 
     Of any type; the first dimension may differ by rank. ``InvalidArgument``, on all ranks, if anything else does.
@@ -88,7 +92,7 @@ def gather(tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = No
 
 @naming_rank
 def gather_async(
-    tensor: torch.Tensor, *, root_rank: int = 0, communicator: Group = None
+    tensor: torch.Tensor, root_rank: int = 0, *, communicator: Group = None
 ) -> Work[Optional[torch.Tensor]]:
     """As ``gather``, without blocking, but that sizes are exchanged before it returns."""
     work = _of(communicator).gather_async(to_array(tensor, "gather_async"), root=root_rank)
@@ -97,18 +101,18 @@ def gather_async(
 
 
 @naming_rank
-def scatter(tensor: Optional[torch.Tensor] = None, *, root_rank: int = 0, communicator: Group = None) -> torch.Tensor:
+def scatter(tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, communicator: Group = None) -> torch.Tensor:
     """Return this rank's share of the rows of the root's ``tensor``, which matters on ``root_rank`` only. Blocking.
 
     Of any type. Where the rows do not divide by the number of ranks, the first ranks get one more. ``InvalidArgument``
     if the root passes none, on the root; if it has no dimensions, on all ranks.
     """
-    return scatter_async(tensor, root_rank=root_rank, communicator=communicator).wait()
+    return scatter_async(tensor, root_rank, communicator=communicator).wait()
 
 
 @naming_rank
 def scatter_async(
-    tensor: Optional[torch.Tensor] = None, *, root_rank: int = 0, communicator: Group = None
+    tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, communicator: Group = None
 ) -> Work[torch.Tensor]:
     """As ``scatter``, without blocking, but that type and shape are exchanged before it returns."""
     group = _of(communicator)

@@ -30,9 +30,10 @@ _BLOCK = 1 << 15  # elements that are worked on at a time, in the second-level c
 class _Matrix:
     """One compressed gradient: views of the bucket, of the error, and of the flat buffers of factors."""
 
-    def __init__(self, gradient: torch.Tensor, rank: int, seed: int) -> None:
-        self.gradient = gradient  # of any shape
-        self.rows, self.columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
+    def __init__(self, number: int, shape: torch.Size, rank: int, seed: int) -> None:
+        self.number = number  # of the entry of the bucket
+        self.gradient = torch.empty(0)  # of any number of dimensions; bound before it is used
+        self.rows, self.columns = shape[0], shape.numel() // shape[0]
         self.rank = rank
         self.error = torch.zeros(self.rows, self.columns)
         self.start = _uniform(rank, self.columns, seed)  # what the next power iteration begins with
@@ -74,25 +75,22 @@ class LowRankBucket:
         self._bucket = bucket
         self._communicator = communicator
         self._op = op
-        # The same memory, but not the same tensor: the bucket counts who else writes to its own.
-        values = torch.from_numpy(bucket.flat.numpy())
-        plain = [values[bucket.flags_offset :]]
         self._matrices: List[_Matrix] = []
+        self._uncompressed: List[int] = []  # numbers of entries
         for number, entry in enumerate(bucket.entries):
-            view = entry.view
-            assert view is not None
-            gradient = values.as_strided(view.shape, view.stride(), view.storage_offset())
-            thin = min(rank, *gradient.shape) if gradient.dim() > 1 and gradient.numel() else 0
-            if thin and thin * (gradient.shape[0] + gradient.numel() // gradient.shape[0]) < gradient.numel():
-                self._matrices.append(_Matrix(gradient, thin, bucket.number << 20 | number))
+            shape = entry.parameter.shape
+            thin = min(rank, *shape) if len(shape) > 1 and shape.numel() else 0
+            if thin and thin * (shape[0] + shape.numel() // shape[0]) < shape.numel():
+                self._matrices.append(_Matrix(number, shape, thin, bucket.number << 20 | number))
             else:
-                plain.append(gradient)
-        self._plain = plain
+                self._uncompressed.append(number)
+        self._bind()
         sizes_p = [m.rows * m.rank for m in self._matrices]
         sizes_q = [m.columns * m.rank for m in self._matrices]
-        self._first = torch.from_numpy(ddl.empty(sum(t.numel() for t in plain) + sum(sizes_p), "float32"))
+        plain = [tensor.numel() for tensor in self._plain]
+        self._first = torch.from_numpy(ddl.empty(sum(plain) + sum(sizes_p), "float32"))
         self._second = torch.from_numpy(ddl.empty(sum(sizes_q), "float32"))
-        *self._copies, factors = torch.split(self._first, [*(t.numel() for t in plain), sum(sizes_p)])
+        *self._copies, factors = torch.split(self._first, [*plain, sum(sizes_p)])
         both = zip(torch.split(factors, sizes_p), torch.split(self._second, sizes_q))
         for matrix, (p, q) in zip(self._matrices, both):
             matrix.bind(p, q)
@@ -101,8 +99,25 @@ class LowRankBucket:
         self._reduce_second = communicator.prepare_allreduce(self._second.numpy(), op=op, name=f"{self._name}.q")
         self._kept = False  # the last gradient has left an error
 
+    def _bind(self) -> None:
+        """Work on the memory that the bucket has now."""
+        self._memory = self._bucket.flat
+        # Not the bucket's own tensor: it counts who else writes to that.
+        values = self._bucket.values()
+
+        def gradient(number: int) -> torch.Tensor:
+            view = self._bucket.entries[number].view
+            assert view is not None
+            return values.as_strided(view.shape, view.stride(), view.storage_offset())
+
+        self._plain = [values[self._bucket.flags_offset :], *map(gradient, self._uncompressed)]
+        for matrix in self._matrices:
+            matrix.gradient = gradient(matrix.number)
+
     def send(self, overlap: bool) -> None:
         """As ``GradientBucket.send``: the first all-reduce runs in the background if ``overlap``, the rest later."""
+        if self._memory is not self._bucket.flat:
+            self._bind()
         for copy, tensor in zip(self._copies, self._plain):
             copy.view(tensor.shape).copy_(tensor)
         for matrix in self._matrices:
@@ -132,7 +147,8 @@ class LowRankBucket:
         self._kept = bool(torch.isfinite(self._second).all())  # a P that is not finite makes a Q that is not
         divisor = self._communicator.size if self._op == ddl.Sum else 1
         for matrix in self._matrices:
-            matrix.finish(divisor, self._kept)
+            # What no rank uses is used nowhere: what was left over is sent again.
+            matrix.finish(divisor, self._kept and self._bucket.is_used(matrix.number))
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:

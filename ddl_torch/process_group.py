@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ddl import Communicator
+from ddl import Communicator, InvalidState
 from ddl_torch._c10d_arguments import Part, op_of
 from ddl_torch._c10d_devices import OtherDevices, by_device
+from ddl_torch._c10d_lifetime import Unwaited, keep_what_reducers_hold, torch_keeps_works
 from ddl_torch._c10d_messages import Messages
-from ddl_torch._c10d_monitored_barrier import extend_torch, monitored_barrier
+from ddl_torch._c10d_monitored_barrier import barrier_within, extend_torch, monitored_barrier, own_timeout
 from ddl_torch._c10d_verbs import Verbs
-from ddl_torch._c10d_work import GroupWork, Waiter
+from ddl_torch._c10d_work import EachItsOwn, GroupWork, Waiter
 from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
 
 __all__ = ["DDLProcessGroup", "register"]
@@ -35,6 +36,7 @@ def register() -> None:
         dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu"])
         register_rendezvous_handler("ddl", by_launcher)  # type: ignore[no-untyped-call]
         extend_torch(DDLProcessGroup)
+        keep_what_reducers_hold()
 
 
 def _create(options: Any, _: Any) -> DDLProcessGroup:
@@ -64,6 +66,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self.communicator = communicator
         self._leave = leave
         self._waiter = Waiter()
+        self._unwaited = None if torch_keeps_works() else Unwaited()
         self._starting = Verbs(communicator, blocking=False)
         self._blocking = Verbs(communicator, blocking=True)
         self._timeout = communicator.timeout
@@ -76,7 +79,10 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         return self._starting if getattr(opts, "asyncOp", True) else self._blocking
 
     def _work(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
-        return GroupWork(list(outputs), parts, self._waiter)
+        return GroupWork(list(outputs), parts, self._waiter, self._unwaited)
+
+    def _message(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
+        return GroupWork(list(outputs), parts, EachItsOwn(), self._unwaited)
 
     # --- what torch asks of a group, by torch's names ---
 
@@ -107,7 +113,8 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> List[torch.device]:
-        return [torch.device(device) for device in ("cpu", *self.others.names())]
+        # While it makes a group, torch takes a device for a sign that a compiled backend is there, which it can record.
+        return [torch.device(device) for device in ("cpu", *self.others.names())] if self.others.ready() else []
 
     def _get_backend(self, device: torch.device) -> Any:
         if device.type in self.others.names():
@@ -121,6 +128,18 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     def _end_coalescing(self, device: torch.device) -> Any:
         return self.others.group()._end_coalescing(device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Give each operation that begins from now on so much time, as ``dist.set_timeout`` asks. Not collective."""
+        self._timeout = timeout.total_seconds()
+        self.communicator.set_timeout(self._timeout)
+        self._messages.set_timeout(self._timeout)
+        if self.others.names():
+            self.others.group().set_timeout(timeout)
+
+    def split_group(self, *_: Any, **__: Any) -> dist.ProcessGroup:
+        """Raise ``InvalidState``: torch would make a group that has no backend for the CPU."""
+        raise InvalidState('split_group: the backend "ddl" cannot be split; new_group makes a group of the same ranks')
 
     def abort(self) -> None:
         """Break the group on all its ranks: what is under way and every later verb raises ``ddl.Aborted``."""
@@ -186,6 +205,12 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         return self._work(targets or [], [self._verbs(opts).gather(targets, inputs[0], opts.rootRank)])
 
     @by_device
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> GroupWork:
+        """Fill ``output``, on ``opts.rootRank`` only, with the tensors of all ranks, one after the other."""
+        target = output if self.rank() == opts.rootRank else None
+        return self._work([output], [self._verbs(opts).gather_single(target, tensor, opts.rootRank)])
+
+    @by_device
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Fill ``outputs[0]`` with ``inputs[0][r]`` of ``opts.rootRank`` on rank r."""
         sources = inputs[0] if self.rank() == opts.rootRank else None
@@ -235,8 +260,16 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     # --- no data, and from one to another ---
 
     def barrier(self, opts: Any = None) -> GroupWork:
-        """Done when every rank has called it."""
-        return self._work([], [self._verbs(opts).barrier()])
+        """Done when every rank has called it.
+
+        After a ``timeout`` of its own (``dist.barrier`` has one in newer versions of torch), if its caller waits at
+        once, the group is broken: ``CollectiveTimeout``. Else the time is the group's.
+        """
+        seconds = own_timeout(opts)
+        if seconds is None or getattr(opts, "asyncOp", True):
+            return self._work([], [self._verbs(opts).barrier()])
+        barrier_within(self.communicator, self._starting, seconds)
+        return self._work([], [])
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
         """Return when every rank has called it. Blocking.
@@ -250,17 +283,17 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send to rank ``dst``. Messages between two ranks with the same tag arrive in the order of the calls."""
-        return self._work([], [self._messages.send(tensor, dst, tag) for tensor in tensors])
+        return self._message([], [self._messages.send(tensor, dst, tag) for tensor in tensors])
 
     @by_device
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """Receive from rank ``src`` what it sends next with ``tag``, of the same type and size."""
-        return self._work(tensors, [self._messages.recv(tensor, src, tag) for tensor in tensors])
+        return self._message(tensors, [self._messages.recv(tensor, src, tag) for tensor in tensors])
 
     @by_device
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         """Receive from the rank that first sends with ``tag``; the work's ``source_rank`` tells which that was."""
-        return self._work(tensors, [self._messages.recv(tensor, None, tag) for tensor in tensors])
+        return self._message(tensors, [self._messages.recv(tensor, None, tag) for tensor in tensors])
 
     # --- older names, by which older versions of torch call ---
 

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 import ddl
+from ddl.errors import NotSupported
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._where import Where, global_process_set
@@ -23,7 +25,7 @@ __all__ = ["reduce_gradients", "sparse_allreduce_async"]
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
-    op: ddl.ReduceOp = ddl.Average,
+    op: OpLike = ddl.Average,
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Optional[ddl.Communicator] = None,
@@ -41,8 +43,9 @@ def sparse_allreduce_async(
     what = f"sparse_allreduce_async of {name!r}"
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo or tensor.device.type != "cpu":
         raise ddl.InvalidArgument(f"{what}: it is no sparse (COO) tensor on the CPU; use allreduce for a dense one")
-    if op not in (ddl.Average, ddl.Sum):
-        raise ddl.InvalidArgument(f"{what}: op={op!r}; sparse tensors can be averaged and summed")
+    kind = parse_op(op, what)
+    if kind not in (ddl.Average, ddl.Sum):
+        raise NotSupported(f"{what}: op={kind!r}; sparse tensors can be averaged and summed")
     own = tensor.detach().coalesce()
     where, shape = Where(process_set, communicator), own.shape
     parts = [_operations.allgather(own.indices().t()), _operations.allgather(own.values())]
@@ -50,7 +53,7 @@ def sparse_allreduce_async(
 
     def finish() -> torch.Tensor:
         places, entries = work.wait()
-        entries = entries / where.size if op == ddl.Average else entries
+        entries = entries / where.size if kind == ddl.Average else entries
         return torch.sparse_coo_tensor(places.t(), entries, shape, check_invariants=False).coalesce()
 
     return finish
@@ -67,15 +70,15 @@ def _kind(gradient: Optional[torch.Tensor]) -> int:
 
 
 def reduce_gradients(
-    parameters: Sequence[torch.Tensor], presence: int, communicator: ddl.Communicator, op: ddl.ReduceOp
-) -> Tuple[List[torch.Tensor], int]:
+    parameters: Sequence[torch.Tensor], said: Sequence[int], communicator: ddl.Communicator, op: ddl.ReduceOp
+) -> Tuple[List[torch.Tensor], List[int]]:
     """Make the sparse ``p.grad`` of each of ``parameters`` the same on all ranks. Collective, blocking.
 
     A rank without a gradient counts as zero; where no rank has one, ``p.grad`` is left alone. Returns, alike on all
-    ranks, the parameters of which some rank has a dense gradient, for which nothing is done, and the greatest
-    ``presence`` (0 to 255) of any rank.
+    ranks, the parameters of which some rank has a dense gradient, for which nothing is done, and for each number of
+    ``said`` (0 to 255) the greatest of any rank.
     """
-    kinds = np.array([*(_kind(p.grad) for p in parameters), presence], np.uint8)
+    kinds = np.array([*(_kind(p.grad) for p in parameters), *said], np.uint8)
     communicator.allreduce_(kinds, op=ddl.Max)
     handles = []
     for p, kind in zip(parameters, kinds.tolist()):
@@ -84,7 +87,7 @@ def reduce_gradients(
             handles.append((p, sparse_allreduce_async(mine, op=op, communicator=communicator)))
     for p, handle in handles:
         p.grad = handle()
-    return [p for p, kind in zip(parameters, kinds.tolist()) if kind == _DENSE], int(kinds[-1])
+    return [p for p, kind in zip(parameters, kinds.tolist()) if kind == _DENSE], kinds[len(parameters) :].tolist()
 
 
 def _with_sparse_dimensions(number: int, parameter: torch.Tensor) -> torch.Tensor:

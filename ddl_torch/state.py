@@ -10,6 +10,7 @@ import ddl
 from ddl.alike import check_alike
 from ddl.refusals import naming_rank
 from ddl_torch._compat import mark_written
+from ddl_torch.optimizer import DistributedOptimizer
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -26,7 +27,8 @@ def broadcast_parameters(
     ``params``: ``model.state_dict()`` (parameters and buffers), ``model.named_parameters()`` or ``model.parameters()``;
     names, shapes and types must be the same on every rank. What is no tensor (None, a module's extra state) cannot be
     overwritten, and stays as it is. Raises ``InvalidArgument``, on all ranks, if names, shapes, types or roots differ,
-    or if one of them passes something else, or a tensor that is sparse or not on the CPU.
+    or if one of them passes something else, or a tensor that is sparse or not on the CPU. ``communicator``: whose
+    ranks, default all.
 
     >>> ddl_torch.broadcast_parameters(model.state_dict())
     """
@@ -77,6 +79,9 @@ def broadcast_optimizer_state(
     dropped. ``model``: not needed; one that is given must have all parameters of the optimizer. ``allow_pickle``: as
     for ``broadcast_object``, for settings that are not plain data. Raises ``InvalidArgument``, on all ranks, if the
     root's settings cannot be sent, ranks differ in ``root_rank`` or ``allow_pickle``, or the model of one lacks some.
+    ``communicator``: whose ranks, default all.
+
+    >>> ddl_torch.broadcast_optimizer_state(optimizer, 0)
     """
     group = ddl.world() if communicator is None else communicator
     verb = "broadcast_optimizer_state"
@@ -87,6 +92,8 @@ def broadcast_optimizer_state(
     if group.rank == root_rank:
         for tensor in tensors:
             _broadcast(tensor, root_rank, group)
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer._ddl.restart()  # as load_state_dict does on the other ranks
     else:
         _load(optimizer, _put_together(described, root_rank, group))
 

@@ -18,9 +18,10 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 
 import ddl
-from ddl import Average, Communicator, ReduceOp
+from ddl import Average, Communicator
 from ddl.operations import choose_op
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
@@ -48,7 +49,7 @@ def allreduce(
     average: Optional[bool] = None,
     name: Optional[str] = None,
     compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -57,11 +58,20 @@ def allreduce(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks (default: average); return the result, the same bits on every rank. Blocking.
 
-    ``tensor``: of the same shape and type on all ranks; truth values have no average, complex numbers no order and no
-    product. It is multiplied by ``prescale_factor`` before and the result by ``postscale_factor``; integers as float64,
-    truncated. ``compression``: how it is written meanwhile. ``average`` is Horovod's old name of ``op``. Raises
-    ``InvalidArgument`` before anything is sent; ``CollectiveMismatch`` if ranks submit different things;
-    ``CollectiveTimeout`` if one of them submits nothing (DDL_TIMEOUT).
+    tensor: on the CPU, of the same shape and type on all ranks.
+    average: Horovod's old name of ``op``.
+    name: ranks may submit named operations in any order; those without are paired in the order of the calls.
+    compression: how the tensor is written meanwhile: one of ``Compression``, or a ``Compressor`` of your own.
+    op: ``Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product``, ``Adasum``, or the name of one, "sum". Truth
+        values have no average, complex numbers no order and no product.
+    prescale_factor, postscale_factor: multiply the tensor before and the result afterwards; integers as float64,
+        truncated.
+    process_set: whose ranks; default: all of the job.
+    communicator: its ranks instead, which then all make the same calls in the same order, at less cost.
+
+    The gradient is the same operation on the gradients. Raises ``InvalidArgument`` before anything is sent;
+    ``CollectiveMismatch`` if ranks submit different things; ``CollectiveTimeout`` if one of them submits nothing
+    (DDL_TIMEOUT); ``PeerLost`` if one is lost.
 
     >>> mean = ddl_torch.allreduce(tensor)
     """
@@ -85,7 +95,7 @@ def allreduce_(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -102,7 +112,7 @@ def allreduce_async(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -119,7 +129,7 @@ def allreduce_async_(
     tensor: torch.Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -149,8 +159,11 @@ def broadcast(
 ) -> torch.Tensor:
     """Return a new tensor with the contents of ``tensor`` of ``root_rank``. Blocking.
 
-    ``tensor``: of any type, the same shape and type on all ranks. The gradient is the average of all ranks' gradients
-    on ``root_rank``, zero elsewhere. Errors are those of ``allreduce``.
+    tensor: on the CPU, of any type, the same shape and type on all ranks. root_rank: a rank of the job, or of
+    ``communicator``. name, process_set, communicator: as for ``allreduce``. The gradient is the average of all ranks'
+    gradients on ``root_rank``, zero elsewhere. Raises what ``allreduce`` does.
+
+    >>> weight = ddl_torch.broadcast(weight, 0)
     """
     where = Where(process_set, communicator)
 
@@ -215,7 +228,7 @@ def reducescatter(
     tensor: torch.Tensor,
     name: Optional[str] = None,
     compression: Any = Compression.none,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -228,15 +241,16 @@ def reducescatter(
     gradients of their rows; for a sum, times the number of ranks (as in Horovod). Types, factors and errors are those
     of ``allreduce``; a tensor without dimensions is ``InvalidArgument``.
     """
+    kind = parse_op(op, "reducescatter")
     where, cast = Where(process_set, communicator), casting(compression)
 
     def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         small, context = cast.compress(plain(tensors[0], "reducescatter"))
-        operation = _operations.reducescatter(small, op, prescale_factor, postscale_factor)
+        operation = _operations.reducescatter(small, kind, prescale_factor, postscale_factor)
         return [cast.decompress(where.run(operation, name), context)]
 
     def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        factor = prescale_factor * postscale_factor * (where.size if op == ddl.Sum else 1)
+        factor = prescale_factor * postscale_factor * (where.size if kind == ddl.Sum else 1)
         return [where.run(_operations.allgather(gradients[0] * factor), None)]
 
     return differentiable(run, back, [tensor])[0]
@@ -246,7 +260,7 @@ def reducescatter(
 def reducescatter_async(
     tensor: torch.Tensor,
     name: Optional[str] = None,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -254,7 +268,7 @@ def reducescatter_async(
     communicator: Group = None,
 ) -> Work[torch.Tensor]:
     """As ``reducescatter``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    operation = _operations.reducescatter(tensor, op, prescale_factor, postscale_factor)
+    operation = _operations.reducescatter(tensor, parse_op(op, "reducescatter"), prescale_factor, postscale_factor)
     return Where(process_set, communicator).start(operation, name)
 
 
@@ -271,8 +285,11 @@ def allgather(
 ) -> torch.Tensor:
     """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking.
 
-    ``tensor``: of any type; type and other dimensions are the same on all ranks. The gradient is the average of all
-    ranks' gradients of this rank's rows. Errors are those of ``allreduce``.
+    tensor: on the CPU, of any type; type and other dimensions are the same on all ranks. name, process_set,
+    communicator: as for ``allreduce``. The gradient is the average of all ranks' gradients of this rank's rows. Raises
+    what ``allreduce`` does.
+
+    >>> everybody = ddl_torch.allgather(tensor)
     """
     where = Where(process_set, communicator)
 
@@ -322,21 +339,18 @@ def alltoall(
     those of ``allgather``; ``splits`` that do not sum to the rows are ``InvalidArgument``.
     """
     where = Where(process_set, communicator)
-    received: List[torch.Tensor] = []
+    received: List[torch.Tensor] = []  # how many rows of each rank, which may differ without splits, too
 
     def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        result = where.run(_operations.alltoall(tensors[0], splits, where.size), name)
-        if splits is None:
-            return [result]
-        received.append(result[1])
-        return [result[0]]
+        rows, counts = where.run(_operations.alltoall(tensors[0], splits, where.size, always_pair=True), name)
+        received.append(counts)
+        return [rows]
 
     def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        counts = received[0].tolist() if received else [len(gradients[0]) // where.size] * where.size
-        return [where.run(_operations.alltoall(gradients[0], counts, where.size), None)[0]]
+        return [where.run(_operations.alltoall(gradients[0], received[0].tolist(), where.size), None)[0]]
 
     rows = differentiable(run, back, [tensor])[0]
-    return (rows, received[0]) if received else rows
+    return rows if splits is None else (rows, received[0])
 
 
 @naming_rank
@@ -361,7 +375,12 @@ def alltoall_async(
 
 @naming_rank
 def barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> None:
-    """Return when every rank has called it. Blocking. ``CollectiveTimeout`` if one does not (DDL_TIMEOUT)."""
+    """Return when every rank of ``process_set`` (default: all), or of ``communicator``, has called it. Blocking.
+
+    Raises ``CollectiveTimeout`` if one does not (DDL_TIMEOUT), ``PeerLost`` if one is lost.
+
+    >>> ddl_torch.barrier()
+    """
     Where(process_set, communicator).run(_operations.barrier(), None)
 
 

@@ -1,11 +1,12 @@
-"""Accelerate trains on the backend "ddl" to what it trains to on gloo; its gathering reaches all ranks."""
+"""Accelerate trains on the backend "ddl" to what it trains to on gloo, also when its own launcher starts each rank."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from process_groups import require, trained_alike
+from process_groups import launch, require, trained_alike
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -59,3 +60,30 @@ accelerator.end_training()
 def test_training_as_with_gloo(tmp_path: Path) -> None:
     require("accelerate")
     trained_alike(PROGRAM, tmp_path)
+
+
+LAUNCHED = """
+import torch
+import torch.distributed as dist
+import ddl_torch
+from accelerate import Accelerator
+
+dist.init_process_group("ddl")
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(2, 1))
+assert isinstance(model, torch.nn.parallel.DistributedDataParallel) and accelerator.num_processes == 2
+everybody = accelerator.gather(torch.tensor([dist.get_rank()]))
+assert everybody.tolist() == [0, 1] and dist.get_backend() == "ddl"
+open(f"rank.{dist.get_rank()}", "w").close()
+accelerator.end_training()
+"""
+
+
+def test_accelerates_launcher_starts_each_rank(tmp_path: Path) -> None:
+    """``accelerate launch --cpu`` starts one process, so ddlrun starts as many of it as there are ranks."""
+    require("accelerate")
+    program = tmp_path / "program.py"
+    program.write_text(LAUNCHED)
+    options = ("--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
+    launch("ddlrun", [sys.executable, "-m", "accelerate.commands.launch", *options, str(program)], tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]

@@ -93,6 +93,9 @@ def with_zero(group, data):
     yield "ZeroRedundancyOptimizer", trained(model, optimizer, data)
 
 
+HAS_FSDP2 = hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard")  # older versions of torch have none
+
+
 def with_fsdp(group, data, path):
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.device_mesh import DeviceMesh
@@ -128,8 +131,9 @@ def everything(path):
             **dict(with_ddp(group, data)),
             **dict(with_uneven_ranks(group, data)),
             **dict(with_zero(group, data)),
-            **dict(with_fsdp(group, data, f"{path}/{backend}")),
         }
+        if HAS_FSDP2:
+            results[backend].update(with_fsdp(group, data, f"{path}/{backend}"))
     dist.destroy_process_group()
     return {backend: {name: found.numpy() for name, found in by_name.items()} for backend, by_name in results.items()}
 
@@ -137,7 +141,7 @@ def everything(path):
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_as_with_gloo(size: int, tmp_path) -> None:
     answers = ranks.run(size, everything, str(tmp_path), initialise=False)
-    assert len(answers[0]["ddl"]) == 13
+    assert len(answers[0]["ddl"]) == (13 if HAS_FSDP2 else 11)
     for name, found in answers[0]["ddl"].items():
         for other in answers[1:]:
             assert (other["ddl"][name] == found).all(), name  # all ranks have the same bits

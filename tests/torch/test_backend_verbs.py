@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import time
 import warnings
 
 import pytest
@@ -30,6 +31,86 @@ def same(found, wanted):
         if one.dtype.itemsize == 1:  # some of these cannot be compared
             one, other = one.view(torch.uint8), other.view(torch.uint8)
         assert torch.equal(one, other), (one, other)
+
+
+def sparse_of(kind, rank):
+    """Rows 1, rank and rank again of a table, of which the first is of all ranks."""
+    rows = torch.tensor([[1, 2 + rank, 2 + rank]])
+    return torch.sparse_coo_tensor(rows, drawn(kind, 3, 2, of=rank), (8, 2), check_invariants=True)
+
+
+def sparse(path):
+    dist, r, n = begin(path)
+    everybody = [dist.ReduceOp.SUM, dist.ReduceOp.AVG]
+    import ddl
+
+    with pytest.raises((ddl.InvalidArgument, NotImplementedError), match="a view of a sparse one, or|view_as_real"):
+        dist.all_reduce(sparse_of("complex64", r))  # which older versions of torch refuse
+    for kind in KINDS[:-1]:
+        total = sum(sparse_of(kind, rank).to_dense() for rank in range(n))
+        for op in everybody if "int" not in kind else everybody[:1]:
+            wanted = total if op == dist.ReduceOp.SUM else total / n
+            tensor = sparse_of(kind, r)
+            dist.all_reduce(tensor, op)
+            assert tensor.coalesce()._nnz() == 1 + n, (kind, op, tensor)
+            same(tensor.to_dense(), wanted)
+            tensor = sparse_of(kind, r).coalesce()
+            work = dist.all_reduce(tensor, op, async_op=True)
+            work.wait()
+            same(tensor.to_dense(), wanted)
+            same(work.get_future().wait()[0].to_dense(), wanted)
+    nothing = torch.zeros(4, 2).to_sparse(1) if r else torch.eye(4, 2).to_sparse(1)
+    dist.all_reduce(nothing)  # one rank has no entries
+    same(nothing.to_dense(), torch.eye(4, 2))
+    torch.manual_seed(1)
+    embedding = torch.nn.Embedding(8, 3, sparse=True)
+    model = torch.nn.parallel.DistributedDataParallel(embedding)
+    for _ in range(2):
+        embedding.weight.grad = None
+        model(torch.tensor([0, 3 + r])).sum().backward()
+    wanted = torch.zeros(8, 3)
+    wanted[0], wanted[3], wanted[4] = 1, 0.5, 0.5
+    assert embedding.weight.grad.is_sparse
+    same(embedding.weight.grad.to_dense(), wanted)
+    dist.destroy_process_group()
+
+
+def newer_verbs(path):
+    """What newer versions of torch have."""
+    dist, r, n = begin(path)
+    import ddl
+
+    whole, empty = torch.zeros(2, 2 * n), torch.zeros(0)
+    options = dist.GatherOptions()
+    for root in range(n):
+        options.rootRank = root
+        target = whole.t() if r == root else empty  # not contiguous
+        dist.group.WORLD.gather_single(target, torch.full((2, 2), r + 1.0), options).wait()
+        if r == root:
+            assert target.reshape(n, 4).tolist() == [[rank + 1.0] * 4 for rank in range(n)]
+    if r == root:
+        with pytest.raises(ddl.InvalidArgument, match="an output of 3 elements cannot hold 4 elements of each of 2"):
+            dist.group.WORLD.gather_single(torch.zeros(3), torch.zeros(4), options)
+    if hasattr(dist, "gather_single"):
+        whole = torch.zeros(4) if r == 0 else None
+        dist.gather_single(torch.full((2,), r + 1.0), whole, dst=0)
+        assert r or whole.tolist() == [1, 1, 2, 2]
+        assert dist.get_backend_impl() is dist.group.WORLD
+    dist.barrier()
+    dist.group.WORLD.set_timeout(datetime.timedelta(seconds=0.5))
+    if r == 0:
+        with pytest.raises(ddl.CollectiveTimeout, match="rank 1 has not called it"):
+            dist.all_reduce(whole)
+    else:
+        time.sleep(2)
+
+
+def test_newer_verbs(tmp_path) -> None:
+    ranks.run(2, newer_verbs, str(tmp_path / "store"), initialise=False)
+
+
+def test_sparse_tensors(tmp_path) -> None:
+    ranks.run(2, sparse, str(tmp_path / "store"), initialise=False)
 
 
 def moving(path):

@@ -125,6 +125,38 @@ def test_one_bad_step_is_seen_and_does_not_spoil_the_next(jobs):
         assert seen == {"int8": [True, False, True], "powersgd": [True, False, True]}
 
 
+def off_after_uses(method, pauses, overlap):
+    """How far the sum of a parameter's averages is from the exact one, after 40 uses with pauses between them."""
+    import ddl_torch as ddl
+
+    wanted = [gradients(rank) for rank in range(ddl.size())]
+    exact = average_of(wanted)["matrix"]
+    rare, often = (torch.nn.Parameter(torch.zeros(160, 300)) for _ in range(2))
+    optimizer = torch.optim.SGD([rare, often], lr=0.0)
+    optimizer = ddl.DistributedOptimizer(optimizer, compression=method, overlap=overlap, bucket_bytes=1 << 20)
+    own, total = wanted[ddl.rank()]["matrix"], torch.zeros(160, 300)
+    for _ in range(40):
+        for use in (*[False] * pauses, True):
+            optimizer.zero_grad()
+            ((often * own).sum() + ((rare * own).sum() if use else 0)).backward()
+            optimizer.step()
+            assert (rare.grad is not None) == use
+        total += rare.grad
+    return ((total - 40 * exact).norm() / exact.norm()).item()
+
+
+def pauses():
+    torch.set_num_threads(1)
+    cases = [(method, overlap) for method in ("int8", "powersgd") for overlap in (False, True)]
+    return [[off_after_uses(method, n, overlap) for n in (0, 2)] for method, overlap in cases]
+
+
+def test_what_is_left_over_waits_while_no_rank_uses_a_parameter():
+    for off in ranks.run(2, pauses, **connected("tcp")):
+        for steady, paused in off:
+            assert paused < 1.5 * steady, off
+
+
 def low_rank():
     """A gradient that is a product of rank 2 on every rank comes out as it is, to rounding, from the second step on."""
     import ddl_torch as ddl

@@ -1,4 +1,4 @@
-"""``zero_grad()`` without ``step()``: a dropped gradient moves no weight, and ranks need not drop alike."""
+"""``zero_grad()`` without ``step()``: a dropped gradient moves no weight, and a rank that drops alone is found out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_compression_keeps_of_a_dropped_gradient_is_dropped_too():
 
 
 def dropped_on_rank_0(**options):
-    """One rank drops its gradients while the other uses them; the next step is in common again."""
+    """One rank drops its gradients while the other uses them; the next backward pass says so, on both."""
     import ddl_torch as ddl
 
     torch.manual_seed(0)
@@ -74,24 +74,33 @@ def dropped_on_rank_0(**options):
     named = [("table", table.weight), *head.named_parameters()]
     optimizer = torch.optim.SGD([parameter for _, parameter in named], lr=0.1)
     optimizer = ddl.DistributedOptimizer(optimizer, named, bucket_bytes=8, **options)
-    for drops in (True, False, True, False):  # also in the first step, where gradients are found to be sparse
+    for _ in range(2):  # the first time, gradients are found to be sparse
         optimizer.zero_grad()
         head(table(torch.tensor([ddl.rank()]))).sum().backward()
-        if drops and ddl.rank() == 0:
+        if ddl.rank() == 0:
             optimizer.zero_grad()
         else:
             optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(ddl.InvalidState, match=r"different numbers of steps.*\(rank 0: 0, rank 1: 1\)"):
+            head(table(torch.tensor([ddl.rank()]))).sum().backward()
+            optimizer.synchronize()  # overlap_update waits until then
+        ddl.broadcast_parameters(dict(named))
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    head(table(torch.tensor([ddl.rank()]))).sum().backward()
+    optimizer.step()
     return optimizer.statistics()["steps"], [p.grad.to_dense().tolist() for _, p in named]
 
 
 def on_one_rank():
     torch.set_num_threads(1)
     options = [{}, {"check": 1}, {"check": 2}, {"overlap": True}, {"sparse_as_dense": True, "check": 1}]
+    options.append({"overlap_update": True})
     return [dropped_on_rank_0(**one) for one in options]
 
 
 def test_a_rank_that_drops_takes_part_in_what_the_others_do():
     first, second = ranks.run(2, on_one_rank)
-    assert [steps for steps, _ in first] == [steps for steps, _ in second] == [4] * 5
-    # Weights have gone apart, as one rank did not step; averages have not.
+    assert [steps for steps, _ in first] == [steps for steps, _ in second] == [5] * 6
     assert [gradients for _, gradients in first] == [gradients for _, gradients in second]

@@ -5,8 +5,11 @@ They are written out here, so no Horovod is needed. What DDL adds to a function 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,9 @@ PARAMETERS = {
     **dict.fromkeys("shutdown is_initialized size rank local_size local_rank cross_size cross_rank".split(), ""),
     **dict.fromkeys("mpi_built mpi_enabled mpi_threads_supported gloo_built gloo_enabled nccl_built".split(), ""),
     **dict.fromkeys("ddl_built ccl_built cuda_built rocm_built stop_timeline".split(), ""),
+    "is_homogeneous": "",
+    "check_extension": "ext_name ext_env_var pkg_path *",
+    "gpu_available": "ext_base_name verbose=False",
     "start_timeline": "file_path mark_cycles=False",
     "allreduce": f"tensor {_BLOCKING_ALLREDUCE}",
     **dict.fromkeys("allreduce_ allreduce_async allreduce_async_".split(), f"tensor {_ALLREDUCE}"),
@@ -61,11 +67,42 @@ PARAMETERS = {
     "run": "func args=() kwargs=None num_proc=None",
     "elastic.run": "func",
     "elastic.TorchState": "model=None optimizer=None **",
+    "elastic.TorchState.register_reset_callbacks": "self callbacks",
+    "elastic.ObjectState": "bcast_object get_rank **",
+    "elastic.State": "bcast_object get_rank",
     "elastic.ElasticSampler": "dataset shuffle=True seed=0",
+    "elastic.ElasticSampler.record_batch": "self batch_idx batch_size",
+    "elastic.ElasticSampler.set_epoch": "self epoch",
+    "elastic.ElasticSampler.load_state_dict": "self state_dict",
+    "elastic.HostsUpdatedInterrupt": "skip_sync=False",
+    "DistributedOptimizer.synchronize": "self",
+    "DistributedOptimizer.skip_synchronize": "self",
+    "DistributedOptimizer.set_backward_passes_per_step": "self passes",
+    "Compression.none.compress": "tensor",
+    "Compression.none.decompress": "tensor ctx",
+    "compression.Compressor.compress": "tensor",
+    "compression.Compressor.decompress": "tensor ctx",
+    "compression.NoneCompressor.compress": "tensor",
+    "compression.FP16Compressor.decompress": "tensor ctx",
 }
 
 #: Parameters that have a default here and none there.
-OPTIONAL_HERE = {"root_rank": 0, "name": None, "op": hvd.Average, "obj": None}
+OPTIONAL_HERE = {"root_rank": 0, "name": None, "op": hvd.Average, "obj": None, "bcast_object": None, "get_rank": None}
+
+#: Modules of horovod.torch, and what scripts import from them.
+MODULES = {
+    "mpi_ops": "init shutdown size rank allreduce allreduce_async_ allgather broadcast_async_ alltoall reducescatter "
+    "grouped_allreduce_async_ sparse_allreduce_async join barrier poll synchronize Average Sum Adasum Min Max Product "
+    "ProcessSet global_process_set add_process_set remove_process_set HorovodInternalError gpu_available rocm_built "
+    "is_homogeneous nccl_built start_timeline",
+    "functions": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
+    "compression": "Compression Compressor NoneCompressor FP16Compressor",
+    "optimizer": "DistributedOptimizer",
+    "sync_batch_norm": "SyncBatchNorm",
+    "elastic": "run TorchState ObjectState State ElasticSampler",
+    "elastic.sampler": "ElasticSampler",
+    "elastic.state": "TorchState",
+}
 
 VALUES = "Average Sum Adasum Min Max Product Compression global_process_set HorovodInternalError elastic".split()
 METHODS = {
@@ -96,9 +133,9 @@ def parameters(function: object) -> inspect.Signature:
 def test_parameters_and_their_order(name: str):
     expected = PARAMETERS[name].split()
     here = list(parameters(found(name)).parameters.values())
-    if expected[-1:] == ["**"]:
-        assert here.pop().kind is inspect.Parameter.VAR_KEYWORD
-        expected.pop()
+    kinds = {"*": inspect.Parameter.VAR_POSITIONAL, "**": inspect.Parameter.VAR_KEYWORD}
+    if expected[-1:] in (["*"], ["**"]):
+        assert here.pop().kind is kinds[expected.pop()]
     positional = [p for p in here if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     assert [p.name for p in positional][: len(expected)] == [one.partition("=")[0] for one in expected]
     others = set(here) - set(positional[: len(expected)])
@@ -124,9 +161,52 @@ def test_what_is_no_function():
     assert {name for name in PARAMETERS if "." not in name} <= set(hvd.__all__)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_have_the_names_of_their_package(name: str):
+    module = importlib.import_module(f"ddl_torch.{name}")
+    assert module is found(name)
+    for public in MODULES[name].split():
+        assert public in module.__all__
+        if hasattr(hvd, public) and (name, public) != ("elastic", "run"):  # hvd.run starts ranks
+            assert getattr(module, public) is getattr(hvd, public)
+
+
+def test_questions_about_what_is_there():
+    assert not hvd.gpu_available("torch") and hvd.check_extension("torch", "X", __file__, "mpi_lib_v2") is None
+    assert str(hvd.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+
+
+def test_only_public_names_are_listed():
+    """In a new process, as only there nothing else has been loaded."""
+    program = "import {0}; print([n for n in dir({0}) if n not in {0}.__all__], set({0}.__all__) - set(dir({0})))"
+    for package in ("ddl", "ddl_torch"):
+        command = [sys.executable, "-c", program.format(package)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+        listed, missing = text.rsplit("] ", 1)
+        assert missing.strip() == "set()"
+        assert all(re.fullmatch(r"'__\w+__'", name) for name in listed[1:].split(", "))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("DistributedOptimiser", "DistributedOptimizer"), ("allReduce", "allreduce"), ("broadcast_parameter", None)],
+)
+def test_a_misspelt_name_is_answered_with_the_right_one(name: str, meant: str):
+    with pytest.raises(AttributeError) as caught:
+        getattr(hvd, name)
+    meant = meant or "broadcast_parameters"
+    assert str(caught.value) == f"module 'ddl_torch' has no attribute {name!r} (did you mean {meant!r}?)"
+
+
+def test_a_misspelt_compression_is_answered_with_the_right_one():
+    for wrong, meant in (("fp61", "fp16"), ("PowerSDG", "powersgd"), ("int9", "int8")):
+        with pytest.raises(hvd.InvalidArgument, match=rf"compression='{wrong}' \(did you mean '{meant}'\?\)"):
+            hvd.compression.parse(wrong)
+
+
 def test_the_documentation_names_each():
     text = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
     section = text.partition("\n## Horovod's names\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
-    names = {*PARAMETERS, *VALUES}
+    names = {*(name for name in PARAMETERS if name.count(".") < 2), *VALUES, *MODULES}
     assert {name.rpartition(".")[2] for name in names} <= named

@@ -9,47 +9,9 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
+from torch_training import F64, both, data, half, linear  # noqa: E402 (it needs torch, which may not be there)
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-F64 = {"rtol": 1e-12, "atol": 1e-14}
-
-
-def linear(*sizes, dtype=None):
-    torch.manual_seed(3)
-    layers = []
-    for n, m in zip(sizes, sizes[1:]):
-        layers += [torch.nn.Linear(n, m), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers).to(dtype or torch.float64)
-
-
-def data(step, rows=8, columns=6):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-
-
-def half(x, rank):
-    """The rows of ``x`` that belong to ``rank`` of two; rank None: all."""
-    return x if rank is None else x[rank * len(x) // 2 : (rank + 1) * len(x) // 2]
-
-
-def check(model, alone):
-    """The distributed model equals the plain one, and is the same on both ranks to the bit."""
-    import ddl_torch as ddl
-
-    mine = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    torch.testing.assert_close(mine, torch.cat([p.detach().reshape(-1) for p in alone.parameters()]), **F64)
-    assert torch.equal(*ddl.allgather(mine.unsqueeze(0)))
-
-
-def both(script):
-    """Run ``script(rank, wrap, model)`` plainly and distributed, on equal models, and compare the models."""
-    import ddl_torch as ddl
-
-    def wrap(optimizer, **options):
-        return ddl.DistributedOptimizer(optimizer, tune_allocator=False, bucket_bytes=512, **options)
-
-    alone, model = linear(6, 10, 3), linear(6, 10, 3)
-    script(None, lambda optimizer, **_: optimizer, alone)
-    script(ddl.rank(), wrap, model)
-    check(model, alone)
 
 
 # --- scripts: the same lines serve both ways of training ---

@@ -112,6 +112,30 @@ def share(first, rank, size):
     return first.reshape(-1, 1)[start : start + rows[rank]]
 
 
+def uneven_alltoall():
+    """Rank r deals r + 1 rows to each rank; the gradient of a row is told by where it came to."""
+    import ddl_torch as ddl
+
+    rank, size = ddl.rank(), ddl.size()
+    before = sum(range(1, rank + 1))  # rows of lower ranks, which come first everywhere
+    for where in ({}, {"communicator": ddl.world()}):
+        x = torch.zeros(size * (rank + 1), 2, requires_grad=True)
+        received = ddl.alltoall(x, **where)
+        assert received.shape == (sum(range(1, size + 1)), 2)
+        places = torch.arange(len(received)).reshape(-1, 1).expand(-1, 2) + 100 * rank
+        (received * places).sum().backward()
+        wanted = [100 * target + before + row for target in range(size) for row in range(rank + 1)]
+        assert x.grad.tolist() == [[place, place] for place in wanted]
+    if size > 1:
+        with pytest.raises(ddl.InvalidArgument, match=f"{size + 1} rows do not divide among {size} ranks"):
+            ddl.alltoall(torch.zeros(size + 1, requires_grad=True))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_gradient_of_alltoall_where_ranks_have_different_numbers_of_rows(size: int) -> None:
+    ranks.run(size, uneven_alltoall)
+
+
 def refusing():
     import ddl_torch as ddl
 

@@ -1,0 +1,122 @@
+"""What a rank says of itself with every bucket, in the last elements of it, which are reduced like gradients.
+
+* Its *presence*: whether it trains, evaluates in a closure of ``step``, or has joined.
+* Whether it *abandons* the round: an exception has ended its backward pass, so its gradients are not all there.
+* How many *steps* it has taken with averages of this optimizer. Ranks with different numbers have different weights.
+
+Elements may be of float16, and are summed or averaged over any number of ranks. What survives that exactly is whether
+an element is zero. So a number of steps is written digit by digit, and for each digit one of several elements is 1: if
+two of these are not zero afterwards, two ranks have said different digits. Who said what is then asked for separately.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Dict, List, Sequence
+
+import torch
+
+import ddl
+
+__all__ = ["Announcement", "BYTES", "ELEMENTS", "Heard", "Presence", "merge", "who_is_apart"]
+
+_BASE, _DIGITS = 16, 2
+_STEPS = 2  # where the digits begin
+ELEMENTS = _STEPS + _DIGITS * _BASE  #: of a bucket
+BYTES = 4  #: of an announcement without a bucket
+_MODULUS = 251
+
+
+class Presence(enum.IntEnum):
+    """What a rank takes part in a round for. Of a round it is the greatest that any rank says."""
+
+    JOINED = 0  # only because others go on
+    TRAINING = 1
+    EVALUATING = 2  # training, in a closure of ``step``: the average of the loss follows the round
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What all ranks together have said: the same on each of them."""
+
+    presence: Presence
+    abandoned: bool  # by one of them
+    in_step: bool  # all have taken the same number of steps
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What one rank says."""
+
+    presence: Presence
+    steps: int
+    abandoned: bool
+
+    def write(self, elements: torch.Tensor, size: int) -> None:
+        """Write it to the last elements of a bucket, for ``size`` ranks."""
+        elements.zero_()
+        if self.presence is not Presence.JOINED:
+            elements[0] = 1 if self.presence is Presence.TRAINING else 2 * size
+            elements[1] = float(self.abandoned)
+            for digit in range(_DIGITS):
+                elements[_STEPS + digit * _BASE + self.steps // _BASE**digit % _BASE] = 1
+
+    @staticmethod
+    def read(elements: Sequence[float], op: ddl.ReduceOp, size: int) -> Heard:
+        """Return what those elements say after the reduction."""
+        evaluating = elements[0] > 1.5 * (1 if op == ddl.Average else size)
+        presence = Presence.EVALUATING if evaluating else Presence.TRAINING if elements[0] else Presence.JOINED
+        digits = [elements[start : start + _BASE] for start in range(_STEPS, ELEMENTS, _BASE)]
+        return Heard(presence, bool(elements[1]), all(sum(map(bool, digit)) <= 1 for digit in digits))
+
+    def bytes(self) -> List[int]:
+        """Return it for a reduction by ``Max``, in a round that has no bucket: ``BYTES`` numbers up to 255."""
+        if self.presence is Presence.JOINED:
+            return [0] * BYTES
+        step = self.steps % _MODULUS
+        return [self.presence, self.abandoned, step, _MODULUS - step]
+
+    @staticmethod
+    def from_bytes(greatest: Sequence[int]) -> Heard:
+        """Return what the greatest of all ranks' ``bytes`` say."""
+        presence, abandoned, step, rest = greatest
+        return Heard(Presence(presence), bool(abandoned), step + rest in (0, _MODULUS))
+
+
+def merge(heard: Sequence[Heard]) -> Heard:
+    """Return what the buckets of one round say together."""
+    return Heard(heard[0].presence, any(one.abandoned for one in heard), all(one.in_step for one in heard))
+
+
+def who_is_apart(communicator: ddl.Communicator, own: Announcement) -> ddl.Error:
+    """Ask the ranks why a round is worth nothing, and return the error that says so. Collective, blocking.
+
+    All ranks call it, as all have heard that a rank has abandoned the round, or that they are not in step.
+    """
+    joined = own.presence is Presence.JOINED
+    told = list(enumerate(communicator.allgather_object([own.steps, own.abandoned, joined])))
+    where = f"[rank {communicator.rank}/{communicator.size}]"
+    gone = [rank for rank, (_, abandoned, _) in told if abandoned]
+    if gone:
+        return ddl.InvalidState(
+            f"{where} there are no averages in step {own.steps + 1}, and no rank may take it: an exception has ended "
+            f"the backward pass on {_listed(gone)}. Catch this error there as well and call optimizer.zero_grad() to "
+            "leave the batch out on all ranks, or find out before backward() if a batch is bad: docs/training_loop.md, "
+            '"Leaving a batch out"'
+        )
+    by_steps: Dict[int, List[int]] = {}
+    for rank, (steps, _, has_joined) in told:
+        if not has_joined:
+            by_steps.setdefault(steps, []).append(rank)
+    counts = ", ".join(f"{_listed(ranks)}: {steps}" for steps, ranks in sorted(by_steps.items()))
+    return ddl.InvalidState(
+        f"{where} ranks have taken different numbers of steps with this optimizer, so their weights differ ({counts}). "
+        "Some have left out a step that others took (`continue` after an exception, say). Go on from a checkpoint; to "
+        'leave a batch out on all ranks: docs/training_loop.md, "Leaving a batch out"'
+    )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{', …' if len(ranks) > 8 else ''}"

@@ -1,0 +1,186 @@
+"""``Entry``: one parameter of an optimizer, where its gradient lies, and what became of it in this round.
+
+Autograd brings a gradient in memory of its own. ``adopt`` copies it to its place in a bucket and lets ``p.grad`` share
+that memory. Two gradients are treated differently:
+
+* One that has a graph (``backward(create_graph=True)``) keeps it: ``p.grad`` becomes the average as a function of it.
+* While averages are awaited after the backward pass (``overlap_update``), ``p.grad`` refuses to be read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional, Tuple
+
+import torch
+
+import ddl
+
+if TYPE_CHECKING:
+    from ddl_torch._gradient_bucket import GradientBucket
+
+__all__ = ["Entry", "Replaced"]
+
+
+class Replaced(Exception):
+    """``p.grad`` was replaced while its average was awaited."""
+
+
+class Entry:
+    """One parameter, its place in a bucket (once it has one) and what happened to it in this round."""
+
+    def __init__(self, parameter: torch.Tensor, name: str, group: Optional[int], sparse_as_dense: bool) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.group = group  # entries of one group share a bucket
+        self.sparse_as_dense = sparse_as_dense
+        self.sparse = False  # some rank has had a sparse gradient: it has no place in a bucket any more
+        self.hook: Any = None  # the handle of ours
+        self.bucket: Optional[GradientBucket] = None
+        self.view: Optional[torch.Tensor] = None  # of the bucket: see _view_like
+        self.expected = False  # the bucket waits for this one
+        self.sparse_dimensions = 0  # of the gradient, which was made dense; 0: it was dense
+        self._address = 0
+        self._shared: Optional[torch.Tensor] = None  # what p.grad is, until the average is there
+        self._graph: Optional[torch.Tensor] = None  # the gradient that came, with its graph
+        self._refusing: Optional[torch.Tensor] = None
+
+    def place(self, bucket: GradientBucket, flat: torch.Tensor, offset: int) -> None:
+        """Lie in ``flat``, the memory of ``bucket``, from element ``offset`` on."""
+        self.bucket = bucket
+        self.view = _view_like(self.parameter, flat, offset)
+        self._address = self.view.data_ptr()
+        self._shared = self._refusing = None
+
+    def displace(self) -> None:
+        """Have no place in a bucket."""
+        self.bucket, self.view, self._address = None, None, 0
+        self._shared = self._refusing = None
+
+    def shares_memory(self) -> bool:
+        """Return whether ``p.grad`` lies in the bucket, as ``adopt`` and ``hand_out`` leave it."""
+        grad = self.parameter.grad
+        return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self._address
+
+    def adopt(self) -> bool:
+        """Copy the gradient to its place, if it is not there yet; return False if there is no dense gradient."""
+        grad, view = self.parameter.grad, self.view
+        if grad is None:
+            return False
+        if grad is self._shared:
+            return True
+        assert view is not None
+        self._check_type(grad, view)
+        if grad.layout != torch.strided:
+            return self._adopt_sparse(grad, view)
+        if grad.requires_grad:
+            self._graph = grad
+            view.copy_(grad.detach())
+            return True
+        if grad.data_ptr() == self._address and grad.stride() == view.stride():
+            self._shared = grad
+            return True
+        view.copy_(grad)
+        # A new tensor each time: one that was kept here could not be told from one that a script keeps.
+        self.parameter.grad = self._shared = view.detach()
+        return True
+
+    def _adopt_sparse(self, grad: torch.Tensor, view: torch.Tensor) -> bool:
+        if grad.layout != torch.sparse_coo:
+            raise ddl.InvalidArgument(
+                f"parameter {self.name!r} has a gradient of layout {grad.layout}; dense and COO ones can be averaged"
+            )
+        if not self.sparse_as_dense:
+            return False
+        self.sparse_dimensions = grad.sparse_dim()
+        view.copy_(grad.detach().to_dense())
+        self.parameter.grad = self._shared = view.detach()
+        return True
+
+    def _check_type(self, grad: torch.Tensor, view: torch.Tensor) -> None:
+        if grad.dtype != view.dtype or grad.shape != view.shape:
+            raise ddl.InvalidState(
+                f"the gradient of parameter {self.name!r} is {grad.dtype} of shape {tuple(grad.shape)}, but it was "
+                f"{view.dtype} of shape {tuple(view.shape)} when the optimizer was wrapped; convert it before"
+            )
+
+    def is_final(self) -> bool:
+        """Return whether no hook follows ours that could change the gradient; ours is the last one from then on."""
+        hooks = self.parameter._post_accumulate_grad_hooks
+        if len(hooks) == 1 or next(reversed(hooks)) == self.hook.id:
+            return True
+        hooks[self.hook.id] = hooks.pop(self.hook.id)  # autograd goes by the order in which they were put there
+        return False
+
+    def begin(self) -> None:
+        """Start a round."""
+        self.expected = self.parameter.requires_grad
+        self.sparse_dimensions = 0
+        self._shared = self._graph = None
+
+    def refuse(self) -> None:
+        """Let ``p.grad`` raise an error if it is read, until ``hand_out``."""
+        if self.view is not None and self._shared is not None and self.parameter.grad is self._shared:
+            if self._refusing is None:
+                self._refusing = self.view.detach().as_subclass(_Awaited)
+            self.parameter.grad = self._refusing
+
+    def hand_out(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> bool:
+        """Let ``p.grad`` be the average, which is in the bucket now; return whether it shares the bucket's memory.
+
+        Raises ``Replaced`` if ``p.grad`` is something else than it was when the bucket was sent.
+        """
+        grad, shared, self._shared = self.parameter.grad, self._shared, None
+        if grad is shared and grad is not None and not self.sparse_dimensions:
+            return True
+        if not (grad is None or grad is shared or grad is self._graph or grad is self._refusing):
+            raise Replaced
+        assert self.view is not None
+        if self.sparse_dimensions:
+            self.parameter.grad = self.view.to_sparse(self.sparse_dimensions)
+            return False
+        if self._graph is not None:
+            with torch.enable_grad():
+                average: torch.Tensor = _Average.apply(self._graph, self.view, communicator, op)  # type: ignore[no-untyped-call]
+            self.parameter.grad, self._graph = average, None
+            return False
+        self.parameter.grad = self.view.detach()
+        return True
+
+
+class _Average(torch.autograd.Function):
+    """The average (or sum) of gradients that is known already, as a function of this rank's own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: torch.Tensor, average: torch.Tensor, communicator: ddl.Communicator, op: ddl.ReduceOp
+    ) -> torch.Tensor:
+        ctx.communicator, ctx.op = communicator, op
+        return average.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        gradient = gradients[0].contiguous().clone()
+        memory = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        array = memory if memory.dtype == torch.bfloat16 else memory.numpy()
+        ctx.communicator.allreduce_async_(array, op=ctx.op, name="gradient of an average").wait()
+        return gradient, None, None, None
+
+
+class _Awaited(torch.Tensor):
+    """A gradient whose average is awaited by ``step()``: whatever reads or writes it is refused."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ddl.InvalidState(
+            "with overlap_update=True, averages are awaited by optimizer.step(), so p.grad cannot be read or changed "
+            "before. Call optimizer.synchronize() first, as GradScaler and clipping need, or leave overlap_update out"
+        )
+
+
+def _view_like(parameter: torch.Tensor, flat: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return the part of ``flat`` from ``offset`` on with the parameter's shape and, where that is dense, its strides.
+
+    Autograd adds into a gradient fastest when its strides are those of the parameter (channels_last, transposed).
+    """
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return flat.as_strided(parameter.shape, strides, offset)

@@ -1,0 +1,52 @@
+"""Versions of torch: one warning where torch is newer than what was tested, and the same numbers everywhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import torch
+torch.__version__ = "99.1.0a0+cpu"
+import ddl_torch
+import ddl_torch.process_group
+ddl_torch.init()
+ddl_torch.init()
+"""
+
+
+def test_which_versions_are_newer() -> None:
+    from ddl_torch._compat import NEWEST, newer_than_tested
+
+    newest = ".".join(map(str, NEWEST))
+    for version in ("2.1.2+cu121", "2.13.0+cpu", newest, f"{newest}.7", f"{newest}.0.dev20261123+cu132", "unknown"):
+        assert newer_than_tested(version) is None
+    for version in (f"{NEWEST[0]}.{NEWEST[1] + 1}.0", "3.0.0a0+git1234", "10.0"):
+        text = newer_than_tested(version)
+        assert f"up to {newest}, and this is {version}" in text and f"'torch<2.{NEWEST[1] + 1}'" in text
+
+
+def test_one_warning_in_a_process(tmp_path) -> None:
+    line = [sys.executable, "-W", "always", "-c", PROGRAM]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall("UserWarning: ddl_torch has been tested .* and this is 99.1.0a0", done.stderr)) == 1
+
+
+def test_the_newest_version_is_the_same_everywhere() -> None:
+    from ddl_torch._compat import NEWEST
+
+    (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "environments" / "torch.txt").read_text(), re.MULTILINE)
+    assert tuple(map(int, pinned.split(".")[:2])) == NEWEST
+    table = (ROOT / "docs" / "compatibility.md").read_text()
+    (main,) = re.findall(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    row = next(line for line in table.splitlines() if line.startswith("| PyTorch |"))
+    assert main in row and pinned in row
+    assert torch.__version__.split("+")[0] in row, "this version has been run: say so in docs/compatibility.md"

@@ -1,0 +1,56 @@
+"""Training scripts that run plainly and distributed by the same lines, and what must be equal afterwards."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+
+F64 = {"rtol": 1e-12, "atol": 1e-14}
+Script = Callable[[Optional[int], Callable[..., Any], torch.nn.Module], Any]
+
+
+def linear(*sizes: int, dtype: Optional[torch.dtype] = None) -> torch.nn.Sequential:
+    """Return the same network every time: linear layers of these sizes, a tanh after each; float64 if not told."""
+    torch.manual_seed(3)
+    layers = []
+    for n, m in zip(sizes, sizes[1:]):
+        layers += [torch.nn.Linear(n, m), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers).to(dtype or torch.float64)
+
+
+def data(step: int, rows: int = 8, columns: int = 6) -> torch.Tensor:
+    """Return the whole batch of a step."""
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def half(x: torch.Tensor, rank: Optional[int]) -> torch.Tensor:
+    """Return the rows of ``x`` that belong to ``rank`` of two; rank None: all."""
+    return x if rank is None else x[rank * len(x) // 2 : (rank + 1) * len(x) // 2]
+
+
+def check(model: torch.nn.Module, alone: torch.nn.Module) -> None:
+    """The distributed model equals the plain one, and is the same on both ranks to the bit."""
+    import ddl_torch as ddl
+
+    own = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    torch.testing.assert_close(own, torch.cat([p.detach().reshape(-1) for p in alone.parameters()]), **F64)
+    assert torch.equal(*ddl.allgather(own.unsqueeze(0)))
+
+
+def both(script: Script, **always: Any) -> None:
+    """Run ``script(rank, wrap, model)`` plainly and distributed, on equal models, and compare the models.
+
+    ``always``: options of ``DistributedOptimizer``, besides those that the script passes to ``wrap``.
+    """
+    import ddl_torch as ddl
+
+    def wrap(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+        return ddl.DistributedOptimizer(
+            optimizer, **{"tune_allocator": False, "bucket_bytes": 512, **always, **options}
+        )
+
+    alone, model = linear(6, 10, 3), linear(6, 10, 3)
+    script(None, lambda optimizer, **_: optimizer, alone)
+    script(ddl.rank(), wrap, model)
+    check(model, alone)
