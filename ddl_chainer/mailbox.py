@@ -12,7 +12,7 @@ import numpy as np
 
 import ddl
 from ddl import objects, sizes
-from ddl.calls import as_array
+from ddl.arrays import as_array
 
 __all__ = ["ANY_TAG", "Mailbox", "checked"]
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 try:
@@ -42,7 +43,9 @@ from ddl import (
 )
 from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
 from ddl.process_sets import ProcessSet
+from ddl.spelling import no_attribute
 from ddl_tensorflow import data, elastic
+from ddl_tensorflow._public import public_names
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.basics import (
     add_process_set,
@@ -109,9 +112,18 @@ __all__ += ["is_homogeneous", "ddl_built", "ccl_built", "cuda_built", "rocm_buil
 __all__ += ["SyncBatchNormalization"]
 
 
+#: Horovod's modules that only repeat names of this one: loaded when a script asks for them.
+_MODULES = ("functions", "mpi_ops")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name != "SyncBatchNormalization":
-        raise AttributeError(f"module 'ddl_tensorflow' has no attribute {name!r}")
+        raise no_attribute(__name__, name, __all__)
     from ddl_tensorflow.sync_batch_norm import SyncBatchNormalization  # a layer: imports Keras, which takes a second
 
     return SyncBatchNormalization
+
+
+__dir__ = public_names(globals())

@@ -142,6 +142,6 @@ def absent(signature: Signature) -> Callable[[Communicator], Waitable]:
     """Return what a rank that has joined does in place of the operation: it supplies zeros to gradients, too."""
     if signature.verb != _VERB:
         return _operations.absent(signature)
-    op = ddl.ReduceOp[signature.detail.split()[0].partition("=")[2]]
+    op = ddl.ReduceOp[signature.detail.replace(",", " ").split()[0].partition("=")[2]]
     zeros = [np.zeros(shape, name) for name, shape in signature.tensors]
     return reduction(zeros, op).start

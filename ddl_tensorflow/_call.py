@@ -17,6 +17,7 @@ import tensorflow as tf
 import ddl
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
+from ddl_tensorflow._compat import warn_if_newer
 from ddl_tensorflow._native import Function, NativeOp, listed
 from ddl_tensorflow._xla import compiled_later, refuse
 
@@ -32,6 +33,7 @@ _ANCHOR_BYTES = 256  #: TensorFlow makes a constant of a tensor of up to 128 ele
 @functools.cache
 def native_op() -> Optional[NativeOp]:
     """Return the op, compiled if need be; None, and a warning once, if there is none."""
+    warn_if_newer("TensorFlow", tf.__version__)
     _errors.install()
     compiled_later()
     if os.environ.get("DDL_TENSORFLOW_OP") == "0":
@@ -75,16 +77,18 @@ def call(
     *,
     always: bool = False,
     at_once: bool = True,
+    after: Optional[tf.Tensor] = None,
 ) -> List[tf.Tensor]:
     """Return tensors that ``function`` makes of ``inputs`` whenever TensorFlow runs this.
 
     dtypes: types of the results; None: these are ``inputs``' own, as are the shapes. always: it is run though nobody
     uses a result, and in the order of the program among others of that kind. at_once: ``function`` need not sleep.
+    after: a result, of uint8, of another call, which is made before; its contents are not used.
     """
     refuse()
     native = native_op()
     if native is not None:
-        return native(function, _anchor(), inputs, dtypes, always, at_once)
+        return native(function, _anchor() if after is None else after, inputs, dtypes, always, at_once)
     in_place, eager = dtypes is None, tf.executing_eagerly()
 
     def run(*arrays: Array) -> List[Array]:
@@ -94,15 +98,17 @@ def call(
             made = function(own, results, True).wait()
         except ddl.Error as error:
             if eager:
-                raise
-            # TensorFlow would make one of its own of it, by the built-in class that it is.
-            raise RuntimeError(_errors.text_of(error)) from None
+                raise _errors.with_theirs(error) from None
+            # TensorFlow makes one of its own of it, by the built-in class that it is.
+            kind = ValueError if isinstance(error, ddl.InvalidArgument) else RuntimeError
+            raise kind(_errors.text_of(error)) from None
         return listed(made) if results is None else results
 
     if eager:  # numpy_function fails at a bfloat16 without dimensions
         return [tf.convert_to_tensor(one) for one in run(*[one.numpy() for one in inputs])]
     types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
-    made = tf.numpy_function(run, list(inputs), types)
+    with tf.control_dependencies([] if after is None else [after]):
+        made = tf.numpy_function(run, list(inputs), types)
     outputs = [made] if isinstance(made, tf.Tensor) else list(made)
     if in_place:
         for one, other in zip(outputs, inputs):

@@ -1,25 +1,32 @@
 """What DDL raises inside a graph comes out as DDL's error: TensorFlow itself hands on a text and a code.
 
-The op ends with the code ABORTED and a text that names DDL's error; numpy_function, which takes its place where there
-is no compiler, with UNKNOWN and a traceback. TensorFlow then makes a ``tf.errors.AbortedError`` or ``UnknownError`` of
-the text. We let these two make an object that is DDL's error as well: ``except ddl.PeerLost`` finds it, and so does
-``except tf.errors.OpError``; in eager mode, in functions, in ``fit`` and in sessions.
+The op ends with the code of the class that Horovod's users know (``FailedPreconditionError`` where ranks do not match,
+``InvalidArgumentError`` for wrong splits and process sets, else ``UnknownError``), and with a text that names DDL's
+error; numpy_function, which takes its place where there is no compiler, with a code that it chooses and the same text.
+TensorFlow then makes an error of its own. We let it make an object that is DDL's error as well: ``except ddl.PeerLost``
+finds it, and so does ``except tf.errors.OpError``; in eager mode, in functions, in ``fit`` and in sessions.
+
+The code is never ABORTED: at that one, a ``MonitoredTrainingSession`` begins anew, again and again.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Optional, Type
+from typing import Any, Callable, List, Optional, Type
 
 import tensorflow as tf
 
 import ddl.errors
 
-__all__ = ["install", "text_of"]
+__all__ = ["both", "code_of", "install", "recognise", "text_of", "with_theirs"]
 
 _END = re.compile(r"\n\t \[\[| \[Op:")  #: of our text: TensorFlow says which op it was
 _NAMED = re.compile(r"ddl\.(?:errors\.)?([A-Z]\w+): ")
+
+#: ``recognise(cls, text)``: what TensorFlow is to make in place of ``cls``; None: that.
+Recognise = Callable[[Any, str], Any]
+_known: List[Recognise] = []
 
 
 def text_of(error: BaseException) -> str:
@@ -35,6 +42,25 @@ def kind_in(text: str) -> Optional[Type[ddl.Error]]:
     return kind if isinstance(kind, type) and issubclass(kind, ddl.Error) else None
 
 
+def _theirs(kind: Type[BaseException]) -> Any:
+    """Return the class of TensorFlow's that an error of a class of DDL's is as well."""
+    if issubclass(kind, ddl.errors.CollectiveMismatch):
+        return tf.errors.FailedPreconditionError
+    return tf.errors.InvalidArgumentError if issubclass(kind, ddl.InvalidArgument) else tf.errors.UnknownError
+
+
+def code_of(error: BaseException) -> int:
+    """Return the code with which the op ends."""
+    return int(_theirs(type(error))(None, None, "").error_code)
+
+
+def with_theirs(error: ddl.Error) -> ddl.Error:
+    """Return the same error as it comes out of the op: one of TensorFlow's as well."""
+    kind: Any = type(error)
+    made: ddl.Error = both(kind, _theirs(kind))(str(error))
+    return made.with_traceback(error.__traceback__)
+
+
 def _ours_first(message: str) -> str:
     """Return a message of TensorFlow's, which begins with where in the graph it was, with what was wrong in front."""
     found = _NAMED.search(message)
@@ -42,9 +68,15 @@ def _ours_first(message: str) -> str:
     return message if message.startswith(said) else f"{said}\n\n{message}"
 
 
+def _text(error: Any) -> str:
+    """Return the text of such an error; ``args`` are a text alone where somebody has changed it, as DDL's may be."""
+    # To the message itself TensorFlow adds more in the end.
+    return str(error.args[0]) if len(error.args) == 1 else _ours_first(error.message)
+
+
 @functools.cache
 def both(ours: Any, theirs: Any) -> Any:
-    """Return a class of errors that are DDL's and TensorFlow's.
+    """Return a class of errors that are DDL's and TensorFlow's: of ``theirs``, and of what belongs to ``ours``.
 
     They can be made of a text alone, as DDL's; and sent to another process, where they are DDL's only.
     """
@@ -56,24 +88,36 @@ def both(ours: Any, theirs: Any) -> Any:
         "__module__": ours.__module__,
         "__doc__": ours.__doc__,
         "__init__": begin,
-        "__str__": lambda self: _ours_first(self.message),  # to the message itself TensorFlow adds more in the end
+        "__str__": _text,
         "__reduce__": lambda self: (ours, (str(self),)),
     }
-    return type(ours.__name__, (theirs, ours), own)
+    more = _theirs(ours)  # numpy_function has its own codes
+    return type(ours.__name__, (theirs, *(() if issubclass(theirs, more) else (more,)), ours), own)
+
+
+def recognise(function: Recognise) -> None:
+    """Ask ``function`` when TensorFlow makes an error: see ``Recognise``."""
+    _known.append(function)
 
 
 def install() -> None:
     """Let TensorFlow make such errors. Idempotent."""
-    for theirs in (tf.errors.AbortedError, tf.errors.UnknownError):
+    for theirs in (tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError, tf.errors.UnknownError):
         if "__new__" not in vars(theirs):
             theirs.__new__ = _new
 
 
 def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    text = args[2] if len(args) > 2 else kwargs.get("message", "")
-    ours: Any = None if issubclass(cls, ddl.Error) else kind_in(str(text))
-    kind = cls if ours is None else both(ours, cls)
+    text = str(args[2] if len(args) > 2 else kwargs.get("message", ""))
+    kind = cls if issubclass(cls, ddl.Error) else _kind(cls, text)
     builtin: Any = kind
     while builtin.__module__ != "builtins":  # Exception, or what decides about its memory: OSError, say
         builtin = builtin.__base__
-    return builtin.__new__(kind, str(text))
+    return builtin.__new__(kind, text)
+
+
+def _kind(cls: Any, text: str) -> Any:
+    ours: Any = kind_in(text)
+    if ours is not None:
+        return both(ours, cls)
+    return next(filter(None, (function(cls, text) for function in _known)), cls)

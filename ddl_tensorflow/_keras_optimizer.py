@@ -11,6 +11,7 @@ import sys
 from typing import Any, Dict, Optional, Sequence, Type
 
 import ddl
+from ddl_tensorflow._compat import warn_if_newer
 from ddl_tensorflow._steps import Steps
 from ddl_tensorflow.verbs import as_written
 
@@ -33,6 +34,7 @@ def distribute(optimizer: Any, steps: Steps) -> Any:
             f"Keras computes with {backend}, and ddl_tensorflow with TensorFlow: "
             f"{other.get(backend, 'set KERAS_BACKEND=tensorflow before keras is imported')}"
         )
+    warn_if_newer("Keras", keras.__version__)
     Steps.refuse_twice(optimizer)
     _average_before_scaling(keras.optimizers.LossScaleOptimizer)
     object.__setattr__(optimizer, "_ddl", steps)

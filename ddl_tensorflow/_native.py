@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.negotiation.pending import Waitable
-from ddl_tensorflow._errors import text_of
+from ddl_tensorflow._errors import code_of, text_of
 from ddl_tensorflow._names import Place, run_at
 
 __all__ = ["Function", "NativeOp", "listed"]
@@ -73,7 +73,7 @@ class NativeOp:
         self._library.ddl_show.argtypes = [ctypes.c_void_p, views]
         shape = ctypes.POINTER(ctypes.c_int64)
         self._library.ddl_output.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, shape, ctypes.c_void_p]
-        self._library.ddl_end.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self._library.ddl_end.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p]
         self._library.ddl_put.argtypes = [ctypes.c_void_p]
         at_once = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(_Place), views)
         self._at_once = at_once(self._make_at_once)  # kept for as long as the op may ask for it
@@ -155,7 +155,7 @@ class NativeOp:
             self._begun[handle] = work
             self._library.ddl_put(handle)
         except BaseException as caught:  # see _serve
-            self._library.ddl_end(handle, _words(caught))
+            self._library.ddl_end(handle, code_of(caught), _words(caught))
         return _GOES_ON
 
     def _serve(self) -> None:
@@ -167,7 +167,7 @@ class NativeOp:
             with self._lock:
                 self._idle -= 1
             self._listen()
-            error: Optional[bytes] = None
+            code, error = 0, None
             try:
                 tensors = place.inputs + place.outputs
                 if tensors > len(views):
@@ -176,8 +176,8 @@ class NativeOp:
                 work = self._begun.pop(handle, None) or self._make(place, views, sleeps=True)
                 self._end_well(handle, place.outputs, work)
             except BaseException as caught:  # whatever it is, TensorFlow raises it where the result is asked for
-                error = _words(caught)
-            self._library.ddl_end(handle, error)  # may run what comes next, here, for as long as it takes
+                code, error = code_of(caught), _words(caught)
+            self._library.ddl_end(handle, code, error)  # may run what comes next, here, for as long as it takes
             with self._lock:
                 self._idle += 1
 

@@ -61,13 +61,11 @@ def _check(dtype: np.dtype[Any], verb: str, op: ddl.ReduceOp) -> None:
 
 
 def _scale(array: Array, factor: float) -> None:
-    """Multiply in place; integers as float64, truncated."""
+    """Multiply in place; integers as float64, truncated; types of 16 bits as float32, as the factor is none of them."""
     if factor == 1.0:
         return
-    if array.dtype.kind in "iub":
-        array[...] = (array * float(factor)).astype(array.dtype)
-    else:
-        np.multiply(array, array.dtype.type(factor), out=array)
+    wide = np.float64 if array.dtype.kind in "iub" else np.float32 if array.dtype.itemsize == 2 else None
+    np.multiply(array, float(factor), out=array, dtype=wide, casting="unsafe")
 
 
 def numbers(array: Array) -> Array:
@@ -91,8 +89,6 @@ def _back(rows: Array, dtype: np.dtype[Any]) -> Array:
 
 def _reduction(verb: str, array: Array, op: ddl.ReduceOp, prescale: float, postscale: float) -> Signature:
     """Return what ranks agree on. Raises ``InvalidArgument`` if that cannot be."""
-    if not isinstance(op, ddl.ReduceOp):
-        raise ddl.InvalidArgument(f"{verb}: op={op!r} is no operator; pass Average, Sum, Min, Max, Product or Adasum")
     return _checked(verb, array.dtype, array.shape, op, float(prescale), float(postscale))
 
 
@@ -165,11 +161,11 @@ def reducescatter(array: Array, op: ddl.ReduceOp, prescale: float = 1.0, postsca
     )
 
 
-def allgather(array: Array) -> Operation[Array]:
-    """All-gather along the first dimension, which may differ by rank."""
+def allgather(array: Array, detail: str = "") -> Operation[Array]:
+    """All-gather along the first dimension, which may differ by rank. ``detail``: what else ranks have alike."""
     moved, dtype = _moved(array), array.dtype
     return Operation(
-        Signature("allgather", (_described(array, rows_differ=True),)),
+        Signature("allgather", (_described(array, rows_differ=True),), detail),
         lambda group: group.allgather_async(moved),
         lambda rows: _back(rows, dtype),
         lambda group: group.allgather(moved),
@@ -177,21 +173,22 @@ def allgather(array: Array) -> Operation[Array]:
 
 
 def alltoall(array: Array, splits: Optional[Sequence[int]], size: int) -> Operation[Tuple[Array, Array]]:
-    """Send ``splits[r]`` rows (None: an equal share) to each of ``size`` ranks r; return rows and received splits."""
-    moved, dtype = _moved(array), array.dtype
-    check_splits(moved, splits, size)
+    """Send ``splits[r]`` rows (None: an equal share) to each of ``size`` ranks r; return rows and received splits.
 
-    def finish(result: Any) -> Tuple[Array, Array]:
-        rows, counts = result if isinstance(result, tuple) else (result, None)
-        if counts is None:
-            counts = np.full(size, len(rows) // size)
+    Ranks may have different equal shares, so the splits are always given: then the received ones come with the rows.
+    """
+    moved, dtype = _moved(array), array.dtype
+    given = check_splits(moved, splits, size)
+
+    def finish(result: Tuple[Array, Array]) -> Tuple[Array, Array]:
+        rows, counts = result
         return _back(rows, dtype), np.asarray(counts, np.int32)
 
     return Operation(
         Signature("alltoall", (_described(array, rows_differ=True),)),
-        lambda group: group.alltoall_async(moved, splits),
+        lambda group: group.alltoall_async(moved, given),
         finish,
-        lambda group: group.alltoall(moved, splits),
+        lambda group: group.alltoall(moved, given),
     )
 
 

@@ -44,9 +44,12 @@ class Steps:
         gradients: Sequence[Any],
         variables: Sequence[Any],
         update: Callable[[Gradients], Any],
-        steps: Callable[[], Any],
+        iterations: Callable[[], Any],
     ) -> None:
-        """Average ``gradients`` and ``update`` with them, in a step's last backward pass. ``steps()``: made so far.
+        """Average ``gradients`` and ``update`` with them, in a step's last backward pass.
+
+        ``iterations()``: the variable in which the optimizer counts its steps. As in Horovod and in Keras' own
+        accumulation of gradients, it counts every pass, so that schedules of learning rates go by batches.
 
         What ``update`` calls may come here again, as of a LossScaleOptimizer around a distributed one: then there is
         nothing left to average.
@@ -56,11 +59,12 @@ class Steps:
             return
 
         def step(some: Gradients) -> None:
-            averages = self.averaging(some, variables)
+            averages = self.averaging(some, variables, iterations())
             with self._inside():
                 update(averages)
             if self.check.wanted:
-                self.check(steps(), [one for one in variables if not self.averaging.is_local(one)])
+                made = tf.convert_to_tensor(iterations()) // self.accumulation.passes
+                self.check(made, [one for one in variables if not self.averaging.is_local(one)])
 
         if self.accumulation.passes == 1:
             step(list(gradients))
@@ -71,7 +75,11 @@ class Steps:
             step(sums)
             return tf.constant(True)
 
-        tf.cond(last, end, lambda: tf.constant(False))
+        def count() -> tf.Tensor:
+            iterations().assign_add(1)
+            return tf.constant(False)
+
+        tf.cond(last, end, count)
 
     @staticmethod
     def refuse_twice(optimizer: Any) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.refusals import naming_rank
-from ddl_tensorflow._errors import both
+from ddl_tensorflow._errors import both, recognise
 
 __all__ = ["ADVICE", "compiled_later", "refuse", "settle"]
 
@@ -47,23 +47,20 @@ def refuse() -> None:
         raise ddl.InvalidArgument(ADVICE)
 
 
+@functools.cache
 def compiled_later() -> None:
-    """Let TensorFlow's own refusal of our op be ``ddl.InvalidArgument`` that begins with the advice. Idempotent."""
+    """Let TensorFlow's own refusal of our op be ``ddl.InvalidArgument`` that begins with the advice."""
     theirs = tf.errors.InvalidArgumentError
-    if "__new__" in vars(theirs):
-        return
     ours = type(
         "InvalidArgument",
         (both(ddl.InvalidArgument, theirs),),
         {"__module__": "ddl.errors", "__init__": _advise, "__doc__": ddl.InvalidArgument.__doc__},
     )
 
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        text = str(args[2] if len(args) > 2 else kwargs.get("message", ""))
-        kind = ours if cls is theirs and "DdlCall" in text and "unsupported operations" in text else cls
-        return ValueError.__new__(kind, text) if issubclass(kind, ValueError) else Exception.__new__(kind, text)
+    def ours_of(cls: Any, text: str) -> Any:
+        return ours if cls is theirs and "DdlCall" in text and "unsupported operations" in text else None
 
-    theirs.__new__ = new
+    recognise(ours_of)
 
 
 def _advise(self: Any, node_def: Any, op: Any, message: Any, *args: Any) -> None:

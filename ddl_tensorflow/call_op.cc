@@ -222,10 +222,10 @@ int32_t ddl_output(void* handle, int32_t number, int32_t dimensions, const int64
   return 1;
 }
 
-// Ends the op: well, or with what `error` says, if it is not null.
-void ddl_end(void* handle, const char* error) {
+// Ends the op: well, or with what `error` says, if it is not null; `code` is one of absl::StatusCode.
+void ddl_end(void* handle, int32_t code, const char* error) {
   auto* const call = static_cast<Call*>(handle);
-  if (error != nullptr) call->context->SetStatus(absl::AbortedError(error));
+  if (error != nullptr) call->context->SetStatus(absl::Status(static_cast<absl::StatusCode>(code), error));
   end(call);
 }
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ddl
 from ddl.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl_tensorflow._public import public_names
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState"]
 __all__ += ["TensorFlowState", "run"]
@@ -88,3 +89,6 @@ class TensorFlowKerasState(ObjectState):
 _VARIABLES = Arrays(_read, _write)
 #: Of whatever has ``variables``.
 _OF_KERAS = Arrays(lambda value: _read(value.variables), lambda value, values: _write(value.variables, values))
+
+
+__dir__ = public_names(globals())

@@ -5,7 +5,8 @@ TensorFlow has made its gradients, while others are still being made, and overwr
 names, as ranks may come to them in different orders. Sparse gradients (``IndexedSlices``) are gathered.
 
 Whether a variable has a gradient, and of which kind, TensorFlow knows when it traces a function. Ranks must have that
-alike: each bucket tells what is missing or sparse, and if ranks differ, all get ``CollectiveMismatch``.
+alike: each bucket tells what is missing or sparse, and which step it is of, and if ranks differ, all get
+``CollectiveMismatch``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import ddl
 from ddl import Average, ReduceOp
 from ddl.allocator import tune_allocator
 from ddl.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
+from ddl.negotiation.pending import Ended, Waitable
 from ddl.operations import Operation
 from ddl.process_sets import ProcessSet
-from ddl_tensorflow import _bucket
-from ddl_tensorflow._names import op_name, part_name
+from ddl.reduce_op import OpLike, parse_op
+from ddl_tensorflow import _bucket, _operations
+from ddl_tensorflow._call import call
+from ddl_tensorflow._names import name_here, op_name, part_name
+from ddl_tensorflow._step_numbers import StepNumbers, counted, step_text
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
-from ddl_tensorflow.verbs import allreduce, as_written, in_place
+from ddl_tensorflow.verbs import as_written, in_place, made_by, slices_allreduced, with_rows
 
 __all__ = ["Averaging", "Gradients", "Groups"]
 
@@ -54,7 +59,7 @@ class Averaging:
     With the first one, glibc keeps freed memory from then on: TensorFlow frees all gradients of a step.
     """
 
-    op: ReduceOp = Average
+    op: OpLike = Average
     compression: Any = Compression.none
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
@@ -64,8 +69,10 @@ class Averaging:
     bucket_bytes: int = BUCKET_BYTES
     name: Optional[str] = None
     local: List[Any] = field(default_factory=list)  #: variables whose gradients stay on this rank
+    _numbers: StepNumbers = field(default_factory=StepNumbers, repr=False)
 
     def __post_init__(self) -> None:
+        self.op = parse_op(self.op)
         if self.op not in (Average, ddl.Sum, ddl.Adasum):
             raise ddl.InvalidArgument(f"op={self.op!r}; gradients can be combined by Average, Sum and Adasum")
         if not self.gradient_predivide_factor > 0:
@@ -84,7 +91,8 @@ class Averaging:
     def factors(self) -> Tuple[ReduceOp, float, float]:
         """The operator, and what gradients are multiplied by before it and afterwards."""
         f = self.gradient_predivide_factor
-        return (self.op, 1.0, 1.0) if f == 1 else (ddl.Sum, 1 / f, f / self.process_set.size())
+        op = parse_op(self.op)
+        return (op, 1.0, 1.0) if f == 1 else (ddl.Sum, 1 / f, f / self.process_set.size())
 
     def register_local(self, variable: Any) -> None:
         """Keep the gradient of ``variable`` on this rank; every rank says so alike."""
@@ -96,11 +104,12 @@ class Averaging:
         return any(own is one for one in self.local)
 
     @as_written
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Gradients:
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any], iterations: Any = None) -> Gradients:
         """Return the averages of ``gradients`` over the ranks; None stays None. Collective.
 
         ``gradients``, of ``variables``: alike on all ranks in number, shapes, types and kinds. A rank that is not in
-        the process set keeps its own.
+        the process set keeps its own. ``iterations``: how many steps the optimizer has made, if there is one that
+        counts them: a variable.
         """
         ddl.rank()  # InvalidState now, and not when a graph is run
         Where(self.process_set)
@@ -118,24 +127,42 @@ class Averaging:
         dense = [i for i, one in enumerate(result) if one is not None and i not in sparse and not local[i]]
         missing = [i for i, one in enumerate(result) if one is None and not local[i]]
         detail = _listed("no gradient of", missing, variables) + _listed("sparse:", sparse, variables)
-        self._average_dense(result, dense, variables, name, detail, bool(sparse))
+        step = self._step(name, iterations)
+        self._average_dense(result, dense, variables, step, detail, bool(sparse))
         for i in sparse:
-            result[i] = self._gathered(result[i], part_name(name, f"sparse.{i}"))
+            result[i] = self._gathered(result[i], step, f"sparse.{i}")
         return result
 
-    def _gathered(self, slices: tf.IndexedSlices, name: Optional[str]) -> tf.IndexedSlices:
+    def _step(self, name: Optional[str], iterations: Any) -> _Step:
+        """Return what all operations of this step have in common."""
+        step = _Step(name)
+        number = [] if iterations is None else [tf.cast(tf.convert_to_tensor(iterations), tf.int64)]
+        if tf.executing_eagerly():
+            for made in number:
+                step.numbers[name] = self._numbers.since_start(name, int(made))
+            return step
+
+        def note(arrays: List[Array], _: Any, __: bool) -> Waitable:
+            here = name_here(name)
+            count = self._numbers.since_start(here, int(arrays[0])) if arrays else counted((id(self.process_set), here))
+            step.numbers[here] = count
+            return Ended(np.zeros((), np.uint8))
+
+        (step.noted,) = call(note, number, [tf.uint8])
+        return step
+
+    def _gathered(self, slices: tf.IndexedSlices, step: _Step, part: str) -> tf.IndexedSlices:
         small, context = self.compression.compress(slices.values)
-        op, before, after = self.factors
+
+        def gather(tensor: tf.Tensor, name: Optional[str], process_set: ProcessSet) -> tf.Tensor:
+            def rows_of(_: Where, arrays: List[Array]) -> Operation[Array]:
+                return _operations.allgather(arrays[0], step.text())
+
+            (rows,) = made_by([tensor], [tensor.dtype], process_set, rows_of, name, step.noted)
+            return with_rows(rows, tensor)
+
         sent = tf.IndexedSlices(small, slices.indices, slices.dense_shape)
-        got = allreduce(
-            sent,
-            op=op,
-            prescale_factor=before,
-            postscale_factor=after,
-            name=name,
-            process_set=self.process_set,
-            ignore_name_scope=True,
-        )
+        got = slices_allreduced(sent, *self.factors, part_name(step.name, part), self.process_set, gather)
         return tf.IndexedSlices(self.compression.decompress(got.values, context), got.indices, got.dense_shape)
 
     def _average_dense(
@@ -143,7 +170,7 @@ class Averaging:
         result: Gradients,
         dense: Sequence[int],
         variables: Sequence[Any],
-        name: Optional[str],
+        step: _Step,
         detail: str,
         others: bool,
     ) -> None:
@@ -153,11 +180,11 @@ class Averaging:
         compressed = [self.compression.compress(tf.convert_to_tensor(result[i])) for i in dense]
         tensors = [small for small, _ in compressed]
         for members, number in self._buckets(tensors, [variables[i] for i in dense]):
-            reduced = self._send([tensors[k] for k in members], name, number, detail)
+            reduced = self._send([tensors[k] for k in members], step, number, detail)
             for k, tensor in zip(members, reduced):
                 result[dense[k]] = self.compression.decompress(tensor, compressed[k][1])
         if not dense:  # the other ranks may have some: an operation of nothing tells
-            told = self._send([tf.zeros([0])], name, 0, detail)
+            told = self._send([tf.zeros([0])], step, 0, detail)
             first = next(i for i, one in enumerate(result) if isinstance(one, tf.IndexedSlices))
             with tf.control_dependencies(told):
                 result[first] = tf.identity(result[first])
@@ -181,14 +208,29 @@ class Averaging:
         )
         return [([slot.item for slot in bucket.slots], number) for number, bucket in enumerate(found)]
 
-    def _send(self, tensors: List[tf.Tensor], name: Optional[str], number: int, detail: str) -> List[tf.Tensor]:
+    def _send(self, tensors: List[tf.Tensor], step: _Step, number: int, detail: str) -> List[tf.Tensor]:
         op, before, after = self.factors
-        known = part_name(name, f"bucket.{number}")
 
         def together(_: Where, targets: List[Array]) -> Operation[None]:
-            return _bucket.reduction(targets, op, before, after, detail)
+            return _bucket.reduction(targets, op, before, after, detail + step.text())
 
-        return in_place(tensors, self.process_set, together, known)
+        return in_place(tensors, self.process_set, together, part_name(step.name, f"bucket.{number}"), step.noted)
+
+
+@dataclass
+class _Step:
+    """What the operations of a step have in common: the name before theirs, and the step's number.
+
+    Eagerly, dense gradients are one operation, which a rank makes as a whole or not at all; so tapes need no number.
+    """
+
+    name: Optional[str]
+    noted: Optional[tf.Tensor] = None  #: in a graph: is there when the number has been noted, before they run
+    numbers: Dict[Optional[str], int] = field(default_factory=dict)  #: of the places where TensorFlow runs this now
+
+    def text(self) -> str:
+        """Return what an operation says of the step when TensorFlow runs it."""
+        return step_text(self.numbers[name_here(self.name)]) if self.noted is not None or self.numbers else ""
 
 
 def _divided(gradient: Any, by: int) -> Any:

@@ -15,13 +15,25 @@ import ddl
 from ddl import Average, ReduceOp
 from ddl.operations import Operation, choose_op, grouped
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name
+from ddl_tensorflow._scaling import scaled
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
-from ddl_tensorflow.verbs import Array, as_written, dense, in_place, made_by, own_rows, slices_allreduced, with_rows
+from ddl_tensorflow.verbs import (
+    Array,
+    as_written,
+    dense,
+    in_place,
+    made_by,
+    own_rows,
+    scattered_by,
+    slices_allreduced,
+    with_rows,
+)
 
 __all__ = ["grouped_allgather", "grouped_allreduce", "grouped_reducescatter"]
 
@@ -66,7 +78,7 @@ def grouped_allreduce(
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -141,7 +153,7 @@ def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
     compression: Any = Compression.none,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -149,11 +161,12 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
 ) -> List[tf.Tensor]:
     """Combine each of ``tensors`` over all ranks; return this rank's share of the rows of each."""
+    kind = scattered_by(op)
     known = op_name(name, "grouped_reducescatter", ignore_name_scope)
     small, contexts = _compress(tensors, compression, "grouped_reducescatter")
 
     def together(_: Where, arrays: List[Array]) -> Any:
-        some = [_operations.reducescatter(array, op, prescale_factor, postscale_factor) for array in arrays]
+        some = [_operations.reducescatter(array, kind, prescale_factor, postscale_factor) for array in arrays]
         return grouped(some, "reducescatter")
 
     def run(some: Tensors) -> List[tf.Tensor]:
@@ -161,8 +174,7 @@ def grouped_reducescatter(
         return [with_rows(one, like) for one, like in zip(rows, some)]
 
     def back(upstream: Tensors, _: List[int]) -> List[tf.Tensor]:
-        factor = prescale_factor * postscale_factor * (process_set.size() if op == ddl.Sum else 1)
-        scaled = [one * tf.cast(factor, one.dtype) for one in upstream]
-        return _gathered(scaled, gradient_name(known), process_set)
+        factor = prescale_factor * postscale_factor * (process_set.size() if kind == ddl.Sum else 1)
+        return _gathered([scaled(one, factor) for one in upstream], gradient_name(known), process_set)
 
     return _decompress(_differentiable(small, run, back), contexts, compression)

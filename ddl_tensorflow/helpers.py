@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, TypeVar
 
 from ddl import ReduceOp
+from ddl.horovod_basics import check_extension, gpu_available
 from ddl.operations import choose_op
 
 __all__ = ["check_extension", "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility"]
@@ -13,18 +14,9 @@ __all__ += ["refs_to_vars", "split_list", "vars_to_refs"]
 T = TypeVar("T")
 
 
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Return: what TensorFlow needs of DDL is compiled when it is first used."""
-
-
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Return whether it is a power of two. Here ``op=Adasum`` works with any number of ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
-
-
-def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return False: tensors are on the CPU."""
-    return False
 
 
 def handle_average_backwards_compatibility(op: Optional[ReduceOp], average: Optional[bool]) -> ReduceOp:

@@ -10,6 +10,7 @@ import tensorflow as tf
 import ddl
 from ddl.negotiation.pending import Ended, Waitable
 from ddl_tensorflow._call import call
+from ddl_tensorflow._step_numbers import begin_anew
 from ddl_tensorflow._where import global_process_set, process_sets
 from ddl_tensorflow.verbs import Array, as_written
 
@@ -35,7 +36,9 @@ def join() -> tf.Tensor:
 
     def wait(_: List[Array], __: Any, ___: bool) -> Waitable:
         process_sets.open()
-        return Ended(np.array(global_process_set.negotiator.join().wait(), np.int32))
+        last = global_process_set.negotiator.join().wait()
+        begin_anew()  # ranks have made different numbers of steps
+        return Ended(np.array(last, np.int32))
 
     (last,) = call(wait, [], [tf.int32], always=True, at_once=False)
     last.set_shape([])

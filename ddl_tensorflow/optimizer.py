@@ -7,9 +7,10 @@ from typing import Any, Optional
 import tensorflow as tf
 
 import ddl
-from ddl import Average, ReduceOp
+from ddl import Average
 from ddl.buckets import BUCKET_BYTES
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _keras_optimizer, tf1
 from ddl_tensorflow._accumulation import Accumulation
@@ -32,7 +33,7 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -57,8 +58,9 @@ def DistributedOptimizer(
     sparse_as_dense: make sparse gradients (``tf.IndexedSlices``) dense and average them as such. Else the ranks
         exchange the rows that they have.
     backward_passes_per_step: gradients of so many calls are added up here before they are sent, and only then are
-        variables changed and the optimizer's iterations counted. ``average_aggregated_gradients``: the sum is divided
-        by that number; else divide the loss. Sums are dense. In TF1 they are local variables: initialise these, too.
+        variables changed. The optimizer's iterations, and ``global_step`` in TF1, count every call, as with Horovod: a
+        schedule of learning rates goes by batches. ``average_aggregated_gradients``: the sum is divided by that number;
+        else divide the loss. Sums are dense. In TF1 they are local variables: initialise these, too.
     op: ``ddl.Average``, ``ddl.Sum``, or ``ddl.Adasum``, which combines gradients, variable by variable.
     gradient_predivide_factor: f: gradients are divided by f before they are added up, and by size / f afterwards. For
         gradients whose sum would overflow float16. Only with ``ddl.Average``.

@@ -8,9 +8,10 @@ from typing import Any, Iterable, List, Optional, Type
 import tensorflow as tf
 
 import ddl
-from ddl import Average, ReduceOp
+from ddl import Average
 from ddl.buckets import BUCKET_BYTES
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike
 from ddl.refusals import naming_rank
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.compression import Compression
@@ -49,7 +50,7 @@ def DistributedGradientTape(
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,
@@ -98,7 +99,7 @@ def PartialDistributedGradientTape(
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups = None,

@@ -77,8 +77,13 @@ class _Distributed:
             with tf.control_dependencies([] if done is None else [done]):
                 return tf.constant(True)
 
+        def count() -> tf.Tensor:
+            counted = [] if global_step is None else [global_step.assign_add(1)]
+            with tf.control_dependencies(counted):
+                return tf.constant(False)
+
         with tf.control_dependencies([tf.convert_to_tensor(gradient) for gradient, _ in pairs if gradient is not None]):
-            done = tf.cond(last, end, lambda: tf.constant(False))
+            done = tf.cond(last, end, count)
         return None if tf.executing_eagerly() else tf.group(done, *[one for one in kept if one is not None])
 
     def register_local_var(self, var: Any) -> None:
@@ -93,6 +98,6 @@ class _Distributed:
             raise ddl.InvalidArgument("check_every counts by global_step; pass tf.compat.v1.train.get_global_step()")
         is_local = self._ddl.averaging.is_local
         with tf.control_dependencies([] if updated is None else [updated]):
-            steps = global_step.read_value()
+            steps = global_step.read_value() // self._ddl.accumulation.passes
             done = check(steps, [variable for _, variable in pairs if not is_local(variable)])
         return updated if updated is None else tf.group(updated, done)

@@ -24,14 +24,17 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
+from ddl.errors import NotSupported
 from ddl.negotiation.pending import Waitable
 from ddl.operations import Operation, choose_op
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call, never
 from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name
+from ddl_tensorflow._scaling import scaled, sums_of_rows
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression
 
@@ -65,6 +68,7 @@ def in_place(
     process_set: Optional[ProcessSet],
     operation: Callable[[Where, List[Array]], Operation[Any]],
     name: Optional[str],
+    after: Optional[tf.Tensor] = None,
 ) -> List[tf.Tensor]:
     """Return tensors like ``tensors`` whose memory an operation gets with their contents, and writes to."""
 
@@ -76,7 +80,7 @@ def in_place(
         where = Where(process_set)
         return where.make(operation(where, results), name, sleeps)
 
-    return call(function, tensors)
+    return call(function, tensors, after=after)
 
 
 # --- all-reduce ---
@@ -90,7 +94,7 @@ def allreduce(
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = Compression.none,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: Optional[str] = None,
@@ -101,8 +105,9 @@ def allreduce(
 
     ``tensor``: any number type, or ``tf.IndexedSlices``, of which ranks may have different ones: the result has the
     rows of all, each divided by the number of ranks for an average. It is multiplied by ``prescale_factor`` before and
-    the result by ``postscale_factor``; integers as float64, truncated. ``compression``: how it is written meanwhile.
-    ``average`` is Horovod's old name of ``op``.
+    the result by ``postscale_factor``; integers as float64, truncated. ``op``: ``Average``, ``Sum``, ``Min``, ``Max``,
+    ``Product``, ``Adasum``, or the name of one, "sum". ``compression``: how it is written meanwhile: one of
+    ``Compression``, or a ``Compressor`` of your own. ``average`` is Horovod's old name of ``op``.
 
     Raises ``InvalidArgument`` for types that cannot be combined, ``InvalidState`` before ``init``;
     ``CollectiveMismatch``, ``PeerLost`` and the like come from where TensorFlow runs it.
@@ -145,14 +150,23 @@ def slices_allreduced(
     postscale: float,
     known: Optional[str],
     process_set: ProcessSet,
+    gather: Optional[Callable[[tf.Tensor, Optional[str], ProcessSet], tf.Tensor]] = None,
 ) -> tf.IndexedSlices:
-    """Gather the rows of all ranks; what uses them adds up those of one index."""
+    """Gather the rows of all ranks; what uses them adds up those of one index.
+
+    Integers are added up here, before they are divided: to truncate a part of a sum is to lose it. ``gather``: what
+    takes the place of ``gathered``.
+    """
+    gather = gathered if gather is None else gather
     if op not in (Average, ddl.Sum):
-        raise ddl.InvalidArgument(f"allreduce: IndexedSlices can be averaged and summed, not {op!r}; make them dense")
-    values = gathered(dense(slices.values, "allreduce"), part_name(known, "values"), process_set)
-    indices = gathered(dense(slices.indices, "allreduce"), part_name(known, "indices"), process_set)
-    factor = prescale * postscale / (process_set.size() if op == Average else 1)
-    return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, slices.dense_shape)
+        raise NotSupported(f"allreduce: IndexedSlices can be averaged and summed, not {op!r}; make them dense")
+    values = gather(dense(slices.values, "allreduce"), part_name(known, "values"), process_set)
+    indices = gather(dense(slices.indices, "allreduce"), part_name(known, "indices"), process_set)
+    rows = tf.IndexedSlices(values, indices, slices.dense_shape)
+    factor, divisor = prescale * postscale, process_set.size() if op == Average else 1
+    if values.dtype.is_integer and not factor == divisor == 1:
+        rows = sums_of_rows(rows)
+    return tf.IndexedSlices(scaled(rows.values, factor, divisor), rows.indices, slices.dense_shape)
 
 
 # --- broadcast ---
@@ -200,6 +214,7 @@ def made_by(
     process_set: Optional[ProcessSet],
     operation: Callable[[Where, List[Array]], Operation[Any]],
     name: Optional[str],
+    after: Optional[tf.Tensor] = None,
 ) -> List[tf.Tensor]:
     """Return tensors of ``dtypes`` that an operation on the contents of ``tensors`` makes."""
 
@@ -207,7 +222,7 @@ def made_by(
         where = Where(process_set)
         return where.make(operation(where, arrays), name, sleeps)
 
-    return call(function, tensors, dtypes)
+    return call(function, tensors, dtypes, after=after)
 
 
 def with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) -> tf.Tensor:
@@ -254,13 +269,23 @@ def own_rows(tensor: tf.Tensor, counts: tf.Tensor, process_set: ProcessSet) -> t
     return tf.split(tensor, counts, num=process_set.size())[process_set.rank()]
 
 
+def scattered_by(op: OpLike) -> ReduceOp:
+    """Return the operator of a reduce-scatter. Raises ``NotSupported``, a ``RuntimeError``, if it cannot have that."""
+    kind = parse_op(op, "reducescatter")
+    if kind == ddl.Adasum:
+        raise NotSupported(
+            "reducescatter: op=ddl.Adasum is there for all-reduces only; use allreduce, and take your rows"
+        )
+    return kind
+
+
 @as_written
 @naming_rank
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
     compression: Any = Compression.none,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
@@ -272,6 +297,7 @@ def reducescatter(
     Where the rows do not divide by the number of ranks, the first ranks get one more. The gradient is all ranks'
     gradients of their rows; for a sum, times the number of ranks (as in Horovod).
     """
+    kind = scattered_by(op)
     known = op_name(name, "reducescatter", ignore_name_scope)
     small, context = compression.compress(dense(tensor, "reducescatter"))
 
@@ -281,13 +307,13 @@ def reducescatter(
             [x],
             [x.dtype],
             process_set,
-            lambda _, arrays: _operations.reducescatter(arrays[0], op, prescale_factor, postscale_factor),
+            lambda _, arrays: _operations.reducescatter(arrays[0], kind, prescale_factor, postscale_factor),
             known,
         )
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            factor = prescale_factor * postscale_factor * (process_set.size() if op == ddl.Sum else 1)
-            return gathered(upstream * tf.cast(factor, upstream.dtype), gradient_name(known), process_set)
+            factor = prescale_factor * postscale_factor * (process_set.size() if kind == ddl.Sum else 1)
+            return gathered(scaled(upstream, factor), gradient_name(known), process_set)
 
         return with_rows(rows, x), gradient
 

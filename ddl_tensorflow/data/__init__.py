@@ -13,6 +13,7 @@ import tensorflow as tf
 import ddl
 from ddl.process_sets import ProcessSet
 from ddl.refusals import naming_rank
+from ddl_tensorflow._public import public_names
 from ddl_tensorflow._where import Where, global_process_set
 
 __all__ = ["equalize", "shard", "shard_files"]
@@ -125,3 +126,6 @@ def _check_remainder(verb: str, remainder: str, *more: str) -> None:
     allowed = ("pad", "drop", *more)
     if remainder not in allowed:
         raise ddl.InvalidArgument(f"{verb}: remainder={remainder!r} is none of {', '.join(map(repr, allowed))}")
+
+
+__dir__ = public_names(globals())

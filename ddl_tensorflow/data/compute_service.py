@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import ddl
+from ddl_tensorflow._public import public_names
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
@@ -42,3 +43,6 @@ def send_to_data_service(dataset: Any, compute_config: Any, rank: int, *args: An
 def compute_worker_fn(compute_config: Any) -> NoReturn:
     """Raise ``InvalidState``."""
     _refuse("compute_worker_fn")
+
+
+__dir__ = public_names(globals())

@@ -22,6 +22,8 @@ import tensorflow as tf
 import ddl_tensorflow as _ddl
 from ddl import ReduceOp
 from ddl.averaging import average_metrics
+from ddl.operations import choose_op
+from ddl.reduce_op import OpLike
 from ddl_tensorflow import (
     Adasum,
     Average,
@@ -38,6 +40,7 @@ from ddl_tensorflow import (
     __version__,
     add_process_set,
     ccl_built,
+    check_extension,
     cross_rank,
     cross_size,
     cuda_built,
@@ -46,7 +49,9 @@ from ddl_tensorflow import (
     global_process_set,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
@@ -63,6 +68,7 @@ from ddl_tensorflow import (
     stop_timeline,
 )
 from ddl_tensorflow._keras_backend import need_tensorflow
+from ddl_tensorflow._public import public_names
 from ddl_tensorflow.keras import callbacks, elastic
 from ddl_tensorflow.keras._optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 
@@ -75,6 +81,7 @@ __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_siz
 __all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set"]
 __all__ += ["mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built"]
 __all__ += ["ddl_built", "ccl_built", "cuda_built", "rocm_built"]
+__all__ += ["check_extension", "gpu_available", "is_homogeneous"]
 
 
 def _value(result: Any) -> Any:
@@ -89,7 +96,7 @@ def allreduce(
     average: Optional[bool] = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    op: Optional[ReduceOp] = None,
+    op: Optional[OpLike] = None,
     compression: Any = Compression.none,
 ) -> Any:
     """Return ``ddl_tensorflow.allreduce`` of ``value``: a tensor, or anything that is made one.
@@ -100,7 +107,7 @@ def allreduce(
     >>> mean = ddl.allreduce(loss)
     """
     need_tensorflow("allreduce")
-    op = op if average is None else (Average if average else Sum)
+    op = choose_op(average, op, stacklevel=3)
     scales: Dict[str, float] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return _value(_ddl.allreduce(value, op=op, name=name, compression=compression, **scales))
 
@@ -117,7 +124,7 @@ def broadcast(value: Any, root_rank: int, name: Optional[str] = None) -> Any:
     return _value(_ddl.broadcast(value, root_rank, name=name))
 
 
-def reducescatter(value: Any, name: Optional[str] = None, op: ReduceOp = Average) -> Any:
+def reducescatter(value: Any, name: Optional[str] = None, op: OpLike = Average) -> Any:
     """Return ``ddl_tensorflow.reducescatter`` of ``value``; the rest is as for ``allreduce``."""
     need_tensorflow("reducescatter")
     return _value(_ddl.reducescatter(value, op=op, name=name))
@@ -130,3 +137,6 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """
     need_tensorflow("broadcast_global_variables")
     return _value(_ddl.broadcast_global_variables(root_rank))
+
+
+__dir__ = public_names(globals())

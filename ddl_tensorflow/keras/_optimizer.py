@@ -7,9 +7,10 @@ from typing import Any, Dict, List, Optional, Sequence
 import keras
 
 import ddl
-from ddl import Average, ReduceOp
+from ddl import Average
 from ddl.buckets import BUCKET_BYTES
 from ddl.process_sets import ProcessSet
+from ddl.reduce_op import OpLike
 from ddl_tensorflow import _keras_backend as backend
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.compression import Compression
@@ -25,7 +26,7 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
@@ -74,7 +75,7 @@ def PartialDistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = Average,
+    op: OpLike = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,

@@ -12,6 +12,7 @@ import numpy as np
 
 import ddl
 from ddl.averaging import average_metrics
+from ddl_tensorflow._public import public_names
 from ddl_tensorflow.keras._broadcast import BroadcastGlobalVariablesCallback, WeightAverageCallback
 from ddl_tensorflow.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ddl_tensorflow.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
@@ -103,3 +104,6 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if ddl.rank() == 0:
             super().on_epoch_end(epoch, logs)
+
+
+__dir__ = public_names(globals())

@@ -12,6 +12,7 @@ import numpy as np
 
 from ddl.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
 from ddl_tensorflow import _keras_backend as backend
+from ddl_tensorflow._public import public_names
 from ddl_tensorflow.elastic import TensorFlowKerasState
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "KerasState", "ObjectState", "State", "run"]
@@ -114,3 +115,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         assert self._before is not None
         self.state.epoch = self._before + epoch + 1
+
+
+__dir__ = public_names(globals())

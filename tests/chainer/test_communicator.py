@@ -114,8 +114,8 @@ def tags():
                 call()
         with pytest.raises(ddl.InvalidArgument, match="cannot send to itself"):
             comm.send_obj(1, 0)
-        with pytest.raises(ddl.InvalidArgument, match=r"\[rank 0/2.* send: arrays of type complex128 cannot be"):
-            comm.send((big, np.ones(2, "D")), 1)
+        with pytest.raises(ddl.InvalidArgument, match=r"\[rank 0/2.* send: arrays of type float128 cannot be"):
+            comm.send((big, np.ones(2, "g")), 1)
         with pytest.raises(ddl.InvalidArgument, match="cannot pickle the object"):
             comm.send_obj(lambda: 0, 1)
         return comm.recv_obj(1)
@@ -142,7 +142,7 @@ def mistakes():
     comm = ddl_chainer.create_communicator()
     me = rf"^\[rank {comm.rank}/2.*"
     for verb, x in (
-        ("allreduce", [1.0]),
+        ("allreduce", {1.0}),
         ("allgather", chainer.Variable(np.ones(1))),
         ("gather", None),
         ("bcast", "x"),
@@ -159,8 +159,8 @@ def mistakes():
             getattr(comm, verb)([np.ones(1), np.ones(1, "f")], *root)
         with pytest.raises(ddl.InvalidArgument, match=f"{me}{verb}: .* not 0 of .* in a int"):
             getattr(comm, verb)(3, *root)
-        with pytest.raises(ddl.InvalidArgument, match=f"{me}{verb}: arrays of type complex64 cannot be"):
-            getattr(comm, verb)([np.ones(1, "F")] * 2, *root)
+        with pytest.raises(ddl.InvalidArgument, match=f"{me}{verb}: arrays of type float128 cannot be"):
+            getattr(comm, verb)([np.ones(1, "g")] * 2, *root)
     with pytest.raises(ddl.InvalidArgument, match="root=2 is no rank"):
         comm.bcast_obj(1, root=2)
     with pytest.raises(ddl.InvalidArgument, match="rank 0 has float64 .*rank 1 has float32"):  # on both
@@ -169,7 +169,7 @@ def mistakes():
         with pytest.raises(ddl.InvalidArgument, match="rank 0.*: cannot pickle the object"):  # on both
             getattr(comm, verb)((lambda: 0) if comm.rank == 0 else 0)
     assert comm.allreduce(np.ones(1)) == 2
-    with pytest.raises(ddl.CollectiveMismatch, match="rank 0 .*rank 1"):
+    with pytest.raises(ddl.CollectiveMismatch, match="do not match: rank . called .* rank . called"):
         comm.allreduce(np.ones(1 + comm.rank))
 
 

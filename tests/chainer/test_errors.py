@@ -84,7 +84,7 @@ def updates_alone():
         if number == 4 and comm.rank == 1:
             comm.allreduce(np.ones(3))
 
-    with pytest.raises(ddl.CollectiveMismatch, match="rank 0.*rank 1"):
+    with pytest.raises(ddl.CollectiveMismatch, match="do not match: rank . called .* rank . called"):
         by_hook(comm, step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 
@@ -98,6 +99,55 @@ def caught_in(ddl):
     return caught.value
 
 
+def classes():
+    """Each error is of the class that Horovod's users expect, and DDL's; in all modes, and in ``fit``."""
+    import keras
+    import numpy as np
+
+    import ddl_tensorflow as ddl
+    from ddl.errors import CollectiveMismatch
+
+    rank = ddl.rank()
+    mine, other = [ddl.add_process_set([r]) for r in range(2)][:: 1 - 2 * rank]
+    mismatch = (CollectiveMismatch, tf.errors.FailedPreconditionError)
+    wrong = (ddl.InvalidArgument, ValueError, tf.errors.InvalidArgumentError)
+    missing = (ddl.InvalidArgument, NotImplementedError, RuntimeError)
+    slices = tf.IndexedSlices(np.ones([1], "f"), np.zeros([1], "i"))
+    table = {
+        "shape": (lambda name: ddl.allreduce(tf.ones([2 + rank]), name=name), mismatch),
+        "dtype": (lambda name: ddl.allgather(tf.cast(1 + tf.zeros([2]), [tf.int32, tf.half][rank]), name), mismatch),
+        "op": (lambda name: ddl.reducescatter(tf.ones([2]), op=[ddl.Sum, ddl.Max][rank], name=name), mismatch),
+        "root": (lambda name: ddl.broadcast(tf.ones([2]), rank, name), mismatch),
+        "group": (lambda name: ddl.grouped_allreduce([tf.ones([1])] * (2 + rank), name=name), mismatch),
+        "splits": (lambda name: ddl.alltoall(tf.ones([4]), [1, 2], name), wrong),
+        "negative": (lambda name: ddl.alltoall(tf.ones([4]), [-1, 5], name), wrong),
+        "uneven": (lambda name: ddl.alltoall(tf.ones([3]), None, name), wrong),
+        "set": (lambda name: ddl.allreduce(tf.ones([2]), process_set=other, name=name), wrong),
+        "set of alltoall": (lambda name: ddl.alltoall(tf.ones([2]), None, name, process_set=other), wrong),
+        "root of a set": (lambda name: ddl.broadcast(tf.ones([2]), 1 - rank, name, process_set=mine), wrong),
+        "sparse": (lambda _: ddl.allreduce(slices, op=ddl.Adasum), missing),
+        "sparse min": (lambda _: ddl.grouped_allreduce([slices], op=ddl.Min), missing),
+        "adasum": (lambda _: ddl.reducescatter(tf.ones([2]), op=ddl.Adasum), missing),
+        "grouped adasum": (lambda _: ddl.grouped_reducescatter([tf.ones([2])], op=ddl.Adasum), missing),
+    }
+    for what, (function, kinds) in table.items():
+        for mode in MODES if what in ("shape", "splits", "set") else ("eagerly", "session"):  # a function takes 0.3 s
+            with pytest.raises(ddl.Error) as caught:
+                MODES[mode](functools.partial(function, f"{what}.{mode}".replace(" ", ".")))
+            assert [kind.__name__ for kind in kinds if not isinstance(caught.value, kind)] == [], (what, mode)
+            assert not isinstance(caught.value, tf.errors.AbortedError)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1 + rank)])
+    model.compile(ddl.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+        model.fit(np.ones([8, 4], "f"), np.ones([8, 1 + rank], "f"), batch_size=4, verbose=0)
+    assert isinstance(caught.value, CollectiveMismatch)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_classes_are_those_of_horovod(way):
+    ranks.run(2, classes, env=WAYS[way])
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_mistakes(way):
     ranks.run(2, mistakes, initialise=False, env=WAYS[way])
@@ -121,6 +171,26 @@ def loses_a_rank(mode):
 def test_a_rank_that_dies_is_named(mode):
     first, died, third = ranks.run(3, loses_a_rank, mode, initialise=False, may_die=[1])
     assert died == 7 and first == third == "PeerLost"
+
+
+def loses_a_rank_in_a_monitored_session():
+    """At ABORTED such a session would begin anew, for ever."""
+    import ddl_tensorflow as ddl
+
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        train = step.assign_add(tf.cast(ddl.allreduce(1.0), tf.int64))
+        with tf1.train.MonitoredTrainingSession() as session, pytest.raises(ddl.HorovodInternalError, match="rank 1"):
+            for _ in range(9):
+                if ddl.rank() == 1 and session.run(step) == 2:
+                    os._exit(7)
+                session.run(train)
+
+
+@pytest.mark.faults
+def test_a_monitored_session_ends_when_a_rank_has_died():
+    assert ranks.run(2, loses_a_rank_in_a_monitored_session, may_die=[1], timeout=60) == [None, 7]
 
 
 def waits():

@@ -49,7 +49,7 @@ NAMES = {
 SHARED = "Compression ProcessSet global_process_set add_process_set remove_process_set start_timeline stop_timeline "
 SHARED += "cross_size mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built "
 SHARED += "ccl_built cuda_built rocm_built Adasum Min Max Product ReduceOp __version__ "
-SHARED += "Error HorovodInternalError InvalidArgument InvalidState data"
+SHARED += "Error HorovodInternalError InvalidArgument InvalidState data check_extension gpu_available is_homogeneous"
 
 _OPTIMIZER = "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op "
 _OPTIMIZER += "backward_passes_per_step average_aggregated_gradients num_groups groups process_set "

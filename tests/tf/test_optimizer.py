@@ -83,7 +83,7 @@ def equal_one_process(names, folder):
                 optimizer.learning_rate = 0.05
             net = fit(ddl.DistributedOptimizer(optimizer, **some), ddl, passes=2)
             reference = fit(make["momentum"]())
-            assert apart(net, reference) < 1e-6 and int(net.optimizer.iterations) == 8
+            assert apart(net, reference) < 1e-6 and int(net.optimizer.iterations) == 16  # passes, as in Horovod
             digests.append(digest(net))
         saved(net, f"{folder}/{ddl.rank()}.keras")
     return digests
@@ -111,7 +111,7 @@ import sys
 sys.modules.update(dict.fromkeys(("ddl", "ddl_tensorflow")))
 import keras
 net = keras.models.load_model(sys.argv[1])
-assert type(net.optimizer) is keras.optimizers.SGD and int(net.optimizer.iterations) == 8
+assert type(net.optimizer) is keras.optimizers.SGD and int(net.optimizer.iterations) == 16
 for name in ("ddl", "ddl_tensorflow"):
     del sys.modules[name]
 import ddl_tensorflow as ddl
@@ -165,10 +165,44 @@ def infinity(way):
     return digest(net), int(net.optimizer.iterations), float(net.optimizer.dynamic_scale)
 
 
-@pytest.mark.parametrize("way, steps", [("outside", 5), ("inside", 5), ("passes", 2)])
+@pytest.mark.parametrize("way, steps", [("outside", 5), ("inside", 5), ("passes", 5)])
 def test_infinite_gradients_of_one_rank_are_skipped_by_all(way, steps):
     first, second = ranks.run(2, infinity, way, initialise=False)
     assert first == second and first[1:] == (steps, 2.0**9)
+
+
+def passes():
+    """Iterations, and ``global_step``, count every backward pass, as in Horovod; schedules go by them."""
+    import keras
+
+    import ddl_tensorflow as ddl
+
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.5])
+    for wrap in (lambda function: function, tf.function):
+        optimizer = ddl.DistributedOptimizer(keras.optimizers.SGD(rates), backward_passes_per_step=2, check_every=2)
+        weight = keras.Variable([0.0])
+        optimizer.build([weight])
+        apply, seen = wrap(optimizer.apply), []
+        for _ in range(4):
+            apply([tf.ones([1])])
+            seen.append((float(weight.numpy()[0]), int(optimizer.iterations)))
+        assert seen == [(0.0, 1), (-2.0, 2), (-2.0, 3), (-3.0, 4)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("weight", [1], initializer=tf.compat.v1.zeros_initializer())
+        step = tf.compat.v1.train.get_or_create_global_step()
+        plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        optimizer = ddl.DistributedOptimizer(plain, backward_passes_per_step=2, check_every=2)
+        train = optimizer.minimize(tf.reduce_sum(weight), global_step=step)
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+        seen = []
+        for _ in range(4):
+            session.run(train)
+            seen.append((float(session.run(weight)[0]), int(session.run(step))))
+        assert seen == [(0.0, 1), (-2.0, 2), (-2.0, 3), (-4.0, 4)]
+
+
+def test_every_backward_pass_is_counted():
+    ranks.run(2, passes)
 
 
 def differing():
