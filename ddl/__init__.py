@@ -23,6 +23,7 @@ from ddl.errors import (
     InternalError,
     InvalidArgument,
     InvalidState,
+    NotSupported,
     PeerLost,
     ProtocolError,
     RankFailed,
@@ -52,24 +53,34 @@ __all__ += ["Communicator", "Metrics", "PreparedOperation", "Work", "empty", "is
 _LAZY.update({name: "ddl.communicator" for name in ("Communicator", "Metrics", "PreparedOperation", "Work")})
 _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 __all__ += ["run"]
-_LAZY.update(run="ddl.run")  # ddlrun's package, which can be called
+_LAZY.update(run="ddl.run")  # ddlrun's package, which is a function as well
 # … then what does not.
 __all__ += ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]
-__all__ += ["InternalError", "InvalidArgument", "InvalidState", "PeerLost", "ProtocolError", "RankFailed"]
+__all__ += [
+    "InternalError",
+    "InvalidArgument",
+    "InvalidState",
+    "NotSupported",
+    "PeerLost",
+    "ProtocolError",
+    "RankFailed",
+]
 __all__ += ["RendezvousError", "ResourceError", "WaitTimeout"]
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'ddl' has no attribute {name!r}")
+        from ddl.spelling import no_attribute
+
+        raise no_attribute(__name__, name, __all__)
     import importlib
 
     module = importlib.import_module(_LAZY[name])
-    value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    value = module if _LAZY[name] == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> List[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

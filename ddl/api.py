@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from ddl import timeline
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.misspelt import misspelt
 from ddl.communicator import Communicator
-from ddl.errors import InvalidArgument, InvalidState
+from ddl.errors import Error, InvalidArgument, InvalidState
 from ddl.group import Group
 from ddl.job import Job, identity_and_settings
-from ddl.reduce_op import Average, ReduceOp
+from ddl.reduce_op import Average, OpLike
+from ddl.tracebacks import brief, briefly
 from ddl.tune.start import adopt
 
 if TYPE_CHECKING:
@@ -53,19 +55,20 @@ class _State:
 
 
 _state = _State()
+_log = logging.getLogger("ddl")
 _levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 
 
 def _log_to_stderr(level: str) -> None:
     """Show DDL's own messages, unless the program has set up logging for them."""
-    logger = logging.getLogger("ddl")
-    logger.setLevel(_levels[level])
-    if not logger.handlers and not logging.getLogger().handlers:
+    _log.setLevel(_levels[level])
+    if not _log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("ddl %(levelname)s: %(message)s"))
-        logger.addHandler(handler)
+        _log.addHandler(handler)
 
 
+@briefly
 def init(comm: Any = None, *, deterministic: Optional[bool] = None) -> None:
     """Join the job: meet the other ranks and make the world communicator.
 
@@ -100,6 +103,9 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
         identity, settings = who()
         settings.check()
         _log_to_stderr(settings.log)
+        if identity.rank == 0:
+            for text in misspelt(os.environ):
+                _log.warning("%s", text)
         job = Job(identity, settings, _state.rounds)
         group = None
         try:
@@ -130,7 +136,9 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
 def shutdown() -> None:
     """Leave the job. Idempotent, not collective: ranks may leave at different times. Runs by itself at exit.
 
-    What is under way fails with ``Aborted``; a rank that still waits for this one gets ``PeerLost``.
+    What is under way fails with ``Aborted``; a rank that still waits for this one gets ``PeerLost``. Raises nothing.
+
+    >>> ddl.shutdown()
     """
     with _state.lock:
         if _state.world is None:
@@ -165,12 +173,20 @@ def world() -> Communicator:
 
 
 def rank() -> int:
-    """Return this process's number among all ranks, 0 to size - 1."""
+    """Return this process's number among all ranks, 0 to size - 1. Raises ``InvalidState`` before ``init``.
+
+    >>> ddl.rank()
+    0
+    """
     return world().rank
 
 
 def size() -> int:
-    """Return the number of ranks."""
+    """Return the number of ranks. Raises ``InvalidState`` before ``init``.
+
+    >>> ddl.size()
+    1
+    """
     return world().size
 
 
@@ -198,7 +214,11 @@ def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P,
     """Return ``verb`` of ``Communicator`` as a function on the world communicator."""
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return verb(_state.world or world(), *args, **kwargs)
+        try:
+            return verb(_state.world or world(), *args, **kwargs)
+        except Error as error:
+            brief(error)
+            raise
 
     signature = inspect.signature(verb)
     call.__name__ = call.__qualname__ = verb.__name__
@@ -239,24 +259,44 @@ metrics = _on_world(Communicator.metrics)
 # Written out: the calls that matter most save the microsecond that a wrapper with arbitrary arguments costs.
 
 
-def allreduce_(x: _T, *, op: ReduceOp = Average) -> _T:
-    return (_state.world or world()).allreduce_(x, op=op)
+def allreduce_(x: _T, *, op: OpLike = Average) -> _T:
+    try:
+        return (_state.world or world()).allreduce_(x, op=op)
+    except Error as error:
+        brief(error)
+        raise
 
 
-def broadcast_(x: _T, *, root: int = 0) -> _T:
-    return (_state.world or world()).broadcast_(x, root=root)
+def broadcast_(x: _T, root: int = 0) -> _T:
+    try:
+        return (_state.world or world()).broadcast_(x, root)
+    except Error as error:
+        brief(error)
+        raise
 
 
-def reducescatter(x: Any, *, op: ReduceOp = Average, out: Any = None) -> Any:
-    return (_state.world or world()).reducescatter(x, op=op, out=out)
+def reducescatter(x: Any, *, op: OpLike = Average, out: Any = None) -> Any:
+    try:
+        return (_state.world or world()).reducescatter(x, op=op, out=out)
+    except Error as error:
+        brief(error)
+        raise
 
 
 def allgather(x: Any, *, out: Any = None) -> Any:
-    return (_state.world or world()).allgather(x, out=out)
+    try:
+        return (_state.world or world()).allgather(x, out=out)
+    except Error as error:
+        brief(error)
+        raise
 
 
 def alltoall(x: Any, splits: Optional[Sequence[int]] = None, *, out: Any = None) -> Any:
-    return (_state.world or world()).alltoall(x, splits, out=out)
+    try:
+        return (_state.world or world()).alltoall(x, splits, out=out)
+    except Error as error:
+        brief(error)
+        raise
 
 
 for _verb in (allreduce_, broadcast_, reducescatter, allgather, alltoall):

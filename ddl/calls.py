@@ -8,41 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from ddl import _core, sizes
+from ddl.arrays import as_array, as_real, check_complex, given, instead, is_complex, memory
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
-from ddl.reduce_op import ReduceOp
+from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
 
-__all__ = ["Call", "Calls", "as_array", "check_splits", "given"]
+__all__ = ["Call", "Calls", "check_splits"]
 
 T = TypeVar("T")
-
-
-def as_array(x: Any) -> np.ndarray:
-    """Return ``x`` as a contiguous numpy array, without a copy where it can be."""
-    if isinstance(x, np.ndarray):
-        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
-    if isinstance(x, (bool, int, float, np.generic)):
-        return np.asarray(x)
-    if hasattr(x, "__dlpack__"):
-        try:
-            return np.ascontiguousarray(np.from_dlpack(x))
-        except (BufferError, RuntimeError, TypeError) as error:
-            raise InvalidArgument(
-                f"a {type(x).__name__} cannot become a numpy array ({error}); use an in-place verb, or convert it"
-            ) from error
-    raise InvalidArgument(f"a {type(x).__name__} is no array; pass a numpy array or anything with DLPack on the CPU")
-
-
-def given(verb: str, x: T) -> T:
-    """Return ``x``. To the core, None means that this rank has no such buffer; a caller may not pass it."""
-    if x is None:
-        raise InvalidArgument(f"{verb}: a NoneType is no array; pass a numpy array or anything with DLPack on the CPU")
-    return x
+_REDUCTIONS = (Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCESCATTER)
 
 
 @dataclass
@@ -53,7 +32,7 @@ class Call(Generic[T]):
     input: Any
     output: Any
     result: T
-    op: int = 0
+    op: ReduceOp = Sum
     root: int = 0
     part_lengths: Optional[List[int]] = None  # elements of each block; None: one buffer
     bytes: int = 0  # by which the algorithm is chosen, alike on all ranks; 0: those of the buffer
@@ -72,33 +51,38 @@ class Calls:
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
-        fields = dict(vars(call))
-        collective, data, target = (fields.pop(name) for name in ("collective", "input", "output"))
+        collective, data, target, fields = _arguments(call)
         result: T = self._core.run(collective, data, target, label=label, **fields)
         return result
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
-        fields = dict(vars(call))
-        collective, data, target = (fields.pop(name) for name in ("collective", "input", "output"))
+        collective, data, target, fields = _arguments(call)
         return self._core.start(collective, data, target, label=label, **fields)
 
-    def into(self, collective: Collective, x: Any, out: T, op: int = 0) -> T:
+    def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
         if x is None or out is None:
-            given(collective.name.lower(), None)
-        self._core.run_alike(collective, x, out, op, 0)
+            given(verb, None)
+        try:
+            self._core.run_alike(collective, x, out, op, 0)
+            return out
+        except InvalidArgument as error:
+            data, target = instead(error, verb, x, out, op=op)
+        self._core.run_alike(collective, data, target, op, 0)
         return out
 
     # --- one buffer, the same on every rank ---
 
-    def allreduce(self, x: Any, op: ReduceOp) -> Call[np.ndarray]:
+    def allreduce(self, x: Any, op: OpLike) -> Call[np.ndarray]:
         array = as_array(x)
         output = np.empty_like(array)
-        return Call(Collective.ALLREDUCE, array, output, output, op=op)
+        return Call(Collective.ALLREDUCE, array, output, output, op=parse_op(op, "allreduce"))
 
-    def allreduce_(self, x: T, op: ReduceOp, residual: Any = None) -> Call[T]:
-        return Call(Collective.ALLREDUCE, given("allreduce_", x), x, x, op=op, residual=residual)
+    def allreduce_(self, x: T, op: OpLike, residual: Any = None) -> Call[T]:
+        operator = parse_op(op, "allreduce_")
+        memory("allreduce_", x, operator)  # what cannot be overwritten is refused
+        return Call(Collective.ALLREDUCE, x, x, x, op=operator, residual=residual)
 
     def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("broadcast", "root", root)
@@ -108,26 +92,28 @@ class Calls:
 
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
         self.check_rank("broadcast_", "root", root)
-        given("broadcast_", x)
+        memory("broadcast_", x)  # what cannot be overwritten is refused
         mine = x if self._rank == root else None
         return Call(Collective.BROADCAST, mine, x, x, root=root, sizes_for=sizes_for)
 
-    def reduce(self, x: Any, root: int, op: ReduceOp) -> Call[Optional[np.ndarray]]:
+    def reduce(self, x: Any, root: int, op: OpLike) -> Call[Optional[np.ndarray]]:
         self.check_rank("reduce", "root", root)
         array = as_array(x)
         output = np.empty_like(array) if self._rank == root else None
-        return Call(Collective.REDUCE, array, output, output, op=op, root=root)
+        return Call(Collective.REDUCE, array, output, output, op=parse_op(op, "reduce"), root=root)
 
     # --- a block for each rank ---
 
-    def reducescatter(self, x: Any, op: ReduceOp) -> Call[np.ndarray]:
+    def reducescatter(self, x: Any, op: OpLike) -> Call[np.ndarray]:
         array = as_array(x)
         if array.ndim == 0:
             raise InvalidArgument("reducescatter: an array without dimensions has no rows to scatter")
         rows = sizes.split_evenly(array.shape[0], self._size)
         width = math.prod(array.shape[1:])
         output = np.empty((rows[self._rank], *array.shape[1:]), dtype=array.dtype)
-        return Call(Collective.REDUCESCATTER, array, output, output, op=op, part_lengths=[n * width for n in rows])
+        lengths = [n * width for n in rows]
+        operator = parse_op(op, "reducescatter")
+        return Call(Collective.REDUCESCATTER, array, output, output, op=operator, part_lengths=lengths)
 
     def allgather(self, x: Any) -> Call[np.ndarray]:
         array = as_array(x)
@@ -214,6 +200,8 @@ class Calls:
         return [int(one[2]) * width for one in rows], sum(int(one[2]) for one in rows)
 
     def check_rank(self, verb: str, what: str, rank: Any) -> None:
+        if isinstance(rank, ReduceOp):  # a number, too, and never meant as a rank
+            raise InvalidArgument(f"{verb}: {what}={rank!r} is an operator; pass op={rank!r} by its name")
         if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._size:
             raise InvalidArgument(f"{verb}: {what}={rank!r} is no rank of a communicator of {self._size}")
 
@@ -221,6 +209,20 @@ class Calls:
         self.check_rank(verb, "the other rank", rank)
         if rank == self._rank:
             raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
+
+
+def _arguments(call: Call[Any]) -> Tuple[Collective, Any, Any, Dict[str, Any]]:
+    """Return the collective, input, output and the other arguments of ``call`` as the core takes them."""
+    fields = dict(vars(call))
+    collective, data, target = (fields.pop(name) for name in ("collective", "input", "output"))
+    if is_complex(data) or is_complex(target):
+        verb = collective.name.lower()
+        if collective in _REDUCTIONS:
+            check_complex(verb, call.op)
+        data, target = (None if array is None else as_real(verb, array) for array in (data, target))
+        if call.part_lengths is not None:
+            fields["part_lengths"] = [2 * n for n in call.part_lengths]
+    return collective, data, target, fields
 
 
 def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:
@@ -232,10 +234,10 @@ def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) 
         if rows % size:
             raise InvalidArgument(f"alltoall: {rows} rows do not divide among {size} ranks; give splits")
         return [rows // size] * size
-    given = [int(n) for n in splits]
-    if len(given) != size or min(given) < 0 or sum(given) != rows:
+    counts = [int(n) for n in splits]
+    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
         raise InvalidArgument(
-            f"alltoall: splits {given} must be {size} numbers (one per rank), none negative, that sum to "
+            f"alltoall: splits {counts} must be {size} numbers (one per rank), none negative, that sum to "
             f"the {rows} rows of the array"
         )
-    return given
+    return counts

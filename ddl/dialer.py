@@ -6,6 +6,7 @@ stopped is named by the verdict like in any other wait. One short-lived thread p
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -13,7 +14,8 @@ from typing import Dict, Iterable, List, Set, Tuple
 
 from ddl import _core
 from ddl.bootstrap.connect import connect_data
-from ddl.errors import Error
+from ddl.bootstrap.shortage import shortage
+from ddl.errors import Error, ResourceError
 from ddl.job import Job
 
 __all__ = ["Dialer"]
@@ -40,7 +42,7 @@ class Dialer:
     def need(self, peers: Iterable[int], streams: Iterable[int]) -> None:
         """See to it that there are the connections ``streams`` (docs/wire_format.md) to ``peers``. Does not block.
 
-        The rank with the higher number connects; the other's agent accepts.
+        The rank with the higher number connects; the other's agent accepts. ResourceError if there can be no thread.
         """
         wanted = list(streams)
         for peer in peers:
@@ -53,7 +55,13 @@ class Dialer:
                 by_rail.setdefault(self._rail(stream), []).append(stream)
             for rail, streams_there in by_rail.items():
                 name = f"ddl-dial-{peer}" + (f"-rail{rail}" if rail else "")
-                threading.Thread(target=self._call, args=(peer, rail, streams_there), name=name, daemon=True).start()
+                thread = threading.Thread(target=self._call, args=(peer, rail, streams_there), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    self._called.difference_update((peer, stream) for stream in missing)
+                    who = self._job.rank_label(self._job.identity.rank)
+                    raise ResourceError(errno.EAGAIN, f"{who} cannot make connections: {shortage(error)}") from error
 
     def close(self) -> None:
         """Make no more attempts."""
@@ -69,6 +77,10 @@ class Dialer:
                 self._connect(peer, rail, streams[0])
                 streams.pop(0)
             except (OSError, Error) as error:
+                agent = self._job.agent
+                if agent is None:  # the job ends meanwhile
+                    return
+                agent.shortage.met(error)
                 waited = time.monotonic() - start
                 if isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS:
                     # Not a failure in itself: perhaps nothing needs this connection any more. An operation that does
@@ -90,6 +102,11 @@ class Dialer:
 
     def _give_up(self, peer: int, rail: int, number: int, error: Exception) -> None:
         host, port = self._job.address(self._ranks[peer], rail)
+        lack = shortage(error)
+        if lack:
+            reason = f"rank {self._job.identity.rank} cannot connect to {host}:{port}: {lack}"
+            self._core.fail("CollectiveTimeout", self._rank, reason, True)
+            return
         reason = (
             f"cannot connect to {host}:{port}: {error}; is a firewall between the hosts, or was the wrong interface "
             "chosen (DDL_INTERFACE)?"

@@ -177,7 +177,7 @@ class ObjectState(State):
             except Exception as error:  # whatever an object's own copying raises
                 raise InvalidArgument(
                     f"{type(self).__name__}: {name!r} cannot be copied, so keep it outside of the state: {error}"
-                ) from error
+                ) from None
         self._saved = saved
 
     def restore(self) -> None:
@@ -239,7 +239,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except CommunicatorError as error:
                 state.restore()
                 advice = "" if isinstance(error, CollectiveMismatch) else _AFTER_A_LOSS  # that is the script's fault
-                raise type(error)(f"{error}; the state is that of the last commit{advice}") from error
+                error.args = (f"{error}; the state is that of the last commit{advice}",)
+                raise
             except HostsUpdatedInterrupt as interrupt:
                 preparations = [state.on_reset] if interrupt.skip_sync else [state.on_reset, state.sync]
 

@@ -4,6 +4,7 @@
 
     Error
     ├─ InvalidArgument (ValueError)     found before anything was sent; communicator unharmed
+    │   └─ NotSupported (NotImplementedError, so also a RuntimeError)  an operator that a verb does not have
     ├─ InvalidState                     before init, after shutdown or abort
     ├─ ConfigError                      environment, hostfile, mode string: names the variable and the value
     ├─ RendezvousError (TimeoutError)   lists the ranks that never came
@@ -33,6 +34,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "InvalidState",
+    "NotSupported",
     "PeerLost",
     "ProtocolError",
     "RankFailed",
@@ -50,6 +52,10 @@ class InvalidArgument(Error, ValueError):
     """An argument was refused before anything was sent; the communicator is unharmed."""
 
     on_all_ranks = False  #: ranks had exchanged what does not go together: all raise it, and none waits for another
+
+
+class NotSupported(InvalidArgument, NotImplementedError):
+    """A verb cannot do what was asked for, whatever the array: an operator that it does not have."""
 
 
 class InvalidState(Error, RuntimeError):

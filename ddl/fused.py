@@ -17,7 +17,7 @@ from ddl.alike import check_alike
 from ddl.communicator import Communicator, Work
 from ddl.errors import InvalidArgument, InvalidState
 from ddl.memory import Pieces, empty
-from ddl.reduce_op import Average, ReduceOp
+from ddl.reduce_op import Average, OpLike, parse_op
 from ddl.refusals import naming_rank
 
 __all__ = ["Fused", "broadcast_many_"]
@@ -64,18 +64,19 @@ class Fused:
         communicator: Communicator,
         arrays: Sequence[np.ndarray],
         *,
-        op: ReduceOp = Average,
+        op: OpLike = Average,
         name: str = "gradients",
     ) -> None:
         self._group = communicator
         self._layout = _Layout(arrays)
-        self._op = op
+        self._op = parse_op(op)
         self._name = name
         # One operation after the other is the fastest where the processors do it; the network does several at once.
         topology = communicator.topology
         self._in_turn = topology.local_size == topology.size
         self._steps = [
-            (pieces, communicator.prepare_allreduce(flat, op=op, name=name)) for flat, pieces in self._layout.together
+            (pieces, communicator.prepare_allreduce(flat, op=self._op, name=name))
+            for flat, pieces in self._layout.together
         ]
         self._checked = False
         self._works: Optional[List[Work]] = None

@@ -15,6 +15,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set, Tup
 from ddl import _core
 from ddl.bootstrap.agent import Member
 from ddl.bootstrap.environ import WIRE_CODECS
+from ddl.bootstrap.messages import said_by
 from ddl.dialer import Dialer
 from ddl.errors import InternalError, ResourceError
 from ddl.job import Job
@@ -259,6 +260,7 @@ class Group:
 
     def subset(self, ranks: Sequence[int], timeout: Optional[float]) -> Group:
         """Make the group of ``ranks`` (ranks here, in that order), which all call this. Blocking."""
+        self.job.close_dropped()
         members = [self.ranks[rank] for rank in ranks]
         core = Group.make_core(self.job, members.index(self.ranks[self.rank]), len(members), timeout)
         mine = core.board_offset, self.closed(members)
@@ -267,7 +269,11 @@ class Group:
             self.next_number += 1
         else:
             met, values = self.job.meet(members, json.dumps(mine))
-            number, told = self._number_of(met), [json.loads(value) for value in values]
+            number = self._number_of(met)
+            told = [
+                said_by(world, value, lambda said: (int(said[0]), [int(closed) for closed in said[1]]))
+                for world, value in zip(members, values)
+            ]
         self._let_go({world: closed for world, (_, closed) in zip(members, told)})
         return self.child(ranks, number, core, [board for board, _ in told])
 
@@ -287,6 +293,11 @@ class Group:
         self._children = [
             child for child in self._children if not all(child.number in closed.get(rank, ()) for rank in child.ranks)
         ]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether operations are under way or prepared, or one of its children is not closed."""
+        return self.core.in_use or not all(child._left for child in self._children)
 
     def late(self) -> Dict[int, float]:
         """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Optional, Sequence, Union
 
 from ddl import api, timeline
@@ -9,7 +10,7 @@ from ddl.errors import InvalidArgument
 from ddl.process_sets import ProcessSet, ProcessSets
 from ddl.refusals import naming_rank
 
-__all__ = ["Basics", "is_homogeneous", "start_timeline", "stop_timeline"]
+__all__ = ["Basics", "check_extension", "gpu_available", "is_homogeneous", "start_timeline", "stop_timeline"]
 __all__ += ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled"]
 __all__ += ["mpi_threads_supported", "nccl_built", "rocm_built"]
 
@@ -27,6 +28,8 @@ class Basics:
         to use, alike on all ranks; "dynamic", which Horovod needs for ``add_process_set``, is always so here. Raises
         what ``ddl.init`` does, and ``InvalidArgument`` for any other list or set; a job that this call has joined is
         left then.
+
+        >>> ddl_torch.init()
         """
         begun = not api.is_initialized()
         listed = isinstance(comm, Sequence) and not isinstance(comm, str)
@@ -81,6 +84,16 @@ class Basics:
 def is_homogeneous() -> bool:
     """Return whether all hosts have the same number of ranks. Raises ``InvalidState`` before ``init``."""
     return api.world().homogeneous
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
+    """Raise ``ImportError`` unless DDL's native core can be loaded. The arguments are Horovod's, and not used."""
+    importlib.import_module("ddl._core")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Return False, as ``cuda_built``. The arguments are Horovod's, and not used."""
+    return False
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -5,6 +5,7 @@ Made by ``init``, ended by ``shutdown``. A job of size 1 has no store, no agent 
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl._version import __version__
@@ -21,6 +22,7 @@ from ddl.bootstrap import launched, rails
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.messages import said_by
 from ddl.bootstrap.rails import Offer
 from ddl.bootstrap.store import StoreClient
 from ddl.bootstrap.watch import WatchClient
@@ -55,11 +57,22 @@ class Peer:
         return json.dumps(fields)
 
     @staticmethod
-    def parse(text: str) -> Peer:
-        fields = json.loads(text)
-        fields["nonce"] = Nonce(*fields["nonce"])
-        fields["offers"] = tuple(Offer(*offer) for offer in fields["offers"])
-        return Peer(**fields)
+    def parse(rank: int, text: str) -> Peer:
+        """Undo ``text`` of ``rank``. ``ProtocolError`` if it is not what a rank says."""
+
+        def parsed(fields: Any) -> Peer:
+            offers = tuple(Offer(*offer) for offer in fields["offers"])
+            peer = Peer(**{**fields, "nonce": Nonce(*fields["nonce"]), "offers": offers})
+            places = [peer.nonce.offset, peer.board_offset, *(offer.port for offer in offers)]
+            texts = [peer.host, peer.host_id, peer.unix_name, peer.version, peer.nonce.text]
+            texts += [text for offer in offers for text in (offer.network, offer.address)]
+            if peer.rank != rank or not offers or not all(type(place) is int and place >= 0 for place in places):
+                raise ValueError("a number is wrong")
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("a text is none")
+            return peer
+
+        return said_by(rank, text, parsed)
 
     @property
     def label(self) -> str:
@@ -94,6 +107,17 @@ def _classes(size: int, pairs: Set[Tuple[int, int]]) -> Tuple[Tuple[int, ...], .
     return tuple(tuple(group) for group in groups)
 
 
+class Droppable(Protocol):
+    """What a program may let go without closing it."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the program can still come back to it."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
 class Job:
     """The process's part in the job. ``memories[r]``: the mapped arena of rank ``r``; ``hosts``: who shares memory."""
 
@@ -106,6 +130,9 @@ class Job:
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
         self.rails: Tuple[str, ...] = ("",)
         self.offer = tuned.Offer()
+        #: Groups whose communicators the program has let go; ``close_dropped`` closes them.
+        self.dropped: Deque[Droppable] = collections.deque()
+        self._ended = False
         self._groups = 0  # that have asked for a number in a job of one rank
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
@@ -159,7 +186,8 @@ class Job:
             deterministic=self.settings.deterministic,
             version=__version__,
         )
-        self.peers = tuple(Peer.parse(text) for text in store.check_in(me.text(), limit, round=2 * self.round))
+        everybody = store.check_in(me.text(), limit, round=2 * self.round)
+        self.peers = tuple(Peer.parse(rank, text) for rank, text in enumerate(everybody))
         self.identity = launched.numbered(identity, [f"{peer.host} {peer.host_id}" for peer in self.peers])
         self.rails = rails.choose(
             [peer.host_id for peer in self.peers], [p.offers for p in self.peers], self.settings.rails
@@ -174,9 +202,9 @@ class Job:
         mine: Dict[str, Any] = {"met": met}
         if me.rank == 0:
             mine["tuned"] = vars(tuned.offer(self.settings, self.cluster()))
-        answers = [json.loads(text) for text in store.check_in(json.dumps(mine), left, round=2 * self.round + 1)]
-        self.offer = tuned.Offer(**answers[0]["tuned"])
-        self._conclude([answer["met"] for answer in answers])
+        answers = store.check_in(json.dumps(mine), left, round=2 * self.round + 1)
+        self.offer = said_by(0, answers[0], lambda said: tuned.Offer(**said["tuned"]))
+        self._conclude([said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)])
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
         """Swap values among some ranks of the job, which call this alike; return them in that order. Blocking.
@@ -192,7 +220,7 @@ class Job:
                 f"{self.rank_label(self.identity.rank)}: a new group of ranks {_some(list(map(str, ranks)))} was not "
                 f"made: {error}; all of them must make it, and in the same order as other groups (more time: "
                 "DDL_START_TIMEOUT)"
-            ) from error
+            ) from None
 
     def count_group(self) -> int:
         """Return how many groups of this job have asked for a number before, by this or by ``meet``. Asks the store."""
@@ -200,6 +228,23 @@ class Job:
             self._groups += 1
             return self._groups - 1
         return self._store.count(f"meetings/{self.round}")
+
+    def let_go(self, group: Droppable) -> None:
+        """Note that the program has dropped the communicator of ``group``. Called in any thread at any moment."""
+        if not self._ended:  # else it is closed, and would keep this job and its memory
+            self.dropped.append(group)
+
+    def close_dropped(self) -> None:
+        """Close what the program has let go and does not use any more. Whoever makes a group calls this first."""
+        for _ in range(len(self.dropped)):
+            try:
+                group = self.dropped.popleft()
+            except IndexError:  # another thread makes a group, too
+                return
+            if group.in_use:
+                self.dropped.append(group)
+            else:
+                group.close()
 
     def cluster(self) -> Cluster:
         """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""
@@ -293,6 +338,8 @@ class Job:
 
     def close(self) -> None:
         """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""
+        self._ended = True
+        self.dropped.clear()
         for memory in self.memories.values():
             memory.close_socket()
         agent, self.agent = (

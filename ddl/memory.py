@@ -35,7 +35,7 @@ def empty(shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> np.ndarr
         kind = np.dtype(dtype)
         extents = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(operator.index(n) for n in shape)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"empty(shape={shape!r}, dtype={dtype!r}): {error}") from error
+        raise InvalidArgument(f"empty(shape={shape!r}, dtype={dtype!r}): {error}") from None
     if kind.hasobject or any(n < 0 for n in extents):
         raise InvalidArgument(f"empty(shape={shape!r}, dtype={dtype!r}): needs sizes >= 0 and a type without objects")
     count = 1

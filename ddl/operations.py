@@ -16,7 +16,7 @@ from ddl.negotiation.pending import Ended, Request, Waitable
 from ddl.negotiation.signature import Signature
 from ddl.plan.ir import Collective
 from ddl.process_sets import ProcessSet, ProcessSets
-from ddl.reduce_op import Average, ReduceOp, Sum
+from ddl.reduce_op import Average, OpLike, ReduceOp, Sum, parse_op
 
 __all__ = ["Operation", "Several", "Where", "absent", "allgather_object", "at_once", "barrier", "broadcast_object"]
 __all__ += ["choose_op", "grouped", "objects"]
@@ -78,13 +78,15 @@ def barrier() -> Operation[None]:
     )
 
 
-def choose_op(average: Optional[bool], op: Optional[ReduceOp], stacklevel: int = 4) -> ReduceOp:
+def choose_op(average: Optional[bool], op: Optional[OpLike], stacklevel: int = 4) -> ReduceOp:
     """Return the operator of Horovod's two arguments for it, which a public verb has been given.
+
+    Raises ``InvalidArgument`` if both are given, and for what is no operator.
 
     ``stacklevel``: of the warning; 4 for a verb that one decorator has wrapped.
     """
     if average is None:
-        return Average if op is None else op
+        return Average if op is None else parse_op(op)
     if op is not None:
         raise InvalidArgument("average= and op= cannot both be given; use op=")
     warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=stacklevel)

@@ -28,7 +28,9 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
+        self.mpi_comm: Any = None  #: the communicator that it was made of, as in Horovod
         if hasattr(ranks_or_comm, "allgather"):
+            self.mpi_comm = ranks_or_comm
             ranks_or_comm = ranks_or_comm.allgather(api.rank())
         self.ranks: Optional[List[int]] = None if ranks_or_comm is None else sorted(int(rank) for rank in ranks_or_comm)
         self.process_set_id: Optional[int] = None
@@ -37,6 +39,10 @@ class ProcessSet:
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    def __str__(self) -> str:
+        """Return what Horovod's prints: scripts compare and log it."""
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     def _check(self) -> List[int]:
         if self.process_set_id is None or self.ranks is None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+from typing import Any, Union
 
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+from ddl.errors import InvalidArgument
+from ddl.spelling import did_you_mean
+
+__all__ = ["Adasum", "Average", "Max", "Min", "OpLike", "Product", "ReduceOp", "Sum", "parse_op"]
 
 
 class ReduceOp(enum.IntEnum):
@@ -23,6 +27,9 @@ class ReduceOp(enum.IntEnum):
     Average = 4
     Adasum = 5
 
+    def __repr__(self) -> str:
+        return f"ddl.{self.name}"  # what a user writes, in errors and in the signatures that help() shows
+
 
 Sum = ReduceOp.Sum
 Min = ReduceOp.Min
@@ -30,3 +37,25 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 Average = ReduceOp.Average
 Adasum = ReduceOp.Adasum
+
+#: What a verb takes as ``op``: an operator or its name.
+OpLike = Union[ReduceOp, str]
+
+_BY_NAME = {op.name.lower(): op for op in ReduceOp}
+
+
+def parse_op(op: Any, verb: str = "") -> ReduceOp:
+    """Return the operator that ``op`` is or names: ``ddl.Sum`` or "sum", in large or small letters.
+
+    Raises ``InvalidArgument`` for anything else. Numbers are refused, also those of this enumeration: other libraries
+    number their operators otherwise. ``verb``: what the error begins with.
+    """
+    if isinstance(op, ReduceOp):
+        return op
+    if isinstance(op, str) and op.lower() in _BY_NAME:
+        return _BY_NAME[op.lower()]
+    hint = did_you_mean(op, _BY_NAME) if isinstance(op, str) else ""
+    raise InvalidArgument(
+        f"{verb}{': ' if verb else ''}op={op!r} is no operator{hint}; pass ddl.Average, Sum, Min, Max, Product or "
+        'Adasum, or a name such as "sum"'
+    )

@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Callable, TypeVar
 
 from ddl import api
-from ddl.errors import InvalidArgument
+from ddl.errors import Error, InvalidArgument
+from ddl.tracebacks import brief
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -18,15 +19,20 @@ __all__ = ["naming_rank"]
 
 
 def naming_rank(function: Callable[P, T]) -> Callable[P, T]:
-    """Return ``function`` whose ``InvalidArgument`` begin with ``[rank r/n]``, of the job, once there is one."""
+    """Return ``function`` whose ``InvalidArgument`` begin with ``[rank r/n]``, of the job, once there is one.
+
+    All of its errors have short tracebacks: see ``brief``.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except InvalidArgument as error:
-            if api.is_initialized() and not str(error).startswith("[rank "):
+        except Error as error:
+            refused = isinstance(error, InvalidArgument)
+            if refused and api.is_initialized() and not str(error).startswith("[rank "):
                 error.args = (f"[rank {api.rank()}/{api.size()}] {error}",)
+            brief(error)
             raise
 
     return call

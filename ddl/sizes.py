@@ -10,7 +10,7 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from ddl.errors import InvalidArgument
+from ddl.errors import InvalidArgument, ProtocolError
 
 __all__ = ["HEAD", "MAX_DIMENSIONS", "check_alike", "decode_type", "ranks_differ", "row", "shape_of", "split_evenly"]
 
@@ -20,7 +20,7 @@ HEAD = 2 + MAX_DIMENSIONS  #: int64 values before a collective's own
 #: Their places are what ranks exchange; append only.
 _TYPES = (
     *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32", "uint64", "bool"),
+    *("uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"),
 )
 
 
@@ -57,6 +57,8 @@ def check_alike(verb: str, rows: np.ndarray) -> None:
     def kind(one: np.ndarray) -> Tuple[str, Tuple[int, ...]]:
         return decode_type(one), shape_of(one)[1:]
 
+    if int(rows.min()) < 0 or int(rows[:, 0].max()) >= len(_TYPES) or int(rows[:, 1].max()) > MAX_DIMENSIONS:
+        raise ProtocolError(f"{verb}: a rank told of an array that cannot be: {rows[:, :2].tolist()!r:.200}")
     for rank, one in enumerate(rows):
         if int(one[1]) == 0:
             raise ranks_differ(f"{verb}: rank {rank} passed an array without dimensions; reshape it to (1,)")
