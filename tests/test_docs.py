@@ -64,6 +64,19 @@ def test_the_code_of_torch_md_runs_on_two_ranks(number: int, tmp_path: Path):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["mixed_precision", "a_batch_left_out", "kept_gradients"])
+def test_the_code_of_training_loop_md_runs_on_two_ranks(number: int, tmp_path: Path):
+    pytest.importorskip("torch")
+    blocks = python_blocks("docs/training_loop.md")
+    assert len(blocks) == 3
+    program = tmp_path / "program.py"
+    program.write_text(blocks[number])
+    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.processes
 def test_the_code_of_deterministic_md_runs_on_three_ranks(tmp_path: Path):
     (block,) = python_blocks("docs/deterministic.md")
     program = tmp_path / "program.py"
@@ -154,9 +167,10 @@ def test_make_targets_of_the_readme_exist():
 @pytest.mark.processes
 def test_the_code_of_compression_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")
-    (block,) = python_blocks("docs/compression.md")
+    blocks = python_blocks("docs/compression.md")
+    assert len(blocks) == 2
     program = tmp_path / "compression.py"
-    program.write_text(block)
+    program.write_text("".join(blocks))
     line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
     ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
