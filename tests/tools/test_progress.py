@@ -16,6 +16,8 @@ import pytest
 
 from ddl.tools.progress import Progress, left_text
 
+END = "the end"  # written to the terminal last
+
 
 def test_what_is_left_in_words() -> None:
     seconds = [0.0, 40.2, 89, 91, 3600, 7500]
@@ -58,6 +60,15 @@ def test_a_time_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys) == ["ddl tune: measuring, about 2 min left"]
 
 
+def read_until(fd: int, end: str) -> str:
+    """Read what ``fd``, a terminal, shows until ``end``: it may hand over in pieces what was written at once."""
+    text = ""
+    while not text.endswith(end):
+        assert select.select([fd], [], [], 10)[0], f"nothing after {text!r}"
+        text += os.read(fd, 1 << 16).decode()
+    return text
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if installed:
@@ -71,10 +82,10 @@ def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None
         with Progress(2) as progress:
             progress.step("first")
             progress.step("second")
+        terminal.write(END)
         terminal.flush()
-        assert select.select([screen], [], [], 10)[0]
-        shown = os.read(screen.fileno(), 1 << 16).decode()
+        shown = read_until(screen.fileno(), END)
     if installed:
         assert "second:  50%" in shown and "1/2" in shown
     else:
-        assert shown.replace("\r", "").startswith("first\nsecond, about 1 s left\n")
+        assert shown.replace("\r", "") == "first\nsecond, about 1 s left\n" + END
