@@ -35,7 +35,7 @@ def nothing_leaks():
         assert _core.arena_used() == during
         assert all(ddl_core.is_shared(p.grad.numpy()) for p in model.parameters())
 
-        watched = [weakref.ref(optimizer), weakref.ref(optimizer._ddl), weakref.ref(optimizer._ddl._buckets[0])]
+        watched = [weakref.ref(optimizer), weakref.ref(optimizer._ddl), weakref.ref(optimizer._ddl._layout.buckets[0])]
         model(torch.ones(2, 64)).sum().backward()  # deleted with buckets under way
         ddl.barrier()
         del optimizer

@@ -76,7 +76,7 @@ def grouped(rank, wrap, model):
             model(half(data(step), rank)).pow(2).mean().backward()
             optimizer.step()
         if rank is not None:
-            found = [{entry.name for entry in bucket.entries} for bucket in optimizer._ddl._buckets]
+            found = [{entry.name for entry in bucket.entries} for bucket in optimizer._ddl._layout.buckets]
             assert found == expected, list(options)  # though the groups are larger than a bucket may be
             assert optimizer._parameter_names == {p: name for name, p in model.named_parameters()}
 

@@ -76,7 +76,7 @@ def looks_like_one_step():
             schedule.step()
     finally:
         PartialUpdates.update = update
-    assert len(parts) == 2 * (len(optimizer._ddl._buckets) - 1) > 2, "the last bucket is left to the step itself"
+    assert len(parts) == 2 * (len(optimizer._ddl._layout.buckets) - 1) > 2, "the last bucket is left to the step itself"
     plain.register_step_pre_hook(lambda *_: before.append(len(before)))
     assert after == [[True] * 6] * 2
     optimizer.zero_grad()
@@ -86,7 +86,7 @@ def looks_like_one_step():
     averages = [p.grad.clone() for p in model.parameters()]
     weights = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
-    assert before == [0] and len(parts) == 2 * (len(optimizer._ddl._buckets) - 1)
+    assert before == [0] and len(parts) == 2 * (len(optimizer._ddl._layout.buckets) - 1)
     for p, weight, average in zip(model.parameters(), weights, averages):
         assert torch.equal(p, weight.sub_(average, alpha=0.025)), "clipping goes on working: nothing is done twice"
 
