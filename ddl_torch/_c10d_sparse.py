@@ -1,7 +1,4 @@
-"""``all_reduce`` of sparse (COO) tensors for c10d, as DDP asks for it where an embedding has sparse gradients.
-
-Every rank gets the entries of all ranks, and adds up those of one place.
-"""
+"""``all_reduce`` of sparse (COO) tensors for c10d, as DDP asks for it where an embedding has sparse gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +8,14 @@ import torch
 
 import ddl
 from ddl import Communicator, InvalidArgument
-from ddl.operations import Several
 from ddl_torch._c10d_arguments import Part, reduction
-from ddl_torch._tensors import from_array, to_array
+from ddl_torch.sparse import check_same_kind, sparse_sum
 
 __all__ = ["allreduce"]
 
-_HALVES = (torch.float16, torch.bfloat16)  # they are added up in float32
-
 
 def allreduce(communicator: Communicator, tensor: torch.Tensor, op: Any) -> Part:
-    """Sum or average ``tensor`` over all ranks, in place. Numbers of entries are exchanged first.
+    """Sum or average ``tensor`` over all ranks, in place (sparse.py). What tensors are is compared first.
 
     ``tensor``: on the CPU; its shape, its type and its sparse dimensions are the same on all ranks, its number of
     entries need not be. Raises ``InvalidArgument``: on all ranks if tensors differ.
@@ -32,25 +26,15 @@ def allreduce(communicator: Communicator, tensor: torch.Tensor, op: Any) -> Part
             "real and imaginary part each by itself"
         )
     own = tensor.detach().coalesce()
-    places, entries = own.indices().t(), own.values()
-    ddl_op, factor = reduction(op, entries)
-    average = ddl_op == ddl.Average
-    if ddl_op not in (ddl.Sum, ddl.Average) or (average and not (entries.is_floating_point() or entries.is_complex())):
+    ddl_op, factor = reduction(op, own.values())
+    inexact = own.is_floating_point() or own.is_complex()
+    if ddl_op not in (ddl.Sum, ddl.Average) or (ddl_op == ddl.Average and not inexact):
         raise InvalidArgument(f"all_reduce: sparse tensors of type {tensor.dtype} have no {op}; use SUM")
-    kinds = communicator.allgather_object([list(own.shape), own.sparse_dim(), str(own.dtype)])
-    for rank, kind in enumerate(kinds):
-        if kind != kinds[0]:
-            texts = "shape {}, {} sparse dimensions, {}".format(*kind), "{}, {}, {}".format(*kinds[0])
-            raise InvalidArgument(f"all_reduce: rank {rank} has a sparse tensor of {texts[0]}; rank 0 has {texts[1]}")
-    sent = [places, entries if factor is None else entries * factor]
-    work = Several([communicator.allgather_async(to_array(part, "all_reduce")) for part in sent])
+    check_same_kind(communicator, own, "all_reduce")
+    operation = sparse_sum(own if factor is None else own * factor, ddl_op, communicator.size)
+    work = operation.start(communicator)
 
     def finish() -> None:
-        everywhere, added = (from_array(array, part.dtype) for array, part in zip(work.wait(), sent))
-        if added.dtype in _HALVES:
-            added = added.float()
-        total = torch.sparse_coo_tensor(everywhere.t(), added, own.shape, check_invariants=False).coalesce()
-        total = total / communicator.size if average else total
-        tensor.copy_(total.to(tensor.dtype))
+        tensor.copy_(operation.finish(work.wait()))
 
     return work, finish

@@ -5,20 +5,58 @@ Only what a rank has travels, so this pays as long as few places are in use on a
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 import ddl
 from ddl.errors import NotSupported
+from ddl.negotiation import Signature
+from ddl.operations import Operation
 from ddl.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
 from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._where import Where, global_process_set
 
-__all__ = ["reduce_gradients", "sparse_allreduce_async"]
+__all__ = ["check_same_kind", "reduce_gradients", "sparse_allreduce_async", "sparse_sum"]
+
+_HALVES = (torch.float16, torch.bfloat16)  #: they are added up, and divided, in float32 and rounded once
+
+
+def sparse_sum(tensor: torch.Tensor, op: ddl.ReduceOp, size: int) -> Operation[torch.Tensor]:
+    """Add up (``Sum``) or average (``Average``) the sparse tensors of ``size`` ranks.
+
+    Their shape, type and number of sparse dimensions are the same on every rank. The result is a new, coalesced tensor,
+    the same bits on every rank.
+    """
+    own = tensor.detach().coalesce()
+    shape, dtype = own.shape, own.dtype
+    parts = [_operations.allgather(own.indices().t()), _operations.allgather(own.values())]
+    gathered = _operations.grouped(parts, "allgather")
+
+    def finish(results: Any) -> torch.Tensor:
+        places, entries = gathered.finish(results)
+        entries = entries.float() if dtype in _HALVES else entries
+        total = torch.sparse_coo_tensor(places.t(), entries, shape, check_invariants=False).coalesce()
+        total = total / size if op == ddl.Average else total
+        return total.to(dtype) if dtype in _HALVES else total
+
+    signature = Signature("sparse_allreduce", gathered.signature.tensors, f"op={op.name} shape={tuple(shape)}")
+    return Operation(signature, gathered.start, finish)
+
+
+def check_same_kind(communicator: ddl.Communicator, tensor: torch.Tensor, what: str) -> None:
+    """Raise ``InvalidArgument``, on all ranks, if sparse tensors differ in what they must have in common.
+
+    Entries of a rank with a larger shape would have no place in the result elsewhere. Collective, blocking.
+    """
+    kinds = communicator.allgather_object([list(tensor.shape), tensor.sparse_dim(), str(tensor.dtype)])
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            theirs, first = ("shape {}, {} sparse dimensions, {}".format(*each) for each in (kind, kinds[0]))
+            raise ddl.InvalidArgument(f"{what}: rank {rank} has a sparse tensor of {theirs}; rank 0 has {first}")
 
 
 @naming_rank
@@ -35,7 +73,8 @@ def sparse_allreduce_async(
     Submitted as the verbs are (verbs.py): by name, or with ``communicator`` in the order of the calls. tensor: of the
     layout ``torch.sparse_coo``, on the CPU; shape, type and number of sparse dimensions are the same on every rank, the
     number of entries need not be. op: ``ddl.Average`` or ``ddl.Sum``. The result is a new, coalesced tensor, the same
-    bits on every rank. Raises ``InvalidArgument``.
+    bits on every rank. Raises ``InvalidArgument``, on all ranks if tensors differ in what must be the same (by name:
+    ``CollectiveMismatch``).
 
     >>> handle = ddl_torch.sparse_allreduce_async(embedding.weight.grad, "embedding", ddl_torch.Average)
     >>> embedding.weight.grad = handle()
@@ -46,17 +85,11 @@ def sparse_allreduce_async(
     kind = parse_op(op, what)
     if kind not in (ddl.Average, ddl.Sum):
         raise NotSupported(f"{what}: op={kind!r}; sparse tensors can be averaged and summed")
-    own = tensor.detach().coalesce()
-    where, shape = Where(process_set, communicator), own.shape
-    parts = [_operations.allgather(own.indices().t()), _operations.allgather(own.values())]
-    work = where.start(_operations.grouped(parts, "allgather"), None if name is None else f"sparse.{name}")
-
-    def finish() -> torch.Tensor:
-        places, entries = work.wait()
-        entries = entries / where.size if kind == ddl.Average else entries
-        return torch.sparse_coo_tensor(places.t(), entries, shape, check_invariants=False).coalesce()
-
-    return finish
+    where = Where(process_set, communicator)
+    operation = sparse_sum(tensor, kind, where.size)
+    if communicator is not None:
+        check_same_kind(communicator, tensor, what)
+    return where.start(operation, name).wait
 
 
 #: What a rank has for a parameter: nothing, something dense, or a sparse gradient of k sparse dimensions: _SPARSE + k.
@@ -80,13 +113,14 @@ def reduce_gradients(
     """
     kinds = np.array([*(_kind(p.grad) for p in parameters), *said], np.uint8)
     communicator.allreduce_(kinds, op=ddl.Max)
-    handles = []
+    where = Where(None, communicator)
+    works = []
     for p, kind in zip(parameters, kinds.tolist()):
         if kind not in (_NOTHING, _DENSE):
-            mine = _with_sparse_dimensions(kind - _SPARSE, p)
-            handles.append((p, sparse_allreduce_async(mine, op=op, communicator=communicator)))
-    for p, handle in handles:
-        p.grad = handle()
+            gradient = _with_sparse_dimensions(kind - _SPARSE, p)
+            works.append((p, where.start(sparse_sum(gradient, op, where.size), None)))
+    for p, work in works:
+        p.grad = work.wait()
     return [p for p, kind in zip(parameters, kinds.tolist()) if kind == _DENSE], kinds[len(parameters) :].tolist()
 
 

@@ -33,6 +33,27 @@ def begin(path: str, backend: str = "ddl", **options: Any) -> Tuple[Any, int, in
     return dist, rank, size
 
 
+def drawn(kind: str, *shape: int, of: int) -> Any:
+    """Return the tensor of one rank: numbers that any order of adding leaves exact."""
+    import torch
+
+    generator = torch.Generator().manual_seed(of)
+    return torch.randint(0, 7, shape, generator=generator).to(getattr(torch, kind))
+
+
+def same(results: Any, wanted: Any) -> None:
+    """Assert that tensors, or lists of them, are equal, with their types and shapes."""
+    import torch
+
+    results, wanted = (list(x) if isinstance(x, (list, tuple)) else [x] for x in (results, wanted))
+    assert len(results) == len(wanted)
+    for own, other in zip(results, wanted):
+        assert own.dtype == other.dtype and own.shape == other.shape, (own, other)
+        if own.dtype.itemsize == 1:  # some of these cannot be compared
+            own, other = own.view(torch.uint8), other.view(torch.uint8)
+        assert torch.equal(own, other), (own, other)
+
+
 def run(line: List[str], folder: Path, variables: Optional[Dict[str, str]] = None, *, quiet: bool = False) -> str:
     """Run Python with the arguments ``line`` in ``folder`` to its good end; return what it printed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -19,6 +19,23 @@ def linear(*sizes: int, dtype: Optional[torch.dtype] = None) -> torch.nn.Sequent
     return torch.nn.Sequential(*layers).to(dtype or torch.float64)
 
 
+class Fails(torch.autograd.Function):
+    """``Fails.apply(x, fails)`` returns ``x``; its backward pass raises ``ArithmeticError`` if ``fails``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, fails: bool) -> torch.Tensor:
+        """Pass ``x`` on."""
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Fail, or pass the gradient on."""
+        if ctx.fails:
+            raise ArithmeticError("a bad batch")
+        return gradient, None
+
+
 def data(step: int, rows: int = 8, columns: int = 6) -> torch.Tensor:
     """Return the whole batch of a step."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(step), dtype=torch.float64)

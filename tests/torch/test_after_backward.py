@@ -12,7 +12,7 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
-from torch_training import both, data, half, linear  # noqa: E402 (it needs torch, which may not be there)
+from torch_training import Fails, both, data, half, linear  # noqa: E402 (it needs torch, which may not be there)
 
 pytestmark = pytest.mark.processes
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -185,7 +185,7 @@ def catches(rank, wrap, model):
     for step in range(5):
         optimizer.zero_grad()
         x = half(data(step), rank)
-        loss = model[2](torch.tanh(_Fails.apply(model[0](x), step == 2))).pow(2).mean()
+        loss = model[2](torch.tanh(Fails.apply(model[0](x), step == 2))).pow(2).mean()
         try:
             loss.backward()
         except ArithmeticError:
@@ -193,17 +193,56 @@ def catches(rank, wrap, model):
         optimizer.step()
 
 
-class _Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, fails):
-        ctx.fails = fails
-        return x.clone()
+def closures(rank, wrap, model):
+    """A closure clips what its backward pass has left, or runs two passes."""
+    optimizer = wrap(sgd(model))
+    for step in range(4):
 
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.fails:
-            raise ArithmeticError("a bad batch")
-        return gradient, None
+        def closure(step=step):
+            optimizer.zero_grad()
+            loss = loss_of(model, step, rank)
+            loss.backward()
+            if step % 2:
+                loss_of(model, step + 10, rank).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            return loss
+
+        optimizer.step(closure)
+
+
+def sharpness(rank, wrap, model):
+    """SAM: the gradient at the weights moves them uphill, and the gradient there is what the step takes."""
+    optimizer = wrap(sgd(model))
+    for step in range(3):
+        loss_of(model, step, rank).backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        with torch.no_grad():
+            norm = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm()
+            for p in model.parameters():
+                p += 0.05 * p.grad / norm
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        with torch.no_grad():
+            for p, weight in zip(model.parameters(), before):
+                p.copy_(weight)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def adversaries(rank, wrap, model):
+    """A GAN: each of two optimizers takes its steps, and a pass for one leaves gradients in the other's model."""
+    critic = linear(3, 4, 1)
+    for_model, for_critic = wrap(sgd(model)), wrap(sgd(critic))
+    for step in range(4):
+        x = half(data(step), rank)
+        for_critic.zero_grad()
+        (critic(model(x).detach()).mean() - critic(x[:, :3]).mean()).backward()
+        for_critic.step()
+        for_model.zero_grad()
+        (-critic(model(x)).mean()).backward()
+        for_model.step()
+    with torch.no_grad():  # so that the comparison sees the critic, too
+        model[0].weight.view(-1)[: critic[0].weight.numel()].add_(critic[0].weight.view(-1))
 
 
 #: Up to torch 2.2 there are no scalers for CPUs.
@@ -214,7 +253,7 @@ SCRIPTS = {
         script.__name__: script
         for script in (
             *(edits_data, clips_unasked, two_passes, disjoint_passes, combines_tasks, svrg),
-            *(hooks, penalises, reentrant, catches),
+            *(hooks, penalises, reentrant, catches, closures, sharpness, adversaries),
         )
     },
 }

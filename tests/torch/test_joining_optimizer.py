@@ -37,8 +37,8 @@ def patient():
     return last == 1 and weights_alike(model, last)
 
 
-def closures(kind, steps, loss_of):
-    """Return whether training ends well if rank r takes ``steps[r]`` steps, and the losses that rank 1 saw."""
+def closures(kind, steps, loss_of, passes=1):
+    """Return whether training ends well if rank r takes ``steps[r]`` steps, with so many backward passes in each."""
     import ddl_torch as ddl
 
     torch.manual_seed(0)
@@ -48,15 +48,16 @@ def closures(kind, steps, loss_of):
 
     def evaluate():
         optimizer.zero_grad()
-        loss = model(torch.ones(4, 2) * (ddl.rank() + 1)).pow(2).sum()
-        loss.backward()
+        for _ in range(passes):
+            loss = model(torch.ones(4, 2) * (ddl.rank() + 1)).pow(2).sum()
+            loss.backward()
         seen.append(loss.item())
         return loss_of(loss)
 
-    found = [optimizer.step(evaluate) for _ in range(steps[ddl.rank()])]
+    losses = [optimizer.step(evaluate) for _ in range(steps[ddl.rank()])]
     last = ddl.join()
     if ddl.rank() == 1 and loss_of(torch.ones(1)) is not None:
-        assert float(found[-1]) == pytest.approx(seen[len(seen) - len(seen) // len(found)] / 2)
+        assert float(losses[-1]) == pytest.approx(seen[len(seen) - len(seen) // len(losses)] / 2)
     return last == 1 and weights_alike(model, last)
 
 
@@ -82,9 +83,10 @@ def run_all():
     answers = [patient(), sparse_only()]
     for loss_of in (lambda loss: loss, lambda loss: loss.item(), lambda loss: None):
         answers.append(closures(lambda ps: torch.optim.SGD(ps, lr=0.01), (1, 3), loss_of))
+    answers.append(closures(lambda ps: torch.optim.SGD(ps, lr=0.01), (1, 3), lambda loss: loss, passes=2))
     answers.append(closures(lambda ps: torch.optim.LBFGS(ps, lr=0.01, max_iter=2), (1, 2), lambda loss: loss))
     return answers
 
 
 def test_others_go_on_without_a_rank_that_has_joined():
-    assert ranks.run(2, run_all) == [[True] * 6] * 2
+    assert ranks.run(2, run_all) == [[True] * 7] * 2

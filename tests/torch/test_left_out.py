@@ -8,23 +8,10 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
-from torch_training import data, half, linear  # noqa: E402 (it needs torch, which may not be there)
+from torch_training import Fails, data, half, linear  # noqa: E402 (it needs torch, which may not be there)
 
 pytestmark = pytest.mark.processes
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
-
-class _Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, fails):
-        ctx.fails = fails
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.fails:
-            raise ArithmeticError("a bad batch")
-        return gradient, None
 
 
 def sgd(model, **options):
@@ -36,7 +23,7 @@ def sgd(model, **options):
 
 def backward(model, step, rank, fails=False):
     """The gradients of the last layer are there before it fails; then a bucket is sent, if averages overlap."""
-    x = _Fails.apply(model[1](model[0](half(data(step), rank))), fails)
+    x = Fails.apply(model[1](model[0](half(data(step), rank))), fails)
     model[3](model[2](x)).pow(2).mean().backward()
 
 

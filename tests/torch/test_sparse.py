@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import ranks
 
+from ddl import CollectiveMismatch
+
 torch = pytest.importorskip("torch")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -18,23 +20,30 @@ def all_reduce():
 
     rank = ddl.rank()
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
-        mine = [
+        own = [
             coo([4, 1, 4], [[1, 2], [3, 4], [5, 6]], 6, dtype),  # not coalesced
             coo([1], [[8, 10]], 6, dtype),
         ][rank]
-        total = ddl.sparse_allreduce_async(mine, "table", ddl.Sum)()
+        total = ddl.sparse_allreduce_async(own, "table", ddl.Sum)()
         assert total.is_coalesced() and total.dtype == dtype and total.shape == (6, 2)
         assert total.indices().tolist() == [[1, 4]] and total.values().real.tolist() == [[11, 14], [6, 8]]
-        mean = ddl.sparse_allreduce_async(mine, "table", ddl.Average, None)
+        mean = ddl.sparse_allreduce_async(own, "table", ddl.Average, None)
         assert torch.equal(mean().to_dense(), (total / 2).to_dense())
         nothing = torch.sparse_coo_tensor(torch.empty((1, 0), dtype=torch.int64), torch.empty((0, 2)), (6, 2))
-        one_sided = ddl.sparse_allreduce_async(mine if rank else nothing.to(dtype), op=ddl.Sum)()
+        one_sided = ddl.sparse_allreduce_async(own if rank else nothing.to(dtype), op=ddl.Sum)()
         assert one_sided.to_dense().real.tolist()[1] == [8, 10] and one_sided._nnz() == 1
-    elements = ddl.sparse_allreduce_async(torch.eye(3)[rank:].to_sparse())()  # two sparse dimensions
+    elements = ddl.sparse_allreduce_async(torch.ones(3, 3).triu(rank).to_sparse())()  # two sparse dimensions
     with pytest.raises(ddl.InvalidArgument, match="'table'.*use allreduce"):
         ddl.sparse_allreduce_async(torch.ones(2), "table")
     with pytest.raises(ddl.InvalidArgument, match="averaged and summed"):
         ddl.sparse_allreduce_async(elements, "table", ddl.Max)
+    unequal = torch.eye(4 + rank, 3).to_sparse(1)
+    with pytest.raises(CollectiveMismatch, match=r"op=Sum shape=\(4, 3\).*op=Sum shape=\(5, 3\)"):
+        ddl.sparse_allreduce_async(unequal, "table", ddl.Sum)()
+    group = ddl.split(0)
+    with pytest.raises(ddl.InvalidArgument, match=r"rank 1 has a sparse tensor of shape \[5, 3\], 1 .*rank 0 has \S"):
+        ddl.sparse_allreduce_async(unequal, op=ddl.Sum, communicator=group)
+    group.close()
 
 
 class Words(torch.nn.Module):
