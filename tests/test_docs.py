@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import List, Set
 
 import pytest
 from documents import python_blocks
@@ -39,60 +39,74 @@ def test_the_readme_has_the_blocks_that_are_run_here():
     assert len(python_blocks("README.md")) == len(PRELUDES)
 
 
+def run_on_ranks(code: str, folder: Path, ranks: int = 2) -> str:
+    """Run a program on so many ranks, and return what it has printed; it must end well."""
+    program = folder / "program.py"
+    program.write_text(code)
+    line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), str(program)]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", sorted(PRELUDES), ids=["arrays", "torch"])
 def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
     block = next(block for block in python_blocks("README.md") if kind in block)
-    program = tmp_path / "readme.py"
-    program.write_text(PRELUDES[kind] + block + AFTERWARDS[kind])
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run_on_ranks(PRELUDES[kind] + block + AFTERWARDS[kind], tmp_path)
+
+
+#: Documents whose blocks are whole programs: what each is about, and on how many ranks it runs.
+PROGRAMS = {
+    "docs/torch.md": (["backend", "hook"], 2),
+    "docs/training_loop.md": (["mixed_precision", "a_batch_left_out", "kept_gradients"], 2),
+    "docs/deterministic.md": (["bits"], 3),
+}
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [0, 1], ids=["backend", "hook"])
-def test_the_code_of_torch_md_runs_on_two_ranks(number: int, tmp_path: Path):
-    pytest.importorskip("torch")
-    blocks = python_blocks("docs/torch.md")
-    assert len(blocks) == 2
-    program = tmp_path / "program.py"
-    program.write_text(blocks[number])
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [0, 1, 2], ids=["mixed_precision", "a_batch_left_out", "kept_gradients"])
-def test_the_code_of_training_loop_md_runs_on_two_ranks(number: int, tmp_path: Path):
-    pytest.importorskip("torch")
-    blocks = python_blocks("docs/training_loop.md")
-    assert len(blocks) == 3
-    program = tmp_path / "program.py"
-    program.write_text(blocks[number])
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.mark.processes
-def test_the_code_of_deterministic_md_runs_on_three_ranks(tmp_path: Path):
-    (block,) = python_blocks("docs/deterministic.md")
-    program = tmp_path / "program.py"
-    program.write_text(block)
-    line = [sys.executable, "-m", "ddl.run", "-np", "3", str(program)]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+@pytest.mark.parametrize(
+    ("document", "number"),
+    [
+        pytest.param(document, number, id=f"{Path(document).stem}-{name}")
+        for document, (names, _) in PROGRAMS.items()
+        for number, name in enumerate(names)
+    ],
+)
+def test_programs_of_documents_run_on_ranks(document: str, number: int, tmp_path: Path):
+    names, ranks = PROGRAMS[document]
+    blocks = python_blocks(document)
+    assert len(blocks) == len(names)
+    if "torch" in blocks[number]:
+        pytest.importorskip("torch")
+    run_on_ranks(blocks[number], tmp_path, ranks)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_and_paths_lead_somewhere(document: Path):
     text = document.read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if not link.startswith("http")]
     paths = re.findall(r"`((?:csrc|ddl|ddl_[a-z]+|environments|examples|tests|docs|benchmarks)/[\w./-]+)`", text)
     missing = [link for link in links if not (document.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
+
+
+def anchors(document: Path) -> Set[str]:
+    """Return what links to the headings of a document end with, as GitHub makes it of each."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_headings_lead_to_one(document: Path):
+    links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", document.read_text())
+    missing = [
+        f"{target}#{heading}"
+        for target, heading in links
+        if heading not in anchors(document.parent / target if target else document)
+    ]
     assert not missing
 
 
@@ -123,11 +137,7 @@ def test_the_code_of_large_batch_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")
     blocks = python_blocks("docs/large_batch.md")
     assert len(blocks) == 4
-    program = tmp_path / "large_batch.py"
-    program.write_text(LARGE_BATCH_BEFORE + "".join(blocks) + LARGE_BATCH_AFTER)
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run_on_ranks(LARGE_BATCH_BEFORE + "".join(blocks) + LARGE_BATCH_AFTER, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +179,4 @@ def test_the_code_of_compression_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")
     blocks = python_blocks("docs/compression.md")
     assert len(blocks) == 2
-    program = tmp_path / "compression.py"
-    program.write_text("".join(blocks))
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", str(program)]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count("powersgd") == 2
+    assert run_on_ranks("".join(blocks), tmp_path).count("powersgd") == 2
