@@ -7,6 +7,7 @@ from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
+from ddl.compressor import Compressor, NoneCompressor
 from ddl_tensorflow._public import public_names
 
 __all__ = ["Cast", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
@@ -36,40 +37,6 @@ class Compression:
     none = Cast("none")
     fp16 = Cast("fp16", tf.float16)
     bf16 = Cast("bf16", tf.bfloat16)
-
-
-class Compressor:
-    """The base class of Horovod for compressions of your own: static (or class) methods that do both ways.
-
-    The verbs, tapes and optimizers take a class or an object that has both methods: they reduce what ``compress``
-    returns, in its type, and return what ``decompress`` makes of that.
-
-    >>> class Halves(Compressor):
-    ...     @staticmethod
-    ...     def compress(tensor):
-    ...         return tensor / 2, None
-    ...
-    ...     @staticmethod
-    ...     def decompress(tensor, ctx):
-    ...         return tensor * 2
-    """
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-        """Return what is reduced in place of ``tensor``, and what ``decompress`` needs to know of it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Return the result that the reduced ``tensor`` stands for; ``ctx`` is from this rank's ``compress``."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Horovod's name of ``Compression.none``."""
-
-    compress = staticmethod(Compression.none.compress)
-    decompress = staticmethod(Compression.none.decompress)
 
 
 class FP16Compressor(Compressor):

@@ -3,6 +3,9 @@
 What is written shorter between hosts by DDL's core is a *wire* (``ddl.compression``); PowerSGD is an algorithm of its
 own (powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)`` takes them, are ``compress`` and
 ``decompress``. Which to take: docs/compression.md.
+
+A ``Compressor`` of the user's own compresses each gradient by itself, which costs the optimizer two calls of Python for
+each parameter. ``Compression`` has what is faster.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 import torch
 
 import ddl
+from ddl.compressor import Compressor, NoneCompressor
 from ddl.spelling import did_you_mean
 
 __all__ = ["Cast", "Compression", "CompressionLike", "Compressor", "FP16Compressor", "NoneCompressor", "Own"]
@@ -77,44 +81,6 @@ class Compression:
     int8 = Wire("int8")
     powersgd = PowerSGD()
     auto = Wire("auto")
-
-
-class Compressor:
-    """The base class of Horovod for compressions of your own: static (or class) methods that do both ways.
-
-    The verbs and ``DistributedOptimizer`` take a class or an object that has both methods. They reduce what
-    ``compress`` returns, in its type, and return (or step by) what ``decompress`` makes of that. So shapes and types of
-    what is reduced must be alike on all ranks, and a sum (or average) of compressed tensors must make sense.
-
-    The optimizer compresses each gradient by itself, which costs two calls of Python for each parameter.
-    ``Compression`` has what is faster.
-
-    >>> class Float16(Compressor):
-    ...     @staticmethod
-    ...     def compress(tensor):
-    ...         return tensor.half(), tensor.dtype
-    ...     @staticmethod
-    ...     def decompress(tensor, ctx):
-    ...         return tensor.to(ctx)
-    >>> optimizer = ddl_torch.DistributedOptimizer(optimizer, compression=Float16)
-    """
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """Return what is reduced in place of ``tensor``, and what ``decompress`` needs to know of it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the result that the reduced ``tensor`` stands for; ``ctx`` is from this rank's ``compress``."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Horovod's name of ``Compression.none``."""
-
-    compress = staticmethod(Compression.none.compress)
-    decompress = staticmethod(Compression.none.decompress)
 
 
 class FP16Compressor(Compressor):
