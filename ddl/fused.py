@@ -19,6 +19,7 @@ from ddl.errors import InvalidArgument, InvalidState
 from ddl.memory import Pieces, empty
 from ddl.reduce_op import Average, OpLike, parse_op
 from ddl.refusals import naming_rank
+from ddl.standing import Standing, Told, who_is_apart
 
 __all__ = ["Fused", "broadcast_many_"]
 
@@ -55,6 +56,9 @@ class Fused:
     the first call compares them over the ranks and raises ``InvalidArgument``, on all ranks, where they differ.
     ``name`` appears in errors and in a timeline. Used by one thread at a time.
 
+    ``advice``: what a script should do if ranks are not in step. With it, each call also takes where this rank stands,
+    and raises ``InvalidState``, on all ranks, where that differs (standing.py); the arrays are worth nothing then.
+
     >>> average = Fused(ddl.world(), gradients)
     >>> average(gradients)
     """
@@ -66,9 +70,14 @@ class Fused:
         *,
         op: OpLike = Average,
         name: str = "gradients",
+        advice: str = "",
     ) -> None:
         self._group = communicator
-        self._layout = _Layout(arrays)
+        self._advice = advice
+        self._told = Told(x.dtype for x in arrays if 0 < x.nbytes < _ALONE) if advice else None
+        self._standing = Standing(0, "")
+        self._layout = _Layout([*arrays, self._told.elements] if self._told else arrays)
+        self._lines = self._layout.lines[: len(arrays)]
         self._op = parse_op(op)
         self._name = name
         # One operation after the other is the fastest where the processors do it; the network does several at once.
@@ -84,40 +93,34 @@ class Fused:
         self._under_way: List[Array] = []
 
     @naming_rank
-    def __call__(self, arrays: List[Array]) -> None:
+    def __call__(self, arrays: List[Array], standing: Optional[Standing] = None) -> None:
         """All-reduce ``arrays`` in place; those of now may lie elsewhere than those before.
 
         Collective, blocking. They are contiguous and writable. Raises ``InvalidArgument`` if they are not like the
         first ones (then nothing has been sent by this rank), and what any all-reduce raises.
         """
         if not self._in_turn:
-            self.start(arrays)
+            self.start(arrays, standing)
             self.wait()
             return
-        self._check(arrays)
-        self._begun = time.monotonic()
-        for pieces, _ in self._steps:
-            pieces.pack(arrays)
+        arrays = self._packed(arrays, standing)
         for i in self._layout.alone:
             self._group.allreduce_(arrays[i], op=self._op)
         for pieces, step in self._steps:
             step()
             pieces.unpack(arrays)
-        self._record()
+        self._end()
 
     @naming_rank
-    def start(self, arrays: List[Array]) -> None:
+    def start(self, arrays: List[Array], standing: Optional[Standing] = None) -> None:
         """Begin to all-reduce ``arrays`` and return; they must not be touched before ``wait``, which writes to them.
 
         Collective; blocks only the first time. The core's own thread goes on with it, without the interpreter's lock.
         Raises ``InvalidState`` if the last one has not been waited for, and as a call does.
         """
-        self._check(arrays)
-        self._begun = time.monotonic()
-        for pieces, _ in self._steps:
-            pieces.pack(arrays)
-        some = [arrays[i] for i in self._layout.alone] + [flat for flat, _ in self._layout.together]
-        self._works = [self._group.allreduce_async_(one, op=self._op, name=self._name) for one in some]
+        arrays = self._packed(arrays, standing)
+        buffers = [arrays[i] for i in self._layout.alone] + [flat for flat, _ in self._layout.together]
+        self._works = [self._group.allreduce_async_(buffer, op=self._op, name=self._name) for buffer in buffers]
         self._under_way = arrays
 
     @naming_rank
@@ -131,9 +134,24 @@ class Fused:
             work.wait()
         for pieces, _ in self._steps:
             pieces.unpack(arrays)
-        self._record()
+        self._end()
 
-    def _record(self) -> None:
+    def _packed(self, arrays: List[Array], standing: Optional[Standing]) -> List[Array]:
+        """Begin: return what is reduced, with the small ones copied to where they lie together."""
+        self._check(arrays)
+        self._begun = time.monotonic()
+        if self._told:
+            assert standing is not None  # who gives advice says where it stands
+            self._standing = standing
+            self._told.write(standing.number)
+            arrays = [*arrays, self._told.elements]
+        for pieces, _ in self._steps:
+            pieces.pack(arrays)
+        return arrays
+
+    def _end(self) -> None:
+        if self._told and self._told.differs():
+            raise who_is_apart(self._group, self._name, self._standing, self._advice)
         recorder = timeline.active()
         if recorder is not None:
             recorder.operation(self._name, "allreduce", self._begun, self._begun, time.monotonic())
@@ -141,14 +159,14 @@ class Fused:
     def _check(self, arrays: List[Array]) -> None:
         if self._works is not None:
             raise InvalidState(f"{self._group.who} {self._name}: started again before wait")
-        known = self._layout.lines
+        known = self._lines
         if len(arrays) != len(known):
             raise InvalidArgument(f"{self._name}: {len(arrays)} arrays; at first there were {len(known)}")
         for i in self._layout.alone:
             if _line(i, arrays[i]) != known[i]:
                 raise InvalidArgument(f"{self._name}: {_line(i, arrays[i])}; at first {known[i]}")
         if not self._checked:
-            lines = [f"op={self._op.name}", *self._layout.lines]
+            lines = [f"op={self._op.name}", *self._lines]
             check_alike(self._group, self._name, lines, "Build the same model on all ranks.")
             self._checked = True
 
@@ -160,13 +178,13 @@ def broadcast_many_(arrays: Sequence[Array], *, root: int = 0, communicator: Opt
     Raises ``InvalidArgument``, on all ranks, if their types or shapes differ; ``communicator``: the world by default.
     """
     group = ddl.world() if communicator is None else communicator
-    some = list(arrays)
-    layout = _Layout(some)
+    values = list(arrays)
+    layout = _Layout(values)
     check_alike(group, "broadcast", layout.lines, "Build the same model on all ranks.")
     for i in layout.alone:
-        group.broadcast_(some[i], root=root)
+        group.broadcast_(values[i], root=root)
     for flat, pieces in layout.together:
-        pieces.pack(some)
+        pieces.pack(values)
         group.broadcast_(flat, root=root)
         if group.rank != root:
-            pieces.unpack(some)
+            pieces.unpack(values)

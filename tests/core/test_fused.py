@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from core.jobs import TRANSPORTS, connected
 import ddl
 from ddl import timeline
 from ddl.fused import Fused, broadcast_many_
+from ddl.standing import Standing
 
 pytestmark = pytest.mark.processes
 
@@ -122,6 +123,57 @@ def recorded(folder: str) -> None:
 
 def test_a_timeline_shows_each(tmp_path: Path) -> None:
     ranks.run(2, recorded, str(tmp_path))
+
+
+def standings(op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...]) -> List[bool]:
+    """Equal numbers change nothing; each bit in which the last rank's differs is an error on all, with both sides."""
+    group = ddl.world()
+    array = np.ones(shape, dtype)
+    fused = Fused(group, [array, array.copy()], op=op, name="weights", advice="Begin anew.")
+    last = group.rank == group.size - 1
+    outcomes = []
+    for number in (0, 1, 0xAAAA, 0xFFFF, 1 << 16, *(1 << bit for bit in range(16))):
+        for own in (number, number ^ 1 if last else number, number ^ (1 << 15) if last else number):
+            some = [np.ones(shape, dtype), np.ones(shape, dtype)]
+            try:
+                fused(some, Standing(own, f"number {own}"))
+            except ddl.InvalidState as error:
+                outcomes.append(True)
+                assert f"weights: ranks are not in step (rank 0: number {number}; rank" in str(error) or group.size > 2
+                assert str(error).startswith(f"[rank {group.rank}/") and str(error).endswith("Begin anew.")
+            else:
+                outcomes.append(False)
+                sums = group.size if op == ddl.Sum else 1
+                assert all((x == sums).all() for x in some)
+    return outcomes
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "op, dtype, shape",
+    [
+        (ddl.Average, "float32", (3, 5)),
+        (ddl.Average, "float16", ()),
+        (ddl.Average, "float64", (ALONE // 4,)),
+        (ddl.Sum, "int8", (3,)),
+        (ddl.Sum, "uint16", (3,)),
+        (ddl.Product, "int64", (3,)),
+        (ddl.Min, "float32", (3,)),
+        (ddl.Max, "bool", (0,)),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_stand_elsewhere_are_told(
+    size: int, op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...], transport: str
+) -> None:
+    answers = ranks.run(size, standings, op, dtype, shape, **connected(transport))
+    assert answers == [[False, True, True] * 21] * size
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_numbers_survive_a_shorter_wire(wire: str) -> None:
+    job = connected("tcp", DDL_WIRE=wire)
+    assert ranks.run(2, standings, ddl.Average, "float32", (1 << 15,), **job) == [[False, True, True] * 21] * 2
 
 
 def refusals() -> Dict[str, str]:
