@@ -134,13 +134,14 @@ class DDLCommunicator(chainermn.CommunicatorBase):
 
     def bcast_data(self, model: Any) -> None:
         broadcast(self._group, [parameter.array for _, parameter in parameters_of(model)], root=0)
+        self._gradients.restart()
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         parameters = [parameter for _, parameter in parameters_of(model)]
         for parameter in parameters if zero_fill else ():
             if parameter.grad is None:
                 parameter.grad = np.zeros_like(parameter.array)
-        self._gradients.average(parameter for parameter in parameters if parameter.grad is not None)
+        self._gradients.average([parameter for parameter in parameters if parameter.grad is not None])
 
     def _multi_node_mean(self, sendbuf: Optional[np.ndarray], recvbuf: np.ndarray) -> None:
         """Write the average of ``sendbuf``, else of ``recvbuf``, into ``recvbuf``: MultiNodeBatchNormalization's."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 import ddl
 from ddl.alike import check_alike
 from ddl.fused import Fused, broadcast_many_
+from ddl.standing import Standing
 
 __all__ = ["AverageGradients", "Gradients", "broadcast", "broadcast_parameters", "packed", "parameters_of"]
 
 
 def parameters_of(model: Any) -> List[Tuple[str, Any]]:
     """Return names and parameters in an order that ranks agree on: those with arrays, once if they have two names."""
-    found = {id(parameter): (name, parameter) for name, parameter in sorted(model.namedparams(False), reverse=True)}
-    for name, parameter in found.values():
+    named = {id(parameter): (name, parameter) for name, parameter in sorted(model.namedparams(False), reverse=True)}
+    for name, parameter in named.values():
         if not isinstance(parameter.array, np.ndarray):
             kind = type(parameter.array).__name__
             raise ddl.InvalidArgument(f"parameter {name} is a {kind}, no numpy array: call model.to_device('@numpy')")
-    return list(found.values())
+    return list(named.values())
 
 
 def packed(array: np.ndarray) -> np.ndarray:
@@ -29,16 +31,53 @@ def packed(array: np.ndarray) -> np.ndarray:
     return array if array.flags.c_contiguous and array.flags.writeable else np.array(array, order="C")
 
 
+_ADVICE = (
+    "An exception has ended an update on a rank that went on afterwards, so the ranks' weights differ. Go on from a "
+    "checkpoint, in a new job; or broadcast the weights: docs/chainer.md says how"
+)
+_hook_numbers = itertools.count()
+
+
+class Updates:
+    """Counts updates of parameters that have come to their end: a hook that Chainer calls behind each of them.
+
+    An optimizer counts an update when it begins, so that its ``t`` says nothing of one that an exception has ended.
+    """
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._name = f"ddl_chainer {next(_hook_numbers)}"
+
+    def __call__(self, rule: Any, parameter: Any) -> None:
+        self.ended += 1
+
+    def count_those_of(self, parameters: Iterable[Any]) -> None:
+        """Count updates of ``parameters`` from now on, if they are not counted yet."""
+        for parameter in parameters:
+            hookable = getattr(parameter.update_rule, "_hookable", None)
+            if hookable is not None:  # add_hook fails where the rule is a copy of one that has the hook
+                hookable._post_update_hooks[self._name] = self
+
+
 class Gradients:
-    """Averages the gradients of parameters over a communicator, in place. Their number and shapes may change."""
+    """Averages the gradients of parameters over a communicator, in place. Their number and shapes may change.
+
+    Raises ``InvalidState``, on all ranks, if these have ended different numbers of updates since the last ``restart``.
+    """
 
     def __init__(self, group: ddl.Communicator) -> None:
         self._group = group
+        self._updates = Updates()
         self._kinds: List[Any] = []
         self._fused: Optional[Fused] = None
 
-    def average(self, parameters: Iterable[Any]) -> None:
+    def restart(self) -> None:
+        """Count updates anew: all ranks have the same weights now."""
+        self._updates.ended = 0
+
+    def average(self, parameters: Sequence[Any]) -> None:
         """Average the gradients of ``parameters``, which all have one. Collective, blocking."""
+        self._updates.count_those_of(parameters)
         arrays, places = [], set()
         for parameter in parameters:
             gradient = packed(parameter.grad)
@@ -51,8 +90,9 @@ class Gradients:
             places.add(place)
         kinds = [(array.shape, array.dtype) for array in arrays]
         if self._fused is None or kinds != self._kinds:
-            self._fused, self._kinds = Fused(self._group, arrays, name="gradients"), kinds
-        self._fused(arrays)
+            self._fused, self._kinds = Fused(self._group, arrays, name="gradients", advice=_ADVICE), kinds
+        ended = self._updates.ended
+        self._fused(arrays, Standing(ended, f"{ended} updates of a parameter have ended"))
 
 
 class AverageGradients:
@@ -61,7 +101,8 @@ class AverageGradients:
     Collective: all ranks update equally often. It comes before other hooks (clipping, decay), which then see averages.
     A parameter without a gradient counts as zeros, as Chainer has it. When a rank updates first, parameters are
     compared to the bit. Raises, from ``optimizer.update``, ``InvalidArgument`` if a hook comes before it, and on all
-    ranks if parameters differ; ``CollectiveMismatch``, ``PeerLost`` and the like. ``communicator``: default, all ranks.
+    ranks if parameters differ; ``InvalidState``, on all ranks, if an exception has ended an earlier update on one of
+    them; ``CollectiveMismatch``, ``PeerLost`` and the like. ``communicator``: default, all ranks.
 
     >>> optimizer.add_hook(ddl_chainer.AverageGradients())
     """
@@ -84,7 +125,7 @@ class AverageGradients:
             advice = "Call ddl_chainer.broadcast_parameters(model) before, when all parameters have arrays."
             check_alike(self._group, "AverageGradients", lines, advice)
             self._checked = True
-        self._gradients.average(parameter for _, parameter in named)
+        self._gradients.average([parameter for _, parameter in named])
         optimizer.check_nan_in_grads()  # for dynamic loss scaling: so that all ranks skip a step, or none
 
 

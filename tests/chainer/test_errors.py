@@ -186,3 +186,91 @@ def scales(rank_of_nan):
 def test_dynamic_loss_scaling_skips_on_all_ranks(nan):
     first, second = ranks.run(2, scales, nan)
     assert first == second and first[0] == (nan is not None)
+
+
+class Bad(Exception):
+    """What an update rule of the user's raises."""
+
+
+def optimizer_by(way, comm):
+    import ddl_chainer
+
+    model = chainer.links.Classifier(cases.Network(lazy=False))
+    if way == "communicator":
+        optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(), comm).setup(model)
+        optimizer.update(model, *cases.batches()[0])  # the first one only broadcasts
+    else:
+        optimizer = chainer.optimizers.MomentumSGD().setup(model)
+        ddl_chainer.broadcast_parameters(model)
+        optimizer.add_hook(ddl_chainer.AverageGradients())
+    return optimizer, model
+
+
+def leaves_an_update(way, which):
+    """Rank 1 catches an exception in the update of parameter ``which``, when the averages have come, and goes on."""
+    import ddl
+    import ddl_chainer
+
+    comm = ddl_chainer.create_communicator()
+    optimizer, model = optimizer_by(way, comm)
+    batch = cases.batches()[0]
+    optimizer.update(model, *batch)
+
+    def bad(rule, parameter):
+        raise Bad
+
+    rules = [parameter.update_rule for parameter in model.params()]
+    if comm.rank == 1:
+        rules[which].add_hook(bad, "bad")
+        with pytest.raises(Bad):
+            optimizer.update(model, *batch)
+        rules[which].remove_hook("bad")
+    else:
+        optimizer.update(model, *batch)
+    # A hook before the update: its parameter and those behind it have not been updated.
+    begun, left = 2 * len(rules), len(rules) - range(len(rules))[which]
+    text = rf"gradients: ranks are not in step \(ranks 0, 2: {begun} .*; rank 1: {begun - left} .* ended\)\. An exc"
+    for _ in range(2):  # also when it is caught
+        with pytest.raises(ddl.InvalidState, match=rf"^\[rank {comm.rank}/3.*{text}"):
+            optimizer.update(model, *batch)
+    if way == "communicator":
+        comm.bcast_data(model)
+    else:
+        ddl_chainer.broadcast_parameters(model)
+        optimizer.remove_hook("AverageGradients")
+        optimizer.add_hook(ddl_chainer.AverageGradients())
+    optimizer.update(model, *batch)
+    return True
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("way", ["communicator", "hook"])
+def test_an_update_that_one_rank_has_left_is_an_error_on_all(way, which):
+    assert ranks.run(3, leaves_an_update, way, which) == [True] * 3
+
+
+def counts_copies():
+    """Copies of a model and of its rules, and a second communicator, do not disturb the numbers."""
+    import copy
+    import pickle
+
+    import ddl_chainer
+
+    comm, other = ddl_chainer.create_communicator(), ddl_chainer.create_communicator()
+    optimizer, model = optimizer_by("communicator", comm)
+    batch = cases.batches()[0]
+    optimizer.update(model, *batch)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for use in (comm, other, comm):
+            again.cleargrads()
+            again(*batch).backward()
+            use.multi_node_mean_grad(again)
+            for parameter in again.params():
+                parameter.update()  # by the rules that have been copied
+    optimizer.update(model, *batch)
+    return True
+
+
+def test_copies_of_a_model_are_counted_for_themselves():
+    assert ranks.run(2, counts_copies) == [True] * 2
