@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Dict, Iterable, Iterator, List, Optional
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from theano.compile import SharedVariable
@@ -14,10 +15,17 @@ from ddl import Average, ReduceOp
 from ddl.alike import check_alike
 from ddl.fused import Fused, broadcast_many_
 from ddl.refusals import naming_rank
+from ddl.standing import Standing
 
 __all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type"]
 
 _reductions: Dict[Any, Reduction] = {}  # of arrays, by operator and name
+_begun: WeakKeyDictionary[ddl.Communicator, int] = WeakKeyDictionary()  #: how many reductions each job has begun
+
+_ADVICE = (
+    "An exception has ended a function between two all-reduces on a rank that went on afterwards. All ranks get this "
+    "error, so catch it on all of them to leave the step out, or none of them goes on"
+)
 
 
 def check_type(dtype: Any, op: ReduceOp, what: str) -> None:
@@ -29,10 +37,14 @@ def check_type(dtype: Any, op: ReduceOp, what: str) -> None:
 
 
 class Reduction:
-    """An all-reduce of lists of arrays, in place; ranks are compared the first time, and for each new layout."""
+    """An all-reduce of lists of arrays, in place; ranks are compared the first time, and for each new layout.
+
+    Each time, ranks compare which one of the job it is, by a number: they come to their first times in one order.
+    """
 
     def __init__(self, op: ReduceOp, name: str) -> None:
         self.op, self.name = op, name
+        self._standing = Standing(0, "")
         self._world: Optional[ddl.Communicator] = None
         self._known: Dict[Any, Fused] = {}
 
@@ -42,11 +54,13 @@ class Reduction:
             advice = "Build the same graph on all ranks, or say by name= what belongs together."
             check_alike(world, "ddl_theano", [f"the all-reduce {self.name!r}"], advice)
             self._world, self._known = world, {}
+            _begun[world] = _begun.get(world, 0) + 1
+            self._standing = Standing(_begun[world], f"the all-reduce {self.name!r}")
         layout = tuple([(array.dtype, array.shape) for array in arrays])
         if layout not in self._known:
             self._known = self._known if len(self._known) < 8 else {}  # the last batch of an epoch may be smaller
-            self._known[layout] = Fused(world, arrays, op=self.op, name=self.name)
-        self._known[layout](arrays)
+            self._known[layout] = Fused(world, arrays, op=self.op, name=self.name, advice=_ADVICE)
+        self._known[layout](arrays, self._standing)
 
 
 @naming_rank

@@ -256,3 +256,66 @@ def pickles(folder):
 
 def test_functions_can_be_pickled_and_copied(tmp_path):
     ranks.run(2, pickles, tmp_path)
+
+
+class Bad(Exception):
+    """What an Op of the user's raises."""
+
+
+class Fails(theano.gof.Op):
+    """Hands its input on; raises on this process when it is told to."""
+
+    __props__ = ()
+    now = False
+
+    def make_node(self, x):
+        return theano.gof.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs, params=None):
+        if Fails.now:
+            raise Bad
+        outputs[0][0] = inputs[0].copy()
+
+
+def leaves_between(op, dtype, shape):
+    """Rank 1 catches an exception behind the first of two all-reduces that look the same, and calls again."""
+    import ddl
+    import ddl_theano
+
+    rank = ddl.rank()
+    op = ddl.ReduceOp[op]
+    x = T.TensorType(dtype, (False,) * len(shape))()
+    first = ddl_theano.allreduce(x, op=op, name="first")
+    second = ddl_theano.allreduce(Fails()(first) + x, op=op, name="second")
+    function = theano.function([x], [first, second], mode="FAST_COMPILE")
+    mine = np.full(shape, rank + 1, dtype)
+    wanted = [result.copy() for result in function(mine)]
+    text = "ranks are not in step (ranks 0, 2: the all-reduce 'second'; rank 1: the all-reduce 'first'). An exception"
+    for _ in range(2):
+        Fails.now = rank == 1
+        if rank == 1:
+            with pytest.raises(Bad):
+                function(mine)
+            Fails.now = False
+        with pytest.raises(ddl.InvalidState, match=rf"^\[rank {rank}/3") as caught:
+            function(mine)
+        assert text in str(caught.value)
+        results = function(mine)  # all ranks have left that step out
+        assert all((one == other).all() for one, other in zip(results, wanted))
+    return True
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "op, dtype, shape",
+    [
+        ("Average", "float32", (3,)),
+        ("Sum", "int8", (3,)),
+        ("Sum", "float16", (3,)),
+        ("Product", "int64", (3,)),
+        ("Min", "float32", (300, 300)),
+        ("Max", "float64", (2, 0)),
+    ],
+)
+def test_a_rank_that_leaves_a_function_in_the_middle_is_an_error_on_all(op, dtype, shape):
+    assert ranks.run(3, leaves_between, op, dtype, shape) == [True] * 3
