@@ -10,6 +10,7 @@ import numpy as np
 
 import ddl
 from ddl.alike import check_alike
+from ddl.arrays import memory
 from ddl.fused import Fused, broadcast_many_
 from ddl.standing import Standing
 
@@ -86,7 +87,7 @@ class Gradients:
                 gradient = gradient.copy()
             if gradient is not parameter.grad:
                 parameter.grad = gradient
-            arrays.append(gradient)
+            arrays.append(memory("gradients", gradient, ddl.Average))
             places.add(place)
         kinds = [(array.shape, array.dtype) for array in arrays]
         if self._fused is None or kinds != self._kinds:
@@ -132,7 +133,7 @@ class AverageGradients:
 def broadcast(group: ddl.Communicator, arrays: List[np.ndarray], root: int) -> None:
     """Overwrite the arrays with those of rank ``root``. Collective, blocking."""
     copies = [packed(array) for array in arrays]
-    broadcast_many_(copies, root=root, communicator=group)
+    broadcast_many_([memory("broadcast", copy) for copy in copies], root=root, communicator=group)
     for array, copy in zip(arrays, copies):
         if array is not copy:
             array[...] = copy

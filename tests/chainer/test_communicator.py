@@ -99,6 +99,55 @@ def test_all_types(size):
     assert ranks.run(size, all_types) == [[1, 1]] * size
 
 
+def complex_numbers():
+    """They are summed, averaged and sent as pairs of real numbers, and keep their type and shape."""
+    import ddl
+    import ddl_chainer
+
+    comm = ddl_chainer.create_communicator()
+    rank, size = comm.rank, comm.size
+    for kind in ("F", "D"):
+        for base in (np.ones((), kind), np.ones((0, 3), kind), np.arange(6).reshape(2, 3).astype(kind).T):
+            x = np.array(base + 1j * rank, kind)
+            everybody = [np.array(base + 1j * r, kind) for r in range(size)]
+            results = [*zip(comm.allgather(x), everybody), *zip(comm.alltoall([x] * size), everybody)]
+            results += [*zip(comm.gather(x, 1) or (), everybody), (comm.bcast(x, 1), everybody[1])]
+            results += [(comm.scatter([x] * size, 1), everybody[1]), (comm.allreduce(x), sum(everybody))]
+            results += [(comm.bcast_obj(x, root=1), everybody[1])]
+            if rank == 0:
+                comm.send((x, x), 1)
+            elif rank == 1:
+                results += [(one, everybody[0]) for one in comm.recv(0)]
+            mean = x.copy()
+            comm._multi_node_mean(None, mean)
+            for one, other in (*results, (mean, sum(everybody) / size)):
+                assert one.dtype == kind and one.shape == x.shape and (one == other).all()
+        for shape in ((2, 3), (300, 300)):  # together with others, and sent from where it is
+            model = chainer.Link()
+            with model.init_scope():
+                model.W, model.b = (chainer.Parameter(np.full(s, rank * 1j, kind)) for s in (shape, ()))
+            model.add_persistent("state", np.full(shape, rank * 2j, kind))
+            comm.bcast_data(model)
+            assert (model.W.array == 0).all() and model.b.array == 0
+            ddl_chainer.broadcast_parameters(model, root=1)
+            assert (model.state == 2j).all()
+            for parameter in (model.W, model.b):
+                parameter.grad = np.full(parameter.shape, rank + 2j, kind)
+            comm.multi_node_mean_grad(model)
+            for parameter in (model.W, model.b):
+                assert parameter.grad.dtype == kind and (parameter.grad == (size - 1) / 2 + 2j).all()
+    for call in (comm.allreduce, comm.allgather, lambda x: comm.send(x, 1 - rank)):
+        with pytest.raises(ddl.InvalidArgument, match="arrays of type complex256 cannot be"):
+            call(np.ones(1, "G"))
+    return True
+
+
+@pytest.mark.parametrize("transport", ["shared", "hosts"])
+def test_complex_numbers(transport):
+    hosts = {"env_of": lambda rank: {"DDL_HOST_ID": "ab"[rank]}} if transport == "hosts" else {}
+    assert ranks.run(2, complex_numbers, **hosts) == [True] * 2
+
+
 def tags():
     import ddl
     import ddl_chainer
