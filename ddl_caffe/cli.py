@@ -82,10 +82,10 @@ def _parameters(given: argparse.Namespace) -> Any:
 
 
 def _make(param: Any) -> Any:
-    mine = caffe_pb2.SolverParameter.FromString(param.SerializeToString())
-    mine.test_interval, mine.test_initialization = _NEVER, False
+    own = caffe_pb2.SolverParameter.FromString(param.SerializeToString())
+    own.test_interval, own.test_initialization = _NEVER, False
     with tempfile.NamedTemporaryFile("w", suffix=".prototxt") as file:
-        file.write(text_format.MessageToString(mine))
+        file.write(text_format.MessageToString(own))
         file.flush()
         return caffe.get_solver(file.name)
 

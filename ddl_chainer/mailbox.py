@@ -52,14 +52,14 @@ class Mailbox:
         while True:
             if place == len(kept):
                 kept.append(self._receive(source))
-            found, form, content = kept[place]
-            if tag in (ANY_TAG, found):
+            sent_tag, form, content = kept[place]
+            if tag in (ANY_TAG, sent_tag):
                 break
             place += 1
         if (form == "object") != (verb == "recv_obj"):
             other = "recv_obj" if form == "object" else "recv"
             raise ddl.InvalidArgument(
-                f"{self._group.who} {verb}: rank {source} has sent an {form} with tag {found}; {other} returns it"
+                f"{self._group.who} {verb}: rank {source} has sent an {form} with tag {sent_tag}; {other} returns it"
             )
         del kept[place]
         return content

@@ -82,7 +82,7 @@ def _grouped(targets: Sequence[Array], op: ddl.ReduceOp) -> Tuple[List[Array], L
             small.setdefault(target.dtype, []).append(target)
         elif target.size:
             alone.append(target)
-    return alone, [_Together(some) for some in small.values()]
+    return alone, [_Together(same_type) for same_type in small.values()]
 
 
 def reduction(
@@ -96,40 +96,40 @@ def reduction(
     described = tuple((_operations.type_name(target.dtype), target.shape) for target in targets)
     alone, together = _grouped(targets, op)
 
-    some = [_operations.allreduce(target, op, prescale, postscale) for target in alone]
-    some += [_of_many(one, op, prescale, postscale) for one in together]
-    how = some[0].signature.detail if some else f"op={op.name}"
+    operations = [_operations.allreduce(target, op, prescale, postscale) for target in alone]
+    operations += [_of_many(bucket, op, prescale, postscale) for bucket in together]
+    how = operations[0].signature.detail if operations else f"op={op.name}"
 
     def finish(_: Any) -> None:
-        for part in some:
+        for part in operations:
             part.finish(None)
-        for one in together:
-            one.copy_back()
+        for bucket in together:
+            bucket.copy_back()
 
     return Operation(
         Signature(_VERB, described, how + detail),
-        lambda group: Several([part.start(group) for part in some]),
+        lambda group: Several([part.start(group) for part in operations]),
         finish,
-        _in_turn(some),
+        _in_turn(operations),
         breaks=True,
     )
 
 
-def _of_many(one: _Together, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[None]:
-    whole = _operations.allreduce(one.flat, op, prescale, postscale)
+def _of_many(bucket: _Together, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[None]:
+    whole = _operations.allreduce(bucket.flat, op, prescale, postscale)
     if op != ddl.Adasum:
         return whole
-    return at_once(whole.signature, lambda group: adasum_(group, one.flat, starts=one.starts), whole.finish)
+    return at_once(whole.signature, lambda group: adasum_(group, bucket.flat, starts=bucket.starts), whole.finish)
 
 
-def _in_turn(some: Sequence[Operation[None]]) -> Optional[Callable[[Communicator], Any]]:
+def _in_turn(operations: Sequence[Operation[None]]) -> Optional[Callable[[Communicator], Any]]:
     """Return what does one after the other, which is the fastest where the processors do it; None between hosts."""
     topology = ddl.world().topology
     if topology.local_size != topology.size:
         return None
 
     def run(group: Communicator) -> None:
-        for part in some:
+        for part in operations:
             if part.call is None:
                 part.start(group).wait()
             else:

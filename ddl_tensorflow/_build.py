@@ -67,12 +67,12 @@ def _hold(lock: int, deadline: float) -> None:
 def _compile(command: List[str], library: Path) -> None:
     print(f"ddl_tensorflow: compiling its op for TensorFlow {tf.__version__}, once", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / library.name
-        line = [*command, str(_SOURCE), "-o", str(made), *tf.sysconfig.get_link_flags()]
+        output = Path(folder) / library.name
+        line = [*command, str(_SOURCE), "-o", str(output), *tf.sysconfig.get_link_flags()]
         try:
             done = subprocess.run(line, capture_output=True, text=True, timeout=_LIMIT, check=False)
         except subprocess.TimeoutExpired:
             raise BuildError(f"{command[0]} did not end within {_LIMIT:g} s") from None
         if done.returncode != 0:
             raise BuildError(f"{shlex.join(line)} failed:\n{done.stderr[-2000:]}")
-        os.replace(made, library)  # whole or not at all
+        os.replace(output, library)  # whole or not at all

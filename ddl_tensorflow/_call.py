@@ -95,22 +95,22 @@ def call(
         own = [np.asarray(array) for array in arrays]
         results = [np.empty_like(array) for array in own] if in_place else None
         try:
-            made = function(own, results, True).wait()
+            returned = function(own, results, True).wait()
         except ddl.Error as error:
             if eager:
                 raise _errors.with_theirs(error) from None
             # TensorFlow makes one of its own of it, by the built-in class that it is.
             kind = ValueError if isinstance(error, ddl.InvalidArgument) else RuntimeError
             raise kind(_errors.text_of(error)) from None
-        return listed(made) if results is None else results
+        return listed(returned) if results is None else results
 
     if eager:  # numpy_function fails at a bfloat16 without dimensions
-        return [tf.convert_to_tensor(one) for one in run(*[one.numpy() for one in inputs])]
-    types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
+        return [tf.convert_to_tensor(tensor) for tensor in run(*[tensor.numpy() for tensor in inputs])]
+    types = [tensor.dtype for tensor in inputs] if dtypes is None else list(dtypes)
     with tf.control_dependencies([] if after is None else [after]):
-        made = tf.numpy_function(run, list(inputs), types)
-    outputs = [made] if isinstance(made, tf.Tensor) else list(made)
+        returned = tf.numpy_function(run, list(inputs), types)
+    outputs = [returned] if isinstance(returned, tf.Tensor) else list(returned)
     if in_place:
-        for one, other in zip(outputs, inputs):
-            one.set_shape(other.shape)
+        for tensor, like in zip(outputs, inputs):
+            tensor.set_shape(like.shape)
     return outputs

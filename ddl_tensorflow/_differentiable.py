@@ -47,6 +47,6 @@ def _register() -> None:
         ours = _gradients.get(op.get_attr("call"))
         if ours is None:
             raise ddl.InvalidArgument("averages of gradients, and collectives on variables, have no gradient")
-        found = ours(*upstream)
-        made = list(found) if isinstance(found, (list, tuple)) else [found]
-        return [None, *made, *[None] * (len(op.inputs) - 1 - len(made))]  # the first input is the anchor
+        result = ours(*upstream)
+        gradients = list(result) if isinstance(result, (list, tuple)) else [result]
+        return [None, *gradients, *[None] * (len(op.inputs) - 1 - len(gradients))]  # the first input is the anchor

@@ -37,8 +37,8 @@ def text_of(error: BaseException) -> str:
 
 def kind_in(text: str) -> Optional[Type[ddl.Error]]:
     """Return the class of DDL's error that a text of TensorFlow's names; None: there is none."""
-    found = _NAMED.search(text)
-    kind = getattr(ddl.errors, found[1], None) if found else None
+    match = _NAMED.search(text)
+    kind = getattr(ddl.errors, match[1], None) if match else None
     return kind if isinstance(kind, type) and issubclass(kind, ddl.Error) else None
 
 
@@ -57,14 +57,14 @@ def code_of(error: BaseException) -> int:
 def with_theirs(error: ddl.Error) -> ddl.Error:
     """Return the same error as it comes out of the op: one of TensorFlow's as well."""
     kind: Any = type(error)
-    made: ddl.Error = both(kind, _theirs(kind))(str(error))
-    return made.with_traceback(error.__traceback__)
+    combined: ddl.Error = both(kind, _theirs(kind))(str(error))
+    return combined.with_traceback(error.__traceback__)
 
 
 def _ours_first(message: str) -> str:
     """Return a message of TensorFlow's, which begins with where in the graph it was, with what was wrong in front."""
-    found = _NAMED.search(message)
-    said = _END.split(message[found.end() :], maxsplit=1)[0] if found else ""
+    match = _NAMED.search(message)
+    said = _END.split(message[match.end() :], maxsplit=1)[0] if match else ""
     return message if message.startswith(said) else f"{said}\n\n{message}"
 
 

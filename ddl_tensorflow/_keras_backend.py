@@ -91,17 +91,17 @@ def state_of(model: Any, optimizer: Any, leave_out: Iterable[Any] = ()) -> Dict[
     Keras numbers layers as they are made, and a model that was loaded has other paths than one that was built: so these
     names have numbers of ours, and of the path what both have. Slots are called after paths: they have numbers only.
     """
-    seen = {id(one) for variable in leave_out for one in _same(variable)}
+    seen = {id(alias) for variable in leave_out for alias in _same(variable)}
     seen |= {id(variable) for variable in getattr(model, "metrics_variables", ())}
-    found: Dict[str, Any] = {}
+    state: Dict[str, Any] = {}
     for whose, variables in (("model", model.variables), ("optimizer", optimizer.variables if optimizer else ())):
         for variable in variables:
-            if seen.isdisjoint(id(one) for one in _same(variable)):
+            if seen.isdisjoint(id(alias) for alias in _same(variable)):
                 seen.add(id(variable))
                 path = getattr(variable, "path", None) or variable.name
                 parts = [_NUMBER.sub("", part) for part in path.split("/")[-2:]] if whose == "model" else []
-                found["/".join([f"variable {len(found)} of the {whose}", *parts])] = variable
-    return found
+                state["/".join([f"variable {len(state)} of the {whose}", *parts])] = variable
+    return state
 
 
 def _same(variable: Any) -> List[Any]:

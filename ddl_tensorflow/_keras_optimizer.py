@@ -73,7 +73,7 @@ def _apply(optimizer: Any, steps: Steps, update: Any, grads: Any, variables: Opt
             f"apply: {len(gradients)} gradients for {len(known)} variables; pass one for each, and build the optimizer "
             "or pass the variables"
         )
-    steps.apply(gradients, known, lambda some: update(some, variables), lambda: optimizer.iterations)
+    steps.apply(gradients, known, lambda averages: update(averages, variables), lambda: optimizer.iterations)
 
 
 def _distributed(kind: Type[Any], steps: Steps) -> Type[Any]:

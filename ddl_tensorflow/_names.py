@@ -53,12 +53,12 @@ def gradient_name(name: Optional[str]) -> Optional[str]:
     """Return the name of an op of the gradient of that of ``name``. In a graph, that may be taken several times."""
     if name is None:
         return None
-    made = f"{name}.gradient"
+    result = f"{name}.gradient"
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()
         with graph.name_scope(None):
-            made = str(graph.unique_name(made))
-    return type(name)(made)
+            result = str(graph.unique_name(result))
+    return type(name)(result)
 
 
 def part_name(name: Optional[str], part: str) -> Optional[str]:
@@ -100,10 +100,10 @@ class Place:
         """
         *outer, last = _INSIDE.split(node)
         calls = [last[: -len(op)].rstrip("/")] if last.endswith(op) else []
-        for one in reversed(outer):  # mostly it is the scope of what is in it
-            if not last.startswith(f"{one}/"):
-                calls.insert(0, one)
-            last = one
+        for scope in reversed(outer):  # mostly it is the scope of what is in it
+            if not last.startswith(f"{scope}/"):
+                calls.insert(0, scope)
+            last = scope
         turn = [str(iteration % ITERATIONS)] if iteration > 0 else []
         if node.count("/body/_") > 1:  # a loop in a loop
             turn = [f"{loop:x}", *turn]

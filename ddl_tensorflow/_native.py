@@ -104,7 +104,7 @@ class NativeOp:
     ) -> List[tf.Tensor]:
         """See ``_call.call``. ``anchor``: a tensor that TensorFlow does not take for a constant."""
         self._listen()
-        types = [one.dtype for one in inputs] if dtypes is None else list(dtypes)
+        types = [tensor.dtype for tensor in inputs] if dtypes is None else list(dtypes)
         op = self._op_always if always else self._op
         with self._lock:
             # TensorFlow keeps a kernel for each number, so eager calls use theirs again: there are as many as were ever
@@ -119,10 +119,10 @@ class NativeOp:
         except BaseException:
             self._take_back(number)
             raise
-        made = [outputs] if isinstance(outputs, (tf.Operation, tf.Tensor)) else list(outputs or ())
+        results = [outputs] if isinstance(outputs, (tf.Operation, tf.Tensor)) else list(outputs or ())
         if not tf.executing_eagerly():
-            self._ops[number] = (made[0].op if types else made[0]).name
-        return made if types else []
+            self._ops[number] = (results[0].op if types else results[0]).name
+        return results if types else []
 
     def _take_back(self, number: int) -> Optional[Function]:
         """Return the function of a call; its number is free again if it is an eager one, which is made once."""
@@ -203,17 +203,17 @@ class NativeOp:
 
     def _end_well(self, handle: int, in_place: int, work: Waitable) -> None:
         """Wait for the end of a call, and give TensorFlow the results that it has not got yet."""
-        made = work.wait()
-        for i, array in enumerate(() if in_place else listed(made)):
+        results = work.wait()
+        for i, array in enumerate(() if in_place else listed(results)):
             whole = np.asarray(array, order="C")  # ascontiguousarray gives a number a dimension
             shape = (ctypes.c_int64 * whole.ndim)(*whole.shape)
             if not self._library.ddl_output(handle, i, whole.ndim, shape, whole.ctypes.data):
                 raise MemoryError(f"TensorFlow has no memory for a result of {whole.nbytes} bytes")
 
 
-def listed(made: Any) -> List[Array]:
+def listed(results: Any) -> List[Array]:
     """Return the results of a function of one or of several."""
-    return list(made) if isinstance(made, (list, tuple)) else [made]
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _words(error: BaseException) -> bytes:

@@ -58,13 +58,13 @@ class Steps:
             update(list(gradients))
             return
 
-        def step(some: Gradients) -> None:
-            averages = self.averaging(some, variables, iterations())
+        def step(own: Gradients) -> None:
+            averages = self.averaging(own, variables, iterations())
             with self._inside():
                 update(averages)
             if self.check.wanted:
-                made = tf.convert_to_tensor(iterations()) // self.accumulation.passes
-                self.check(made, [one for one in variables if not self.averaging.is_local(one)])
+                steps_taken = tf.convert_to_tensor(iterations()) // self.accumulation.passes
+                self.check(steps_taken, [variable for variable in variables if not self.averaging.is_local(variable)])
 
         if self.accumulation.passes == 1:
             step(list(gradients))

@@ -88,8 +88,8 @@ def _element(where: Where, array: Array, name: Optional[str]) -> str:
     sums = np.array([_sum(flat[at : at + _BLOCK]) for at in range(0, flat.size, _BLOCK)], np.uint64)
     table = _gathered(where, sums, name, "blocks")
     start = int(np.flatnonzero((table != table[0]).any(axis=0))[0]) * _BLOCK
-    mine = flat[start : start + _BLOCK]
-    rows = _gathered(where, mine.view(np.uint8), name, "block").reshape(where.size, mine.size, -1)
+    block = flat[start : start + _BLOCK]
+    rows = _gathered(where, block.view(np.uint8), name, "block").reshape(where.size, block.size, -1)
     place = int(np.flatnonzero((rows != rows[0]).any(axis=(0, 2)))[0])
     values = [np.ascontiguousarray(row[place]).view(flat.dtype)[0] for row in rows]
     index = [int(i) for i in np.unravel_index(start + place, array.shape)]
@@ -103,7 +103,7 @@ def _sum(array: Array) -> int:
     return (int(np.add.reduce(words)) + int.from_bytes(raw[words.nbytes :].tobytes(), "little")) % 2**64
 
 
-def _gathered(where: Where, mine: Array, name: Optional[str], what: str) -> Array:
+def _gathered(where: Where, row: Array, name: Optional[str], what: str) -> Array:
     """Return the rows of all ranks."""
-    operation = _operations.allgather(np.ascontiguousarray(mine)[None])
+    operation = _operations.allgather(np.ascontiguousarray(row)[None])
     return where.run(operation, part_name(name, what))

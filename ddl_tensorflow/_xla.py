@@ -33,8 +33,8 @@ def _in_cluster() -> Optional[Callable[[Any], bool]]:
         from tensorflow.python.ops import control_flow_util
     except ImportError:
         return None
-    found: Optional[Callable[[Any], bool]] = getattr(control_flow_util, "GraphOrParentsInXlaContext", None)
-    return found
+    in_context: Optional[Callable[[Any], bool]] = getattr(control_flow_util, "GraphOrParentsInXlaContext", None)
+    return in_context
 
 
 @naming_rank

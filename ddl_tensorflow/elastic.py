@@ -21,12 +21,12 @@ Values = List[np.ndarray[Any, Any]]
 
 
 def _read(variables: Sequence[Any]) -> Values:
-    return [np.array(tf.convert_to_tensor(one)) for one in variables]
+    return [np.array(tf.convert_to_tensor(variable)) for variable in variables]
 
 
 def _write(variables: Sequence[Any], values: Values) -> None:
-    for one, value in zip(variables, values):
-        one.assign(value)
+    for variable, value in zip(variables, values):
+        variable.assign(value)
 
 
 class TensorFlowState(ObjectState):
@@ -57,8 +57,8 @@ class TensorFlowState(ObjectState):
         return [np.array(value) for value in self.session.run(list(variables))]
 
     def _write(self, variables: Sequence[Any], values: Values) -> None:
-        for one, value in zip(variables, values):
-            one.load(value, self.session)
+        for variable, value in zip(variables, values):
+            variable.load(value, self.session)
 
 
 class TensorFlowKerasState(ObjectState):

@@ -101,7 +101,7 @@ class Averaging:
     def is_local(self, variable: Any) -> bool:
         """Whether the gradient of ``variable`` stays on this rank."""
         own = unwrapped(variable)
-        return any(own is one for one in self.local)
+        return any(own is kept for kept in self.local)
 
     @as_written
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any], iterations: Any = None) -> Gradients:
@@ -119,13 +119,16 @@ class Averaging:
         local = [self.is_local(variable) for variable in variables]
         if self.scale_local_gradients:
             size = self.process_set.size()
-            result = [_divided(one, size) if mine else one for one, mine in zip(result, local)]
+            result = [_divided(gradient, size) if kept else gradient for gradient, kept in zip(result, local)]
         if self.sparse_as_dense:
-            result = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in result]
+            result = [
+                tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+                for gradient in result
+            ]
         name = op_name(self.name, "gradients")
-        sparse = [i for i, one in enumerate(result) if isinstance(one, tf.IndexedSlices) and not local[i]]
-        dense = [i for i, one in enumerate(result) if one is not None and i not in sparse and not local[i]]
-        missing = [i for i, one in enumerate(result) if one is None and not local[i]]
+        sparse = [i for i, gradient in enumerate(result) if isinstance(gradient, tf.IndexedSlices) and not local[i]]
+        dense = [i for i, gradient in enumerate(result) if gradient is not None and i not in sparse and not local[i]]
+        missing = [i for i, gradient in enumerate(result) if gradient is None and not local[i]]
         detail = _listed("no gradient of", missing, variables) + _listed("sparse:", sparse, variables)
         step = self._step(name, iterations)
         self._average_dense(result, dense, variables, step, detail, bool(sparse))
@@ -138,8 +141,8 @@ class Averaging:
         step = _Step(name)
         number = [] if iterations is None else [tf.cast(tf.convert_to_tensor(iterations), tf.int64)]
         if tf.executing_eagerly():
-            for made in number:
-                step.numbers[name] = self._numbers.since_start(name, int(made))
+            for iteration in number:
+                step.numbers[name] = self._numbers.since_start(name, int(iteration))
             return step
 
         def note(arrays: List[Array], _: Any, __: bool) -> Waitable:
@@ -185,7 +188,7 @@ class Averaging:
                 result[dense[k]] = self.compression.decompress(tensor, compressed[k][1])
         if not dense:  # the other ranks may have some: an operation of nothing tells
             told = self._send([tf.zeros([0])], step, 0, detail)
-            first = next(i for i, one in enumerate(result) if isinstance(one, tf.IndexedSlices))
+            first = next(i for i, gradient in enumerate(result) if isinstance(gradient, tf.IndexedSlices))
             with tf.control_dependencies(told):
                 result[first] = tf.identity(result[first])
 
@@ -195,9 +198,11 @@ class Averaging:
             return [(list(range(len(tensors))), 0)] if tensors else []
         groups = self.groups
         if groups is not None and not isinstance(groups, int):
-            groups = [[unwrapped(one) for one in group] for group in groups]
-        numbers: Dict[int, int] = {id(one): n for one, n in group_numbers([unwrapped(v) for v in variables], groups)}
-        found = assign(
+            groups = [[unwrapped(member) for member in group] for group in groups]
+        numbers: Dict[int, int] = {
+            id(member): n for member, n in group_numbers([unwrapped(v) for v in variables], groups)
+        }
+        buckets = assign(
             [
                 Gradient(
                     tensor.shape.num_elements() or 0, tensor.dtype, tensor.dtype.size, numbers.get(id(unwrapped(v)))
@@ -206,7 +211,7 @@ class Averaging:
             ],
             bucket_bytes=self.bucket_bytes,
         )
-        return [([slot.item for slot in bucket.slots], number) for number, bucket in enumerate(found)]
+        return [([slot.item for slot in bucket.slots], number) for number, bucket in enumerate(buckets)]
 
     def _send(self, tensors: List[tf.Tensor], step: _Step, number: int, detail: str) -> List[tf.Tensor]:
         op, before, after = self.factors

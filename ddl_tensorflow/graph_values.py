@@ -22,9 +22,9 @@ def _value(function: Callable[[], int], name: Optional[str], verb: str) -> tf.Te
     def run(_: List[Array], __: Any, ___: bool) -> Waitable:
         return Ended(np.array(function(), np.int32))
 
-    (made,) = call(run, [], [tf.int32])
-    made.set_shape([])
-    return tf.identity(made, name=name or verb)
+    (value,) = call(run, [], [tf.int32])
+    value.set_shape([])
+    return tf.identity(value, name=name or verb)
 
 
 def _set(number: int) -> ProcessSet:

@@ -55,17 +55,17 @@ def _differentiable(
     """Return ``run(tensors)``. Their gradients: ``back`` of the results' gradients, for tensors of these numbers."""
     if not tensors:
         return []
-    smooth = [i for i, one in enumerate(tensors) if one.dtype.is_floating or one.dtype.is_complex]
+    smooth = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating or tensor.dtype.is_complex]
 
     @differentiable
-    def forward(*some: tf.Tensor) -> Tuple[List[tf.Tensor], Callable[..., List[Optional[tf.Tensor]]]]:
+    def forward(*inputs: tf.Tensor) -> Tuple[List[tf.Tensor], Callable[..., List[Optional[tf.Tensor]]]]:
         def gradient(*upstream: tf.Tensor) -> List[Optional[tf.Tensor]]:
-            found: List[Optional[tf.Tensor]] = [None] * len(some)
-            for i, one in zip(smooth, back([upstream[i] for i in smooth], smooth)):
-                found[i] = one
-            return found
+            gradients: List[Optional[tf.Tensor]] = [None] * len(inputs)
+            for i, own in zip(smooth, back([upstream[i] for i in smooth], smooth)):
+                gradients[i] = own
+            return gradients
 
-        return run(some), gradient
+        return run(inputs), gradient
 
     return list(forward(*tensors))
 
@@ -91,16 +91,16 @@ def grouped_allreduce(
     """
     kind = choose_op(average, op, stacklevel=5)
     known = op_name(name, "grouped_allreduce", ignore_name_scope)
-    sparse = [i for i, one in enumerate(tensors) if isinstance(one, tf.IndexedSlices)]
-    others = [one for i, one in enumerate(tensors) if i not in sparse]
+    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    others = [tensor for i, tensor in enumerate(tensors) if i not in sparse]
     small, contexts = _compress(others, compression, "grouped_allreduce")
-    made = _allreduced(small, kind, prescale_factor, postscale_factor, known, process_set)
-    rest = iter(_decompress(made, contexts, compression))
+    averages = _allreduced(small, kind, prescale_factor, postscale_factor, known, process_set)
+    rest = iter(_decompress(averages, contexts, compression))
     return [
-        slices_allreduced(one, kind, prescale_factor, postscale_factor, part_name(known, str(i)), process_set)
+        slices_allreduced(tensor, kind, prescale_factor, postscale_factor, part_name(known, str(i)), process_set)
         if i in sparse
         else next(rest)
-        for i, one in enumerate(tensors)
+        for i, tensor in enumerate(tensors)
     ]
 
 
@@ -112,8 +112,8 @@ def _allreduced(
 
     return _differentiable(
         tensors,
-        lambda some: in_place(some, process_set, together, known),
-        lambda some, _: _allreduced(some, op, prescale, postscale, gradient_name(known), process_set),
+        lambda inputs: in_place(inputs, process_set, together, known),
+        lambda inputs, _: _allreduced(inputs, op, prescale, postscale, gradient_name(known), process_set),
     )
 
 
@@ -127,7 +127,7 @@ def grouped_allgather(
 ) -> List[tf.Tensor]:
     """All-gather each of ``tensors`` along its first dimension, which may differ by rank, and return the results."""
     known = op_name(name, "grouped_allgather", ignore_name_scope)
-    return _gathered([dense(one, "grouped_allgather") for one in tensors], known, process_set)
+    return _gathered([dense(tensor, "grouped_allgather") for tensor in tensors], known, process_set)
 
 
 def _gathered(tensors: Tensors, known: Optional[str], process_set: ProcessSet) -> List[tf.Tensor]:
@@ -140,9 +140,9 @@ def _gathered(tensors: Tensors, known: Optional[str], process_set: ProcessSet) -
     def together(_: Where, arrays: List[Array]) -> Any:
         return grouped([_operations.allgather(array) for array in arrays], "allgather")
 
-    def run(some: Tensors) -> List[tf.Tensor]:
-        rows = made_by(some, [one.dtype for one in some], process_set, together, known)
-        return [with_rows(one, like) for one, like in zip(rows, some)]
+    def run(inputs: Tensors) -> List[tf.Tensor]:
+        rows = made_by(inputs, [tensor.dtype for tensor in inputs], process_set, together, known)
+        return [with_rows(result, like) for result, like in zip(rows, inputs)]
 
     return _differentiable(tensors, run, back)
 
@@ -166,15 +166,15 @@ def grouped_reducescatter(
     small, contexts = _compress(tensors, compression, "grouped_reducescatter")
 
     def together(_: Where, arrays: List[Array]) -> Any:
-        some = [_operations.reducescatter(array, kind, prescale_factor, postscale_factor) for array in arrays]
-        return grouped(some, "reducescatter")
+        parts = [_operations.reducescatter(array, kind, prescale_factor, postscale_factor) for array in arrays]
+        return grouped(parts, "reducescatter")
 
-    def run(some: Tensors) -> List[tf.Tensor]:
-        rows = made_by(some, [one.dtype for one in some], process_set, together, known)
-        return [with_rows(one, like) for one, like in zip(rows, some)]
+    def run(inputs: Tensors) -> List[tf.Tensor]:
+        rows = made_by(inputs, [tensor.dtype for tensor in inputs], process_set, together, known)
+        return [with_rows(result, like) for result, like in zip(rows, inputs)]
 
     def back(upstream: Tensors, _: List[int]) -> List[tf.Tensor]:
         factor = prescale_factor * postscale_factor * (process_set.size() if kind == ddl.Sum else 1)
-        return _gathered([scaled(one, factor) for one in upstream], gradient_name(known), process_set)
+        return _gathered([scaled(tensor, factor) for tensor in upstream], gradient_name(known), process_set)
 
     return _decompress(_differentiable(small, run, back), contexts, compression)

@@ -33,9 +33,9 @@ def split_list(l: Sequence[T], n: int) -> List[Sequence[T]]:  # noqa: E741 (Horo
 
 def vars_to_refs(vars: Any) -> Any:
     """Return what can be put into sets and dictionaries for variables: references; of a list, nested, a tuple."""
-    return tuple(vars_to_refs(one) for one in vars) if isinstance(vars, list) else vars.ref()
+    return tuple(vars_to_refs(variable) for variable in vars) if isinstance(vars, list) else vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
     """Undo ``vars_to_refs``."""
-    return [refs_to_vars(one) for one in refs] if isinstance(refs, tuple) else refs.deref()
+    return [refs_to_vars(ref) for ref in refs] if isinstance(refs, tuple) else refs.deref()

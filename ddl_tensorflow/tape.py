@@ -29,8 +29,8 @@ class _Distributed:
     @as_written
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As ``tf.GradientTape.gradient``, averaged over the ranks. Collective."""
-        found = super().gradient(target, sources, output_gradients, *args, **kwargs)  # type: ignore[misc]
-        averages = self._ddl(tf.nest.flatten(found), tf.nest.flatten(sources))
+        own = super().gradient(target, sources, output_gradients, *args, **kwargs)  # type: ignore[misc]
+        averages = self._ddl(tf.nest.flatten(own), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, averages)
 
     def register_local_source(self, source: Any) -> None:
@@ -126,5 +126,5 @@ def PartialDistributedGradientTape(
 
 def variables_of(layers: Any) -> List[Any]:
     """Return what is trained in one layer, or in each of some; None: nothing."""
-    some = [] if layers is None else [layers] if hasattr(layers, "trainable_variables") else list(layers)
-    return [variable for layer in some for variable in layer.trainable_variables]
+    several = [] if layers is None else [layers] if hasattr(layers, "trainable_variables") else list(layers)
+    return [variable for layer in several for variable in layer.trainable_variables]

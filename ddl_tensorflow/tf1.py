@@ -49,15 +49,15 @@ class _Distributed:
             return list(zip(steps.averaging(gradients, variables), variables))
         last, sums, kept = steps.accumulation.add(gradients, variables)
         self._ddl_pass = last, kept
-        there = [i for i, one in enumerate(sums) if one is not None]
+        there = [i for i, total in enumerate(sums) if total is not None]
 
         def averages() -> List[tf.Tensor]:
-            found = steps.averaging(sums, variables)
-            return [tf.identity(found[i]) for i in there]
+            averaged = steps.averaging(sums, variables)
+            return [tf.identity(averaged[i]) for i in there]
 
-        found = tf.cond(last, averages, lambda: [tf.identity(sums[i]) for i in there]) if there else []
-        for i, one in zip(there, [found] if len(there) == 1 and tf.is_tensor(found) else found):
-            sums[i] = one
+        results = tf.cond(last, averages, lambda: [tf.identity(sums[i]) for i in there]) if there else []
+        for i, total in zip(there, [results] if len(there) == 1 and tf.is_tensor(results) else results):
+            sums[i] = total
         return list(zip(sums, variables))
 
     @as_written
@@ -84,7 +84,7 @@ class _Distributed:
 
         with tf.control_dependencies([tf.convert_to_tensor(gradient) for gradient, _ in pairs if gradient is not None]):
             done = tf.cond(last, end, count)
-        return None if tf.executing_eagerly() else tf.group(done, *[one for one in kept if one is not None])
+        return None if tf.executing_eagerly() else tf.group(done, *[op for op in kept if op is not None])
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank, each rank its own; all ranks say so alike."""

@@ -37,12 +37,12 @@ def broadcast_variables(
 
     >>> ddl_tensorflow.broadcast_variables(model.variables, root_rank=0)
     """
-    some = list(variables)
+    targets = list(variables)
     if tf.executing_eagerly():
-        _check(some, root_rank, process_set)
-        _assign(some, root_rank, None, process_set)
+        _check(targets, root_rank, process_set)
+        _assign(targets, root_rank, None, process_set)
         return None
-    written = _assign(some, root_rank, op_name(None, "broadcast_variables"), process_set)
+    written = _assign(targets, root_rank, op_name(None, "broadcast_variables"), process_set)
     return tf.group(*written)
 
 
@@ -58,10 +58,10 @@ def broadcast_(
 
     Ranks are compared as for ``broadcast``: all get ``CollectiveMismatch``.
     """
-    some = list(variables)
-    written = _assign(some, root_rank, op_name(name, "broadcast_"), process_set)
+    targets = list(variables)
+    written = _assign(targets, root_rank, op_name(name, "broadcast_"), process_set)
     with tf.control_dependencies(written):
-        return [tf.identity(tf.convert_to_tensor(one)) for one in some]
+        return [tf.identity(tf.convert_to_tensor(variable)) for variable in targets]
 
 
 def _assign(variables: List[Any], root_rank: int, known: Optional[str], process_set: ProcessSet) -> List[Any]:
@@ -72,8 +72,8 @@ def _assign(variables: List[Any], root_rank: int, known: Optional[str], process_
         root = where.index(root_rank)
         return grouped([_operations.broadcast(target, root, str(root_rank)) for target in targets], "broadcast")
 
-    values = in_place([dense(one, "broadcast_variables") for one in variables], process_set, together, known)
-    return [one.assign(value) for one, value in zip(variables, values)]
+    values = in_place([dense(variable, "broadcast_variables") for variable in variables], process_set, together, known)
+    return [variable.assign(value) for variable, value in zip(variables, values)]
 
 
 def _check(variables: List[Any], root_rank: int, process_set: ProcessSet) -> None:
@@ -85,9 +85,9 @@ def _check(variables: List[Any], root_rank: int, process_set: ProcessSet) -> Non
     assert process_set.ranks is not None
     mistake = "" if root_rank in process_set.ranks else f"root_rank={root_rank!r} is not in {process_set!r}"
     # A name has numbers that count what its process has made before: only shapes and types must be the same.
-    lines = [f"number {i} {_dtype(one)} of shape {tuple(one.shape)}" for i, one in enumerate(variables)]
+    lines = [f"number {i} {_dtype(variable)} of shape {tuple(variable.shape)}" for i, variable in enumerate(variables)]
     advice = "Make the same call, for the same model, on every rank"
-    names = [str(getattr(one, "path", None) or getattr(one, "name", "")) for one in variables]
+    names = [str(getattr(variable, "path", None) or getattr(variable, "name", "")) for variable in variables]
     try:
         check_alike(group, "broadcast_variables", [f"root_rank={root_rank}", *lines], advice, mistake)
     except ddl.InvalidArgument as error:

@@ -52,15 +52,16 @@ def dense(tensor: Any, verb: str) -> tf.Tensor:
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no dense tensor; pass tf.convert_to_tensor(…)")
     ddl.rank()  # InvalidState now, and not when a graph is run
     try:
-        made = tf.convert_to_tensor(tensor)
+        result = tf.convert_to_tensor(tensor)
     except (TypeError, ValueError) as error:
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no tensor: {error}") from error
-    if made.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
+    if result.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
         raise ddl.InvalidArgument(
-            f"{verb}: a tensor of type {made.dtype.base_dtype.name} has no numbers to send; Python objects go by "
+            f"{verb}: a tensor of type {result.dtype.base_dtype.name} has no numbers to send; Python objects go by "
             "broadcast_object and allgather_object"
         )
-    return tf.identity(made) if made.dtype != made.dtype.base_dtype else made  # a reference to a variable of TF1
+    is_reference = result.dtype != result.dtype.base_dtype  # to a variable of TF1
+    return tf.identity(result) if is_reference else result
 
 
 def in_place(
@@ -119,8 +120,8 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         return slices_allreduced(tensor, kind, prescale_factor, postscale_factor, known, process_set)
     small, context = compression.compress(dense(tensor, "allreduce"))
-    made = allreduced(small, kind, prescale_factor, postscale_factor, known, process_set)
-    return compression.decompress(made, context)
+    reduced = allreduced(small, kind, prescale_factor, postscale_factor, known, process_set)
+    return compression.decompress(reduced, context)
 
 
 def allreduced(

@@ -26,7 +26,9 @@ def _place(op: Any) -> Optional[Tuple[int, int, int]]:
     if isinstance(op, AllReduce):
         return op.place
     inside = op.outputs if isinstance(op, Scan) else op.local_outputs if isinstance(op, OpFromGraph) else []
-    return min(filter(None, (_place(one.owner.op) for one in ancestors(inside) if one.owner)), default=None)
+    return min(
+        filter(None, (_place(variable.owner.op) for variable in ancestors(inside) if variable.owner)), default=None
+    )
 
 
 def _in_order(fgraph: Any) -> List[Any]:
@@ -37,11 +39,11 @@ def _in_order(fgraph: Any) -> List[Any]:
     needs: Dict[Any, Set[Any]] = {}
     for node in io_toposort(fgraph.inputs, fgraph.outputs):
         owners = [variable.owner for variable in node.inputs if variable.owner]
-        needs[node] = {one for owner in owners for one in needs[owner] | (places.keys() & {owner})}
+        needs[node] = {before for owner in owners for before in needs[owner] | (places.keys() & {owner})}
     waiting = [node for node in needs if node in places]
     done: List[Any] = []
     while waiting:
-        done.append(min((one for one in waiting if needs[one].issubset(done)), key=places.__getitem__))
+        done.append(min((before for before in waiting if needs[before].issubset(done)), key=places.__getitem__))
         waiting.remove(done[-1])
     return done
 

@@ -32,20 +32,20 @@ class AllReduce(theano.gof.Op):
 
     def overwriting(self, inputs: Sequence[Any]) -> List[Any]:
         """Return the results of the same one, but that it overwrites its inputs."""
-        made = copy(self)
-        made.in_place, made.destroy_map, made.reduction = True, {i: [i] for i in range(len(inputs))}, self.reduction
-        return made(*inputs, return_list=True)
+        twin = copy(self)
+        twin.in_place, twin.destroy_map, twin.reduction = True, {i: [i] for i in range(len(inputs))}, self.reduction
+        return twin(*inputs, return_list=True)
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**vars(self), "reduction": Reduction(self.reduction.op, self.reduction.name)}
 
     def make_node(self, *inputs: Any) -> Any:
-        some = [_dense(one, f"variable {i}", self.reduction.op) for i, one in enumerate(inputs)]
-        return theano.gof.Apply(self, some, [one.type() for one in some])
+        variables = [_dense(variable, f"variable {i}", self.reduction.op) for i, variable in enumerate(inputs)]
+        return theano.gof.Apply(self, variables, [variable.type() for variable in variables])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Sequence[List[Any]], params: Any = None) -> None:
         # Where others may need the inputs, or these are strided or read-only, results have memory of their own.
-        arrays = [one if self.in_place and one.flags.carray else np.array(one, order="C") for one in inputs]
+        arrays = [array if self.in_place and array.flags.carray else np.array(array, order="C") for array in inputs]
         try:
             self.reduction(arrays)
         except ddl.Error as error:
@@ -64,13 +64,15 @@ class AllReduce(theano.gof.Op):
 
     def grad(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> List[Any]:
         """Return averages of the gradients for an average, sums for a sum."""
-        one, result = self.reduction, list(gradients)
-        if one.op not in (ddl.Average, ddl.Sum):
-            raise ddl.InvalidArgument(f"{one.name}: averages and sums can be differentiated, {one.op.name} cannot")
-        some = [i for i, g in enumerate(gradients) if not isinstance(g.type, (DisconnectedType, NullType))]
-        if some:
-            op = AllReduce(one.op, f"{one.name}, gradient", self.place)
-            for i, gradient in zip(some, op(*[gradients[i] for i in some], return_list=True)):
+        reduction, result = self.reduction, list(gradients)
+        if reduction.op not in (ddl.Average, ddl.Sum):
+            raise ddl.InvalidArgument(
+                f"{reduction.name}: averages and sums can be differentiated, {reduction.op.name} cannot"
+            )
+        connected = [i for i, g in enumerate(gradients) if not isinstance(g.type, (DisconnectedType, NullType))]
+        if connected:
+            op = AllReduce(reduction.op, f"{reduction.name}, gradient", self.place)
+            for i, gradient in zip(connected, op(*[gradients[i] for i in connected], return_list=True)):
                 discrete = inputs[i].dtype in T.discrete_dtypes
                 result[i] = inputs[i].zeros_like(theano.config.floatX) if discrete else gradient
         return result
@@ -90,12 +92,12 @@ def _dense(given: Any, what: str, op: ddl.ReduceOp) -> Any:
     kind = getattr(given, "type", type(given).__name__)
     what += f" ({given.name})" if getattr(given, "name", None) else ""
     try:
-        made = T.as_tensor_variable(given)
+        variable = T.as_tensor_variable(given)
     except Exception as error:  # whatever the conversion of an object raises
         text = f"{what} is a {kind}; pass a dense tensor of the CPU, as theano.sparse.dense_from_sparse makes"
         raise ddl.InvalidArgument(f"allreduce: {text}") from error
-    check_type(made.dtype, op, what)
-    return made
+    check_type(variable.dtype, op, what)
+    return variable
 
 
 @naming_rank
@@ -113,6 +115,6 @@ def allreduce(variables: Any, *, op: ddl.ReduceOp = ddl.Average, name: Optional[
     >>> gradients = ddl_theano.allreduce(T.grad(loss, parameters))
     """
     ddl.world()  # InvalidState now, and not when a function has been compiled
-    some = variables if isinstance(variables, (list, tuple)) else [variables]
-    made = AllReduce(op, name)(*some, return_list=True) if some else []
-    return made if some is variables else made[0]
+    several = variables if isinstance(variables, (list, tuple)) else [variables]
+    results = AllReduce(op, name)(*several, return_list=True) if several else []
+    return results if several is variables else results[0]

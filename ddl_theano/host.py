@@ -73,13 +73,13 @@ def allreduce_arrays(arrays: Iterable[Any], *, op: ReduceOp = Average, name: str
     >>> loss, *gradients = function(x, y)
     >>> update(*ddl_theano.allreduce_arrays(gradients))
     """
-    some = [np.asarray(one) for one in arrays]
-    own = {id(one): i for i, one in enumerate(some) if one.flags.owndata and one.flags.carray}  # each once
-    some = [one if own.get(id(one)) == i else np.array(one, order="C") for i, one in enumerate(some)]
-    for number, one in enumerate(some):
-        check_type(one.dtype, op, f"array {number}")
-    _reductions.setdefault((op, name), Reduction(op, name))(some)
-    return some
+    values = [np.asarray(array) for array in arrays]
+    own = {id(array): i for i, array in enumerate(values) if array.flags.owndata and array.flags.carray}  # each once
+    values = [array if own.get(id(array)) == i else np.array(array, order="C") for i, array in enumerate(values)]
+    for number, array in enumerate(values):
+        check_type(array.dtype, op, f"array {number}")
+    _reductions.setdefault((op, name), Reduction(op, name))(values)
+    return values
 
 
 @naming_rank
@@ -92,25 +92,29 @@ def broadcast_parameters(parameters: Any, root: int = 0) -> None:
 
     >>> ddl_theano.broadcast_parameters(updates)
     """
-    found = list(dict.fromkeys(one for one in _shared(parameters) if not getattr(one.tag, "is_rng", False)))
-    for one in found:
-        if not isinstance(one.type, TensorType) or one.dtype in complex_dtypes:
-            raise ddl.InvalidArgument(f"broadcast_parameters: {one} is a {one.type}; use ddl.broadcast_object")
-    arrays = [np.array(one.get_value(borrow=True), order="C") for one in found]
+    shared = list(
+        dict.fromkeys(variable for variable in _shared(parameters) if not getattr(variable.tag, "is_rng", False))
+    )
+    for variable in shared:
+        if not isinstance(variable.type, TensorType) or variable.dtype in complex_dtypes:
+            raise ddl.InvalidArgument(
+                f"broadcast_parameters: {variable} is a {variable.type}; use ddl.broadcast_object"
+            )
+    arrays = [np.array(variable.get_value(borrow=True), order="C") for variable in shared]
     broadcast_many_(arrays, root=root)
-    for variable, array in zip(found, arrays):
+    for variable, array in zip(shared, arrays):
         variable.set_value(array, borrow=True)
 
 
-def _shared(some: Any) -> Iterator[Any]:
-    if isinstance(some, SharedVariable):
-        yield some
-    elif isinstance(some, Mapping):
-        yield from _shared([key if isinstance(key, SharedVariable) else value for key, value in some.items()])
-    elif isinstance(some, tuple) and len(some) == 2 and not isinstance(some[1], SharedVariable):
-        yield from _shared(some[0])  # of updates: the other one is an expression
-    elif isinstance(some, (list, tuple)):
-        for one in some:
-            yield from _shared(one)
+def _shared(given: Any) -> Iterator[Any]:
+    if isinstance(given, SharedVariable):
+        yield given
+    elif isinstance(given, Mapping):
+        yield from _shared([key if isinstance(key, SharedVariable) else value for key, value in given.items()])
+    elif isinstance(given, tuple) and len(given) == 2 and not isinstance(given[1], SharedVariable):
+        yield from _shared(given[0])  # of updates: the other one is an expression
+    elif isinstance(given, (list, tuple)):
+        for part in given:
+            yield from _shared(part)
     else:
-        raise ddl.InvalidArgument(f"broadcast_parameters: a {type(some).__name__} is no shared variable of Theano")
+        raise ddl.InvalidArgument(f"broadcast_parameters: a {type(given).__name__} is no shared variable of Theano")

@@ -69,13 +69,13 @@ def shard_files(files: Any, *, rank: Optional[int] = None, size: Optional[int] =
     >>> dataset = tf.data.TFRecordDataset(ddl_tensorflow.data.shard_files("train-*.tfrecord"))
     """
     rank, size = _place(rank, size)
-    found = tf.io.gfile.glob(files) if isinstance(files, str) else [str(name) for name in files]
-    if len(found) < size:
+    paths = tf.io.gfile.glob(files) if isinstance(files, str) else [str(name) for name in files]
+    if len(paths) < size:
         raise ddl.InvalidArgument(
-            f"shard_files: {len(found)} files of {files!r:.100} are not enough for {size} ranks; read all of them on "
+            f"shard_files: {len(paths)} files of {files!r:.100} are not enough for {size} ranks; read all of them on "
             "every rank and use ddl_tensorflow.data.shard"
         )
-    return sorted(found)[rank::size]
+    return sorted(paths)[rank::size]
 
 
 @naming_rank
@@ -99,7 +99,7 @@ def equalize(
     _check_remainder("equalize", remainder)
     own = int(dataset.cardinality()) if count is None else count
     if own == tf.data.UNKNOWN_CARDINALITY:
-        own = int(dataset.reduce(tf.constant(0, tf.int64), lambda found, *_: found + 1))
+        own = int(dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
     Where(process_set)
     group = process_set.communicator
     if group is None:
@@ -110,8 +110,8 @@ def equalize(
         what = "no element" if counts[where] == 0 else "endless elements"
         raise ddl.InvalidArgument(f"equalize: rank {where} of {process_set!r} has {what}; repeat() comes after it")
     steps = max(counts) if remainder == "pad" else min(counts)
-    made = dataset.repeat() if steps > own else dataset
-    return made.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
+    repeated = dataset.repeat() if steps > own else dataset
+    return repeated.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
 
 
 def _place(rank: Optional[int], size: Optional[int]) -> Sequence[int]:

@@ -101,7 +101,7 @@ def PartialDistributedOptimizer(
             raise ddl.InvalidArgument(
                 f"PartialDistributedOptimizer: the layer {layer.name!r} has no variables yet; build the model before"
             )
-    made = DistributedOptimizer(
+    distributed = DistributedOptimizer(
         optimizer,
         name,
         device_dense,
@@ -121,8 +121,8 @@ def PartialDistributedOptimizer(
     )
     for layer in layers:
         for variable in layer.trainable_variables:
-            made.register_local_var(variable)
-    return made
+            distributed.register_local_var(variable)
+    return distributed
 
 
 def load_model(

@@ -57,7 +57,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             if np.ndim(value) == 0:
                 numbers[name] = value
             else:
-                numbers.update({f"{name}[{i}]": one for i, one in enumerate(np.ravel(value))})
+                numbers.update({f"{name}[{i}]": element for i, element in enumerate(np.ravel(value))})
         means = average_metrics(numbers)
         for name, value in logs.items():
             if np.ndim(value) == 0:
