@@ -19,7 +19,7 @@ from ddl.errors import InvalidArgument, InvalidState
 from ddl.memory import Pieces, empty
 from ddl.reduce_op import Average, OpLike, parse_op
 from ddl.refusals import naming_rank
-from ddl.standing import Standing, Told, who_is_apart
+from ddl.step_number import StepElements, StepNumber, who_is_apart
 
 __all__ = ["Fused", "broadcast_many_"]
 
@@ -56,8 +56,9 @@ class Fused:
     the first call compares them over the ranks and raises ``InvalidArgument``, on all ranks, where they differ.
     ``name`` appears in errors and in a timeline. Used by one thread at a time.
 
-    ``advice``: what a script should do if ranks are not in step. With it, each call also takes where this rank stands,
-    and raises ``InvalidState``, on all ranks, where that differs (standing.py); the arrays are worth nothing then.
+    ``advice``: what a script should do if ranks are not in step. With it, each call also takes the number of this
+    rank's step, and raises ``InvalidState``, on all ranks, where that differs (step_number.py); the arrays are worth
+    nothing then.
 
     >>> average = Fused(ddl.world(), gradients)
     >>> average(gradients)
@@ -74,9 +75,9 @@ class Fused:
     ) -> None:
         self._group = communicator
         self._advice = advice
-        self._told = Told(x.dtype for x in arrays if 0 < x.nbytes < _ALONE) if advice else None
-        self._standing = Standing(0, "")
-        self._layout = _Layout([*arrays, self._told.elements] if self._told else arrays)
+        self._step_elements = StepElements(x.dtype for x in arrays if 0 < x.nbytes < _ALONE) if advice else None
+        self._step_number = StepNumber(0, "")
+        self._layout = _Layout([*arrays, self._step_elements.array] if self._step_elements else arrays)
         self._lines = self._layout.lines[: len(arrays)]
         self._op = parse_op(op)
         self._name = name
@@ -93,17 +94,17 @@ class Fused:
         self._under_way: List[Array] = []
 
     @naming_rank
-    def __call__(self, arrays: List[Array], standing: Optional[Standing] = None) -> None:
+    def __call__(self, arrays: List[Array], step_number: Optional[StepNumber] = None) -> None:
         """All-reduce ``arrays`` in place; those of now may lie elsewhere than those before.
 
         Collective, blocking. They are contiguous and writable. Raises ``InvalidArgument`` if they are not like the
         first ones (then nothing has been sent by this rank), and what any all-reduce raises.
         """
         if not self._in_turn:
-            self.start(arrays, standing)
+            self.start(arrays, step_number)
             self.wait()
             return
-        arrays = self._packed(arrays, standing)
+        arrays = self._packed(arrays, step_number)
         for i in self._layout.alone:
             self._group.allreduce_(arrays[i], op=self._op)
         for pieces, step in self._steps:
@@ -112,13 +113,13 @@ class Fused:
         self._end()
 
     @naming_rank
-    def start(self, arrays: List[Array], standing: Optional[Standing] = None) -> None:
+    def start(self, arrays: List[Array], step_number: Optional[StepNumber] = None) -> None:
         """Begin to all-reduce ``arrays`` and return; they must not be touched before ``wait``, which writes to them.
 
         Collective; blocks only the first time. The core's own thread goes on with it, without the interpreter's lock.
         Raises ``InvalidState`` if the last one has not been waited for, and as a call does.
         """
-        arrays = self._packed(arrays, standing)
+        arrays = self._packed(arrays, step_number)
         buffers = [arrays[i] for i in self._layout.alone] + [flat for flat, _ in self._layout.together]
         self._works = [self._group.allreduce_async_(buffer, op=self._op, name=self._name) for buffer in buffers]
         self._under_way = arrays
@@ -136,22 +137,22 @@ class Fused:
             pieces.unpack(arrays)
         self._end()
 
-    def _packed(self, arrays: List[Array], standing: Optional[Standing]) -> List[Array]:
+    def _packed(self, arrays: List[Array], step_number: Optional[StepNumber]) -> List[Array]:
         """Begin: return what is reduced, with the small ones copied to where they lie together."""
         self._check(arrays)
         self._begun = time.monotonic()
-        if self._told:
-            assert standing is not None  # who gives advice says where it stands
-            self._standing = standing
-            self._told.write(standing.number)
-            arrays = [*arrays, self._told.elements]
+        if self._step_elements:
+            assert step_number is not None  # who gives advice says which step this is
+            self._step_number = step_number
+            self._step_elements.write(step_number.number)
+            arrays = [*arrays, self._step_elements.array]
         for pieces, _ in self._steps:
             pieces.pack(arrays)
         return arrays
 
     def _end(self) -> None:
-        if self._told and self._told.differs():
-            raise who_is_apart(self._group, self._name, self._standing, self._advice)
+        if self._step_elements and self._step_elements.differ():
+            raise who_is_apart(self._group, self._name, self._step_number, self._advice)
         recorder = timeline.active()
         if recorder is not None:
             recorder.operation(self._name, "allreduce", self._begun, self._begun, time.monotonic())

@@ -12,7 +12,7 @@ import ddl
 from ddl.alike import check_alike
 from ddl.arrays import memory
 from ddl.fused import Fused, broadcast_many_
-from ddl.standing import Standing
+from ddl.step_number import StepNumber
 
 __all__ = ["AverageGradients", "Gradients", "broadcast", "broadcast_parameters", "packed", "parameters_of"]
 
@@ -93,7 +93,7 @@ class Gradients:
         if self._fused is None or kinds != self._kinds:
             self._fused, self._kinds = Fused(self._group, arrays, name="gradients", advice=_ADVICE), kinds
         ended = self._updates.ended
-        self._fused(arrays, Standing(ended, f"{ended} updates of a parameter have ended"))
+        self._fused(arrays, StepNumber(ended, f"{ended} updates of a parameter have ended"))
 
 
 class AverageGradients:

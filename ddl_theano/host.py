@@ -15,7 +15,7 @@ from ddl import Average, ReduceOp
 from ddl.alike import check_alike
 from ddl.fused import Fused, broadcast_many_
 from ddl.refusals import naming_rank
-from ddl.standing import Standing
+from ddl.step_number import StepNumber
 
 __all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type"]
 
@@ -44,7 +44,7 @@ class Reduction:
 
     def __init__(self, op: ReduceOp, name: str) -> None:
         self.op, self.name = op, name
-        self._standing = Standing(0, "")
+        self._step = StepNumber(0, "")
         self._world: Optional[ddl.Communicator] = None
         self._known: Dict[Any, Fused] = {}
 
@@ -55,12 +55,12 @@ class Reduction:
             check_alike(world, "ddl_theano", [f"the all-reduce {self.name!r}"], advice)
             self._world, self._known = world, {}
             _begun[world] = _begun.get(world, 0) + 1
-            self._standing = Standing(_begun[world], f"the all-reduce {self.name!r}")
+            self._step = StepNumber(_begun[world], f"the all-reduce {self.name!r}")
         layout = tuple([(array.dtype, array.shape) for array in arrays])
         if layout not in self._known:
             self._known = self._known if len(self._known) < 8 else {}  # the last batch of an epoch may be smaller
             self._known[layout] = Fused(world, arrays, op=self.op, name=self.name, advice=_ADVICE)
-        self._known[layout](arrays, self._standing)
+        self._known[layout](arrays, self._step)
 
 
 @naming_rank

@@ -5,8 +5,8 @@
 * How many *steps* it has taken with averages of this optimizer. Ranks with different numbers have different weights.
 
 Elements may be of float16, and are summed or averaged over any number of ranks. What survives that exactly is whether
-an element is zero. So a number of steps is written digit by digit, and for each digit one of several elements is 1: if
-two of these are not zero afterwards, two ranks have said different digits. Who said what is then asked for separately.
+an element is zero: the number of steps is written so that this is enough (ddl/step_number.py). Who said what is asked
+for separately, if numbers differ.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import enum
 from dataclasses import dataclass
 from typing import Dict, List, Sequence
 
+import numpy as np
 import torch
 
 import ddl
+from ddl import step_number
 
-__all__ = ["Announcement", "BYTES", "ELEMENTS", "Heard", "Presence", "merge", "who_is_apart"]
+__all__ = ["Announcement", "ELEMENTS", "Heard", "Presence", "merge", "who_is_apart"]
 
-_BASE, _DIGITS = 16, 2
-_STEPS = 2  # where the digits begin
-ELEMENTS = _STEPS + _DIGITS * _BASE  #: of a bucket
-BYTES = 4  #: of an announcement without a bucket
-_MODULUS = 251
+_STEPS = 2  # where the number of steps begins
+ELEMENTS = _STEPS + step_number.ELEMENTS  #: of an announcement
 
 
 class Presence(enum.IntEnum):
@@ -59,34 +58,36 @@ class Announcement:
         if self.presence is not Presence.JOINED:
             elements[0] = 1 if self.presence is Presence.TRAINING else 2 * size
             elements[1] = float(self.abandoned)
-            for digit in range(_DIGITS):
-                elements[_STEPS + digit * _BASE + self.steps // _BASE**digit % _BASE] = 1
+            elements[_STEPS:] = torch.from_numpy(step_number.elements_of(self.steps))
 
     @staticmethod
     def read(elements: Sequence[float], op: ddl.ReduceOp, size: int) -> Heard:
         """Return what those elements say after the reduction."""
         evaluating = elements[0] > 1.5 * (1 if op == ddl.Average else size)
         presence = Presence.EVALUATING if evaluating else Presence.TRAINING if elements[0] else Presence.JOINED
-        digits = [elements[start : start + _BASE] for start in range(_STEPS, ELEMENTS, _BASE)]
-        return Heard(presence, bool(elements[1]), all(sum(map(bool, digit)) <= 1 for digit in digits))
+        return Heard(presence, bool(elements[1]), _in_step(presence, elements))
 
     def bytes(self) -> List[int]:
-        """Return it for a reduction by ``Max``, in a round that has no bucket: ``BYTES`` numbers up to 255."""
+        """Return it for a reduction by ``Max``, in a round that has no bucket: ``ELEMENTS`` numbers up to 255."""
         if self.presence is Presence.JOINED:
-            return [0] * BYTES
-        step = self.steps % _MODULUS
-        return [self.presence, self.abandoned, step, _MODULUS - step]
+            return [0] * ELEMENTS
+        return [self.presence, self.abandoned, *step_number.elements_of(self.steps).tolist()]
 
     @staticmethod
     def from_bytes(greatest: Sequence[int]) -> Heard:
         """Return what the greatest of all ranks' ``bytes`` say."""
-        presence, abandoned, step, rest = greatest
-        return Heard(Presence(presence), bool(abandoned), step + rest in (0, _MODULUS))
+        presence = Presence(greatest[0])
+        return Heard(presence, bool(greatest[1]), _in_step(presence, greatest))
+
+
+def _in_step(presence: Presence, elements: Sequence[float]) -> bool:
+    """Return whether the ranks that have not joined have said the same number of steps."""
+    return presence is Presence.JOINED or not step_number.differ(np.asarray(elements[_STEPS:]))
 
 
 def merge(heard: Sequence[Heard]) -> Heard:
     """Return what the buckets of one round say together."""
-    return Heard(heard[0].presence, any(one.abandoned for one in heard), all(one.in_step for one in heard))
+    return Heard(heard[0].presence, any(each.abandoned for each in heard), all(each.in_step for each in heard))
 
 
 def who_is_apart(communicator: ddl.Communicator, own: Announcement) -> ddl.Error:

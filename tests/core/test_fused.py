@@ -14,7 +14,7 @@ from core.jobs import TRANSPORTS, connected
 import ddl
 from ddl import timeline
 from ddl.fused import Fused, broadcast_many_
-from ddl.standing import Standing
+from ddl.step_number import StepNumber
 
 pytestmark = pytest.mark.processes
 
@@ -136,7 +136,7 @@ def standings(op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...]) -> List[bool
         for own in (number, number ^ 1 if last else number, number ^ (1 << 15) if last else number):
             some = [np.ones(shape, dtype), np.ones(shape, dtype)]
             try:
-                fused(some, Standing(own, f"number {own}"))
+                fused(some, StepNumber(own, f"number {own}"))
             except ddl.InvalidState as error:
                 outcomes.append(True)
                 assert f"weights: ranks are not in step (rank 0: number {number}; rank" in str(error) or group.size > 2
@@ -163,7 +163,7 @@ def standings(op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...]) -> List[bool
     ],
 )
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_that_stand_elsewhere_are_told(
+def test_ranks_in_different_steps_are_told(
     size: int, op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...], transport: str
 ) -> None:
     answers = ranks.run(size, standings, op, dtype, shape, **connected(transport))
