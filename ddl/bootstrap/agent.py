@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddl import _core
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
-from ddl.bootstrap.newcomers import Complaints, Door
+from ddl.bootstrap.newcomers import Complaints, Door, in_a_thread
 from ddl.bootstrap.shortage import Shortage
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.verdict import ALL
@@ -69,7 +69,7 @@ class Agent:
         self._watch = watch
         self._nonce_of = nonce_of
         self.stragglers = Stragglers(rank, watch.size, label_of)
-        self.shortage = Shortage(rank)
+        self.shortage = Shortage(f"rank {rank} cannot make connections")
         self._members: Dict[int, Member] = {}
         # What was called on the communicators that are removed: the last of them, in the order of removal.
         self._submitted: Dict[str, int] = {}
@@ -79,10 +79,11 @@ class Agent:
         self._stop_reader, self._stop_writer = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._closed = threading.Event()
-        door = partial(Door, secret=secret, selector=self._selector, complaints=Complaints(rank, self.shortage))
+        complaints = Complaints(f"rank {rank}", self.shortage)
+        door = partial(Door, secret=secret, selector=self._selector, complaints=complaints)
         self._doors = [
-            *(door(listener, welcome=self._welcome_data) for listener in data_listeners),
-            door(memory_listener, welcome=self._welcome_memory),
+            *(door(listener, welcome=in_a_thread(self._welcome_data, complaints)) for listener in data_listeners),
+            door(memory_listener, welcome=in_a_thread(self._welcome_memory, complaints)),
         ]
         self._register(watch.fileno(), self._hear)
         self._register(self._stop_reader, lambda: None)

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Deque, Dict, Optional
 
-from ddl.bootstrap.auth import FRAME_LIMIT, FrameReader, ServerProof
+from ddl.bootstrap.auth import FRAME_LIMIT, FrameReader
 from ddl.bootstrap.session import Session, Way
 
 __all__ = ["Claim", "Connection"]
@@ -17,13 +17,12 @@ _OUTBOX_LIMIT = 256 << 20  #: bytes that may be left unread
 
 
 class Connection(Way):
-    """One connection and what is still to be sent on it. Whoever accepted it reads, selects and closes."""
+    """A connection that has proved the secret, and what is still to be sent on it. The server reads and closes it."""
 
-    def __init__(self, sock: socket.socket, peer: str, secret: bytes) -> None:
+    def __init__(self, sock: socket.socket, peer: str) -> None:
         self.sock = sock
         self.peer = peer
         self.born = time.monotonic()
-        self.proof = ServerProof(secret, peer)
         self.reader = FrameReader(peer, FRAME_LIMIT)
         self.claim: Optional[Claim] = None  #: None: it has not said who it is
         self.closing = False  #: to be closed as soon as all is sent

@@ -1,9 +1,9 @@
-"""Who connects to a rank: at first a stranger, that has to prove the job's secret before it costs anything.
+"""Who connects to a rank or to the store: a stranger, that has to prove the job's secret before it costs anything.
 
-A ``Door`` is a listener with those that have come to it and have proved nothing yet. They are served by the agent's
-selector loop, without a thread. There are as many places for them as ``_PLACES``, and each is taken for at least
-``_LEAST`` seconds, also by one that was sent away at once; so strangers, however many and however fast, cost a rank a
-few hundred handshakes in a second and no more. Whoever proves the secret frees its place at once and gets a thread.
+A ``Door`` is a listener with those that have come to it and have proved nothing yet. They are served by the selector
+loop of its owner, without a thread. There are as many places for them as ``PLACES``, and each is taken for at least
+``_LEAST`` seconds, also by one that was sent away at once; so strangers, however many and however fast, cost a process
+a few hundred handshakes in a second and no more. Whoever proves the secret frees its place at once and is let in.
 When all places are taken the oldest stranger is cut off; until it is old enough, others wait in the kernel's queue.
 """
 
@@ -21,21 +21,24 @@ from ddl.bootstrap.auth import AuthError, ServerProof, name_of
 from ddl.bootstrap.shortage import PAUSE, Shortage
 from ddl.errors import Error, ResourceError
 
-__all__ = ["Complaints", "Door"]
+__all__ = ["LONGEST", "PLACES", "Complaints", "Door", "in_a_thread"]
 
 log = logging.getLogger("ddl")
 
-_PLACES = 128  #: strangers at a time
+PLACES = 128  #: strangers at a time
 _LEAST = 0.25  #: seconds that a stranger takes a place
-_LONGEST = 5.0  #: seconds after which one that has not proved itself is cut off
+LONGEST = 5.0  #: seconds after which one that has not proved itself is cut off
 _QUIET = 10.0  #: seconds between two warnings
 
 
 class Complaints:
-    """Warnings about newcomers, at most one in ten seconds: strangers decide how many there could be. Thread-safe."""
+    """Warnings about newcomers, at most one in ten seconds: strangers decide how many there could be. Thread-safe.
 
-    def __init__(self, rank: int, shortage: Shortage) -> None:
-        self._rank = rank
+    ``who`` is how they begin: whose door it is.
+    """
+
+    def __init__(self, who: str, shortage: Shortage) -> None:
+        self._who = who
         self._shortage = shortage
         self._lock = threading.Lock()
         self._next: Dict[int, float] = {}  # when one may be made, by level
@@ -55,7 +58,7 @@ class Complaints:
             self._next[level] = now + _QUIET
             more = self._left_out.pop(level, 0)
         text = f" (and {more} more since the last such message)" if more else ""
-        log.log(level, "rank %d: turned a connection away: %s%s", self._rank, error, text)
+        log.log(level, "%s: turned a connection away: %s%s", self._who, error, text)
 
 
 class _Stranger:
@@ -68,7 +71,8 @@ class _Stranger:
 class Door:
     """A listener and its strangers. Belongs to the thread of ``selector``, whose data are functions to be called.
 
-    ``welcome`` gets whoever has proved the secret, in a thread of its own; the socket is closed when it returns.
+    ``welcome`` is called in that thread with whoever has proved the secret, and takes the socket over, which does not
+    block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Door:
         self._complaints = complaints
         self._welcome = welcome
         self._strangers: Dict[int, _Stranger] = {}  # by number, in the order of arrival
-        self._proved: List[socket.socket] = []  # the secret, but no thread could be started for them
+        self._proved: List[socket.socket] = []  # the secret, but there was no thread or memory for them
         self._came = 0
         self._shut_until: Optional[float] = None
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -104,14 +108,14 @@ class Door:
             deadlines.append(self._shut_until)
         if self._strangers:
             oldest = next(iter(self._strangers.values()))
-            deadlines.append(oldest.born + (_LEAST if oldest.sock is None else _LONGEST))
+            deadlines.append(oldest.born + (_LEAST if oldest.sock is None else LONGEST))
         return max(0.0, min(deadlines) - time.monotonic()) + 0.001  # epoll rounds down to whole milliseconds
 
     def tick(self) -> None:
         """Time has passed: cut off who is too slow, and open again."""
         now = time.monotonic()
         for number, stranger in list(self._strangers.items()):
-            if now - stranger.born >= _LONGEST and stranger.sock is not None:
+            if now - stranger.born >= LONGEST and stranger.sock is not None:
                 self._send_away(stranger, AuthError(f"{name_of(stranger.sock)} did not prove itself", closed=True))
             if now - stranger.born >= _LEAST and stranger.sock is None:
                 del self._strangers[number]
@@ -132,7 +136,7 @@ class Door:
             self._proved.pop().close()
 
     def _accept(self) -> None:
-        if len(self._strangers) >= _PLACES:
+        if len(self._strangers) >= PLACES:
             number, oldest = next(iter(self._strangers.items()))
             left = oldest.born + _LEAST - time.monotonic()
             if left > 0:
@@ -183,17 +187,35 @@ class Door:
             self._let_in(sock)
 
     def _let_in(self, sock: socket.socket) -> None:
+        try:
+            self._welcome(sock)
+        except ResourceError:
+            self._proved.append(sock)  # to the peer it is a connection; to close it would be a failure
+            self.pause(PAUSE)
+            raise
+        except OSError:  # it has gone again
+            sock.close()
+            raise
+
+
+def in_a_thread(welcome: Callable[[socket.socket], None], complaints: Complaints) -> Callable[[socket.socket], None]:
+    """Return what a ``Door`` calls so that each newcomer gets a thread, in which ``welcome`` may block.
+
+    The socket is closed when ``welcome`` returns or raises. Where no thread can be started: ``ResourceError``.
+    """
+
+    def start(sock: socket.socket) -> None:
         def meet() -> None:
             with sock:
                 try:
-                    self._welcome(sock)
+                    sock.settimeout(None)
+                    welcome(sock)
                 except (OSError, Error) as error:
-                    self._complaints.about(error)
+                    complaints.about(error)
 
-        sock.settimeout(None)
         try:
             threading.Thread(target=meet, name="ddl-newcomer", daemon=True).start()
         except RuntimeError as error:
-            self._proved.append(sock)  # to the peer it is a connection; to close it would be a failure
-            self.pause(PAUSE)
             raise ResourceError(errno.EAGAIN, str(error)) from error
+
+    return start

@@ -2,7 +2,7 @@
 
 It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection; one selector loop serves them,
 so that no stranger, however slow, keeps a rank waiting. A connection goes through three phases: the handshake of
-auth.py (strangers are cut after a few seconds and bounded in number), one ``hello`` that claims a rank, and then
+auth.py (at a ``Door``, which bounds what strangers cost, see newcomers.py), one ``hello`` that claims a rank, and then
 requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all that concerns
 the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection (``agent``, see
 ddl/run/control.py), which only passes through here. A watch or an agent may open further connections, its *ways*, over
@@ -21,27 +21,26 @@ from types import TracebackType
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
 
 from ddl.bootstrap.address import format_address, listen, notice_silence
-from ddl.bootstrap.auth import AuthError, check_secret, encode_frame
+from ddl.bootstrap.auth import check_secret, encode_frame, name_of
 from ddl.bootstrap.connection import Claim, Connection
 from ddl.bootstrap.interfaces import networks
 from ddl.bootstrap.messages import Message, Outgoing
+from ddl.bootstrap.newcomers import Complaints, Door
 from ddl.bootstrap.pace import Pace
 from ddl.bootstrap.requests import Requests
 from ddl.bootstrap.session import close_way
-from ddl.bootstrap.shortage import shortage
+from ddl.bootstrap.shortage import Shortage
 from ddl.bootstrap.verdict import Verdict
-from ddl.errors import InvalidArgument, ProtocolError
+from ddl.errors import Error, InvalidArgument, ProtocolError
 
-__all__ = ["HANDSHAKE_SECONDS", "PENDING_LIMIT", "FromAgent", "StoreServer"]
+__all__ = ["HELLO_SECONDS", "FromAgent", "StoreServer"]
 
 log = logging.getLogger("ddl")
 
 #: Called in the server's thread with an agent's host number and what it said; None: its connection is gone.
 FromAgent = Callable[[int, Optional[Message]], None]
 
-HANDSHAKE_SECONDS = 5.0  #: a connection that has not said who it is by then is cut
-PENDING_LIMIT = 64  #: connections that have not said who they are
-_PENDING_AGE = 0.5  #: seconds after which a pending connection gives way to a newer one
+HELLO_SECONDS = 5.0  #: a connection that knows the secret but has not said who it is by then is cut
 
 
 class StoreServer:
@@ -65,7 +64,7 @@ class StoreServer:
     ) -> None:
         if size < 1:
             raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
-        self._secret = check_secret(secret)
+        check_secret(secret)
         self._size = size
         self._agents = agents
         self._from_agent = from_agent
@@ -76,19 +75,20 @@ class StoreServer:
         self._pace = Pace(size)
         self._requests = Requests(size)
         self._claims: Dict[Tuple[str, int], Claim] = {}
-        self._pending: Dict[Connection, None] = {}  # in the order of arrival
-        self._accept_again: Optional[float] = None  # not accepting until then
-        self._full = False  # why not: too many are pending
-        self._short = False  # why not: there was no descriptor or memory for the last one
+        self._nameless: Dict[Connection, None] = {}  # they have proved the secret but not said hello; by age
+        self._shortage = Shortage("no rank can join the store")
         self._closing = threading.Lock()
         self._closed = False
-        self._listener = listen(host, port)
-        self.address = format_address(*self._listener.getsockname()[:2])
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        listener = listen(host, port)
+        name = listener.getsockname()
+        self.address = format_address(*name[:2])
+        self._everywhere = name[0] == "0.0.0.0"
+        self._selector = selectors.DefaultSelector()  # the data of a key: a connection, or a function to be called
+        complaints = Complaints("the job's store", self._shortage)
+        self._door = Door(listener, secret, self._selector, complaints, self._welcome)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._deliver_posts)
         self._thread = threading.Thread(target=self._run, name="ddl-store", daemon=True)
         if start:
             self.start()
@@ -153,22 +153,29 @@ class StoreServer:
         try:
             while not self._closed:
                 for key, events in self._selector.select(self._patience()):
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif key.data is not None:
+                    if isinstance(key.data, Connection):
                         self._serve(key.data, events)
                     else:
-                        self._deliver_posts()
+                        self._call(key.data)
+                self._call(self._door.tick)
                 self._tick(time.monotonic())
         finally:
             self._release()
 
+    def _call(self, action: Callable[[], None]) -> None:
+        """Do something that a newcomer can make fail: that concerns nobody else."""
+        try:
+            action()
+        except (OSError, Error) as error:
+            if not self._shortage.met(error):
+                log.debug("the job's store: %s", error)
+
     def _release(self) -> None:
         for key in list(self._selector.get_map().values()):
-            if key.data is not None:
+            if isinstance(key.data, Connection):
                 key.data.sock.close()
         self._selector.close()
-        self._listener.close()
+        self._door.close()
 
     def _deliver_posts(self) -> None:
         try:
@@ -188,59 +195,26 @@ class StoreServer:
             self._reply(self._requests.gone(rank, self._ends[rank]))
 
     def _patience(self) -> Optional[float]:
-        deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._accept_again]
-        if self._pending:
-            deadlines.append(next(iter(self._pending)).born + HANDSHAKE_SECONDS)
+        deadlines = [self._verdict.next_deadline(), self._requests.next_deadline()]
+        if self._nameless:
+            deadlines.append(next(iter(self._nameless)).born + HELLO_SECONDS)
         known = [deadline for deadline in deadlines if deadline is not None]
         # epoll rounds down to whole milliseconds, so 1 ms more than asked saves a busy loop.
-        return max(0.0, min(known) - time.monotonic()) + 0.001 if known else None
+        patience = max(0.0, min(known) - time.monotonic()) + 0.001 if known else None
+        return self._door.patience() if patience is None else min(patience, self._door.patience())
 
     def _tick(self, now: float) -> None:
         self._deliver(self._verdict.tick(now))
         self._reply(self._requests.tick(now))
-        for connection in [c for c in self._pending if now - c.born >= HANDSHAKE_SECONDS]:
+        for connection in [c for c in self._nameless if now - c.born >= HELLO_SECONDS]:
             self._drop(connection)
-        room = self._full and len(self._pending) < PENDING_LIMIT
-        if self._accept_again is not None and (self._accept_again <= now or room):
-            self._selector.register(self._listener, selectors.EVENT_READ)
-            self._accept_again = None
 
-    def _accept(self) -> None:
-        now = time.monotonic()
-        if not self._make_room(now):
-            # Ranks that are just coming finish in milliseconds; the kernel keeps the others waiting until then.
-            self._pause_accepting(next(iter(self._pending)).born + _PENDING_AGE, full=True)
-            return
-        try:
-            sock, name = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # it has hung up again
-            return
-        except OSError as error:  # a shortage may pass; to try again at once would be a busy loop
-            if not self._short:
-                log.warning("ddl: no rank can join the store: %s", shortage(error) or error)
-            self._short = True
-            self._pause_accepting(now + _PENDING_AGE, full=False)
-            return
-        self._short = False
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(sock, f"the process at {format_address(*name[:2])}", self._secret)
-        self._pending[connection] = None
+    def _welcome(self, sock: socket.socket) -> None:
+        """Take over who has proved the secret at the door."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(sock, name_of(sock))
+        self._nameless[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
-
-    def _pause_accepting(self, until: float, *, full: bool) -> None:
-        self._selector.unregister(self._listener)
-        self._accept_again = until
-        self._full = full
-
-    def _make_room(self, now: float) -> bool:
-        while len(self._pending) >= PENDING_LIMIT:
-            oldest = next(iter(self._pending))
-            if now - oldest.born < _PENDING_AGE:
-                return False
-            self._drop(oldest)
-        return True
 
     def _serve(self, connection: Connection, events: int) -> bool:
         """Do what a connection is ready for; return whether anything could be read."""
@@ -250,22 +224,19 @@ class StoreServer:
                 self._sent(connection)
             if events & selectors.EVENT_READ and not connection.closed:
                 return self._read(connection)
-        except (OSError, AuthError):
+        except OSError:
             self._drop(connection)
         except ProtocolError as error:
             self._end(connection, f"it broke the store's protocol: {error}")
         return False
 
     def _read(self, connection: Connection) -> bool:
-        proof = connection.proof
         try:
-            data = connection.sock.recv(1 << 16 if proof.done else proof.wanted)
+            data = connection.sock.recv(1 << 16)
         except BlockingIOError:
             return False
         if not data:
             self._end(connection)
-        elif not proof.done:
-            self._send(connection, proof.feed(data))
         else:
             for message in connection.reader.feed(data):
                 if not connection.closed and not connection.closing:
@@ -311,7 +282,7 @@ class StoreServer:
             notice_silence(connection.sock)
         else:
             self._requests.back(rank)
-        everywhere = role != "store" and self._listener.getsockname()[0] == "0.0.0.0"
+        everywhere = role != "store" and self._everywhere
         welcome = {"size": self._size, "token": claim.token, "networks": networks() if everywhere else {}}
         self._send(connection, encode_frame(welcome))
         if role == "watch":
@@ -334,7 +305,7 @@ class StoreServer:
         self._send(connection, encode_frame({"error": problem}))
 
     def _belongs(self, connection: Connection, claim: Claim) -> None:
-        del self._pending[connection]
+        del self._nameless[connection]
         connection.claim = claim
         connection.peer = f"rank {claim.rank}" if claim.role != "agent" else f"the agent of host {claim.rank}"
         claim.ways[connection] = None
@@ -406,7 +377,7 @@ class StoreServer:
             return
         connection.closed = True
         self._selector.unregister(connection.sock)
-        self._pending.pop(connection, None)
+        self._nameless.pop(connection, None)
         claim = connection.claim
         if claim is not None:
             del claim.ways[connection]

@@ -2,7 +2,7 @@
 
 It is not the other side's fault, and it may pass. But a listener at which somebody waits stays ready: who accepts in a
 loop waits for ``PAUSE`` seconds after such an error. A rank keeps a ``Shortage``: it logs the cause once, and the rank
-tells the store of it when others ask why an operation does not get on.
+tells the store of it when others ask why an operation does not get on. The store keeps one to log the cause once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def shortage(error: BaseException) -> str:
 
 
 class Shortage:
-    """The last shortage that rank ``rank`` met. Any thread may use it."""
+    """The last shortage that this process met, and what it ``hinders``. Any thread may use it."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, hinders: str) -> None:
+        self._hinders = hinders
         self._last = ("", -_RECENT)  # what it was, and when
         self._lock = threading.Lock()
 
@@ -52,7 +52,7 @@ class Shortage:
                 first = what != self.text
                 self._last = (what, time.monotonic())
             if first:
-                log.warning("rank %d cannot make connections: %s", self._rank, what)
+                log.warning("%s: %s", self._hinders, what)
         return bool(what)
 
     @property

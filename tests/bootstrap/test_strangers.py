@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -11,7 +12,9 @@ from typing import Callable, List
 
 import pytest
 from hang_up import hang_up_within
+from pestering import pestering
 
+from ddl.bootstrap import newcomers
 from ddl.bootstrap import server as server_module
 from ddl.bootstrap.address import parse_address
 from ddl.bootstrap.auth import AuthError, encode_frame, prove_as_client
@@ -58,20 +61,42 @@ def test_a_wrong_secret_is_told_at_once(server: StoreServer, secret: bytes) -> N
 def test_many_silent_strangers_do_not_keep_ranks_out(server: StoreServer, secret: bytes) -> None:
     strangers: List[socket.socket] = []
     try:
-        for _ in range(3 * server_module.PENDING_LIMIT):
+        for _ in range(3 * newcomers.PLACES):
             strangers.append(socket.create_connection(parse_address(server.address)))
         for rank in range(4):
             works(server, secret, rank)
-        assert len(server._pending) <= server_module.PENDING_LIMIT
+        assert len(server._door._strangers) <= newcomers.PLACES
     finally:
         for stranger in strangers:
             stranger.close()
 
 
+@pytest.mark.alone
+def test_a_burst_of_junk_costs_a_bounded_number_of_handshakes_and_one_warning(
+    server: StoreServer, secret: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers come back as fast as they are sent away; a rank gets in meanwhile."""
+    seconds, most = 2.0, 0
+    begin = time.monotonic()
+    with pestering(parse_address(server.address), strangers=8) as sent_away:
+        while time.monotonic() < begin + seconds:
+            most = max(most, len(server._door._strangers))
+            time.sleep(0.01)
+        works(server, secret, 0)
+        took = time.monotonic() - begin
+        served = sent_away[0]
+    assert took < seconds + 5
+    assert 0 < served <= newcomers.PLACES * (took / newcomers._LEAST + 1)
+    assert 0 < most <= newcomers.PLACES
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1 and warnings[0].startswith("the job's store: turned a connection away: the peer at ")
+    assert server.first_failure is None
+
+
 def test_a_slow_stranger_is_cut_off_though_it_keeps_sending(
     monkeypatch: pytest.MonkeyPatch, server: StoreServer, secret: bytes
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(newcomers, "LONGEST", 0.5)
     begin = time.monotonic()
     with socket.create_connection(parse_address(server.address)) as stranger:
         try:
@@ -89,7 +114,7 @@ def test_a_slow_stranger_is_cut_off_though_it_keeps_sending(
 def test_a_proven_connection_that_says_nothing_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, server: StoreServer, secret: bytes
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.3)
     with socket.create_connection(parse_address(server.address)) as silent:
         prove_as_client(silent, secret, time.monotonic() + 5)
         assert hang_up_within(silent, 20)

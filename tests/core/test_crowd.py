@@ -16,11 +16,12 @@ import pytest
 import ranks
 from core.jobs import connected
 from hang_up import hang_up_within
+from pestering import pestering
 
 import ddl
 from ddl.bootstrap import connect, newcomers
 from ddl.bootstrap.auth import prove_as_client
-from ddl.bootstrap.newcomers import Complaints, Door
+from ddl.bootstrap.newcomers import Complaints, Door, in_a_thread
 from ddl.bootstrap.shortage import Shortage
 
 SECRET = os.urandom(32)
@@ -36,7 +37,9 @@ class Served:
         self.most = 0  # strangers at a time
         self._selector = selectors.DefaultSelector()
         self._stop = threading.Event()
-        self.door = Door(self.listener, SECRET, self._selector, Complaints(3, Shortage(3)), self._welcome)
+        complaints = Complaints("rank 3", Shortage("rank 3 cannot make connections"))
+        welcome = in_a_thread(self._welcome, complaints)
+        self.door = Door(self.listener, SECRET, self._selector, complaints, welcome)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -78,14 +81,14 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
 @pytest.mark.alone
 def test_strangers_that_stay_make_room(served: Served) -> None:
     with contextlib.ExitStack() as crowd:
-        for _ in range(3 * newcomers._PLACES):
+        for _ in range(3 * newcomers.PLACES):
             crowd.enter_context(served.come())
         began = time.monotonic()
         with served.come() as friend:
             prove_as_client(friend, SECRET, time.monotonic() + 10)
             assert until(lambda: served.welcomed == 1)
         assert time.monotonic() - began < 4
-    assert served.most <= newcomers._PLACES
+    assert served.most <= newcomers.PLACES
 
 
 @pytest.mark.alone
@@ -93,34 +96,20 @@ def test_strangers_that_come_again_and_again_get_no_more_than_their_share(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are sent away at once, and come back at once; a friend comes through, and there is one warning."""
-    seconds, sent_away, stop = 1.5, [0], threading.Event()
-
-    def pester() -> None:
-        while not stop.is_set():
-            with contextlib.suppress(OSError), served.come() as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\nAccept: everything\r\n\r\n")
-                stranger.recv(1)
-            sent_away[0] += 1
-
+    seconds = 1.5
     caplog.set_level(logging.INFO, logger="ddl")
-    threads = [threading.Thread(target=pester) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    with served.come() as friend:
-        prove_as_client(friend, SECRET, time.monotonic() + 10)
-        assert until(lambda: served.welcomed == 1)
-    stop.set()
-    time.sleep(2 * newcomers._LEAST)
-    for thread in threads:
-        thread.join(10)
-    assert 0 < sent_away[0] <= newcomers._PLACES * ((seconds + 4) / newcomers._LEAST + 1)
+    with pestering(served.address) as sent_away:
+        time.sleep(seconds)
+        with served.come() as friend:
+            prove_as_client(friend, SECRET, time.monotonic() + 10)
+            assert until(lambda: served.welcomed == 1)
+    assert 0 < sent_away[0] <= newcomers.PLACES * ((seconds + 4) / newcomers._LEAST + 1)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and warnings[0].startswith("rank 3: turned a connection away: the peer at 127.0.0.1:")
 
 
 def test_a_stranger_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    monkeypatch.setattr(newcomers, "_LONGEST", 0.3)
+    monkeypatch.setattr(newcomers, "LONGEST", 0.3)
     with served.come() as silent:
         assert hang_up_within(silent, 5)
     with served.come() as slow:
@@ -134,7 +123,7 @@ def test_warnings_are_counted_while_they_are_not_made(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    complaints = Complaints(7, Shortage(7))
+    complaints = Complaints("rank 7", Shortage("rank 7 cannot make connections"))
     for number in range(5):
         complaints.about(OSError(f"number {number}"))
     now[0] += newcomers._QUIET
