@@ -72,7 +72,8 @@ class Door:
     """A listener and its strangers. Belongs to the thread of ``selector``, whose data are functions to be called.
 
     ``welcome`` is called in that thread with whoever has proved the secret, and takes the socket over, which does not
-    block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later.
+    block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later. ``greeting``, a few
+    bytes, is what everybody is sent first.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Door:
         selector: selectors.BaseSelector,
         complaints: Complaints,
         welcome: Callable[[socket.socket], None],
+        greeting: bytes = b"",
     ) -> None:
         listener.setblocking(False)  # who has hung up again must not keep the thread in accept
         self._listener = listener
@@ -89,6 +91,7 @@ class Door:
         self._selector = selector
         self._complaints = complaints
         self._welcome = welcome
+        self._greeting = greeting
         self._strangers: Dict[int, _Stranger] = {}  # by number, in the order of arrival
         self._proved: List[socket.socket] = []  # the secret, but there was no thread or memory for them
         self._came = 0
@@ -157,6 +160,11 @@ class Door:
         number, stranger = self._came, _Stranger(sock, self._secret)
         self._strangers[number] = stranger
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(number, stranger))
+        if self._greeting:
+            try:
+                sock.send(self._greeting, socket.MSG_NOSIGNAL)  # into an empty buffer: it takes all of it
+            except OSError as error:
+                self._send_away(stranger, error)
 
     def _send_away(self, stranger: _Stranger, why: Exception) -> None:
         sock, stranger.sock = stranger.sock, None

@@ -1,21 +1,23 @@
 """The side of a probe that answers the others, in threads of its own.
 
-Over TCP it sends its token, which tells whom one has reached, then the peer proves the job's secret and says what it
-wants, ``WANTS``: "t", to be told the time, or "f", to send as much as passes and be told how much came. Over UDP a
-responder tells how long the datagrams are that come through.
+Over TCP it sends its token, which tells whom one has reached, then the peer proves the job's secret (at a ``Door``,
+which bounds what strangers cost) and says what it wants, ``WANTS``: "t", to be told the time, or "f", to send as much
+as passes and be told how much came. Over UDP a responder tells how long the datagrams are that come through.
 """
 
 from __future__ import annotations
 
 import contextlib
+import selectors
 import socket
 import struct
 import threading
 import time
 from typing import Tuple
 
-from ddl.bootstrap.auth import prove_as_server, read_exactly
-from ddl.bootstrap.shortage import PAUSE
+from ddl.bootstrap.auth import read_exactly
+from ddl.bootstrap.newcomers import Complaints, Door, in_a_thread
+from ddl.bootstrap.shortage import Shortage
 from ddl.errors import Error
 
 __all__ = ["CHUNK", "FLOOD", "TIME", "WANTS", "Responder"]
@@ -31,23 +33,20 @@ class Responder:
     """Listens on two ports of all addresses, and on one for datagrams, until ``close``."""
 
     def __init__(self, secret: bytes, token: bytes) -> None:
-        self._secret = secret
         self._token = token
         self._closed = threading.Event()
-        self._listeners = []
-        for _ in range(_PORTS):
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            listener.bind(("0.0.0.0", 0))
-            listener.listen(1024)
-            listener.settimeout(0.2)  # to notice ``close``
-            self._listeners.append(listener)
+        self._selector = selectors.DefaultSelector()
+        self._shortage = Shortage("ddl doctor cannot answer other hosts")
+        complaints = Complaints("ddl doctor", self._shortage)
+        listeners = [socket.create_server(("0.0.0.0", 0), backlog=1024) for _ in range(_PORTS)]
+        welcome = in_a_thread(self._serve, complaints)
+        self._doors = [Door(listener, secret, self._selector, complaints, welcome, token) for listener in listeners]
         self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._datagrams.bind(("0.0.0.0", 0))
         self._datagrams.settimeout(0.2)
-        self.ports = tuple(int(listener.getsockname()[1]) for listener in self._listeners)
+        self.ports = tuple(int(listener.getsockname()[1]) for listener in listeners)
         self.datagram_port = int(self._datagrams.getsockname()[1])
-        self._threads = [threading.Thread(target=self._accept, args=(one,), daemon=True) for one in self._listeners]
-        self._threads.append(threading.Thread(target=self._tell_lengths, daemon=True))
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._accept, self._tell_lengths)]
         for thread in self._threads:
             thread.start()
 
@@ -56,29 +55,25 @@ class Responder:
         self._closed.set()
         for thread in self._threads:
             thread.join()
-        for sock in (*self._listeners, self._datagrams):
-            sock.close()
+        self._selector.close()
+        for door in self._doors:
+            door.close()
+        self._datagrams.close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
         while not self._closed.is_set():
-            try:
-                sock, _ = listener.accept()
-            except socket.timeout:
-                continue
-            except OSError:  # it has hung up, or there is no descriptor: not again at once
-                self._closed.wait(PAUSE)
-                continue
-            try:
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-            except RuntimeError:  # no thread can be started: the peer sees that it is not served
-                sock.close()
+            # A moment at most, to notice ``close``.
+            ready = self._selector.select(min(0.2, *(door.patience() for door in self._doors)))
+            for action in [*(key.data for key, _ in ready), *(door.tick for door in self._doors)]:
+                try:
+                    action()
+                except (OSError, Error) as error:  # a stranger's affair, or a shortage, which may pass
+                    self._shortage.met(error)
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError, Error):  # the peer sees it and says so
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(5)
-            sock.sendall(self._token)
-            prove_as_server(sock, self._secret, time.monotonic() + 5)
             while True:
                 want, seconds = WANTS.unpack(read_exactly(sock, WANTS.size, time.monotonic() + 5))
                 if want == b"t":
