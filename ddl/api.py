@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 from ddl import timeline
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.misspelt import misspelt
+from ddl.bootstrap.shortage import threads_for
 from ddl.communicator import Communicator
 from ddl.errors import Error, InvalidArgument, InvalidState
 from ddl.group import Group
@@ -77,8 +78,8 @@ def init(comm: Any = None, *, deterministic: Optional[bool] = None) -> None:
     are the job. ``deterministic``, alike on all ranks: sums depend on the number of ranks only, bit for bit, not on
     hosts, sizes or buckets (docs/deterministic.md); default: DDL_DETERMINISTIC, else False. Calling ``init`` again does
     nothing. Raises ``ConfigError`` for a wrong environment or ranks that differ in ``deterministic``,
-    ``RendezvousError`` naming the ranks that did not come in time (DDL_START_TIMEOUT), ``InvalidArgument`` for a
-    ``comm`` that is none.
+    ``RendezvousError`` naming the ranks that did not come in time (DDL_START_TIMEOUT), ``ResourceError`` if this
+    process can start no thread, ``InvalidArgument`` for a ``comm`` that is none.
 
     >>> import ddl
     >>> ddl.init()
@@ -111,12 +112,13 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
         try:
             if settings.timeline and identity.rank == 0:  # first: if it is refused, no other rank may begin
                 timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles)
-            core = Group.make_core(job, identity.rank, identity.size)
-            job.rendezvous(core.board_offset)
-            boards = [peer.board_offset for peer in job.peers] or [core.board_offset]
-            group = Group.world(job, core, boards)
-            world = Communicator(group)
-            adopt(world)
+            with threads_for(f"rank {identity.rank} cannot join the job"):
+                core = Group.make_core(job, identity.rank, identity.size)
+                job.rendezvous(core.board_offset)
+                boards = [peer.board_offset for peer in job.peers] or [core.board_offset]
+                group = Group.world(job, core, boards)
+                world = Communicator(group)
+                adopt(world)
         except BaseException:
             timeline.stop()
             if group is not None:

@@ -88,7 +88,11 @@ class Agent:
         self._register(watch.fileno(), self._hear)
         self._register(self._stop_reader, lambda: None)
         self._thread = threading.Thread(target=self._run, name="ddl-agent", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread can be started: the store shall see at once that this rank does not come
+            self._release()
+            raise
 
     # --- for the communicators (any thread) ---
 

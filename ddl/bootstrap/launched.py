@@ -25,6 +25,7 @@ from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.interfaces import addresses
 from ddl.bootstrap.server import StoreServer
+from ddl.bootstrap.shortage import threads_for
 from ddl.errors import ConfigError, RendezvousError
 
 __all__ = ["Launched", "Share", "detect", "identity", "join", "numbered"]
@@ -149,7 +150,8 @@ def join(found: Launched, share: Share, settings: Settings) -> Identity:
     if found.rank == 0:
         secret = secrets.token_bytes(32)
         one_host = found.local_size == found.size
-        server = StoreServer(secret, found.size, "127.0.0.1" if one_host else "0.0.0.0")
+        with threads_for(f"rank 0 cannot serve the job's store on {socket.gethostname()}"):
+            server = StoreServer(secret, found.size, "127.0.0.1" if one_host else "0.0.0.0")
         atexit.register(server.close_when_alone, settings.timeout)
         os.register_at_fork(after_in_child=server.close_in_child)
         _, port = parse_address(server.address)

@@ -91,7 +91,11 @@ class StoreServer:
         self._selector.register(self._wake, selectors.EVENT_READ, self._deliver_posts)
         self._thread = threading.Thread(target=self._run, name="ddl-store", daemon=True)
         if start:
-            self.start()
+            try:
+                self.start()
+            except RuntimeError:  # no thread can be started
+                self.close()
+                raise
 
     def start(self) -> None:
         """Begin to serve. Once."""

@@ -7,13 +7,17 @@ tells the store of it when others ask why an operation does not get on. The stor
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import resource
 import threading
 import time
+from typing import Iterator
 
-__all__ = ["PAUSE", "Shortage", "shortage"]
+from ddl.errors import Error, ResourceError
+
+__all__ = ["PAUSE", "Shortage", "shortage", "threads_for"]
 
 log = logging.getLogger("ddl")
 
@@ -34,6 +38,18 @@ def shortage(error: BaseException) -> str:
     if "can't start new thread" in str(error):  # a RuntimeError; its text is all that tells it from others
         return "no thread can be started; end some, or raise the limit (ulimit -u, or pids.max of the control group)"
     return ""
+
+
+@contextlib.contextmanager
+def threads_for(what_for: str) -> Iterator[None]:
+    """Raise ``ResourceError``, which begins with ``what_for``, where Python raises that it cannot start a thread."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = "" if isinstance(error, Error) else shortage(error)
+        if not what:
+            raise
+        raise ResourceError(errno.EAGAIN, f"{what_for}: {what}") from error
 
 
 class Shortage:

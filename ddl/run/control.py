@@ -61,7 +61,7 @@ class Invitation:
             fields = json.loads(text)
             fields.update(secret=bytes.fromhex(fields["secret"]), addresses=tuple(fields["addresses"]))
             return Invitation(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ProtocolError("what came instead of an invitation by ddlrun makes no sense") from None
 
 

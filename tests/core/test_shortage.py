@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import resource
 import threading
 import time
@@ -15,6 +16,8 @@ import pytest
 import ranks
 
 import ddl
+from ddl.bootstrap import launched
+from ddl.bootstrap.environ import Settings
 
 pytestmark = pytest.mark.processes
 LIMIT = 64
@@ -102,6 +105,35 @@ def dial_without_threads() -> str:
         with no_threads(), pytest.raises(ddl.ResourceError, match="rank 1 .* no thread can be started"):
             ddl.allreduce(np.ones(3))
     return str(ddl.allreduce(np.ones(3), op=ddl.Sum).tolist())
+
+
+def begin_without_threads() -> str:
+    """Rank 1 cannot start; it tries again as soon as it can."""
+    if os.environ["DDL_RANK"] == "1":
+        with no_threads(), pytest.raises(ddl.ResourceError) as caught:
+            ddl.init()
+        return str(caught.value)
+    with pytest.raises(ddl.Error) as lost:
+        ddl.init()
+    return str(lost.value)
+
+
+def test_a_rank_that_can_start_no_thread_says_so_in_init() -> None:
+    witness, victim = ranks.run(2, begin_without_threads, env={"DDL_START_TIMEOUT": "10"}, initialise=False)
+    assert "rank 1 cannot join the job: no thread can be started; end some, or raise the limit (ulimit -u" in victim
+    assert "rank 1" in witness, witness
+
+
+def serve_without_threads() -> str:
+    found = launched.Launched("a test", rank=0, size=2, local_rank=0, local_size=2, host=0, hosts=1, job="")
+    with no_threads(), pytest.raises(ddl.ResourceError) as caught:
+        launched.join(found, lambda text: "", Settings())
+    return str(caught.value)
+
+
+def test_rank_0_of_a_launcher_that_can_start_no_thread_for_the_store_says_so() -> None:
+    (said,) = ranks.run(1, serve_without_threads, initialise=False)
+    assert re.search("rank 0 cannot serve the job's store on .*: no thread can be started; end some", said), said
 
 
 def test_who_calls_learns_that_it_can_start_no_thread_and_may_call_again() -> None:
