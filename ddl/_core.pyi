@@ -10,6 +10,7 @@ LANE_LARGE: int
 LANE_POINT_TO_POINT: int
 LARGE_SLOTS: int
 STREAMS: int
+VERDICT_PATIENCE: float
 
 class SharedBlock(Buffer):
     def __init__(self, bytes: int) -> None: ...

@@ -35,6 +35,10 @@ struct Report {
 
 class Failure {
  public:
+  // For how long a rank that is past its deadline, or has seen a failure, waits for the store's verdict. The store
+  // needs about 1.5 s for it where ranks do not answer. ddl/negotiation, which waits for the core, waits longer.
+  static constexpr Nanoseconds kPatience = 3 * kSecond;
+
   explicit Failure(int rank);
   // `who` is "[rank 3/16 host b]"; `rank_names[r]` is "rank 3 (host b)".
   void introduce(std::string who, std::vector<std::string> rank_names);
@@ -71,8 +75,6 @@ class Failure {
 
  private:
   enum class State { kOk, kSuspected, kFailed };
-  // The store needs about 1.5 s for its verdict where ranks do not answer.
-  static constexpr Nanoseconds kPatience = 3 * kSecond;
   static constexpr Nanoseconds kArrival = 500 * kMillisecond;
 
   void post(const Report& report);

@@ -226,6 +226,7 @@ void bind_communicator(py::module_& m) {
   m.attr("LANE_POINT_TO_POINT") = static_cast<int>(LaneId::kPointToPoint);
   m.attr("LARGE_SLOTS") = kLargeSlots;
   m.attr("STREAMS") = kStreams;
+  m.attr("VERDICT_PATIENCE") = static_cast<double>(Failure::kPatience) / kSecond;
   m.def("stream_of", &stream_of, py::arg("slot"), py::arg("channel"));
 }
 

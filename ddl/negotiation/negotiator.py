@@ -21,7 +21,7 @@ from typing import Callable, Deque, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ddl import timeline
+from ddl import _core, timeline
 from ddl.communicator import Communicator, Work
 from ddl.errors import (
     CollectiveMismatch,
@@ -43,7 +43,9 @@ __all__ = ["Negotiator"]
 log = logging.getLogger("ddl")
 
 _FOREVER = 1e8  #: seconds: others may go on for as long as they like while this rank has joined
-_VERDICT = 5.0  #: seconds that the core may take, after the deadline, to say who holds up the ballots
+#: Seconds that the core may take, after the deadline, to say who holds up the ballots. It waits for the store's verdict
+#: for so long; two more are for a crowded machine. With less, an operation would end before its culprit is known.
+_VERDICT = _core.VERDICT_PATIENCE + 2.0
 _PAUSE, _LONGEST_PAUSE = 0.0002, 0.02  #: seconds before the next ballots if there was nothing new in the last ones
 
 
