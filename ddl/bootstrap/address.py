@@ -1,15 +1,17 @@
-"""``host:port`` text and back, and listening there: one spelling of the store's address wherever it is used."""
+"""``host:port`` text and back, listening there, and whether anybody is still at the other end of a connection."""
 
 from __future__ import annotations
 
 import socket
+import struct
 from typing import Tuple
 
 from ddl.errors import ResourceError
 
-__all__ = ["format_address", "listen", "notice_silence", "parse_address"]
+__all__ = ["format_address", "listen", "notice_silence", "parse_address", "silent_for"]
 
 _SILENCE = 7  # seconds
+_LAST_ACK = struct.Struct("=56xI")  # of linux/tcp.h's tcp_info: milliseconds since the last acknowledgement came
 
 
 def format_address(host: str, port: int) -> str:
@@ -42,6 +44,18 @@ def notice_silence(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE - 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE * 1000)
+
+
+def silent_for(sock: socket.socket) -> float:
+    """Return for how many seconds nothing has come from the other side's host, also of a connection that has broken.
+
+    Where ``notice_silence`` was asked for, that is since two seconds before the host fell silent at the earliest.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK.size)
+        return float(_LAST_ACK.unpack(info)[0]) / 1000
+    except (OSError, struct.error):  # closed, or no TCP
+        return 0.0
 
 
 def listen(host: str, port: int) -> socket.socket:

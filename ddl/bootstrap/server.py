@@ -20,7 +20,7 @@ import time
 from types import TracebackType
 from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
 
-from ddl.bootstrap.address import format_address, listen, notice_silence
+from ddl.bootstrap.address import format_address, listen, notice_silence, silent_for
 from ddl.bootstrap.auth import check_secret, encode_frame, name_of
 from ddl.bootstrap.connection import Claim, Connection
 from ddl.bootstrap.interfaces import networks
@@ -37,8 +37,9 @@ __all__ = ["HELLO_SECONDS", "FromAgent", "StoreServer"]
 
 log = logging.getLogger("ddl")
 
-#: Called in the server's thread with an agent's host number and what it said; None: its connection is gone.
-FromAgent = Callable[[int, Optional[Message]], None]
+#: Called in the server's thread with an agent's host number and what it said. When its connection is gone: ``gone``
+#: (silent: for how many seconds its host had not answered).
+FromAgent = Callable[[int, Message], None]
 
 HELLO_SECONDS = 5.0  #: a connection that knows the secret but has not said who it is by then is cut
 
@@ -385,12 +386,13 @@ class StoreServer:
         claim = connection.claim
         if claim is not None:
             del claim.ways[connection]
+        silent = silent_for(connection.sock)
         close_way(connection.sock, last=claim is None or not claim.ways)
         if claim is None or claim.ways:
             return
         del self._claims[claim.role, claim.rank]
         if claim.role == "agent":
-            self._from_agent(claim.rank, None)
+            self._from_agent(claim.rank, {"type": "gone", "silent": silent})
             return
         if claim.role == "store":
             self._requests.dropped(claim.rank)

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ddl.bootstrap.address import notice_silence
+from ddl.bootstrap.address import notice_silence, silent_for
 from ddl.bootstrap.auth import FrameReader, encode_frame, write_all
 from ddl.bootstrap.client import GRACE, Client, introduce
 from ddl.bootstrap.interfaces import interfaces
@@ -65,6 +65,7 @@ class WatchClient(Client):
         self._ready = select.epoll()
         self._received: Deque[Dict[str, Any]] = collections.deque()
         self._over = False  # no more is to come
+        self._last_sign = 0.0  # when the kernel last heard of the store's host on a way that is lost
         self._closed = threading.Event()
         self._way_lost = threading.Event()
         self._places: List[_Place] = []
@@ -136,6 +137,12 @@ class WatchClient(Client):
         self._ways = {}
         self._ready.close()
 
+    def silent(self) -> float:
+        """Return for how many seconds nothing has come from the store's host."""
+        with self._changing:
+            silences = [silent_for(way.sock) for way in self._ways.values()]
+            return min(silences, default=time.monotonic() - self._last_sign)
+
     # --- ways ---
 
     def _add(self, way: _Way) -> None:
@@ -149,6 +156,7 @@ class WatchClient(Client):
                 return
             del self._ways[number]
             self._over |= not self._ways
+            self._last_sign = max(self._last_sign, time.monotonic() - silent_for(way.sock))
             close_way(way.sock, last=not self._ways)
         log.debug("rank %d: lost the way to the store from %s: %s", self.rank, way.place.source, error)
         self._way_lost.set()

@@ -30,7 +30,7 @@ from ddl.bootstrap.server import StoreServer
 from ddl.bootstrap.verdict import name_ranks
 from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS
 from ddl.run.config import RunConfig
-from ddl.run.control import Entrance, Invitation, assignment_of
+from ddl.run.control import Entrance, Invitation, assignment_of, gone_since
 from ddl.run.failures import Exit, first_failure, report
 from ddl.run.hosts import bare_name
 from ddl.run.launchers import Start
@@ -99,7 +99,7 @@ class ClusterJob:
         self._hosts = [_Host(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
         self._sinks = sinks if sinks is not None else (Sink(1), Sink(2))
         self._launches = Launches(self._sinks[1])
-        self._news: Deque[Tuple[int, Optional[Message]]] = collections.deque()  # from the server's thread
+        self._news: Deque[Tuple[int, Message]] = collections.deque()  # from the server's thread
         self._exits: List[Exit] = []
         self._ended: Set[int] = set()  # ranks
         self._looks = 0
@@ -149,7 +149,7 @@ class ClusterJob:
             secret, self._placement.size, "0.0.0.0", port, start=False, agents=agents, from_agent=self._from_agent
         )
 
-    def _from_agent(self, host: int, message: Optional[Message]) -> None:
+    def _from_agent(self, host: int, message: Message) -> None:
         """Called in the server's thread."""
         self._news.append((host, message))
         with contextlib.suppress(OSError):  # full: the loop will wake anyhow; closed: nobody wants to know any more
@@ -286,13 +286,12 @@ class ClusterJob:
         if not sink.write_some():
             self._told(signal.SIGPIPE)  # nobody reads our output any more
 
-    def _heard(self, host: _Host, message: Optional[Message]) -> None:
-        if message is None:
-            if not host.over:
-                self._lost(host, "the connection to its agent is gone (host or network down, or it was killed)")
-            return
+    def _heard(self, host: _Host, message: Message) -> None:
         kind = message["type"]
-        if kind in ("hello", "ready", "met"):
+        if kind == "gone":
+            if not host.over:
+                self._lost(host, gone_since(message["silent"]))
+        elif kind in ("hello", "ready", "met"):
             host.said[kind] = message
             if kind == "hello":
                 self._say(f"host {host.name} is {message['name']}, Python {message['python']}")

@@ -9,6 +9,7 @@ From an agent
     keeps that port; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
     start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
     ``exit`` (rank, pid, code, stopped, tail, source); ``done``: all have ended, it leaves.
+    If its connection is lost the store's server says ``gone`` (silent: seconds) in its place.
 To an agent
     ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
     host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the
@@ -21,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -29,7 +31,7 @@ from ddl.errors import ProtocolError
 from ddl.run.config import RunConfig
 from ddl.run.placement import Placement
 
-__all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of"]
+__all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of", "cut_off", "gone_since"]
 
 #: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
 _CARRIED = (
@@ -37,6 +39,8 @@ _CARRIED = (
     *("TORCH_", "TF_", "KERAS_"),
 )
 _CARRIED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
+
+_CLOCK = "%H:%M:%S"
 
 INVITATION = "DDL_INVITATION"  #: the variable that holds it where it does not come over standard input
 
@@ -114,6 +118,24 @@ class Assignment:
         return RunConfig(
             self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose, self.timestamps
         )
+
+
+def gone_since(silent: float) -> str:
+    """Return what ddlrun says of a host whose agent it has lost, after ``silent`` seconds without a sign of it."""
+    since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
+    return (
+        f"the connection to its agent is gone since {since} (host or network down, or it was killed); an agent that is "
+        "cut off ends its ranks"
+    )
+
+
+def cut_off(host: str, ddlrun: str, silent: float, ranks: str) -> str:
+    """Return the last words of the agent on ``host``, which has heard nothing of ``ddlrun`` for ``silent`` seconds."""
+    since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
+    return (
+        f"ddlrun's agent on {host}: the connection to ddlrun at {ddlrun} is lost since {since} (its host or the "
+        f"network is down, or ddlrun was killed); so {ranks} here cannot go on: ended"
+    )
 
 
 def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignment:

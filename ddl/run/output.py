@@ -166,6 +166,10 @@ class Stream:
         self._pass_on(self._lines.feed(data) if data else self._lines.finish(), data)
         return bool(data)
 
+    def add(self, line: bytes) -> None:
+        """Pass on a line that is not the rank's own."""
+        self._pass_on(line, line)
+
     def close(self) -> None:
         """Pass on what had no line ending, and close the pipe."""
         if not self._pipe.closed:

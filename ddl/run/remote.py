@@ -7,6 +7,7 @@ behind, whatever became of ddlrun, of ssh or of the network between.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import select
@@ -20,10 +21,11 @@ from ddl._version import __version__
 from ddl.bootstrap.address import format_address
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.reach import Door
+from ddl.bootstrap.verdict import name_ranks
 from ddl.bootstrap.watch import AgentClient
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.run.agent import GRACE, Agent, Worker
-from ddl.run.control import INVITATION, Assignment, Invitation
+from ddl.run.control import INVITATION, Assignment, Invitation, cut_off
 from ddl.run.environ import keep_port
 from ddl.run.loop import Handlers
 from ddl.run.preflight import Peer, look_around, open_door, prepare, sources
@@ -133,11 +135,26 @@ class _RemoteAgent(Agent):
             self._lose()
 
     def _lose(self) -> None:
+        if self._lost:
+            return
         self._lost = True
+        running = [worker for worker in self._workers if worker.exit is None]
+        if running and not self._stopping and not self._stop_signal:
+            self._last_words(running)
         for sink in self._to_ddlrun:
             sink.close()
         now = time.monotonic()
         self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
+
+    def _last_words(self, running: List[Worker]) -> None:
+        """Say why the ranks are ended: where ssh or srun may still carry it, and in the files of their output."""
+        ranks = name_ranks(sorted(worker.rank for worker in running))
+        words = cut_off(socket.gethostname(), self._control.address, self._control.silent(), ranks)
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            print(words, file=sys.stderr, flush=True)
+        for worker in running:
+            with contextlib.suppress(OSError):
+                worker.streams[1].add(words.encode() + b"\n")
 
 
 def _invitation(environ: Mapping[str, str]) -> Invitation:

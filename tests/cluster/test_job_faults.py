@@ -58,10 +58,13 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
 class Job:
     """Eight ranks that all-reduce without end, two on each of node1 to node4."""
 
-    def __init__(self, cluster: Cluster, folder: Path, count: int, call: str = "ddl.allreduce_(x)") -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, count: int, call: str = "ddl.allreduce_(x)", *options: str
+    ) -> None:
         self.cluster, self.folder = cluster, folder
         (folder / "program.py").write_text(PROGRAM.format(count=count, call=call))
-        line = [sys.executable, "-m", "ddl.run", "-np", "8", "-H", ",".join(f"{host}:2" for host in cluster.hosts)]
+        hosts = ",".join(f"{host}:2" for host in cluster.hosts)
+        line = [sys.executable, "-m", "ddl.run", "-np", "8", "-H", hosts, *options]
         variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": str(DEADLINE)}
         pipe = subprocess.PIPE
         self.process = cluster.popen(
@@ -171,6 +174,27 @@ def test_a_host_falls_silent(job: Job, fault: Callable[[Cluster], None]) -> None
         job.cluster.thaw("node3")
     err = job.end()
     assert fault is freeze or "node3" in err
+
+
+def test_a_host_that_is_cut_off_says_why_its_ranks_end(clusters_can_be_built: None, tmp_path: Path) -> None:
+    """Its agent misses ddlrun before its ranks have a verdict: it tells since when, and so does ddlrun of it."""
+    with Cluster(FOUR_HOSTS) as cluster:
+        job = Job(cluster, tmp_path, 2, "ddl.allreduce_(x)", "--output-dir", "logs")
+        since = time.time()
+        cluster.cut("node3")
+        for rank in (4, 5):
+            file = tmp_path / "logs" / f"rank.{rank}.err"
+            wait_for(lambda file=file: file.read_text().endswith("ended\n"), 20, f"rank {rank} was told nothing")
+            said = re.search(r"ddlrun's agent on \S+: .* is lost since (\S+) .*; so ranks? .*here", file.read_text())
+            assert said is not None and near(said[1], since), (said, since)
+        err = job.end()
+        said = re.search(r"host node3 \(ranks 4, 5\): the connection to its agent is gone since (\S+) ", err)
+        assert said is not None and near(said[1], since), (err, since)
+
+
+def near(clock: str, since: float) -> bool:
+    """Whether a time of day is that of the fault: keepalive asks every two seconds."""
+    return clock in {time.strftime("%H:%M:%S", time.localtime(since + second)) for second in range(-4, 3)}
 
 
 @pytest.mark.parametrize("job", [1_000_000], indirect=True)  # fewer bytes do not go from each host to the next

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -128,6 +129,19 @@ def test_no_rank_outlives_ddlrun(launcher: Launcher, number: signal.Signals) -> 
     assert eventually(lambda: not launcher.alive(), 10), launcher.alive()
 
 
+def test_ranks_whose_agent_has_lost_ddlrun_are_told_so_in_their_files(launcher: Launcher, tmp_path: Path) -> None:
+    """It ends them: whoever reads their output later shall not take that for a crash of theirs."""
+    process = launcher.start(*HERE, "--output-dir", "logs", "sh", "-c", "echo on >&2; exec sleep 60", cwd=tmp_path)
+    files = [tmp_path / "logs" / f"rank.{rank}.err" for rank in range(2)]
+    assert eventually(lambda: all(file.exists() and file.read_text() == "on\n" for file in files), 40)
+    process.kill()
+    process.communicate(timeout=240)
+    words = r"on\nddlrun's agent on \S+: the connection to ddlrun at \S+:\d+ is lost since \d\d:\d\d:\d\d \(.*\); "
+    for file in files:
+        assert eventually(lambda file=file: "\n" in file.read_text()[3:], 10), file.read_text()
+        assert re.fullmatch(words + r"so ranks 0, 1 here cannot go on: ended\n", file.read_text()), file.read_text()
+
+
 def test_the_agent_is_killed(launcher: Launcher) -> None:
     process = launcher.start(*HERE, "sh", "-c", "echo $PPID; exec sleep 60")
     assert process.stdout is not None
@@ -135,7 +149,9 @@ def test_the_agent_is_killed(launcher: Launcher) -> None:
     os.kill(agent, signal.SIGKILL)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "host localhost (ranks 0, 1): the connection to its agent is gone" in err
+    assert re.search(
+        r"host localhost \(ranks 0, 1\): the connection to its agent is gone since \d\d:\d\d:\d\d ", err
+    ), err
     assert eventually(lambda: not launcher.alive(), 10), launcher.alive()
 
 
