@@ -18,4 +18,7 @@ _OF_PACKAGES = ("__file__", "__loader__", "__name__", "__package__", "__path__",
 for _name, _value in list(globals().items()):
     if _name in _OF_PACKAGES or getattr(_value, "__package__", "") == __name__:  # modules that are imported already
         setattr(run, _name, _value)
-sys.modules[__name__] = run  # type: ignore[assignment]  # which import takes for the package from now on
+# Whoever first imports a part of this package has import bind ``ddl.run`` to what stands here afterwards. Were that the
+# package, ``import ddl.run.cli`` would put it in the function's place. (A package that can be called, by a class of its
+# own, would show the help and signature of that class.)
+sys.modules[__name__] = run  # type: ignore[assignment]
