@@ -12,25 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, List
 
+from ddl import errors
 from ddl._version import __version__
-from ddl.errors import (
-    Aborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    CommunicatorError,
-    ConfigError,
-    Error,
-    InternalError,
-    InvalidArgument,
-    InvalidState,
-    NotSupported,
-    PeerLost,
-    ProtocolError,
-    RankFailed,
-    RendezvousError,
-    ResourceError,
-    WaitTimeout,
-)
+from ddl.errors import *
 from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
@@ -39,7 +23,7 @@ if TYPE_CHECKING:
     from ddl.memory import empty, is_shared
     from ddl.run.function import run
 
-# Literal lists: that is what a type checker understands as exported. First what needs the native core …
+# Literal lists and those of modules: that is what type checkers understand. First what needs the native core …
 __all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "prepare_allreduce"]
@@ -55,17 +39,7 @@ _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 __all__ += ["run"]
 _LAZY.update(run="ddl.run")  # ddlrun's package, which is a function as well
 # … then what does not.
-__all__ += ["Aborted", "CollectiveMismatch", "CollectiveTimeout", "CommunicatorError", "ConfigError", "Error"]
-__all__ += [
-    "InternalError",
-    "InvalidArgument",
-    "InvalidState",
-    "NotSupported",
-    "PeerLost",
-    "ProtocolError",
-    "RankFailed",
-]
-__all__ += ["RendezvousError", "ResourceError", "WaitTimeout"]
+__all__ += errors.__all__
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
 
 
