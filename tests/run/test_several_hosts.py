@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import queue
 import re
 import select
 import signal
@@ -13,13 +14,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import pytest
 from run.launcher import ROOT, Launcher, eventually
 
 from ddl.bootstrap import interfaces
 from ddl.bootstrap.reach import Door
+from ddl.bootstrap.server import StoreServer
 from ddl.errors import ConfigError, ProtocolError
 from ddl.run.cli import parse
 from ddl.run.control import Assignment, Invitation
@@ -129,17 +131,30 @@ def test_no_rank_outlives_ddlrun(launcher: Launcher, number: signal.Signals) -> 
     assert eventually(lambda: not launcher.alive(), 10), launcher.alive()
 
 
-def test_ranks_whose_agent_has_lost_ddlrun_are_told_so_in_their_files(launcher: Launcher, tmp_path: Path) -> None:
+def test_an_agent_that_has_lost_ddlrun_says_so_and_why_its_ranks_end(tmp_path: Path) -> None:
     """It ends them: whoever reads their output later shall not take that for a crash of theirs."""
-    process = launcher.start(*HERE, "--output-dir", "logs", "sh", "-c", "echo on >&2; exec sleep 60", cwd=tmp_path)
+    secret = bytes(range(32))
+    news: queue.Queue[Dict[str, Any]] = queue.Queue()
+    program = ("/bin/sh", "-c", "echo on >&2; exec sleep 60")
     files = [tmp_path / "logs" / f"rank.{rank}.err" for rank in range(2)]
-    assert eventually(lambda: all(file.exists() and file.read_text() == "on\n" for file in files), 40)
-    process.kill()
-    process.communicate(timeout=240)
-    words = r"on\nddlrun's agent on \S+: the connection to ddlrun at \S+:\d+ is lost since \d\d:\d\d:\d\d \(.*\); "
+    with StoreServer(secret, 2, agents=1, from_agent=lambda host, message: news.put(message)) as server:
+        line = [sys.executable, "-m", "ddl.run.remote"]
+        agent = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        assert agent.stdin is not None
+        agent.stdin.write(Invitation(secret, (server.address,), 0, 20.0).text() + "\n")
+        agent.stdin.flush()
+        assert news.get(timeout=40)["type"] == "hello"
+        job = Assignment((0, 1), 2, 0, 1, program, str(tmp_path), (), str(tmp_path / "logs"), True, False, "")
+        server.post(0, job.message())
+        ready = news.get(timeout=40)
+        server.post(0, {"type": "go", "address": "127.0.0.1", "port": ready["port"]})
+        assert eventually(lambda: all(file.exists() and file.read_text() == "on\n" for file in files), 40)
+    _, err = agent.communicate(timeout=60)
+    said = r"ddlrun's agent on \S+: the connection to ddlrun at \S+:\d+ is lost since \d\d:\d\d:\d\d \(.*\); "
+    said += r"so ranks 0, 1 here cannot go on: ended\n"
+    assert agent.returncode == 1 and re.fullmatch(said, err), err
     for file in files:
-        assert eventually(lambda file=file: "\n" in file.read_text()[3:], 10), file.read_text()
-        assert re.fullmatch(words + r"so ranks 0, 1 here cannot go on: ended\n", file.read_text()), file.read_text()
+        assert re.fullmatch("on\n" + said, file.read_text()), file.read_text()
 
 
 def test_the_agent_is_killed(launcher: Launcher) -> None:
