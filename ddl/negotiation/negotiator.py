@@ -17,12 +17,10 @@ import time
 from collections import deque
 from functools import reduce
 from operator import or_
-from typing import Callable, Deque, Dict, Optional, Sequence, Tuple, Union
-
-import numpy as np
+from typing import Callable, Deque, Dict, Optional, Sequence, Union
 
 from ddl import _core, timeline
-from ddl.communicator import Communicator, Work
+from ddl.communicator import Communicator
 from ddl.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -34,9 +32,9 @@ from ddl.errors import (
 )
 from ddl.negotiation import ballot
 from ddl.negotiation.agreement import UNNAMED, Agreement, News, Outcome
+from ddl.negotiation.ballots import Ballots
 from ddl.negotiation.pending import Ended, Pending, Request, Waitable
 from ddl.negotiation.signature import Signature
-from ddl.plan.ir import Collective
 
 __all__ = ["Negotiator"]
 
@@ -69,11 +67,9 @@ class Negotiator:
         self._absent = absent
         self._who = who
         self._ranks = ranks
-        self._timeout = self._patience = communicator.timeout  # seconds: of an operation, and of the next round
+        self._timeout = communicator.timeout  # seconds: of an operation
         self._agreement = Agreement(ranks)
-        self._ballots = np.empty((communicator.size, 0), np.uint8)  # of the last round
-        # A round that its driver has left when it would have had to sleep, and what this rank has to say in it.
-        self._flying: Optional[Tuple[Work, News]] = None
+        self._ballots = Ballots(communicator)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         # Who goes from round to round: the thread, or the caller that waits for this operation.
@@ -126,7 +122,7 @@ class Negotiator:
         try:
             with self._lock:
                 pending = self._take(request)
-                if self._driver is None and self._flying is None:
+                if self._driver is None and not self._ballots.flying:
                     self._driver = pending
                 else:
                     self._call_thread()
@@ -244,9 +240,9 @@ class Negotiator:
         self._rounds += 1
         group, agreement = self._communicator, self._agreement
         with self._lock:
-            outcome = agreement.unanimous(self._ballots)
+            outcome = agreement.unanimous(self._ballots.cast)
         if outcome is None:
-            flags, entries = ballot.unpack(self._ballots)
+            flags, entries = ballot.unpack(self._ballots.cast)
             everybody = group.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
             with self._lock:
                 outcome = agreement.decide(flags, entries, everybody)
@@ -258,38 +254,22 @@ class Negotiator:
             self._pause = _PAUSE
 
     def _exchange_ballots(self, awake: bool) -> Optional[News]:
-        """Fill ``_ballots``; return what this rank has to say besides. None: that is not for now."""
-        if self._flying is not None:
-            work, news = self._flying
-            work.wait()
-            self._flying = None
-            return news
-        group, agreement = self._communicator, self._agreement
+        """Gather the ballots of a round; return what this rank has to say besides. None: that is not for now."""
+        if self._ballots.flying:
+            return self._ballots.land()
         recorder = timeline.active()
         if recorder is not None and recorder.mark_cycles:
             recorder.cycle()
         with self._lock:
             oldest = next(iter(self._pending.values()), None)
             overdue = oldest is not None and oldest.overdue
-            mine, news = agreement.vote()
+            vote, news = self._agreement.vote()
             # Others may go on for as long as they like while this rank has joined.
             patience = _FOREVER if self._joining is not None and oldest is None else self._timeout
         if oldest is not None and overdue:
             self._overdue(oldest, driving=True)
             return None
-        if patience != self._patience:
-            self._patience = patience
-            group.set_timeout(patience)
-        if mine.size != self._ballots.shape[1]:
-            self._ballots = np.empty((group.size, mine.size), np.uint8)
-        if not awake:
-            group.allgather(mine, out=self._ballots)
-            return news
-        under_way = group._attempt(Collective.ALLGATHER, mine, self._ballots)
-        if under_way is None:
-            return news
-        self._flying = under_way, news
-        return None
+        return self._ballots.gather(vote, news, patience, awake)
 
     def _rest(self) -> None:
         """Nobody says anything new: let this rank's computation have the core for a moment."""
@@ -363,12 +343,12 @@ class Negotiator:
         with self._lock:
             if self._error is None:
                 self._error = error
-            some = [*self._pending.values(), *self._unnamed, *([self._joining] if self._joining else [])]
+            failed = [*self._pending.values(), *self._unnamed, *([self._joining] if self._joining else [])]
             self._pending.clear()
             self._unnamed.clear()
             self._joining = None
             self._wake.notify_all()
-        for pending in some:
+        for pending in failed:
             pending.failed(self._error_of(pending.request))
 
     def _in_words(self, request: Request, error: Error, when: str = "") -> Error:

@@ -10,25 +10,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import platform
 import secrets
 import select
 import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ddl._version import __version__
 from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.environ import Settings
 from ddl.bootstrap.interfaces import addresses_towards
 from ddl.bootstrap.messages import Message
 from ddl.bootstrap.server import StoreServer
-from ddl.bootstrap.verdict import name_ranks
 from ddl.run.agent import GRACE, LAST_OUTPUT, OWN_WORDS
+from ddl.run.agent_host import AgentHost
 from ddl.run.config import RunConfig
 from ddl.run.control import Entrance, Invitation, assignment_of, gone_since
 from ddl.run.failures import Exit, first_failure, report
@@ -43,35 +40,6 @@ from ddl.run.processes import Guard
 __all__ = ["ClusterJob"]
 
 _SHOWN = 3  # connections that cannot be made, before they are counted
-
-
-@dataclass
-class _Host:
-    """One host, its agent, and what came from it."""
-
-    number: int
-    name: str
-    ranks: Tuple[int, ...]
-    said: Dict[str, Message] = field(default_factory=dict)  # by type, of the messages before the start
-    done: bool = False
-    gone: str = ""  # why it cannot say any more how its ranks ended
-    unasked: Dict[int, int] = field(default_factory=lambda: {1: 0, 2: 0})  # bytes to be confirmed, by stream
-    tails: Dict[int, List[str]] = field(default_factory=dict)  # the last lines on stderr, by rank
-    sources: Dict[int, Tuple[int, int]] = field(default_factory=dict)  # whose they are for the sink, by rank
-
-    @property
-    def over(self) -> bool:
-        return self.done or bool(self.gone)
-
-    @property
-    def door(self) -> Message:
-        """As the other hosts are told of it."""
-        ready = self.said["ready"]
-        return {"number": self.number, "name": self.name, "address": ready["address"], "token": ready["token"]}
-
-    @property
-    def label(self) -> str:
-        return f"host {self.name} ({name_ranks(self.ranks)})"
 
 
 class ClusterJob:
@@ -96,7 +64,7 @@ class ClusterJob:
         self._starts = starts
         self._patient = patient
         self._entrance = entrance
-        self._hosts = [_Host(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
+        self._hosts = [AgentHost(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)]
         self._sinks = sinks if sinks is not None else (Sink(1), Sink(2))
         self._launches = Launches(self._sinks[1])
         self._news: Deque[Tuple[int, Message]] = collections.deque()  # from the server's thread
@@ -161,8 +129,8 @@ class ClusterJob:
         others = [host.name for host in self._hosts] if self._entrance is None else []
         for start in self._starts:
             names = [self._hosts[number].name for number in start.hosts]
-            found = addresses_towards([bare_name(name) for name in (*names, *others)])
-            known = tuple(format_address(address, port) for address in found)
+            own = addresses_towards([bare_name(name) for name in (*names, *others)])
+            known = tuple(format_address(address, port) for address in own)
             self._launches.begin(start, Invitation(secret, known, start.host, self._start_timeout), guard)
             self._say(f"{start.label}: {' '.join(start.command)}")
 
@@ -176,7 +144,9 @@ class ClusterJob:
         self._hear_from_all("hello", "no agent has called from", complaint)
         for host in self._fit():
             if "hello" in host.said:
-                self._compare(host, host.said["hello"])
+                misfit = host.misfit()
+                if misfit:
+                    self._unfit(host, misfit)
         if self._wanted:
             self._post_all(lambda host: assignment_of(self._config, self._placement, host.number).message())
             self._hear_from_all("ready", "directory and program are still not seen to be there on", "are disks slow?")
@@ -197,10 +167,10 @@ class ClusterJob:
     def _wanted(self) -> bool:
         return not self._problem and not self._stop_signal
 
-    def _fit(self) -> List[_Host]:
+    def _fit(self) -> List[AgentHost]:
         return [host for host in self._hosts if not host.over]
 
-    def _post_all(self, message: Callable[[_Host], Message]) -> None:
+    def _post_all(self, message: Callable[[AgentHost], Message]) -> None:
         for host in self._hosts:
             self._server.post(host.number, message(host))
 
@@ -219,16 +189,6 @@ class ClusterJob:
                 break
             self._turn(deadline)
 
-    def _compare(self, host: _Host, hello: Message) -> None:
-        """Find out in which way a host does not fit, if it does not."""
-        python = ".".join(platform.python_version_tuple()[:2])
-        if hello["version"] != __version__:
-            self._unfit(
-                host, f"host {host.name} has DDL {hello['version']}, this one {__version__}; install the same one"
-            )
-        elif ".".join(hello["python"].split(".")[:2]) != python:
-            self._unfit(host, f"host {host.name} has Python {hello['python']}, this one {python}; use the same one")
-
     def _conclude_meeting(self) -> None:
         problems: List[str] = []
         for host in self._hosts:
@@ -244,7 +204,7 @@ class ClusterJob:
                 "the same hosts tells more"
             )
 
-    def _unfit(self, host: _Host, reason: str) -> None:
+    def _unfit(self, host: AgentHost, reason: str) -> None:
         host.gone = reason
         self._problem = self._problem or reason
 
@@ -286,7 +246,7 @@ class ClusterJob:
         if not sink.write_some():
             self._told(signal.SIGPIPE)  # nobody reads our output any more
 
-    def _heard(self, host: _Host, message: Message) -> None:
+    def _heard(self, host: AgentHost, message: Message) -> None:
         kind = message["type"]
         if kind == "gone":
             if not host.over:
@@ -308,7 +268,7 @@ class ClusterJob:
         elif kind == "done":
             host.done = True
 
-    def _exited(self, host: _Host, message: Mapping[str, Any]) -> None:
+    def _exited(self, host: AgentHost, message: Mapping[str, Any]) -> None:
         self._looks += 1
         rank, pid, code = (int(str(message[name])) for name in ("rank", "pid", "code"))
         entry = Exit(rank, pid, code, self._looks, bool(message["stopped"]) or self._stopping, host.name)
@@ -321,7 +281,7 @@ class ClusterJob:
         if entry.failed:
             self._stop_soon()
 
-    def _lost(self, host: _Host, reason: str) -> None:
+    def _lost(self, host: AgentHost, reason: str) -> None:
         host.gone = reason
         if not self._problem:
             self._problem = f"{host.label}: {reason}"
