@@ -69,10 +69,10 @@ def detect(environ: Mapping[str, str]) -> Optional[Launched]:
                 ) from None
             if numbers is None:
                 continue
-            found = Launched(launcher, *numbers)
-            if not 0 <= found.rank < found.size:
-                raise ConfigError(f"{launcher} says that this is rank {found.rank} of {found.size}")
-            return found
+            process = Launched(launcher, *numbers)
+            if not 0 <= process.rank < process.size:
+                raise ConfigError(f"{launcher} says that this is rank {process.rank} of {process.size}")
+            return process
     return None
 
 
@@ -132,14 +132,14 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
         return _Kept.identity
     if comm is None and "mpi4py.MPI" in sys.modules and ("PMI_RANK" in environ or "OMPI_COMM_WORLD_RANK" in environ):
         comm = sys.modules["mpi4py.MPI"].COMM_WORLD  # MPI is up, and speaks PMI itself
-    found = detect(environ) if comm is None else _of_communicator(comm)
-    if found is None or found.size == 1:
+    process = detect(environ) if comm is None else _of_communicator(comm)
+    if process is None or process.size == 1:
         return None
-    share = _by_communicator(comm) if comm is not None else _way_to_share(found, environ, settings)
-    return join(found, share, settings)
+    share = _by_communicator(comm) if comm is not None else _way_to_share(process, environ, settings)
+    return join(process, share, settings)
 
 
-def join(found: Launched, share: Share, settings: Settings) -> Identity:
+def join(process: Launched, share: Share, settings: Settings) -> Identity:
     """Return who this process is in the job of ``found``, whose ranks find one another by what rank 0 shares.
 
     Collective, the first time. Raises RendezvousError, and what ``share`` raises.
@@ -147,11 +147,11 @@ def join(found: Launched, share: Share, settings: Settings) -> Identity:
     if _Kept.identity is not None:
         return _Kept.identity
     interface = settings.interface
-    if found.rank == 0:
+    if process.rank == 0:
         secret = secrets.token_bytes(32)
-        one_host = found.local_size == found.size
+        one_host = process.local_size == process.size
         with threads_for(f"rank 0 cannot serve the job's store on {socket.gethostname()}"):
-            server = StoreServer(secret, found.size, "127.0.0.1" if one_host else "0.0.0.0")
+            server = StoreServer(secret, process.size, "127.0.0.1" if one_host else "0.0.0.0")
         atexit.register(server.close_when_alone, settings.timeout)
         os.register_at_fork(after_in_child=server.close_in_child)
         _, port = parse_address(server.address)
@@ -161,8 +161,8 @@ def join(found: Launched, share: Share, settings: Settings) -> Identity:
         store = json.loads(text)["addresses"][0]
     else:
         told = json.loads(share(None))
-        secret, store = bytes.fromhex(told["secret"]), _first_that_answers(told["addresses"], found)
-    numbers = (found.rank, found.size, found.local_rank, found.local_size, found.host, found.hosts)
+        secret, store = bytes.fromhex(told["secret"]), _first_that_answers(told["addresses"], process)
+    numbers = (process.rank, process.size, process.local_rank, process.local_size, process.host, process.hosts)
     _Kept.identity = Identity(*numbers, store, secret)
     return _Kept.identity
 
@@ -172,7 +172,7 @@ def _outside_addresses() -> List[str]:
     return sorted(addresses().values(), key=lambda address: address.startswith("127."))[:_MOST_ADDRESSES]
 
 
-def _first_that_answers(known: List[str], found: Launched) -> str:
+def _first_that_answers(known: List[str], process: Launched) -> str:
     problems = []
     for address in known:
         try:
@@ -181,7 +181,7 @@ def _first_that_answers(known: List[str], found: Launched) -> str:
         except OSError as error:
             problems.append(f"{address}: {error}")
     raise RendezvousError(
-        f"rank {found.rank} cannot reach rank 0's store at {'; '.join(problems)}; set DDL_INTERFACE on rank 0's host "
+        f"rank {process.rank} cannot reach rank 0's store at {'; '.join(problems)}; set DDL_INTERFACE on rank 0's host "
         "to the address by which the other hosts reach it"
     )
 
@@ -203,12 +203,12 @@ def _by_communicator(comm: Any) -> Share:
     return lambda text: str(comm.bcast(text, root=0))
 
 
-def _way_to_share(found: Launched, environ: Mapping[str, str], settings: Settings) -> Share:
-    if not found.job:
+def _way_to_share(process: Launched, environ: Mapping[str, str], settings: Settings) -> Share:
+    if not process.job:
         return lambda text: _by_pmi(int(environ["PMI_FD"]), text)
     folder = Path(settings.rendezvous_dir or Path.home() / ".ddl")
-    name = hashlib.sha256(f"{found.launcher} {found.job}".encode()).hexdigest()[:24]
-    return lambda text: _by_file(folder / f"job-{name}.json", text, found, settings.start_timeout)
+    name = hashlib.sha256(f"{process.launcher} {process.job}".encode()).hexdigest()[:24]
+    return lambda text: _by_file(folder / f"job-{name}.json", text, process, settings.start_timeout)
 
 
 def _by_pmi(fd: int, text: Optional[str]) -> str:
@@ -237,7 +237,7 @@ def _by_pmi(fd: int, text: Optional[str]) -> str:
     return bytes.fromhex(ask(f"get kvsname={space} key=ddl")["value"]).decode()
 
 
-def _by_file(path: Path, text: Optional[str], found: Launched, patience: float) -> str:
+def _by_file(path: Path, text: Optional[str], process: Launched, patience: float) -> str:
     try:
         if text is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -246,8 +246,8 @@ def _by_file(path: Path, text: Optional[str], found: Launched, patience: float) 
             return text
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written: {error.strerror}. Ranks that {found.launcher} started find one another by it; "
-            "set DDL_RENDEZVOUS_DIR to a directory that all hosts share, or start the program by ddlrun"
+            f"{path} cannot be written: {error.strerror}. Ranks that {process.launcher} started find one another by "
+            "it; set DDL_RENDEZVOUS_DIR to a directory that all hosts share, or start the program by ddlrun"
         ) from error
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -259,8 +259,9 @@ def _by_file(path: Path, text: Optional[str], found: Launched, patience: float) 
                 return there
         time.sleep(_RETRY)
     raise RendezvousError(
-        f"rank {found.rank} of {found.size}: rank 0 has not written {path} within {patience:g} s (DDL_START_TIMEOUT). "
-        "Is it running, and do the hosts share that directory? If not, set DDL_RENDEZVOUS_DIR, or start by ddlrun"
+        f"rank {process.rank} of {process.size}: rank 0 has not written {path} within {patience:g} s "
+        "(DDL_START_TIMEOUT). Is it running, and do the hosts share that directory? If not, set DDL_RENDEZVOUS_DIR, or "
+        "start by ddlrun"
     )
 
 

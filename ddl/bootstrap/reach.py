@@ -80,14 +80,14 @@ class Attempt:
 
 def connect_all(targets: Sequence[Target], own: Optional[Door] = None) -> Dict[Target, Attempt]:
     """Connect to all, many at a time, and see who answers. Meanwhile greet those who knock at our ``own`` door."""
-    found: Dict[Target, Attempt] = {}
+    attempts: Dict[Target, Attempt] = {}
     for start in range(0, len(targets), _AT_ONCE):
-        found.update(_connect_some(targets[start : start + _AT_ONCE], own))
-    return found
+        attempts.update(_connect_some(targets[start : start + _AT_ONCE], own))
+    return attempts
 
 
 def _connect_some(targets: Sequence[Target], own: Optional[Door]) -> Dict[Target, Attempt]:
-    found: Dict[Target, Attempt] = {}
+    attempts: Dict[Target, Attempt] = {}
     waiting: Dict[int, Tuple[Target, socket.socket]] = {}
     connected = set()
     poller = select.poll()
@@ -97,7 +97,7 @@ def _connect_some(targets: Sequence[Target], own: Optional[Door]) -> Dict[Target
             sock.setblocking(False)
             code = sock.connect_ex((target.address, target.port))
             if code not in (0, errno.EINPROGRESS):
-                found[target] = Attempt(_named(code))
+                attempts[target] = Attempt(_named(code))
                 continue
             waiting[sock.fileno()] = (target, sock)
             poller.register(sock, select.POLLOUT)
@@ -111,21 +111,21 @@ def _connect_some(targets: Sequence[Target], own: Optional[Door]) -> Dict[Target
                     continue
                 target, sock = waiting[fd]
                 if fd in connected:
-                    found[target] = _greeted(target, sock)
+                    attempts[target] = _greeted(target, sock)
                     poller.unregister(fd)
                     del waiting[fd]
                 elif events & (select.POLLOUT | select.POLLERR):
                     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     if code:
-                        found[target] = Attempt(_named(code))
+                        attempts[target] = Attempt(_named(code))
                         poller.unregister(fd)
                         del waiting[fd]
                     else:
                         connected.add(fd)
                         poller.modify(fd, select.POLLIN)
         for target, _ in waiting.values():
-            found[target] = Attempt("timeout")
-    return found
+            attempts[target] = Attempt("timeout")
+    return attempts
 
 
 def _named(code: int) -> str:

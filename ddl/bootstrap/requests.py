@@ -218,12 +218,12 @@ class Requests:
         if len(meeting.values) < len(meeting.ranks):
             return []
         del self._meetings[key]
-        parts = _parts([meeting.values[one] for one in meeting.ranks], count=self._counted(counter))
-        return [(one, part) for one in meeting.ranks for part in parts]
+        parts = _parts([meeting.values[rank] for rank in meeting.ranks], count=self._counted(counter))
+        return [(rank, part) for rank in meeting.ranks for part in parts]
 
     def _ranks(self, text: str) -> Dict[int, None]:
         """Return the ranks of a text such as ``3,0``; none if they are not some of the job's, each once."""
-        numbers = [int(one) for one in text.split(",") if one.isdecimal() and len(one) < 10]
+        numbers = [int(part) for part in text.split(",") if part.isdecimal() and len(part) < 10]
         ranks = dict.fromkeys(number for number in numbers if number < self._size)
         return ranks if len(ranks) == text.count(",") + 1 else {}
 

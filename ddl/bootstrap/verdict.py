@@ -284,9 +284,9 @@ class Verdict:
         if len(set(said.values())) > 1:
             # Show the call that most ranks made, and one that differs. Nobody is blamed: who is wrong nobody knows.
             usual = collections.Counter(said.values()).most_common(1)[0][0]
-            one = next(rank for rank, op in said.items() if op == usual)
+            typical = next(rank for rank, op in said.items() if op == usual)
             odd = next(rank for rank, op in said.items() if op != usual)
-            reason = f"rank {one} called {usual} but rank {odd} called {said[odd]} as operation #{seq}"
+            reason = f"rank {typical} called {usual} but rank {odd} called {said[odd]} as operation #{seq}"
             return self._fail(comm, "CollectiveMismatch", -1, reason)
         if seq == 0 and not probing.final:
             # What it sent before may still be on its way. Whether it comes is for the rank that waits to see.
@@ -356,9 +356,9 @@ def name_ranks(ranks: Iterable[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    one = len(runs) == 1 and len(runs[0]) == 1
+    single = len(runs) == 1 and len(runs[0]) == 1
     names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"{'rank' if one else 'ranks'} {', '.join(names)}"
+    return f"{'rank' if single else 'ranks'} {', '.join(names)}"
 
 
 def _last(state: Message) -> str:

@@ -246,8 +246,8 @@ class WatchClient(Client):
                     if self._over:
                         raise ConnectionAbortedError("closed")
                     self._add(way)
-                    for one in self._ways.values():
-                        notice_silence(one.sock)  # or a network that is gone would not be missed
+                    for other in self._ways.values():
+                        notice_silence(other.sock)  # or a network that is gone would not be missed
         except BaseException:
             sock.close()
             raise

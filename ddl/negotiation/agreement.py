@@ -119,12 +119,12 @@ class Agreement:
 
     def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> Outcome:
         """Return what follows from all ballots, as ``ballot.unpack`` returns them, and the news of each rank."""
-        some = reduce(or_, flags)
-        outcome = Outcome(quiet=not some & ballot.FRESH)
+        all_flags = reduce(or_, flags)
+        outcome = Outcome(quiet=not all_flags & ballot.FRESH)
         self._entries = entries
         came: Set[int] = set()
-        if some & ballot.JOINED:
-            came = {rank for rank, one in enumerate(flags) if one & ballot.JOINED} - self._joined
+        if all_flags & ballot.JOINED:
+            came = {rank for rank, flag in enumerate(flags) if flag & ballot.JOINED} - self._joined
             self._joined |= came
         outcome.joined = frozenset(self._joined)
         for rank, said in enumerate(news):
@@ -213,8 +213,8 @@ class Agreement:
         ]
 
     def _difference(self, by_rank: Dict[int, Signature]) -> str:
-        one = min(by_rank)
-        other = next(rank for rank in sorted(by_rank) if by_rank[rank] != by_rank[one])
-        number = by_rank[one].differs(by_rank[other])
-        mine, theirs = by_rank[one].text(number), by_rank[other].text(number)
-        return f"rank {self._ranks[one]} submitted {mine} but rank {self._ranks[other]} {theirs}"
+        first = min(by_rank)
+        other = next(rank for rank in sorted(by_rank) if by_rank[rank] != by_rank[first])
+        number = by_rank[first].differs(by_rank[other])
+        texts = by_rank[first].text(number), by_rank[other].text(number)
+        return f"rank {self._ranks[first]} submitted {texts[0]} but rank {self._ranks[other]} {texts[1]}"

@@ -124,16 +124,16 @@ def _either(name: str, value: Optional[int], other_name: str, other: Optional[in
 
 def _size(given: Optional[int], hosts: Optional[str], hostfile: Optional[str]) -> int:
     """Return the number of ranks. InvalidArgument if it makes no sense, or if another machine is among the hosts."""
-    found = parse_hosts(hosts) if hosts is not None else ()
+    named = parse_hosts(hosts) if hosts is not None else ()
     if hostfile is not None:
-        found += parse_hostfile(Path(hostfile).read_text(encoding="utf-8"), hostfile)
-    for host in found:
+        named += parse_hostfile(Path(hostfile).read_text(encoding="utf-8"), hostfile)
+    for host in named:
         if not is_local(bare_name(host.name)):
             raise InvalidArgument(
                 f"ddl.run: {host.name} is another machine, and functions are called on this one only: they travel in "
                 "files that nobody else can read. Put it into a script, and start that by ddlrun -H"
             )
-    slots = sum(host.slots or 0 for host in found)
+    slots = sum(host.slots or 0 for host in named)
     size = slots or 1 if given is None else given
     if not isinstance(size, int) or size < 1:
         raise InvalidArgument(f"ddl.run: np={given!r}: say how many ranks, as np=2")

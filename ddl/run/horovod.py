@@ -89,9 +89,9 @@ def no_effect(given: Sequence[str]) -> List[str]:
     """Return the lines that name the options of ``given`` that had no ``word``, one for each reason."""
     lines = []
     for why, names in _NO_EFFECT:
-        found = [name for name in (name.rstrip("=") for name in names) if name in given]
-        if found:
-            lines.append(f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect: {why}")
+        given_names = [name for name in (name.rstrip("=") for name in names) if name in given]
+        if given_names:
+            lines.append(f"{', '.join(given_names)} {'has' if len(given_names) == 1 else 'have'} no effect: {why}")
     return lines
 
 

@@ -178,7 +178,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of ddlrun's own options, of which ``error`` raises ConfigError."""
-    made = _Parser(
+    own_options = _Parser(
         prog="ddlrun",
         usage=USAGE,
         description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program\n"
@@ -191,7 +191,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for title, options in _GROUPS:
-        group = made.add_argument_group(title)
+        group = own_options.add_argument_group(title)
         for names, keywords in options:
             group.add_argument(*names, **keywords)
-    return made
+    return own_options

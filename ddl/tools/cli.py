@@ -37,12 +37,12 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Find out what the words mean; what none of a tool's options can be is refused here, where they are known."""
-        found, rest = super().parse_known_args(args, namespace)
+        known, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition("=")[0]
             if name.startswith("-") and name.strip("-"):
                 self.error(f"unknown option {name}{did_you_mean(name, self._option_string_actions)}")
-        return found, rest
+        return known, rest
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
@@ -60,9 +60,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     tools = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
     asked = next((word for word in words if not word.startswith("-")), "")
     for name, (module, text) in TOOLS.items():
-        one = tools.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        tool = tools.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == asked:
-            importlib.import_module(module).add_arguments(one, words[words.index(name) + 1 :])
+            importlib.import_module(module).add_arguments(tool, words[words.index(name) + 1 :])
     arguments = parser.parse_args(words)
     try:
         status: int = importlib.import_module(TOOLS[arguments.tool][0]).run(arguments)

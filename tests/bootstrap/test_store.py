@@ -30,20 +30,20 @@ def check_in_all(clients: List[StoreClient], values: List[str], round: int) -> L
 
 
 def test_set_and_get(connect: Connect) -> None:
-    one, other = connect(0), connect(1)
-    assert one.size == 4 and one.local_host == "127.0.0.1"
+    first, other = connect(0), connect(1)
+    assert first.size == 4 and first.local_host == "127.0.0.1"
     for key, value in (("a", "1"), ("", ""), ("ключ\x00\n", "wert\ud800"), ("a", "2")):
-        one.set(key, value)
+        first.set(key, value)
         assert other.get(key, 5) == value
 
 
 def test_get_waits_for_set(connect: Connect) -> None:
-    one, other = connect(0), connect(1)
+    first, other = connect(0), connect(1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.get, "late", 10)
-        one.set("another", "x")
+        first.set("another", "x")
         assert not waiting.done()
-        one.set("late", "value")
+        first.set("late", "value")
         assert waiting.result(10) == "value"
 
 
@@ -209,7 +209,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(secret: bytes) -> None:
 def test_a_forked_child_does_not_keep_a_dead_rank_alive(
     server: StoreServer, watch: Callable[[int], WatchClient]
 ) -> None:
-    mine, survivor = watch(0), watch(1)
+    leaver, survivor = watch(0), watch(1)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:  # as a data loader's worker: it lives on when its rank dies
@@ -217,7 +217,7 @@ def test_a_forked_child_does_not_keep_a_dead_rank_alive(
         os.read(reader, 1)
         os._exit(0)
     try:
-        mine.close()
+        leaver.close()
         deadline = time.monotonic() + 10
         message = {}
         while not message and time.monotonic() < deadline:
@@ -253,7 +253,7 @@ def test_close_when_the_thread_ends_before_it_is_woken() -> None:
 
 def meet_all(clients: List[StoreClient], ranks: List[int], timeout: float = 10) -> List[object]:
     with ThreadPoolExecutor(len(clients)) as pool:
-        calls = [pool.submit(one.meet, ranks, f"of {one.rank}", "groups", timeout) for one in clients]
+        calls = [pool.submit(client.meet, ranks, f"of {client.rank}", "groups", timeout) for client in clients]
         return [call.exception() or call.result() for call in calls]
 
 

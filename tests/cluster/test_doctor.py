@@ -42,13 +42,13 @@ class Seen:
     verdicts: List[Dict[str, Any]]
 
     def find(self, level: str, check: str) -> Dict[str, Any]:
-        found = [one for one in self.verdicts if (one["level"], one["check"]) == (level, check)]
-        assert len(found) == 1, (level, check, self.verdicts)
-        return found[0]
+        matching = [verdict for verdict in self.verdicts if (verdict["level"], verdict["check"]) == (level, check)]
+        assert len(matching) == 1, (level, check, self.verdicts)
+        return matching[0]
 
     @property
     def bad(self) -> set[Tuple[str, str]]:
-        return {(one["level"], one["check"]) for one in self.verdicts if one["level"] != "ok"}
+        return {(verdict["level"], verdict["check"]) for verdict in self.verdicts if verdict["level"] != "ok"}
 
 
 def ddl(cluster: Cluster, *words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +89,7 @@ def test_healthy_hosts_a_slow_rail_and_the_commands_of_the_document(own_cluster:
 
     def measured(part: str, *patterns: str) -> str:
         """What the command says of rails; again if beside it something was busy: a rail carries the most it has."""
-        command = next(one for one in commands if part in one)
+        command = next(line for line in commands if part in line)
         for _ in range(5):
             if all(re.search(pattern, said[command], re.MULTILINE) for pattern in patterns):
                 return said[command]
@@ -197,8 +197,8 @@ def test_a_rail_that_does_not_lead_everywhere(own_cluster: Cluster, tmp_path: Pa
     chosen = ["-H", "node1:2,node2:2,node3:2", "--network-interface", "10.77.1.0/24"]
     seen = doctor(cluster, *chosen, cwd=tmp_path, DDL_SHM="0")
     assert seen.status == 1, seen.out
-    found = [one for one in seen.verdicts if (one["level"], one["check"]) == ("error", "interface")]
-    assert sorted((one["hosts"], one["text"]) for one in found) == [
+    matching = [verdict for verdict in seen.verdicts if (verdict["level"], verdict["check"]) == ("error", "interface")]
+    assert sorted((verdict["hosts"], verdict["text"]) for verdict in matching) == [
         (["node2"], "rail1 (10.77.1.2) has no carrier"),
         (["node3"], "there is no route to node1, node2"),
     ]
@@ -245,9 +245,9 @@ def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> 
     seen = doctor(cluster, "-H", hosts, "--start-timeout", "6", "--network-interface", "10.77.0.0/16", cwd=tmp_path)
     assert time.monotonic() - begin < 40
     assert seen.status == 1, seen.out
-    said = {one["hosts"][0]: one for one in seen.verdicts if one["level"] == "error"}
+    said = {verdict["hosts"][0]: verdict for verdict in seen.verdicts if verdict["level"] == "error"}
     assert sorted(said) == ["nobody", "node2", "node3", "node4", "node5"]
-    assert {host: one["check"] for host, one in said.items()} == {
+    assert {host: verdict["check"] for host, verdict in said.items()} == {
         "node2": "version", "node3": "python", "node4": "start", "node5": "start", "nobody": "start",
     }  # fmt: skip
     for host, words, remedy in (
@@ -258,7 +258,7 @@ def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> 
         ("nobody", "Could not resolve hostname", "/etc/hosts"),
     ):
         assert words in said[host]["text"] and remedy in said[host]["remedy"], said[host]
-    ok = next(one for one in seen.verdicts if (one["level"], one["check"]) == ("ok", "ports"))
+    ok = next(verdict for verdict in seen.verdicts if (verdict["level"], verdict["check"]) == ("ok", "ports"))
     assert ok["hosts"] == ["node1", "node6"]  # they were looked at all the same
     done = ddl(cluster, "topo", "-H", "node1,node6,nobody", cwd=tmp_path)
     assert done.returncode == 1 and "└─ not there: ssh ended with status 255" in done.stdout

@@ -125,9 +125,9 @@ def test_a_rank_that_can_start_no_thread_says_so_in_init() -> None:
 
 
 def serve_without_threads() -> str:
-    found = launched.Launched("a test", rank=0, size=2, local_rank=0, local_size=2, host=0, hosts=1, job="")
+    process = launched.Launched("a test", rank=0, size=2, local_rank=0, local_size=2, host=0, hosts=1, job="")
     with no_threads(), pytest.raises(ddl.ResourceError) as caught:
-        launched.join(found, lambda text: "", Settings())
+        launched.join(process, lambda text: "", Settings())
     return str(caught.value)
 
 

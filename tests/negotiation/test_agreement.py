@@ -21,49 +21,49 @@ LARGE = Signature("allreduce", (("float32", (4, 5)),), "op=Sum")
 
 def play(agreements: List[Agreement]) -> Outcome:
     """One round of all ranks; all must come to the same, also those who do not look whether all are of one opinion."""
-    votes = [one.vote() for one in agreements]
-    ballots = np.stack([mine for mine, _ in votes])
+    votes = [agreement.vote() for agreement in agreements]
+    ballots = np.stack([vote for vote, _ in votes])
     flags, entries = ballot.unpack(ballots)
-    news = [said for _, said in votes] if any(one & ballot.NEWS for one in flags) else ()
+    news = [said for _, said in votes] if any(flag & ballot.NEWS for flag in flags) else ()
     outcomes = []
-    for one in agreements:
-        slow = copy.deepcopy(one)
+    for agreement in agreements:
+        slow = copy.deepcopy(agreement)
         outcome = slow.decide(flags, entries, news)
-        quick = one.unanimous(ballots)
+        quick = agreement.unanimous(ballots)
         if quick is None:
-            assert one.decide(flags, entries, news) == outcome
+            assert agreement.decide(flags, entries, news) == outcome
         else:
-            assert (quick, vars(one)) == (outcome, {**vars(slow), "_ballot": one._ballot})
-            assert np.array_equal(slow._ballot, one._ballot)
+            assert (quick, vars(agreement)) == (outcome, {**vars(slow), "_ballot": agreement._ballot})
+            assert np.array_equal(slow._ballot, agreement._ballot)
         outcomes.append(outcome)
-    assert all(one == outcomes[0] for one in outcomes)
+    assert all(outcome == outcomes[0] for outcome in outcomes)
     return outcomes[0]
 
 
 def test_a_name_runs_when_all_have_submitted_it_and_then_costs_a_bit() -> None:
-    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
+    here, other = ranks = [Agreement(range(2)), Agreement(range(2))]
     for _ in range(3):
-        one.submit("a", SMALL)
-        one.submit("b", LARGE)
+        here.submit("a", SMALL)
+        here.submit("b", LARGE)
         other.submit("b", LARGE)
         assert play(ranks).run == [("b", LARGE)]
-        assert one.missing("a") == [1]
+        assert here.missing("a") == [1]
         other.submit("a", SMALL)
         assert play(ranks).run == [("a", SMALL)]
     other.submit("b", LARGE)
-    mine, news = other.vote()
-    assert len(mine) == 2 and not news
+    vote, news = other.vote()
+    assert len(vote) == 2 and not news
 
 
 def test_what_all_have_submitted_alike_takes_the_short_way() -> None:
-    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
+    here, other = ranks = [Agreement(range(2)), Agreement(range(2))]
     for time in range(3):
         for rank in ranks:
             rank.submit("a", SMALL)
             rank.submit("b", LARGE)
         votes = [rank.vote() for rank in ranks]
-        ballots = np.stack([mine for mine, _ in votes])
-        quick = one.unanimous(ballots)
+        ballots = np.stack([vote for vote, _ in votes])
+        quick = here.unanimous(ballots)
         if time == 0:  # they are not known yet
             assert quick is None
             flags, entries = ballot.unpack(ballots)
@@ -72,29 +72,29 @@ def test_what_all_have_submitted_alike_takes_the_short_way() -> None:
             continue
         assert quick is not None and quick.run == [("a", SMALL), ("b", LARGE)] and not quick.quiet
         assert other.unanimous(ballots) == quick
-    one.submit("a", SMALL)
-    assert one.unanimous(np.stack([one.vote()[0], other.vote()[0]])) is None
+    here.submit("a", SMALL)
+    assert here.unanimous(np.stack([here.vote()[0], other.vote()[0]])) is None
 
 
 def test_different_submissions_under_a_name_fail_and_the_name_can_be_used_again() -> None:
-    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
+    here, other = ranks = [Agreement(range(2)), Agreement(range(2))]
     for rank in ranks:
         rank.submit("a", SMALL)
     play(ranks)
     for first, second in [(SMALL, LARGE), (LARGE, SMALL)]:
-        one.submit("a", first)
+        here.submit("a", first)
         other.submit("a", second)
         ((name, reason),) = play(ranks).failed
         assert name == "a" and f"rank 0 submitted {first.text()} but rank 1 {second.text()}" == reason
-        assert not one.waiting and not other.waiting
+        assert not here.waiting and not other.waiting
     for rank in ranks:
         rank.submit("a", LARGE)
     assert play(ranks).run == [("a", LARGE)]
 
 
 def test_a_quiet_round_is_one_in_which_nobody_says_anything_new() -> None:
-    one, other = ranks = [Agreement(range(2)), Agreement(range(2))]
-    one.submit("a", SMALL)
+    here, other = ranks = [Agreement(range(2)), Agreement(range(2))]
+    here.submit("a", SMALL)
     other.submit("b", SMALL)
     assert not play(ranks).quiet
     assert play(ranks).quiet
@@ -133,7 +133,7 @@ def test_every_operation_is_settled_once_and_alike(data: st.DataObject) -> None:
         for time in range(rounds)
     }
     left = [[data.draw(st.permutations(names)) for _ in range(rounds)] for _ in range(size)]
-    plan = [[(name, time) for time, order in enumerate(mine) for name in order] for mine in left]
+    plan = [[(name, time) for time, order in enumerate(own) for name in order] for own in left]
     submitted: List[Set[Tuple[str, int]]] = [set() for _ in range(size)]
     settled: Set[Tuple[str, int]] = set()
     pending: List[Set[str]] = [set() for _ in range(size)]
@@ -151,30 +151,30 @@ def test_every_operation_is_settled_once_and_alike(data: st.DataObject) -> None:
         assert idle < 6, "nothing moves"
         for name in [name for name, _ in outcome.run] + [name for name, _ in outcome.failed]:
             time = sum((name, t) in settled for t in range(rounds))
-            assert all((name, time) in mine for mine in submitted)
+            assert all((name, time) in own for own in submitted)
             settled.add((name, time))
             alike = len(set(wanted[name, time])) == 1
             assert alike == ((name, wanted[name, time][0]) in outcome.run)
-            for mine in pending:
-                mine.remove(name)
+            for own in pending:
+                own.remove(name)
     assert settled == set(wanted)
-    assert not any(one.waiting for one in ranks)
+    assert not any(agreement.waiting for agreement in ranks)
 
 
 @pytest.mark.parametrize("known", [0, 1, 8, 9, 300])
 def test_a_ballot_is_what_was_put_in(known: int) -> None:
-    some = [number for number in range(known) if number % 3 == 0]
-    entries = sum(1 << number for number in some)
+    every_third = [number for number in range(known) if number % 3 == 0]
+    entries = sum(1 << number for number in every_third)
     packed = ballot.pack(ballot.JOINED, entries, known)
     assert packed.size == 1 + -(-known // 8)
     flags, unpacked = ballot.unpack(np.stack([packed, ballot.pack(0, 0, known)]))
-    assert flags == [ballot.JOINED, 0] and unpacked == [entries, 0] and list(ballot.numbers(entries)) == some
+    assert flags == [ballot.JOINED, 0] and unpacked == [entries, 0] and list(ballot.numbers(entries)) == every_third
 
 
 def test_signatures_are_plain_data_and_can_be_read() -> None:
-    one = Signature("grouped_allgather", (("int8", (ANY, 3)), ("bool", ()), *[("int8", (1,))] * 3), "op=Max")
-    assert Signature.parse(one.plain()) == one
-    assert one.text() == "grouped_allgather(int8 of shape anyx3, bool of shape (), 3 more, op=Max)"
+    signature = Signature("grouped_allgather", (("int8", (ANY, 3)), ("bool", ()), *[("int8", (1,))] * 3), "op=Max")
+    assert Signature.parse(signature.plain()) == signature
+    assert signature.text() == "grouped_allgather(int8 of shape anyx3, bool of shape (), 3 more, op=Max)"
 
 
 @pytest.mark.parametrize(

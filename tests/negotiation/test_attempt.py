@@ -44,7 +44,7 @@ def total(x: np.ndarray, name: str, ways: int = 3) -> Request:
 
 def in_any_order(seed: int, times: int) -> int:
     """Ranks attempt the same names in orders of their own, some by other ways; return how many had to be left."""
-    mine, draw = negotiator(), random.Random(seed + ddl.rank())
+    submitter, draw = negotiator(), random.Random(seed + ddl.rank())
     names, left = [f"x{i}" for i in range(5)], 0
     want = ddl.size() * (ddl.size() + 1) / 2
     for _ in range(times):
@@ -52,15 +52,15 @@ def in_any_order(seed: int, times: int) -> int:
         arrays = {name: np.full(3, ddl.rank() + 1.0) for name in names}
         for name in draw.sample(names, len(names)):
             request = total(arrays[name], name, draw.randrange(4))
-            pending[name] = mine.attempt(request) if draw.random() < 0.7 else mine.submit(request)
+            pending[name] = submitter.attempt(request) if draw.random() < 0.7 else submitter.submit(request)
             left += not pending[name].done()
         for name in draw.sample(names, len(names)):
             pending[name].wait()
             assert arrays[name].tolist() == [want] * 3
         last = np.full(1, ddl.rank() + 1.0)
-        mine.run(total(last, "last"))  # may have to end a round that an attempt has left
+        submitter.run(total(last, "last"))  # may have to end a round that an attempt has left
         assert last[0] == want
-    mine.close()
+    submitter.close()
     return left
 
 
@@ -72,15 +72,15 @@ def test_attempted_in_any_order(size: int, transport: str) -> None:
 
 def at_once(times: int) -> int:
     """All ranks attempt one after the other; return how many had ended when the attempt returned."""
-    mine, ended = negotiator(), 0
+    submitter, ended = negotiator(), 0
     for number in range(times):
         x = np.full(1, float(number))
-        pending = mine.attempt(total(x, "x"))
+        pending = submitter.attempt(total(x, "x"))
         ended += pending.done()
         pending.wait()
         assert x[0] == number * ddl.size()
         ddl.barrier()
-    mine.close()
+    submitter.close()
     return ended
 
 
@@ -93,25 +93,25 @@ def test_where_all_are_there_it_has_ended() -> None:
 
 def without_sleep() -> None:
     """Rank 1 submits nothing before rank 0 tells it to, after its attempt."""
-    mine, rank, word = negotiator(), ddl.rank(), np.zeros(1)
+    submitter, rank, word = negotiator(), ddl.rank(), np.zeros(1)
     for number in range(10):
         x = np.full(2, float(number))
         if rank == 1:
             ddl.recv(word, 0)
-        first = mine.attempt(total(x, "x"))
+        first = submitter.attempt(total(x, "x"))
         if rank == 0:
             assert not first.done()
             y = np.ones(2)
-            second = mine.attempt(total(y, "y"))  # while a round is under way that nobody drives
+            second = submitter.attempt(total(y, "y"))  # while a round is under way that nobody drives
             assert not second.done()
             ddl.send(word, 1)
         else:
             y = np.ones(2)
-            second = mine.attempt(total(y, "y"))
+            second = submitter.attempt(total(y, "y"))
         first.wait()
         second.wait()
         assert x.tolist() == [2.0 * number] * 2 and y.tolist() == [2.0] * 2
-    mine.close()
+    submitter.close()
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
@@ -121,8 +121,8 @@ def test_an_attempt_waits_for_nobody(transport: str) -> None:
 
 def ends_with(action: str) -> Optional[str]:
     """What an attempt of rank 0 ends with if rank 1 does something else."""
-    mine, rank = negotiator(), ddl.rank()
-    mine.run(total(np.ones(3), "known"))
+    submitter, rank = negotiator(), ddl.rank()
+    submitter.run(total(np.ones(3), "known"))
     ddl.barrier()
     if rank == 1:
         if action == "leaves":
@@ -130,16 +130,16 @@ def ends_with(action: str) -> Optional[str]:
         time.sleep(0.1)
         if action == "differs":
             with pytest.raises(ddl.CollectiveMismatch):
-                mine.attempt(total(np.ones(4), "known")).wait()
+                submitter.attempt(total(np.ones(4), "known")).wait()
         if action == "joins":
-            mine.join()
+            submitter.join()
             time.sleep(0.5)
         if action == "is late":
             with pytest.raises(ddl.CommunicatorError):
                 time.sleep(4)
-                mine.attempt(total(np.ones(3), "known")).wait()
+                submitter.attempt(total(np.ones(3), "known")).wait()
         return None
-    pending = mine.attempt(total(np.ones(3), "known"))
+    pending = submitter.attempt(total(np.ones(3), "known"))
     with pytest.raises(ddl.Error) as caught:
         pending.wait()
     return f"{type(caught.value).__name__}: {caught.value}"
@@ -162,8 +162,8 @@ def test_what_an_attempt_ends_with(action: str, error: str, words: List[str]) ->
 
 def overdue_while_one_is_stopped() -> str:
     """What a submitted operation ends with if rank 1 is stopped, and the verdict about it comes after the deadline."""
-    mine, report = negotiator(), Agent._report
-    mine.run(total(np.ones(3), "known"))
+    submitter, report = negotiator(), Agent._report
+    submitter.run(total(np.ones(3), "known"))
     if ddl.rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -173,7 +173,7 @@ def overdue_while_one_is_stopped() -> str:
 
     Agent._report = report_late  # type: ignore[method-assign]
     with pytest.raises(ddl.Error) as caught:
-        mine.submit(total(np.ones(3), "x")).wait()
+        submitter.submit(total(np.ones(3), "x")).wait()
     return f"{type(caught.value).__name__}: {caught.value}"
 
 

@@ -60,9 +60,9 @@ def job_of(job_set: Dict[str, Any]) -> Dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("options", [LEAST, FULL], ids=["least", "full"])
 def test_a_job_fits_the_schemas_of_kubernetes(options: List[str], version: str) -> None:
-    found = documents(*options, *PROGRAM)
-    assert [entry["kind"] for entry in found] == ["Secret", "Service", "Job"]
-    for entry in found:  # an unknown kind, of which the program would only warn, is an exception here
+    manifest = documents(*options, *PROGRAM)
+    assert [entry["kind"] for entry in manifest] == ["Secret", "Service", "Job"]
+    for entry in manifest:  # an unknown kind, of which the program would only warn, is an exception here
         kubernetes_validate.validate(entry, version, strict=True)
 
 
@@ -154,11 +154,11 @@ def test_processors_are_divided_among_the_ranks_of_a_pod() -> None:
 
 
 def test_each_print_has_a_secret_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    found = set()
+    secrets = set()
     for _ in range(2):
         assert main([*LEAST, "train.py"]) == 0
-        found.add(next(yaml.safe_load_all(capsys.readouterr().out))["stringData"]["secret"])
-    assert len(found) == 2 and {len(text) for text in found} == {64}
+        secrets.add(next(yaml.safe_load_all(capsys.readouterr().out))["stringData"]["secret"])
+    assert len(secrets) == 2 and {len(text) for text in secrets} == {64}
 
 
 WRONG: Dict[str, List[str]] = {

@@ -144,8 +144,8 @@ def test_a_file_gets_every_byte_as_it_was(tmp_path: Path) -> None:
 def test_on_a_terminal_another_ranks_line_erases_the_rest_of_a_bar() -> None:
     leader, terminal = pty.openpty()
     try:
-        sink, one, other = Sink(terminal), object(), object()
-        for line, source in ((b"a long bar\r", one), (b"bar\r", one), (b"line\n", other), (b"line\n", one)):
+        sink, first, other = Sink(terminal), object(), object()
+        for line, source in ((b"a long bar\r", first), (b"bar\r", first), (b"line\n", other), (b"line\n", first)):
             sink.put(line, source)
         while sink.backlog:
             assert sink.write_some()

@@ -92,8 +92,8 @@ def test_output_of_a_megabyte_a_rank_arrives_whole(launcher: Launcher) -> None:
     done = launcher.run(*HERE, sys.executable, "-c", program)
     lines = done.stdout.splitlines()
     for rank in ("[0] ", "[1] "):
-        mine = [line[4:] for line in lines if line.startswith(rank)]
-        assert mine == [f"{number} {'x' * 100}" for number in range(20000)]
+        printed = [line[4:] for line in lines if line.startswith(rank)]
+        assert printed == [f"{number} {'x' * 100}" for number in range(20000)]
 
 
 def test_a_reader_that_stops_reading_does_not_fill_the_memory(launcher: Launcher) -> None:
@@ -257,10 +257,10 @@ def test_a_host_looks_around() -> None:
         threads = [threading.Thread(target=greet_one, args=(door,)) for door in (right, wrong)]
         for thread in threads:
             thread.start()
-        found = look_around(0, peers, own)
+        warned = look_around(0, peers, own)
         for thread in threads:
             thread.join()
-    assert found["problems"] == [
+    assert warned["problems"] == [
         f"me@h0 cannot connect to me@h2 at 127.0.0.1:{wrong.port}: somebody else answers there",
         f"me@h0 cannot connect to me@h3 at 127.0.0.1:{closed.port}: refused",
     ]
@@ -273,22 +273,22 @@ def greet_one(door: Door) -> None:
 
 def test_two_hosts_look_around_at_once() -> None:
     """Each greets the other while it waits for the other's greeting."""
-    with Door("127.0.0.1") as one, Door("127.0.0.1") as other:
-        peers = [peer(0, f"127.0.0.1:{one.port}", one.token), peer(1, f"127.0.0.1:{other.port}", other.token)]
-        found: List[Dict[str, List[str]]] = []
-        thread = threading.Thread(target=lambda: found.append(look_around(0, peers, one)))
+    with Door("127.0.0.1") as first, Door("127.0.0.1") as other:
+        peers = [peer(0, f"127.0.0.1:{first.port}", first.token), peer(1, f"127.0.0.1:{other.port}", other.token)]
+        reports: List[Dict[str, List[str]]] = []
+        thread = threading.Thread(target=lambda: reports.append(look_around(0, peers, first)))
         thread.start()
         # The second one goes on greeting after it has seen all, as agents do until the job begins.
-        found.append(look_around(1, peers, other))
+        reports.append(look_around(1, peers, other))
         while thread.is_alive():
             if select.select([other], [], [], 0.05)[0]:
                 other.greet()
-    assert [entry["problems"] for entry in found] == [[], []]
+    assert [entry["problems"] for entry in reports] == [[], []]
 
 
 def test_names_that_lead_to_other_hosts() -> None:
     peers = [peer(0, "10.0.0.1:1"), peer(1, "10.0.0.2:2")]
-    for found, words in [
+    for answers, words in [
         ({"h0": ["127.0.1.1"], "h1": ["10.0.0.2"]}, []),
         ({"h0": ["10.0.0.1"], "h1": []}, []),  # DDL needs no names
         ({"h0": ["10.0.0.1"], "h1": ["192.168.0.7"]}, []),  # another interface of it, or an address that is translated
@@ -297,7 +297,7 @@ def test_names_that_lead_to_other_hosts() -> None:
         ({"h0": ["10.0.0.1"], "h1": ["127.0.0.1"]}, ["on me@h0, the name me@h1 leads to 127.0.0.1, which is me@h0"]),
         ({"h0": ["10.0.0.1"]}, ["me@h0 got no answer within 1 s when it asked for the address of me@h1"]),
     ]:
-        warnings = list(wrong_names(peers[0], peers, found))
+        warnings = list(wrong_names(peers[0], peers, answers))
         assert [text.partition(";")[0] for text in warnings] == words
 
 

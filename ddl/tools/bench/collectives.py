@@ -117,32 +117,32 @@ def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[
     except ValueError as error:
         raise ConfigError(f"--contestants: {error}") from error
     reasons = {}
-    for one in wanted or [one for one in contestants.CONTESTANTS if one.by_default]:
-        reasons[one] = one.why_not(setting)
-        if reasons[one]:
+    for contestant in wanted or [contestant for contestant in contestants.CONTESTANTS if contestant.by_default]:
+        reasons[contestant] = contestant.why_not(setting)
+        if reasons[contestant]:
             if wanted:
-                raise ConfigError(f"--contestants {one.name}: {reasons[one]}")
-            print(f"left out: {one.name}: {reasons[one]}", file=sys.stderr)
-    chosen = [one for one, reason in reasons.items() if not reason]
-    if arguments.subject not in [one.name for one in chosen]:
+                raise ConfigError(f"--contestants {contestant.name}: {reasons[contestant]}")
+            print(f"left out: {contestant.name}: {reasons[contestant]}", file=sys.stderr)
+    chosen = [contestant for contestant, reason in reasons.items() if not reason]
+    if arguments.subject not in [contestant.name for contestant in chosen]:
         raise ConfigError(f"--subject {arguments.subject} does not take part in this run")
-    return chosen, {one.name: reason for one, reason in reasons.items() if reason}
+    return chosen, {contestant.name: reason for contestant, reason in reasons.items() if reason}
 
 
 def _measure(
     setting: Setting, chosen: Sequence[Contestant], sizes: Sequence[int], rounds: int
 ) -> Tuple[Samples, Dict[str, str]]:
-    samples: Samples = {one.name: {nbytes: [] for nbytes in sizes} for one in chosen}
+    samples: Samples = {contestant.name: {nbytes: [] for nbytes in sizes} for contestant in chosen}
     versions: Dict[str, str] = {}
     with Progress() as progress:
         for number in range(2 * rounds):
             if number >= rounds and not _too_few(samples, sizes, rounds):
                 break
-            for one in in_turn(chosen, number, max(rounds, number + 1), progress):
-                written = start(one, setting)
-                versions[one.name] = written[0]["version"]
+            for contestant in in_turn(chosen, number, max(rounds, number + 1), progress):
+                written = start(contestant, setting)
+                versions[contestant.name] = written[0]["version"]
                 for nbytes, sample in merge(number, written).items():
-                    samples[one.name][nbytes].append(sample)
+                    samples[contestant.name][nbytes].append(sample)
     return samples, versions
 
 
@@ -169,10 +169,10 @@ def _report(
     mixed = [nbytes for nbytes, (_, same) in compared.items() if not same]
     factor = bus_factor(setting.collective, setting.ranks)
     figures = {
-        one.name: {nbytes: Figures.of(compared[nbytes][0][one.name], nbytes, factor) for nbytes in sizes}
-        for one in chosen
+        contestant.name: {nbytes: Figures.of(compared[nbytes][0][contestant.name], nbytes, factor) for nbytes in sizes}
+        for contestant in chosen
     }
-    subject, peers = arguments.subject, [one.name for one in chosen if one.peer]
+    subject, peers = arguments.subject, [contestant.name for contestant in chosen if contestant.peer]
     ratios = table.ratios(figures, subject, peers, sizes)
     what = _title(arguments, setting)
     about = machine.describe(machine.facts())
@@ -209,8 +209,10 @@ def _write(
     taken: Dict[str, Any] = {}
     for name, of_size in samples.items():
         taken[name] = {
-            nbytes: [{"round": s.round, "distance": s.distance, "probes_ns": s.probes, "calls": s.calls} for s in some]
-            for nbytes, some in of_size.items()
+            nbytes: [
+                {"round": s.round, "distance": s.distance, "probes_ns": s.probes, "calls": s.calls} for s in samples
+            ]
+            for nbytes, samples in of_size.items()
         }
     written = {
         "what": _title(arguments, setting),
@@ -228,7 +230,7 @@ def _write(
         "versions": versions,
         "left_out": left_out,
         "figures": {
-            name: {nbytes: dataclasses.asdict(one) for nbytes, one in of_size.items()}
+            name: {nbytes: dataclasses.asdict(of_one_size) for nbytes, of_one_size in of_size.items()}
             for name, of_size in figures.items()
         },
         "ratios": ratios,

@@ -216,4 +216,4 @@ def find(name: str) -> Contestant:
         if not Path(name).is_file():
             raise ValueError(f"there is no file {name}")
         return Contestant(Path(name).stem, "ddl", str(Path(name).resolve()), peer=True)
-    raise ValueError(f"{name!r} is none of {', '.join(one.name for one in CONTESTANTS)}, nor a Python file")
+    raise ValueError(f"{name!r} is none of {', '.join(known.name for known in CONTESTANTS)}, nor a Python file")

@@ -23,17 +23,17 @@ Samples = Dict[str, Dict[int, List[Sample]]]
 def in_turn(chosen: Sequence[Contestant], number: int, rounds: int, progress: Progress) -> Iterator[Contestant]:
     """Yield who starts in round ``number`` of ``rounds``, one after the other, and say so."""
     turn = number % len(chosen)
-    for one in [*chosen[turn:], *chosen[:turn]]:
-        progress.step(f"round {number + 1} of {rounds}: {one.name}", rounds * len(chosen))
-        yield one
+    for contestant in [*chosen[turn:], *chosen[:turn]]:
+        progress.step(f"round {number + 1} of {rounds}: {contestant.name}", rounds * len(chosen))
+        yield contestant
 
 
-def start(one: Contestant, setting: Setting) -> List[Dict[str, Any]]:
+def start(contestant: Contestant, setting: Setting) -> List[Dict[str, Any]]:
     """Run a contestant once and return what its ranks wrote, in rank order; ``ContestantFailed`` if it failed."""
     with tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
         output = Path(directory)
         (output / "probe").write_bytes(bytes(4096))
-        return run_all(one.name, one.commands(setting, output), output, setting.ranks)
+        return run_all(contestant.name, contestant.commands(setting, output), output, setting.ranks)
 
 
 @contextlib.contextmanager

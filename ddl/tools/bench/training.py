@@ -82,9 +82,9 @@ def check_agreement(ours: Path, theirs: Path) -> None:
     """Raise ``Failed`` if two files of weights differ by more than ``TOLERANCE``."""
     import numpy as np
 
-    with np.load(ours) as mine, np.load(theirs) as other:
+    with np.load(ours) as own, np.load(theirs) as other:
         for name in other.files:
-            apart = float(np.linalg.norm(mine[name] - other[name]) / max(np.linalg.norm(other[name]), 1e-30))
+            apart = float(np.linalg.norm(own[name] - other[name]) / max(np.linalg.norm(other[name]), 1e-30))
             if not apart <= TOLERANCE:
                 raise Failed(f"the weights of {name} are {apart:.1e} (relative) from those of DDP after the same steps")
 
@@ -130,10 +130,10 @@ def one_round(
 def _brief(blocks: Sequence[Block]) -> List[Dict[str, Any]]:
     """Return what is kept of every block: enough to choose and compare anew."""
     brief = []
-    for one in blocks:
-        medians = [round(1e3 * statistics.median(seconds), 4) for seconds in one.seconds]
-        steps = {"steps": len(one.seconds[0]), "median_ms": medians, "others": round(one.others, 3)}
-        brief.append({"round": one.round, **steps, "distance": one.distance, "probes_ns": one.probes})
+    for block in blocks:
+        medians = [round(1e3 * statistics.median(seconds), 4) for seconds in block.seconds]
+        steps = {"steps": len(block.seconds[0]), "median_ms": medians, "others": round(block.others, 3)}
+        brief.append({"round": block.round, **steps, "distance": block.distance, "probes_ns": block.probes})
     return brief
 
 
@@ -170,10 +170,10 @@ def run(arguments: argparse.Namespace) -> int:
             "ranks": arguments.ranks,
             "rounds": arguments.rounds,
         }
-        found = {m: {name: asdict(one) for name, one in results.items()} for m, results in everything.items()}
-        blocks = {m: {name: _brief(some) for name, some in one.blocks.items()} for m, one in chosen.items()}
-        distances = {m: one.distances for m, one in chosen.items()}
-        written = {**facts, "models": found, "distances_ns": distances, "blocks": blocks}
+        models = {m: {name: asdict(result) for name, result in results.items()} for m, results in everything.items()}
+        blocks = {m: {name: _brief(of_name) for name, of_name in choice.blocks.items()} for m, choice in chosen.items()}
+        distances = {m: choice.distances for m, choice in chosen.items()}
+        written = {**facts, "models": models, "distances_ns": distances, "blocks": blocks}
         write_json(arguments.json, written)
     if arguments.plot:
         plot(everything, arguments.plot)

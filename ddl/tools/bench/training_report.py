@@ -54,11 +54,11 @@ def _p99(times: List[float]) -> float:
 
 
 def _of(blocks: List[Block], starts: List[Start]) -> Figures:
-    by_rank = [[1e3 * s for one in blocks for s in one.seconds[rank]] for rank in range(len(blocks[0].seconds))]
+    by_rank = [[1e3 * s for block in blocks for s in block.seconds[rank]] for rank in range(len(blocks[0].seconds))]
     slower = max(by_rank, key=statistics.median)
     reports = [report for start in starts for report in start]
     step_ms = statistics.median(slower)
-    waits = [seconds for one in blocks for seconds in one.waiting_seconds]
+    waits = [seconds for block in blocks for seconds in block.waiting_seconds]
     memory = {
         kind: max(report["memory"][kind] for report in reports) / MIB for kind in ("own", "own_peak", "rss", "rss_peak")
     }
@@ -66,11 +66,11 @@ def _of(blocks: List[Block], starts: List[Start]) -> Figures:
         step_ms=step_ms,
         min_ms=min(slower),
         p99_ms=_p99(slower),
-        cpu_ms=1e3 * statistics.median(seconds for one in blocks for seconds in one.cpu_seconds),
+        cpu_ms=1e3 * statistics.median(seconds for block in blocks for seconds in block.cpu_seconds),
         samples_per_s=1e3 * len(by_rank) * reports[0]["batch"] / step_ms,
         samples=reports[0]["samples"],
         **{f"{kind}_mib": value for kind, value in memory.items()},
-        other_load=max(one.others for one in blocks),
+        other_load=max(block.others for block in blocks),
         steps=len(slower),
         waiting_ms=1e3 * statistics.median(waits) if waits else None,
     )
@@ -85,16 +85,16 @@ def _reference(name: str, results: Dict[str, Figures]) -> Optional[Figures]:
 def figures(chosen: Chosen) -> Dict[str, Figures]:
     """Return the figures of every contestant."""
     results = {name: _of(blocks, chosen.starts[name]) for name, blocks in chosen.compared.items()}
-    for name, mine in results.items():
+    for name, result in results.items():
         reference, plain, ddp = _reference(name, results), results.get("alone"), results.get("ddp")
         if reference is not None:
-            mine.exposed_ms = mine.step_ms - reference.step_ms
-            mine.extra_mib = mine.own_mib - reference.own_mib
-            mine.extra_peak_mib = mine.own_peak_mib - reference.own_peak_mib
+            result.exposed_ms = result.step_ms - reference.step_ms
+            result.extra_mib = result.own_mib - reference.own_mib
+            result.extra_peak_mib = result.own_peak_mib - reference.own_peak_mib
         if plain is not None:
-            mine.over_alone_ms = mine.step_ms - plain.step_ms
+            result.over_alone_ms = result.step_ms - plain.step_ms
         if ddp is not None:
-            mine.speed_over_ddp = ddp.step_ms / mine.step_ms
+            result.speed_over_ddp = ddp.step_ms / result.step_ms
     return results
 
 
@@ -110,7 +110,7 @@ def _cell(value: Optional[float], width: int, digits: int, unit: str = "") -> st
 
 def about(chosen: Chosen) -> str:
     """Return a line on what is compared."""
-    total, used = (sum(map(len, some.values())) for some in (chosen.blocks, chosen.compared))
+    total, used = (sum(map(len, groups.values())) for groups in (chosen.blocks, chosen.compared))
     if not chosen.alike:
         return f"DISTURBED: no distance at which everyone has quiet blocks; all {total} are pooled, ratios say little"
     first = next(iter(chosen.compared.values()))[0]
@@ -125,11 +125,17 @@ def table(results: Dict[str, Figures]) -> str:
     samples = next(iter(results.values())).samples
     head = f"{'':16}{'step ms':>9}{'min':>9}{'p99':>9}{'CPU ms':>9}{'exposed ms':>12}{'over alone':>12}"
     lines = [head + f"{'against ddp':>13}{samples + '/s':>13}{'extra MiB':>11}{'at peak':>9}{'others':>8}{'steps':>7}"]
-    for name, one in results.items():
-        row = f"{name:16}" + "".join(_cell(v, 9, 2) for v in (one.step_ms, one.min_ms, one.p99_ms, one.cpu_ms))
-        row += _cell(one.exposed_ms, 12, 2) + _cell(one.over_alone_ms, 12, 2) + _cell(one.speed_over_ddp, 13, 2, " x")
-        row += _cell(one.samples_per_s, 13, 1) + _cell(one.extra_mib, 11, 1) + _cell(one.extra_peak_mib, 9, 1)
-        lines.append(row + _cell(one.other_load, 8, 2) + f"{one.steps:>7}")
+    for name, result in results.items():
+        row = f"{name:16}" + "".join(
+            _cell(v, 9, 2) for v in (result.step_ms, result.min_ms, result.p99_ms, result.cpu_ms)
+        )
+        row += (
+            _cell(result.exposed_ms, 12, 2)
+            + _cell(result.over_alone_ms, 12, 2)
+            + _cell(result.speed_over_ddp, 13, 2, " x")
+        )
+        row += _cell(result.samples_per_s, 13, 1) + _cell(result.extra_mib, 11, 1) + _cell(result.extra_peak_mib, 9, 1)
+        lines.append(row + _cell(result.other_load, 8, 2) + f"{result.steps:>7}")
     lines.append(
         "step: median of the slower rank. exposed: beyond alone, or beyond alone+malloc for ddl and +malloc; over "
         "alone: beyond\nalone in any case. extra: memory of a rank beyond that of alone or alone+malloc, in the same "
@@ -154,7 +160,7 @@ def plot(everything: Dict[str, Dict[str, Figures]], path: Path) -> None:
         axes.barh(names, computing, color="#8fa8c8", label="computing (alone)")
         bars = axes.barh(names, exposed, left=computing, color="#d0583f", label="exposed communication")
         axes.bar_label(bars, [f"{results[name].step_ms:.1f}" for name in names], padding=3, fontsize=8)
-        axes.set_xlim(0, 1.15 * max(one.step_ms for one in results.values()))
+        axes.set_xlim(0, 1.15 * max(result.step_ms for result in results.values()))
         axes.set_title(model)
         axes.set_xlabel("ms per step (median)")
         axes.spines[["top", "right"]].set_visible(False)

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _limit(arguments: argparse.Namespace, output: Path) -> List[float]:
     options = ["--times", arguments.times, "--pause-us", int(arguments.pause * 1e6), "--output", output]
     line = [str(native.compiled("waking")), *map(str, options)]
-    found = run_all("limit", [Command(line, dict(os.environ))], output, 1)
-    return [float(second) for second in found[0]["sizes"]["0"]["seconds"]]
+    written = run_all("limit", [Command(line, dict(os.environ))], output, 1)
+    return [float(second) for second in written[0]["sizes"]["0"]["seconds"]]
 
 
 def _ddl(name: str, arguments: argparse.Namespace, output: Path) -> List[float]:
@@ -61,7 +61,7 @@ def _ddl(name: str, arguments: argparse.Namespace, output: Path) -> List[float]:
     worker = [sys.executable, "-m", "ddl.tools.bench.waking_worker"]
     line = [sys.executable, "-m", "ddl.run", "-np", "2", "--no-prefix", *worker]
     line += map(str, (arguments.times, arguments.pause, output))
-    called, woke = (one["moments"] for one in run_all(name, [Command(line, environ)], output, 2))
+    called, woke = (report["moments"] for report in run_all(name, [Command(line, environ)], output, 2))
     return [after - before for before, after in zip(called, woke)]
 
 
@@ -72,21 +72,21 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with Progress(arguments.rounds * len(seconds)) as progress:
             for number in range(arguments.rounds):
-                for name, found in seconds.items():
+                for name, times in seconds.items():
                     progress.step(f"round {number + 1} of {arguments.rounds}: {name}")
                     with tempfile.TemporaryDirectory() as folder:
                         place = Path(folder)
-                        found += _limit(arguments, place) if name == "limit" else _ddl(name, arguments, place)
+                        times += _limit(arguments, place) if name == "limit" else _ddl(name, arguments, place)
     except (ContestantFailed, native.Unavailable) as problem:
         print(f"ddl bench waking: {problem}", file=sys.stderr)
         return 1
-    figures = {name: Waking.of(found) for name, found in seconds.items()}
+    figures = {name: Waking.of(times) for name, times in seconds.items()}
     print(f"a rank that sleeps in a barrier is woken by one that is {arguments.pause * 1e3:g} ms late")
     print(machine.describe(facts))
     print(f"\n{'':8}  {'times':>6}  {'min':>8}  {'median':>8}  {'p99':>8}")
-    for name, one in figures.items():
-        cells = (f"{value * 1e6:.1f} us" for value in (one.min, one.median, one.p99))
-        print(f"{name:8}  {one.times:6}  " + "  ".join(f"{cell:>8}" for cell in cells))
+    for name, figure in figures.items():
+        cells = (f"{value * 1e6:.1f} us" for value in (figure.min, figure.median, figure.p99))
+        print(f"{name:8}  {figure.times:6}  " + "  ".join(f"{cell:>8}" for cell in cells))
     if arguments.json:
         content = {"command": machine.command(), "machine": facts, "figures": {k: vars(v) for k, v in figures.items()}}
         write_json(arguments.json, content)

@@ -39,28 +39,28 @@ def run(arguments: argparse.Namespace) -> int:
     verdicts = judge(facts)
     failed = any(verdict.level == ERROR for verdict in verdicts)
     if arguments.json:
-        content = {"facts": facts.to_json(), "verdicts": [asdict(one) for one in verdicts]}
+        content = {"facts": facts.to_json(), "verdicts": [asdict(verdict) for verdict in verdicts]}
         write_json(arguments.json, content, quiet=arguments.quiet)
         if arguments.json == "-":
             return int(failed)
     if not arguments.quiet:
         table = link_table(facts)
         print("\n".join([*table, ""]) if table else "", end="\n" if table else "")
-    shown = [one for one in verdicts if not arguments.quiet or one.level != OK]
+    shown = [verdict for verdict in verdicts if not arguments.quiet or verdict.level != OK]
     print("\n".join([*verdict_lines(shown, facts), summary(verdicts)]))
     return int(failed)
 
 
 def verdict_lines(verdicts: Sequence[Verdict], facts: Facts) -> List[str]:
     """Return a line for each verdict: level, check, hosts, text, remedy."""
-    rows = [(one.level, one.check, _hosts(one.hosts, facts)) for one in verdicts]
+    rows = [(verdict.level, verdict.check, _hosts(verdict.hosts, facts)) for verdict in verdicts]
     wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return [
         "  ".join(word.ljust(width) for word, width in zip(row, wide))
         + "  "
-        + one.text
-        + (f"; remedy: {one.remedy}" if one.remedy else "")
-        for row, one in zip(rows, verdicts)
+        + verdict.text
+        + (f"; remedy: {verdict.remedy}" if verdict.remedy else "")
+        for row, verdict in zip(rows, verdicts)
     ]
 
 
@@ -72,7 +72,7 @@ def _hosts(names: Sequence[str], facts: Facts) -> str:
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return the last line."""
-    counts = {level: sum(one.level == level for one in verdicts) for level in (OK, WARNING, ERROR)}
+    counts = {level: sum(verdict.level == level for verdict in verdicts) for level in (OK, WARNING, ERROR)}
     return f"{counts[OK]} ok, {counted(counts[WARNING], 'warning')}, {counted(counts[ERROR], 'error')}"
 
 

@@ -138,12 +138,12 @@ class _Watched(Sink):
 def survey(wanted: Request) -> Facts:
     """Find out everything. ConfigError if there is no launcher; Stopped by a signal."""
     placement, problems = wanted.placement, {}  # type: Placement, Dict[int, str]
-    found, failure = _Found(), ""
+    seen, failure = _Found(), ""
     while len(problems) < len(placement.hosts):
         present = [number for number in range(len(placement.hosts)) if number not in problems]
-        found, gone, failure = _run(wanted, present)
+        seen, gone, failure = _run(wanted, present)
         problems.update(gone)
-        if not gone or any(number in found.locals for number in gone):
+        if not gone or any(number in seen.locals for number in gone):
             break
         failure = ""  # nothing has begun, as some host was unfit: once more without it
     hosts = tuple(
@@ -151,14 +151,14 @@ def survey(wanted: Request) -> Facts:
             number,
             name,
             placement.ranks[number],
-            problems.get(number, "") if number not in found.locals else "",
-            found.locals.get(number),
-            number in found.finished,
+            problems.get(number, "") if number not in seen.locals else "",
+            seen.locals.get(number),
+            number in seen.finished,
         )
         for number, name in enumerate(placement.hosts)
     )
     connections = Settings.from_environ().connections
-    return Facts(hosts, tuple(found.links), found.groups, found.groups_problem, failure, wanted.script, connections)
+    return Facts(hosts, tuple(seen.links), seen.groups, seen.groups_problem, failure, wanted.script, connections)
 
 
 def _run(wanted: Request, present: Sequence[int]) -> Tuple[_Found, Dict[int, str], str]:
@@ -184,7 +184,7 @@ def _run(wanted: Request, present: Sequence[int]) -> Tuple[_Found, Dict[int, str
         with _alarm(limit(len(present), wanted.patience)), contextlib.redirect_stderr(said):
             status = job.run()
         last = _last_lines(err)
-        found = _read(out, present, [rank for at in present for rank in whole.ranks[at]])
+        seen = _read(out, present, [rank for at in present for rank in whole.ranks[at]])
     if status > 128 and status - 128 in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         raise Stopped(status)
     gone = {present[number]: reason for number, reason in job.problems.items()}
@@ -193,7 +193,7 @@ def _run(wanted: Request, present: Sequence[int]) -> Tuple[_Found, Dict[int, str
         failure = f"measuring was not over after {limit(len(present), wanted.patience):g} s"
     elif status:
         failure = "; ".join([*said.getvalue().strip().splitlines(), *last])
-    return found, gone, failure
+    return seen, gone, failure
 
 
 def _last_lines(err: IO[bytes]) -> List[str]:
@@ -221,7 +221,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 def _read(out: IO[bytes], hosts: Sequence[int], ranks: Sequence[int]) -> _Found:
     """Read what the probes printed. They know hosts and ranks by their numbers in this run, we by the request's."""
-    found = _Found()
+    seen = _Found()
     out.seek(0)
     for line in out.read().decode(errors="replace").splitlines():
         if not line.startswith(MARK):
@@ -231,14 +231,14 @@ def _read(out: IO[bytes], hosts: Sequence[int], ranks: Sequence[int]) -> _Found:
         if kind == "local":
             local = local_from_json(record["local"])
             routes = {str(hosts[int(number)]): source for number, source in local.routes.items()}
-            found.locals[hosts[record["host"]]] = dataclasses.replace(local, routes=routes)
+            seen.locals[hosts[record["host"]]] = dataclasses.replace(local, routes=routes)
         elif kind == "finished":
-            found.finished.append(hosts[record["host"]])
+            seen.finished.append(hosts[record["host"]])
         elif kind == "link":
             link = link_from_json(record["link"])
-            found.links.append(dataclasses.replace(link, source=hosts[link.source], target=hosts[link.target]))
+            seen.links.append(dataclasses.replace(link, source=hosts[link.source], target=hosts[link.target]))
         elif "groups" in record:
-            found.groups = tuple(tuple(ranks[rank] for rank in group) for group in record["groups"])
+            seen.groups = tuple(tuple(ranks[rank] for rank in group) for group in record["groups"])
         else:
-            found.groups_problem = found.groups_problem or record["problem"]
-    return found
+            seen.groups_problem = seen.groups_problem or record["problem"]
+    return seen

@@ -23,8 +23,8 @@ from ddl.tuning.select import Line, select
 
 __all__ = ["add_arguments", "run"]
 
-_COLLECTIVES = {one.name.lower(): one for one in Collective if algorithms(one)}
-_ALGORITHMS = sorted({name for one in Collective for name in algorithms(one)})
+_COLLECTIVES = {collective.name.lower(): collective for collective in Collective if algorithms(collective)}
+_ALGORITHMS = sorted({name for collective in Collective for name in algorithms(collective)})
 #: Verified unasked if that takes less. It is estimated, for a processor of 2020 or so.
 _MOST_SECONDS = 2.0
 _SECONDS_EACH = 80e-9  # of a clock or chunk that is looked at
@@ -67,10 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     root: int = arguments.root
     focus: int = root if arguments.rank is None else arguments.rank
     try:
-        mine = build(collective, line.algorithm, topology, focus, root)
+        own_plan = build(collective, line.algorithm, topology, focus, root)
     except InvalidArgument as error:
         raise ConfigError(f"--algorithm {line.algorithm}: {error}") from error
-    plans: List[Plan] = [mine]
+    plans: List[Plan] = [own_plan]
     proof = None
     seconds = _effort(build(collective, line.algorithm, topology, root, root))
     if arguments.verify or seconds <= _MOST_SECONDS:
@@ -78,16 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
         proof = verify(plans)
         if any(plan.in_place for plan in plans):
             verify(plans, in_place=True)  # the same steps, but here they could overwrite what is still to be read
-    found = figures(plans, proof, topology, arguments.bytes, line)
+    computed = figures(plans, proof, topology, arguments.bytes, line)
     if arguments.svg:
         if proof is None:
             raise ConfigError(f"--svg {arguments.svg}: the order of events is known once verified; add --verify")
-        write_text(arguments.svg, draw(plans, proof, topology, focus=focus, subtitle=_subtitle(found)))
+        write_text(arguments.svg, draw(plans, proof, topology, focus=focus, subtitle=_subtitle(computed)))
     if arguments.json:
-        write_json(arguments.json, found.to_json())
+        write_json(arguments.json, computed.to_json())
     if arguments.json != "-":
-        steps = [] if arguments.rank is None else steps_lines(mine, proof)
-        print("\n".join([*report(found, seconds), *steps]))
+        steps = [] if arguments.rank is None else steps_lines(own_plan, proof)
+        print("\n".join([*report(computed, seconds), *steps]))
     return 0
 
 
@@ -121,9 +121,9 @@ def _effort(plan: Plan) -> float:
     return each * plan.size * _SECONDS_EACH * (2 if plan.in_place else 1)
 
 
-def _subtitle(found: Figures) -> str:
-    parts = [counted(found.topology.size, "rank")]
-    if found.chunks:
-        chunks = f"{counted(found.chunks, 'chunk')} of {bytes_text(found.chunk_bytes)}"
-        parts += [f"buffers of {bytes_text(found.nbytes)}", chunks]
-    return ", ".join([*parts, counted(found.rounds or 0, "round")])
+def _subtitle(computed: Figures) -> str:
+    parts = [counted(computed.topology.size, "rank")]
+    if computed.chunks:
+        chunks = f"{counted(computed.chunks, 'chunk')} of {bytes_text(computed.chunk_bytes)}"
+        parts += [f"buffers of {bytes_text(computed.nbytes)}", chunks]
+    return ", ".join([*parts, counted(computed.rounds or 0, "round")])

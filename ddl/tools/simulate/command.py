@@ -66,21 +66,21 @@ def run(arguments: argparse.Namespace) -> int:
     except InvalidArgument as error:  # of a planner: the algorithm does not suit the machine
         raise ConfigError(f"--algorithm {arguments.algorithm}: {error}") from error
     if arguments.json:
-        content["assumptions"] = [vars(one) for one in description.assumptions]
+        content["assumptions"] = [vars(assumption) for assumption in description.assumptions]
         write_json(arguments.json, content)
     return 0
 
 
 def _allreduces(arguments: argparse.Namespace, description: Description) -> Dict[str, Any]:
     late = scenario.stragglers_of(arguments.straggler)
-    found = [
+    simulated = [
         (place, nbytes, allreduces(place.machine, place.topology, [Operation(nbytes)], lines=lines, stragglers=late))
         for place in scenario.places(description, arguments.mode, arguments.hosts)
         for lines in [scenario.lines_for(place, arguments)]
         for nbytes in arguments.allreduce
     ]
-    _say(arguments, report.allreduce_table(found), description, [outcome for _, _, outcome in found])
-    return report.allreduce_json(found)
+    _say(arguments, report.allreduce_table(simulated), description, [outcome for _, _, outcome in simulated])
+    return report.allreduce_json(simulated)
 
 
 def _training(arguments: argparse.Namespace, description: Description) -> Dict[str, Any]:

@@ -51,8 +51,8 @@ def main() -> int:
     if first:
         print("".join(f"{text}\n" for text in said), end="")
         file.write(table, path)
-        found = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
-        print(f"written to {path} on {socket.gethostname()}; {found}")
+        users = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
+        print(f"written to {path} on {socket.gethostname()}; {users}")
     return 0
 
 
@@ -86,9 +86,13 @@ def _nothing(collective: Collective, nbytes: int, among: Sequence[Candidate], ou
     """The other ranks say nothing."""
 
 
-def _text(one: Candidate) -> str:
+def _text(candidate: Candidate) -> str:
     """Return ``multiring 4 x 1 MiB``: pieces at once and their size, on the lane of large operations."""
-    return f"{one.algorithm} {one.in_flight} x {bytes_text(one.piece_bytes)}" if one.piece_bytes else one.algorithm
+    return (
+        f"{candidate.algorithm} {candidate.in_flight} x {bytes_text(candidate.piece_bytes)}"
+        if candidate.piece_bytes
+        else candidate.algorithm
+    )
 
 
 if __name__ == "__main__":

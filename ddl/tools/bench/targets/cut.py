@@ -32,14 +32,14 @@ def measure(nbytes: int, rounds: int) -> List[Dict[str, Any]]:
     ``whole``: median seconds of an operation before; ``cut``: of the one that the cut fell into; ``same``: its bits
     are those of the others, on all ranks; ``layout``: what rank 0 said of its job.
     """
-    found = []
+    cuts = []
     progress = Progress(rounds)
     for number in range(rounds):
         progress.step(f"round {number + 1} of {rounds}: ddl, a rail cut")
         with Cluster(SHAPE) as cluster, tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
-            found.append(_cut_once(cluster, nbytes, Path(directory)))
+            cuts.append(_cut_once(cluster, nbytes, Path(directory)))
     progress.close()
-    return found
+    return cuts
 
 
 def _cut_once(cluster: Cluster, nbytes: int, output: Path) -> Dict[str, Any]:
@@ -68,12 +68,12 @@ def _cut_once(cluster: Cluster, nbytes: int, output: Path) -> Dict[str, Any]:
     return {"whole": whole, "cut": end - begin, "same": len(bits) == 1, "layout": ranks[0]["layout"]}
 
 
-def row(nbytes: int, found: List[Dict[str, Any]]) -> Row:
+def row(nbytes: int, cuts: List[Dict[str, Any]]) -> Row:
     """Judge: all must have finished with the same bits; how much longer they took is told."""
-    cut, whole = (statistics.median(one[name] for one in found) for name in ("cut", "whole"))
-    longest = max(one["cut"] - one["whole"] for one in found)
+    cut, whole = (statistics.median(entry[name] for entry in cuts) for name in ("cut", "whole"))
+    longest = max(entry["cut"] - entry["whole"] for entry in cuts)
     note = f"{duration(whole)} without a cut, so {duration(cut - whole)} longer (at most {duration(longest)}); "
-    note += f"{len(found)} cuts"
+    note += f"{len(cuts)} cuts"
     what = f"2 hosts, two rails of 1 Gb/s, one cut within the operation, {plan.readable(nbytes)}"
-    same = sum(one["same"] for one in found) / len(found)
+    same = sum(entry["same"] for entry in cuts) / len(cuts)
     return Row("f", what, same, "runs that end with the same bits", 1, at_most=False, ours=cut, note=note)

@@ -57,10 +57,10 @@ class Case:
 def _near_bound(case: Case, nbytes: int, medians: Medians) -> List[Row]:
     rate = case.shape.rails[0]
     assert rate is not None
-    bound, mine = ring_seconds(nbytes, case.shape.hosts, rate), medians["ddl"]
-    note = f"{mine / bound / TOKEN_BUCKETS:.3f} x the bound with headers as these token buckets count them "
-    note += f"({duration(bound * TOKEN_BUCKETS)}), {mine / bound / ETHERNET:.3f} x that of Ethernet"
-    return [case.row(nbytes, medians, mine / bound, "bound", 1.05, bound=bound, note=note)]
+    bound, own = ring_seconds(nbytes, case.shape.hosts, rate), medians["ddl"]
+    note = f"{own / bound / TOKEN_BUCKETS:.3f} x the bound with headers as these token buckets count them "
+    note += f"({duration(bound * TOKEN_BUCKETS)}), {own / bound / ETHERNET:.3f} x that of Ethernet"
+    return [case.row(nbytes, medians, own / bound, "bound", 1.05, bound=bound, note=note)]
 
 
 def _over_one_rail(case: Case, nbytes: int, medians: Medians) -> List[Row]:
@@ -89,13 +89,13 @@ def _over_flat_ring(case: Case, nbytes: int, medians: Medians) -> List[Row]:
 
 
 def _against_others(case: Case, nbytes: int, medians: Medians) -> List[Row]:
-    mine, mpi = medians["ddl"], [medians[name] for name in MPI if name in medians]
-    found = []
+    own, mpi = medians["ddl"], [medians[name] for name in MPI if name in medians]
+    judged = []
     if "gloo" in medians:
-        found.append(case.row(nbytes, medians, mine / medians["gloo"], "gloo", 0.5))
+        judged.append(case.row(nbytes, medians, own / medians["gloo"], "gloo", 0.5))
     if mpi:
-        found.append(case.row(nbytes, medians, mine / min(mpi), "MPI", 1.0))
-    return found
+        judged.append(case.row(nbytes, medians, own / min(mpi), "MPI", 1.0))
+    return judged
 
 
 _SMALL = (8, 1 << 10, 4 << 10)
@@ -125,13 +125,13 @@ class Measured:
 
     def medians(self, nbytes: int) -> Medians:
         """Return the median call of each contestant, all rounds pooled."""
-        pooled = {name: [s for one in of[nbytes] for s in one.seconds] for name, of in self.samples.items()}
+        pooled = {name: [s for sample in of[nbytes] for s in sample.seconds] for name, of in self.samples.items()}
         return {name: quantile(sorted(seconds), 0.5) for name, seconds in pooled.items()}
 
     def cores(self, nbytes: int) -> float:
         """Return how many cores DDL's ranks used together, on average over their calls."""
-        some = self.samples["ddl"][nbytes]
-        return sum(one.cpu for one in some) / sum(sum(one.seconds) for one in some)
+        samples = self.samples["ddl"][nbytes]
+        return sum(sample.cpu for sample in samples) / sum(sum(sample.seconds) for sample in samples)
 
 
 def measure(
@@ -143,7 +143,7 @@ def measure(
     left_out: Dict[str, str],
 ) -> Measured:
     """Build the cluster of ``case`` and run everyone who can, in turn; who cannot is added to ``left_out``."""
-    shape, found = case.shape, Measured()
+    shape, measured = case.shape, Measured()
     slowest = min([rate for rate in (*shape.rails, shape.uplink) if rate is not None], default=4 * GBIT)
     pace = plan.Pace(seconds, slowest / 8, overhead=1e-3, least=3)
     ranks = shape.hosts * shape.slots
@@ -151,34 +151,36 @@ def measure(
         cluster = stack.enter_context(Cluster(shape))
         setting = Setting("allreduce", "float32", ranks, plan.plan_text(sizes, pace), mpi, cluster)
         others = [contestants.find(name) for name in ("gloo", *MPI)]
-        left_out.update({one.name: one.why_not(setting) for one in others if one.why_not(setting)})
-        chosen = [*case.ours, *(one for one in others if one.name not in left_out)]
-        _measure_stream(dataclasses.replace(setting, ranks=2), found, left_out)
+        left_out.update(
+            {contestant.name: contestant.why_not(setting) for contestant in others if contestant.why_not(setting)}
+        )
+        chosen = [*case.ours, *(contestant for contestant in others if contestant.name not in left_out)]
+        _measure_stream(dataclasses.replace(setting, ranks=2), measured, left_out)
         progress = stack.enter_context(Progress())
         for number in range(rounds):
-            for one in in_turn(chosen, number, rounds, progress):
-                with found.processors.watched(one.name == "ddl"):
-                    written = start(one, setting)
-                found.versions[one.name] = written[0]["version"]
-                found.layouts += [written[0]["layout"]] if written[0]["layout"] else []
+            for contestant in in_turn(chosen, number, rounds, progress):
+                with measured.processors.watched(contestant.name == "ddl"):
+                    written = start(contestant, setting)
+                measured.versions[contestant.name] = written[0]["version"]
+                measured.layouts += [written[0]["layout"]] if written[0]["layout"] else []
                 for nbytes, sample in merge(number, written).items():
-                    found.samples.setdefault(one.name, {}).setdefault(nbytes, []).append(sample)
-    return found
+                    measured.samples.setdefault(contestant.name, {}).setdefault(nbytes, []).append(sample)
+    return measured
 
 
-def _measure_stream(setting: Setting, found: Measured, left_out: Dict[str, str]) -> None:
+def _measure_stream(setting: Setting, measured: Measured, left_out: Dict[str, str]) -> None:
     pump = contestants.find("limit")
     reason = pump.why_not(setting)
     if reason:
         left_out["limit"] = reason
         return
     for nbytes, sample in merge(0, start(pump, setting)).items():
-        found.stream[nbytes] = quantile(sorted(sample.seconds), 0.5)
+        measured.stream[nbytes] = quantile(sorted(sample.seconds), 0.5)
 
 
 def rows(case: Case, sizes: Sequence[int], measured: Measured) -> List[Row]:
     """Judge; a target that is missed is explained by what was measured beside it."""
-    found = []
+    judged = []
     for nbytes in sizes:
         for row in case.judge(case, nbytes, measured.medians(nbytes)):
             why = [row.note] if row.note else []
@@ -188,5 +190,5 @@ def rows(case: Case, sizes: Sequence[int], measured: Measured) -> List[Row]:
             if not row.met:
                 why.append(f"in its calls DDL used {measured.cores(nbytes):.2f} of {os.cpu_count()} cores")
                 why.append(f"{measured.processors.shares()['stolen']:.0%} of the processors' time was stolen")
-            found.append(dataclasses.replace(row, note="; ".join(why)))
-    return found
+            judged.append(dataclasses.replace(row, note="; ".join(why)))
+    return judged
