@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 from ddl import timeline
 from ddl.bootstrap.environ import Identity, Settings
@@ -22,6 +22,7 @@ from ddl.communicator import Communicator
 from ddl.errors import Error, InvalidArgument, InvalidState
 from ddl.group import Group
 from ddl.job import Job, identity_and_settings
+from ddl.reduce_op import Average, OpLike
 from ddl.tracebacks import brief, briefly
 from ddl.tune.start import adopt
 
@@ -167,10 +168,10 @@ def is_initialized() -> bool:
 
 def world() -> Communicator:
     """Return the communicator of all ranks. Raises ``InvalidState`` before ``init``."""
-    communicator = _state.world
-    if communicator is None:
+    found = _state.world
+    if found is None:
         raise InvalidState("ddl.init() has not been called in this process (or ddl.shutdown() was)")
-    return communicator
+    return found
 
 
 def rank() -> int:
@@ -212,52 +213,31 @@ def cross_size() -> int:
 
 
 def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P, _T]:
-    """Return ``verb`` of ``Communicator`` as a function on the world communicator.
+    """Return ``verb`` of ``Communicator`` as a function on the world communicator."""
 
-    It is compiled with the parameters of ``verb``: a function that takes any arguments and hands them on would cost
-    each small call most of a microsecond.
-    """
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return verb(_state.world or world(), *args, **kwargs)
+        except Error as error:
+            brief(error)
+            raise
+
     signature = inspect.signature(verb)
-    own = list(signature.parameters.values())[1:]
-    declared, passed = [], []
-    for parameter in own:
-        by_name = parameter.kind is parameter.KEYWORD_ONLY
-        if by_name and "*" not in declared:
-            declared.append("*")
-        has_default = parameter.default is not parameter.empty
-        declared.append(f"{parameter.name}=defaults['{parameter.name}']" if has_default else parameter.name)
-        passed.append(f"{parameter.name}={parameter.name}" if by_name else parameter.name)
-    source = f"""
-def {verb.__name__}({", ".join(declared)}):
-    try:
-        return (state.world or world()).{verb.__name__}({", ".join(passed)})
-    except Error as error:
-        brief(error)
-        raise
-"""
-    scope: Dict[str, Any] = {"__name__": __name__, "state": _state, "world": world, "Error": Error, "brief": brief}
-    scope["defaults"] = {parameter.name: parameter.default for parameter in own}
-    exec(compile(source, f"<ddl.{verb.__name__}>", "exec"), scope)
-    call: Callable[_P, _T] = scope[verb.__name__]
+    call.__name__ = call.__qualname__ = verb.__name__
     call.__doc__ = verb.__doc__
-    call.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
     return call
 
 
 allreduce = _on_world(Communicator.allreduce)
-allreduce_ = _on_world(Communicator.allreduce_)
 allreduce_async = _on_world(Communicator.allreduce_async)
 allreduce_async_ = _on_world(Communicator.allreduce_async_)
 prepare_allreduce = _on_world(Communicator.prepare_allreduce)
 broadcast = _on_world(Communicator.broadcast)
-broadcast_ = _on_world(Communicator.broadcast_)
 broadcast_async = _on_world(Communicator.broadcast_async)
 broadcast_async_ = _on_world(Communicator.broadcast_async_)
-reducescatter = _on_world(Communicator.reducescatter)
 reducescatter_async = _on_world(Communicator.reducescatter_async)
-allgather = _on_world(Communicator.allgather)
 allgather_async = _on_world(Communicator.allgather_async)
-alltoall = _on_world(Communicator.alltoall)
 alltoall_async = _on_world(Communicator.alltoall_async)
 reduce = _on_world(Communicator.reduce)
 reduce_async = _on_world(Communicator.reduce_async)
@@ -276,3 +256,50 @@ allgather_object = _on_world(Communicator.allgather_object)
 split = _on_world(Communicator.split)
 abort = _on_world(Communicator.abort)
 metrics = _on_world(Communicator.metrics)
+
+
+# Written out: the calls that matter most save the microsecond that a wrapper with arbitrary arguments costs.
+
+
+def allreduce_(x: _T, *, op: OpLike = Average) -> _T:
+    try:
+        return (_state.world or world()).allreduce_(x, op=op)
+    except Error as error:
+        brief(error)
+        raise
+
+
+def broadcast_(x: _T, root: int = 0) -> _T:
+    try:
+        return (_state.world or world()).broadcast_(x, root)
+    except Error as error:
+        brief(error)
+        raise
+
+
+def reducescatter(x: Any, *, op: OpLike = Average, out: Any = None) -> Any:
+    try:
+        return (_state.world or world()).reducescatter(x, op=op, out=out)
+    except Error as error:
+        brief(error)
+        raise
+
+
+def allgather(x: Any, *, out: Any = None) -> Any:
+    try:
+        return (_state.world or world()).allgather(x, out=out)
+    except Error as error:
+        brief(error)
+        raise
+
+
+def alltoall(x: Any, splits: Optional[Sequence[int]] = None, *, out: Any = None) -> Any:
+    try:
+        return (_state.world or world()).alltoall(x, splits, out=out)
+    except Error as error:
+        brief(error)
+        raise
+
+
+for _verb in (allreduce_, broadcast_, reducescatter, allgather, alltoall):
+    _verb.__doc__ = getattr(Communicator, _verb.__name__).__doc__
