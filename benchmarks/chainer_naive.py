@@ -121,7 +121,7 @@ class Jobs:
         self._started: List[subprocess.Popen[bytes]] = []
         self._ranks: Dict[str, List[Connection]] = {"ddl": [], "naive": []}
         launchers = {
-            "ddl": [sys.executable, "-m", "ddl.run", "-np", str(size)],
+            "ddl": [sys.executable, "-m", "ddl.launch", "-np", str(size)],
             "naive": [str(Path(sys.executable).with_name("mpiexec")), "-n", str(size), sys.executable],
         }
         with Listener(family="AF_UNIX", backlog=2 * size, authkey=bytes.fromhex(secret)) as listener:

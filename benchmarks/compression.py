@@ -20,9 +20,9 @@ from typing import Dict, List
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from ddl.text.units import duration  # noqa: E402
 from ddl.tools.desk import Cluster, Shape  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402
-from ddl.words import duration  # noqa: E402
 
 #: With overlap_update. 33 bytes for 128 make 3.88 at most.
 LEAST = 3.5
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> Dict[str, List[float]]:
     words = ["-c", PROGRAM, options.model, options.optimizer, ",".join(METHODS), *map(str, numbers)]
     with Cluster(Shape(2, slots=1, rails=(10**9,))) as cluster:
         hosts = ",".join(f"{host}:1" for host in cluster.hosts)
-        line = [sys.executable, "-m", "ddl.run", "--no-prefix", "-H", hosts, sys.executable, *words]
+        line = [sys.executable, "-m", "ddl.launch", "--no-prefix", "-H", hosts, sys.executable, *words]
         # A host has one core of a machine with two: who waits awake takes it from the computation.
         environ = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0", "OMP_NUM_THREADS": "1"}
         out = cluster.run(cluster.hosts[0], line, env=environ, cwd=ROOT, timeout=170).stdout

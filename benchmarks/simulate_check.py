@@ -25,14 +25,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ddl.group import discover  # noqa: E402
+from ddl._comm.group import discover  # noqa: E402
 from ddl.tools.bench import machine as this_machine  # noqa: E402
 from ddl.tools.bench.plan import readable, sizes  # noqa: E402
 from ddl.tools.desk import TWO_RACKS, Cluster, Shape, burst_bytes  # noqa: E402
-from ddl.tools.doctor.words import duration  # noqa: E402
+from ddl.tools.doctor.phrases import duration  # noqa: E402
 from ddl.tools.simulate.description import parse  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402
-from ddl.tuning.simulate import Operation, allreduces  # noqa: E402
+from ddl.tuning.simulate.simulation import Operation, allreduces  # noqa: E402
 
 #: The eight ranks of four hosts keep two cores busy for most of the time, so that layout needs a machine that does
 #: nothing else. Slower ports do not help: their buckets hold hardly more than one of the kernel's large packets, which
@@ -130,7 +130,17 @@ def measure(cluster: Cluster, wanted: Sequence[int], rounds: int) -> Dict[int, L
     hosts = ",".join(f"{host}:{shape.slots}" for host in cluster.hosts)
     with tempfile.TemporaryDirectory(prefix="ddl-simulate-") as output:
         program = [sys.executable, str(ROOT / "benchmarks" / "simulate_rank.py")]
-        line = [sys.executable, "-m", "ddl.run", "-H", hosts, *program, output, ",".join(map(str, wanted)), str(rounds)]
+        line = [
+            sys.executable,
+            "-m",
+            "ddl.launch",
+            "-H",
+            hosts,
+            *program,
+            output,
+            ",".join(map(str, wanted)),
+            str(rounds),
+        ]
         cluster.run("node1", line, env=ENVIRONMENT, cwd=ROOT, timeout=170)
         ranks = [json.loads(Path(output, f"rank.{r}.json").read_text()) for r in range(shape.hosts * shape.slots)]
     found = {}

@@ -110,7 +110,7 @@ class Strategy:
     """The process of this rank that has a strategy, as seen by the one that has started it."""
 
     def __init__(self, kind: str, model: str, rank: int, ports: List[int]) -> None:
-        from ddl import allocator
+        from ddl.adapter import malloc_settings as allocator
 
         workers = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         config = json.dumps({"cluster": workers, "task": {"type": "worker", "index": rank}})

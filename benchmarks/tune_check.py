@@ -20,10 +20,10 @@ from typing import Dict, List, Sequence, Tuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from ddl.text.units import duration  # noqa: E402
 from ddl.tools.bench.plan import readable, sizes  # noqa: E402
 from ddl.tools.desk import Cluster, Shape  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402
-from ddl.words import duration  # noqa: E402
 
 SHAPE = Shape(4, slots=2, rails=(10**9,))
 NOISE = 1.25  #: a job's median differs by so much between starts here, at 64 KiB
@@ -61,7 +61,7 @@ def compare(cluster: Cluster, table: str, wanted: List[int], starts: int) -> Dic
     found: Dict[int, List[Tuple[float, float]]] = {nbytes: [] for nbytes in wanted}
     for _ in range(starts):
         program = ("--no-prefix", sys.executable, "-c", PROGRAM, ",".join(map(str, wanted)))
-        default, tuned = (json.loads(run(cluster, ["ddl.run"], *program, DDL_TUNED=by)) for by in ("off", table))
+        default, tuned = (json.loads(run(cluster, ["ddl.launch"], *program, DDL_TUNED=by)) for by in ("off", table))
         for nbytes, both in found.items():
             both.append((default[str(nbytes)], tuned[str(nbytes)]))
     return found

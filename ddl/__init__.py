@@ -20,8 +20,8 @@ from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 if TYPE_CHECKING:
     from ddl.api import *
     from ddl.communicator import Communicator, Metrics, PreparedOperation, Work
+    from ddl.launch.function import run
     from ddl.memory import empty, is_shared
-    from ddl.run.function import run
 
 # Literal lists and those of modules: that is what type checkers understand. First what needs the native core …
 __all__ = ["init", "shutdown", "is_initialized", "world", "abort", "split", "metrics"]
@@ -37,7 +37,7 @@ __all__ += ["Communicator", "Metrics", "PreparedOperation", "Work", "empty", "is
 _LAZY.update({name: "ddl.communicator" for name in ("Communicator", "Metrics", "PreparedOperation", "Work")})
 _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 __all__ += ["run"]
-_LAZY.update(run="ddl.run")  # ddlrun's package, which is a function as well
+_LAZY.update(run="ddl.launch.function")
 # … then what does not.
 __all__ += errors.__all__
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]
@@ -45,13 +45,13 @@ __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        from ddl.spelling import no_attribute
+        from ddl.text.spelling import no_attribute
 
         raise no_attribute(__name__, name, __all__)
     import importlib
 
     module = importlib.import_module(_LAZY[name])
-    value = module if _LAZY[name] == f"{__name__}.{name}" else getattr(module, name)
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -14,17 +14,17 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
-from ddl import timeline
+from ddl._comm.group import Group
+from ddl._comm.job import Job, identity_and_settings
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.misspelt import misspelt
-from ddl.bootstrap.shortage import threads_for
 from ddl.communicator import Communicator
 from ddl.errors import Error, InvalidArgument, InvalidState
-from ddl.group import Group
-from ddl.job import Job, identity_and_settings
+from ddl.negotiation import timeline
 from ddl.reduce_op import Average, OpLike
-from ddl.tracebacks import brief, briefly
-from ddl.tune.start import adopt
+from ddl.store.shortage import threads_for
+from ddl.text.tracebacks import brief, briefly
+from ddl.tuning.measure.adopt import adopt
 
 if TYPE_CHECKING:
     from typing_extensions import Concatenate, ParamSpec

@@ -20,14 +20,14 @@ from typing import Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ddl.calls import Calls
+from ddl._comm.core_calls import CoreCalls
+from ddl._comm.group import Group
+from ddl._comm.splitting import part_of
+from ddl._comm.verbs import PreparedOperation, Verbs, Work
 from ddl.errors import InvalidArgument
-from ddl.group import Group
 from ddl.plan.ir import Collective
-from ddl.splitting import part_of
 from ddl.topology import Topology
 from ddl.tuning.select import Lines
-from ddl.verbs import PreparedOperation, Verbs, Work
 
 __all__ = ["Communicator", "Metrics", "PreparedOperation", "Work"]
 
@@ -62,7 +62,7 @@ class Communicator(Verbs):
     def __init__(self, group: Group) -> None:
         self._group = group
         self._core = group.core
-        self._calls = Calls(group.core, group.rank, group.size)
+        self._calls = CoreCalls(group.core, group.rank, group.size)
         self.rank = group.rank
         self.size = group.size
         self._finalizer: Optional[weakref.finalize[..., Communicator]] = None

@@ -6,7 +6,7 @@ import enum
 from typing import Any, Union
 
 from ddl.errors import InvalidArgument
-from ddl.spelling import did_you_mean
+from ddl.text.spelling import did_you_mean
 
 __all__ = ["Adasum", "Average", "Max", "Min", "OpLike", "Product", "ReduceOp", "Sum", "parse_op"]
 
@@ -16,7 +16,7 @@ class ReduceOp(enum.IntEnum):
 
     ``Average`` is the sum divided by the number of ranks (integers: truncated towards zero). float16 and bfloat16
     accumulate in float32. For bool, ``Sum`` and ``Max`` are *any*, ``Product`` and ``Min`` are *all*.
-    ``Adasum`` adds what is orthogonal and averages what is parallel (ddl/adasum.py); where it is not offered, it is
+    ``Adasum`` adds what is orthogonal and averages what is parallel (ddl/adapter/adasum.py); where it is not offered, it is
     refused.
     """
 

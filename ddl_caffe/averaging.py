@@ -13,10 +13,10 @@ import caffe
 import numpy as np
 
 import ddl
-from ddl.alike import check_alike
-from ddl.buckets import BUCKET_BYTES
-from ddl.fused import Fused, broadcast_many_
-from ddl.refusals import naming_rank
+from ddl.adapter.buckets import BUCKET_BYTES
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.fused_arrays import Fused, broadcast_many_
+from ddl.adapter.rank_prefix import naming_rank
 
 __all__ = ["Averaging", "attach"]
 
@@ -96,7 +96,7 @@ class Averaging:
         self._passes = self._done
         moved = [not np.array_equal(blob.data, old) for blob, old in zip(self._statistics, self._before or [])]
         lines = [self._solver, f"iter_size {self._passes}"]
-        votes = check_alike(ddl.world(), "attach", lines, "Make the same solver on all ranks.", own=moved)
+        votes = check_consistent(ddl.world(), "attach", lines, "Make the same solver on all ranks.", own=moved)
         # What is frozen (use_global_stats) stays as it is: an average of the same can differ in its last bit.
         moving = [blob for blob, *theirs in zip(self._statistics, *votes) if any(theirs)]
         waiting: List[Any] = []

@@ -15,8 +15,7 @@ from caffe.proto import caffe_pb2
 from google.protobuf import text_format
 
 import ddl
-from ddl.bootstrap import environ, launched
-from ddl.run.layout import arrange
+from ddl.adapter.rendezvous import arrange, environ, launched
 from ddl_caffe.averaging import attach
 from ddl_caffe.data import init
 from ddl_caffe.state import restore, snapshot, test

@@ -11,7 +11,7 @@ import caffe
 import numpy as np
 
 import ddl
-from ddl.refusals import naming_rank
+from ddl.adapter.rank_prefix import naming_rank
 
 __all__ = ["init", "set_input_arrays", "shard"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from caffe.proto import caffe_pb2
 
 import ddl
-from ddl.alike import check_alike
-from ddl.refusals import naming_rank
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.rank_prefix import naming_rank
 
 __all__ = ["restore", "snapshot", "test"]
 
@@ -42,7 +42,7 @@ def restore(solver: Any, path: str) -> None:
                 digest.update(file.read())
     except Exception as error:
         mistake = f"it cannot be read: {error}"
-    check_alike(ddl.world(), f"restore {path}", [digest.hexdigest()], "Copy one snapshot to all hosts.", mistake)
+    check_consistent(ddl.world(), f"restore {path}", [digest.hexdigest()], "Copy one snapshot to all hosts.", mistake)
     solver.restore(path)
 
 

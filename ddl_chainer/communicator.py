@@ -13,7 +13,7 @@ import chainermn
 import numpy as np
 
 import ddl
-from ddl import sizes
+from ddl.adapter.calls import size_exchange as sizes
 from ddl_chainer._mpi4py import import_without_mpi4py
 from ddl_chainer.mailbox import ANY_TAG, Mailbox, checked
 from ddl_chainer.model import Gradients, broadcast, packed, parameters_of

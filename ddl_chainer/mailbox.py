@@ -11,8 +11,9 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 import ddl
-from ddl import objects, sizes
-from ddl.arrays import as_array
+from ddl.adapter.calls import as_array
+from ddl.adapter.calls import object_codec as objects
+from ddl.adapter.calls import size_exchange as sizes
 
 __all__ = ["ANY_TAG", "Mailbox", "checked"]
 

@@ -9,10 +9,10 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import ddl
-from ddl.alike import check_alike
-from ddl.arrays import memory
-from ddl.fused import Fused, broadcast_many_
-from ddl.step_number import StepNumber
+from ddl.adapter.calls import memory
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.fused_arrays import Fused, broadcast_many_
+from ddl.adapter.step_number import StepNumber
 
 __all__ = ["AverageGradients", "Gradients", "broadcast", "broadcast_parameters", "packed", "parameters_of"]
 
@@ -124,7 +124,7 @@ class AverageGradients:
                 raise ddl.InvalidArgument(f"{self._group.who} AverageGradients: {text}")
             lines = [f"{name} {x.dtype}{x.shape} of checksum {zlib.crc32(x.array.tobytes())}" for name, x in named]
             advice = "Call ddl_chainer.broadcast_parameters(model) before, when all parameters have arrays."
-            check_alike(self._group, "AverageGradients", lines, advice)
+            check_consistent(self._group, "AverageGradients", lines, advice)
             self._checked = True
         self._gradients.average([parameter for _, parameter in named])
         optimizer.check_nan_in_grads()  # for dynamic loss scaling: so that all ranks skip a step, or none

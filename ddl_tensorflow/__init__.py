@@ -21,8 +21,8 @@ except ModuleNotFoundError as error:
     ) from None
 
 from ddl import Error, InvalidArgument, InvalidState, ReduceOp, __version__, run
-from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
-from ddl.spelling import no_attribute
+from ddl.adapter.elastic import HorovodInternalError, HostsUpdatedInterrupt
+from ddl.text.spelling import no_attribute
 from ddl_tensorflow import data, elastic, mpi_ops
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow.basics import process_set_by_id

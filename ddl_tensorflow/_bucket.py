@@ -15,12 +15,10 @@ import numpy as np
 
 import ddl
 from ddl import memory
-from ddl.adasum import adasum_
+from ddl.adapter.adasum import adasum_
+from ddl.adapter.operations import Operation, Several, Signature, Waitable, at_once
 from ddl.communicator import Communicator
 from ddl.memory import Pieces
-from ddl.negotiation import Signature
-from ddl.negotiation.pending import Waitable
-from ddl.operations import Operation, Several, at_once
 from ddl_tensorflow import _operations
 
 __all__ = ["absent", "reduction"]

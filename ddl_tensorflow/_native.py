@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.negotiation.pending import Waitable
+from ddl.adapter.operations import Waitable
 from ddl_tensorflow._errors import code_of, text_of
 from ddl_tensorflow._names import Place, run_at
 

@@ -12,14 +12,10 @@ import ml_dtypes
 import numpy as np
 
 import ddl
-from ddl import operations
-from ddl.adasum import adasum_
-from ddl.calls import check_splits
-from ddl.negotiation import Signature
-from ddl.negotiation.pending import Waitable
-from ddl.negotiation.signature import ANY
-from ddl.operations import Operation, at_once, barrier
-from ddl.plan.ir import Collective
+from ddl.adapter import operations
+from ddl.adapter.adasum import adasum_
+from ddl.adapter.calls import Collective, check_splits
+from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier
 
 __all__ = [
     "absent",
@@ -193,7 +189,7 @@ def alltoall(array: Array, splits: Optional[Sequence[int]], size: int) -> Operat
 
 
 def absent(signature: Signature) -> Callable[[ddl.Communicator], Waitable]:
-    """Return what a rank that has joined does in place of the operation: see ``ddl.operations.absent``."""
+    """Return what a rank that has joined does in place of the operation: see ``ddl.adapter.operations.absent``."""
     return operations.absent(signature, lambda name, shape, op: allreduce(np.zeros(shape, _dtype(name)), op))
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Optional, TypeVar
 
-from ddl import operations
-from ddl.negotiation.pending import Ended, Waitable
-from ddl.operations import Operation
-from ddl.process_sets import ProcessSet, ProcessSets
+from ddl.adapter import operations
+from ddl.adapter.operations import Ended, Operation, Waitable
+from ddl.adapter.process_sets import ProcessSet, ProcessSets
 from ddl_tensorflow._bucket import absent
 from ddl_tensorflow._names import name_here
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 import ddl
-from ddl.refusals import naming_rank
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_tensorflow._errors import both, recognise
 
 __all__ = ["ADVICE", "compiled_later", "refuse", "settle"]

@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
-from ddl.compressor import Compressor, NoneCompressor
+from ddl.adapter.compressor import Compressor, NoneCompressor
 from ddl_tensorflow._public import public_names
 
 __all__ = ["Cast", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

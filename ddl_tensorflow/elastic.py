@@ -1,6 +1,6 @@
 """``hvd.elastic`` for TensorFlow: states of variables, of a session of TF1, and of a model of Keras.
 
-What a state is, and what ``run`` does, stands in ddl/elastic.py, which knows no framework.
+What a state is, and what ``run`` does, stands in ddl/adapter/elastic.py, which knows no framework.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl.adapter.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
 from ddl_tensorflow._public import public_names
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState"]

@@ -19,11 +19,10 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
-from ddl.allocator import tune_allocator
-from ddl.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
-from ddl.negotiation.pending import Ended, Waitable
-from ddl.operations import Operation
-from ddl.process_sets import ProcessSet
+from ddl.adapter.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
+from ddl.adapter.malloc_settings import tune_allocator
+from ddl.adapter.operations import Ended, Operation, Waitable
+from ddl.adapter.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
 from ddl_tensorflow import _bucket, _operations
 from ddl_tensorflow._call import call

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.negotiation.pending import Ended, Waitable
-from ddl.process_sets import ProcessSet
+from ddl.adapter.operations import Ended, Waitable
+from ddl.adapter.process_sets import ProcessSet
 from ddl_tensorflow._call import call
 from ddl_tensorflow._where import process_sets
 from ddl_tensorflow.basics import process_set_by_id

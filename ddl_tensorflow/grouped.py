@@ -13,10 +13,10 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
-from ddl.operations import Operation, choose_op, grouped
-from ddl.process_sets import ProcessSet
+from ddl.adapter.operations import Operation, choose_op, grouped
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike
-from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name

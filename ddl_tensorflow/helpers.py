@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, TypeVar
 
 from ddl import ReduceOp
-from ddl.horovod_basics import check_extension, gpu_available
-from ddl.operations import choose_op
+from ddl.adapter.horovod import check_extension, gpu_available
+from ddl.adapter.operations import choose_op
 
 __all__ = ["check_extension", "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility"]
 __all__ += ["refs_to_vars", "split_list", "vars_to_refs"]

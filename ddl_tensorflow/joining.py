@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.negotiation.pending import Ended, Waitable
+from ddl.adapter.operations import Ended, Waitable
 from ddl_tensorflow._call import call
 from ddl_tensorflow._step_numbers import begin_anew
 from ddl_tensorflow._where import global_process_set, process_sets

@@ -17,7 +17,7 @@ from ddl import (
     rank,
     size,
 )
-from ddl.process_sets import ProcessSet
+from ddl.adapter.process_sets import ProcessSet
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.basics import (

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional
 
-from ddl import operations
-from ddl.process_sets import ProcessSet
-from ddl.refusals import naming_rank
+from ddl.adapter import operations
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_tensorflow._where import Where, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]

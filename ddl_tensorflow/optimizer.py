@@ -8,10 +8,10 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average
-from ddl.buckets import BUCKET_BYTES
-from ddl.process_sets import ProcessSet
+from ddl.adapter.buckets import BUCKET_BYTES
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike
-from ddl.refusals import naming_rank
 from ddl_tensorflow import _keras_optimizer, tf1
 from ddl_tensorflow._accumulation import Accumulation
 from ddl_tensorflow._steps import Steps

@@ -7,10 +7,10 @@ from typing import Any, Iterable, List, Optional
 import tensorflow as tf
 
 import ddl
-from ddl.alike import check_alike
-from ddl.operations import Operation, grouped
-from ddl.process_sets import ProcessSet
-from ddl.refusals import naming_rank
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.operations import Operation, grouped
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._names import op_name
 from ddl_tensorflow._where import Where, global_process_set
@@ -89,7 +89,7 @@ def _check(variables: List[Any], root_rank: int, process_set: ProcessSet) -> Non
     advice = "Make the same call, for the same model, on every rank"
     names = [str(getattr(variable, "path", None) or getattr(variable, "name", "")) for variable in variables]
     try:
-        check_alike(group, "broadcast_variables", [f"root_rank={root_rank}", *lines], advice, mistake)
+        check_consistent(group, "broadcast_variables", [f"root_rank={root_rank}", *lines], advice, mistake)
     except ddl.InvalidArgument as error:
         listed = ", ".join(f"{i} {name!r}" for i, name in enumerate(names[:50]))
         error.args = (f"{error}. The variables of this rank: {listed}",)

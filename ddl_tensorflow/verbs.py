@@ -24,12 +24,11 @@ import tensorflow as tf
 
 import ddl
 from ddl import Average, ReduceOp
+from ddl.adapter.operations import Operation, Waitable, choose_op
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.errors import NotSupported
-from ddl.negotiation.pending import Waitable
-from ddl.operations import Operation, choose_op
-from ddl.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
-from ddl.refusals import naming_rank
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call, never
 from ddl_tensorflow._differentiable import differentiable

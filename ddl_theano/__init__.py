@@ -1,7 +1,7 @@
 """DDL for Theano: ``gradients = ddl_theano.allreduce(T.grad(loss, parameters))`` are averages over all ranks."""
 
 from ddl import Average, Error, Max, Min, Product, Sum, init, local_rank, local_size, rank, shutdown, size
-from ddl.averaging import MetricAverage, average_metrics
+from ddl.adapter.metrics import MetricAverage, average_metrics
 from ddl_theano import _order  # noqa: F401 (tells Theano's optimizer)
 from ddl_theano.gradients import allreduce
 from ddl_theano.host import allreduce_arrays, broadcast_parameters

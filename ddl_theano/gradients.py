@@ -12,7 +12,7 @@ import theano.tensor as T
 from theano.gradient import DisconnectedType, NullType
 
 import ddl
-from ddl.refusals import naming_rank
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_theano.host import Reduction, check_type
 
 __all__ = ["AllReduce", "allreduce"]

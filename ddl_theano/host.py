@@ -12,10 +12,10 @@ from theano.tensor import TensorType, complex_dtypes
 
 import ddl
 from ddl import Average, ReduceOp
-from ddl.alike import check_alike
-from ddl.fused import Fused, broadcast_many_
-from ddl.refusals import naming_rank
-from ddl.step_number import StepNumber
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.fused_arrays import Fused, broadcast_many_
+from ddl.adapter.rank_prefix import naming_rank
+from ddl.adapter.step_number import StepNumber
 
 __all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type"]
 
@@ -52,7 +52,7 @@ class Reduction:
         world = ddl.world()
         if world is not self._world:
             advice = "Build the same graph on all ranks, or say by name= what belongs together."
-            check_alike(world, "ddl_theano", [f"the all-reduce {self.name!r}"], advice)
+            check_consistent(world, "ddl_theano", [f"the all-reduce {self.name!r}"], advice)
             self._world, self._known = world, {}
             _begun[world] = _begun.get(world, 0) + 1
             self._step = StepNumber(_begun[world], f"the all-reduce {self.name!r}")

@@ -46,10 +46,10 @@ from ddl import (
     split,
     world,
 )
-from ddl.allocator import tune_allocator
-from ddl.averaging import MetricAverage, average_metrics
-from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt
-from ddl.process_sets import ProcessSet
+from ddl.adapter.elastic import HorovodInternalError, HostsUpdatedInterrupt
+from ddl.adapter.malloc_settings import tune_allocator
+from ddl.adapter.metrics import MetricAverage, average_metrics
+from ddl.adapter.process_sets import ProcessSet
 from ddl_torch import _compat, elastic
 from ddl_torch._tensors import Work
 from ddl_torch._where import global_process_set
@@ -181,7 +181,7 @@ _MODULES = ("functions", "mpi_ops")
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    from ddl.spelling import no_attribute
+    from ddl.text.spelling import no_attribute
 
     raise no_attribute(__name__, name, __all__)
 

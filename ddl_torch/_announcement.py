@@ -5,7 +5,7 @@
 * How many *steps* it has taken with averages of this optimizer. Ranks with different numbers have different weights.
 
 Elements may be of float16, and are summed or averaged over any number of ranks. What survives that exactly is whether
-an element is zero: the number of steps is written so that this is enough (ddl/step_number.py). Who said what is asked
+an element is zero: the number of steps is written so that this is enough (ddl/adapter/step_number.py). Who said what is asked
 for separately, if numbers differ.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import ddl
-from ddl import step_number
+from ddl.adapter import step_number
 
 __all__ = ["Announcement", "ELEMENTS", "Heard", "Presence", "merge", "who_is_apart"]
 

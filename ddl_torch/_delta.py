@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 import torch
 
 import ddl
-from ddl.adasum import PreparedAdasum
+from ddl.adapter.adasum import PreparedAdasum
 from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
 
 __all__ = ["DeltaReducer"]

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 import ddl
-from ddl import timeline
-from ddl.buckets import Bucket
+from ddl.adapter.buckets import Bucket
+from ddl.adapter.operations import timeline
 from ddl_torch._announcement import ELEMENTS, Announcement, Heard
 from ddl_torch._gradient_entry import Entry, Replaced
 
@@ -38,7 +38,7 @@ class GradientBucket:
     """The memory of one bucket, the views that serve as ``p.grad``, and what is left to do of its all-reduce."""
 
     def __init__(self, number: int, layout: Bucket, entries: List[Entry]) -> None:
-        # ddl.buckets knows no framework: to it a type is any hashable object, here always a torch.dtype.
+        # ddl.adapter.buckets knows no framework: to it a type is any hashable object, here always a torch.dtype.
         self.dtype: torch.dtype = layout.dtype  # type: ignore[assignment]
         self.number = number
         self.entries = [entries[slot.item] for slot in layout.slots]

@@ -11,8 +11,8 @@ from typing import Dict, List, Mapping, Protocol, Sequence, Tuple
 import torch
 
 import ddl
-from ddl.buckets import Gradient, assign
-from ddl.compression import fastest
+from ddl.adapter.buckets import Gradient, assign
+from ddl.adapter.compression import fastest
 from ddl_torch import _overlap
 from ddl_torch._compat import question_of_tracing
 from ddl_torch._gradient_bucket import GradientBucket

@@ -10,13 +10,10 @@ from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
 import torch
 
 import ddl
-from ddl import operations
-from ddl.calls import check_splits
+from ddl.adapter import operations
+from ddl.adapter.calls import check_splits
+from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
 from ddl.errors import NotSupported
-from ddl.negotiation import Signature
-from ddl.negotiation.pending import Waitable
-from ddl.negotiation.signature import ANY
-from ddl.operations import Operation, at_once, barrier, grouped
 from ddl_torch._compat import for_core
 from ddl_torch._tensors import SUMMABLE, alias, from_array, plain, to_array, written
 from ddl_torch.adasum import adasum_
@@ -199,7 +196,7 @@ def alltoall(
 
 
 def absent(signature: Signature) -> Start:
-    """Return what a rank that has joined does in place of the operation: see ``ddl.operations.absent``."""
+    """Return what a rank that has joined does in place of the operation: see ``ddl.adapter.operations.absent``."""
 
     def of_zeros(dtype: str, shape: Tuple[int, ...], op: ddl.ReduceOp) -> Operation[torch.Tensor]:
         return allreduce(torch.zeros(shape, dtype=getattr(torch, dtype)), op, 1.0, 1.0, True)

@@ -8,7 +8,7 @@ from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 
 import ddl
-from ddl import buckets
+from ddl.adapter import buckets
 from ddl_torch.compression import Own, PowerSGD
 
 __all__ = ["Groups", "NamedParameters", "Settings", "group_numbers", "named"]

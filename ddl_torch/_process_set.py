@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 import ddl
-from ddl.process_sets import ProcessSet
+from ddl.adapter.process_sets import ProcessSet
 from ddl_torch._where import global_process_set
 
 __all__ = ["communicator_of"]

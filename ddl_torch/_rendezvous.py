@@ -14,10 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 import ddl
 from ddl import Communicator, ConfigError, api
-from ddl.bootstrap import launched
-from ddl.bootstrap.address import parse_address
-from ddl.bootstrap.environ import Identity, Settings
-from ddl.bootstrap.store import StoreClient
+from ddl.adapter.rendezvous import Identity, Settings, StoreClient, launched, parse_address
 
 __all__ = ["by_launcher", "communicator_for", "seconds_of"]
 

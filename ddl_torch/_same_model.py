@@ -7,8 +7,8 @@ from typing import Any, List, Sequence, Tuple
 import torch
 
 import ddl
-from ddl.alike import check_alike
-from ddl.refusals import naming_rank
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_torch._gradient_bucket import WIRE_DTYPES
 
 __all__ = ["check_parameter", "check_same_on_all_ranks"]
@@ -39,7 +39,7 @@ def check_same_on_all_ranks(
     Collective, blocking. Returns every rank's ``own``, plain data, which travels along.
     """
     lines = [f"parameter {name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}" for name, p in parameters]
-    return check_alike(
+    return check_consistent(
         communicator,
         "DistributedOptimizer: ranks have different models or arguments",
         [*settings, *lines],

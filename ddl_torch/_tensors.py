@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import ddl
-from ddl.negotiation.pending import Waitable
+from ddl.adapter.operations import Waitable
 from ddl_torch._compat import mark_written
 
 __all__ = ["SUMMABLE", "Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]

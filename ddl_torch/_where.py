@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Optional, TypeVar
 
 import ddl
-from ddl import operations
-from ddl.operations import Operation
-from ddl.process_sets import ProcessSet, ProcessSets
+from ddl.adapter import operations
+from ddl.adapter.operations import Operation
+from ddl.adapter.process_sets import ProcessSet, ProcessSets
 from ddl_torch._operations import absent
 from ddl_torch._tensors import Work
 

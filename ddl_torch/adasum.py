@@ -1,4 +1,4 @@
-"""``adasum_`` of torch tensors; what it computes and how: ddl/adasum.py."""
+"""``adasum_`` of torch tensors; what it computes and how: ddl/adapter/adasum.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 
 import ddl
-from ddl import adasum as arrays
+from ddl.adapter import adasum as arrays
 from ddl_torch._compat import mark_written
 from ddl_torch._tensors import alias
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddl.horovod_basics import (
+from ddl.adapter.horovod import (
     Basics,
     ccl_built,
     check_extension,

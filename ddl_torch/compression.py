@@ -16,8 +16,8 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 import torch
 
 import ddl
-from ddl.compressor import Compressor, NoneCompressor
-from ddl.spelling import did_you_mean
+from ddl.adapter.compressor import Compressor, NoneCompressor
+from ddl.text.spelling import did_you_mean
 
 __all__ = ["Cast", "Compression", "CompressionLike", "Compressor", "FP16Compressor", "NoneCompressor", "Own"]
 __all__ += ["PowerSGD", "Wire", "casting", "parse"]

@@ -12,10 +12,10 @@ import torch
 
 import ddl
 from ddl import Average, Communicator, ReduceOp
-from ddl.operations import choose_op
-from ddl.process_sets import ProcessSet
+from ddl.adapter.operations import choose_op
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
-from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
 from ddl_torch._operations import Operation

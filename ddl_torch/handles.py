@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import ddl
-from ddl.refusals import naming_rank
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_torch._tensors import Work
 
 __all__ = ["poll", "synchronize"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-from ddl import Communicator, operations
-from ddl.process_sets import ProcessSet
-from ddl.refusals import naming_rank
+from ddl import Communicator
+from ddl.adapter import operations
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_torch._where import Where, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]

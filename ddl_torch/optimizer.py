@@ -16,13 +16,13 @@ from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional
 import torch
 
 import ddl
-from ddl.allocator import tune_allocator as _tune_allocator
-from ddl.buckets import BUCKET_BYTES
-from ddl.compression import on_wire
-from ddl.process_sets import ProcessSet
+from ddl.adapter.buckets import BUCKET_BYTES
+from ddl.adapter.compression import on_wire
+from ddl.adapter.malloc_settings import tune_allocator as _tune_allocator
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
-from ddl.refusals import naming_rank
-from ddl.tracebacks import briefly
+from ddl.text.tracebacks import briefly
 from ddl_torch._delta import DeltaReducer
 from ddl_torch._optimizer_arguments import Groups, NamedParameters, Settings, group_numbers, named
 from ddl_torch._process_set import communicator_of

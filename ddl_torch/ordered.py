@@ -18,8 +18,8 @@ import torch
 
 import ddl
 from ddl import Average, Communicator
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
-from ddl.refusals import naming_rank
 from ddl_torch._compat import for_core
 from ddl_torch._operations import check_op, summable
 from ddl_torch._tensors import Work, alias, from_array, to_array, written

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 import ddl
+from ddl.adapter.operations import Operation, Signature
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl.errors import NotSupported
-from ddl.negotiation import Signature
-from ddl.operations import Operation
-from ddl.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
-from ddl.refusals import naming_rank
 from ddl_torch import _operations
 from ddl_torch._where import Where, global_process_set
 

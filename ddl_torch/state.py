@@ -7,8 +7,8 @@ from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
 import torch
 
 import ddl
-from ddl.alike import check_alike
-from ddl.refusals import naming_rank
+from ddl.adapter.consistency import check_consistent
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_torch._compat import mark_written
 from ddl_torch.optimizer import DistributedOptimizer
 
@@ -61,7 +61,7 @@ def _check_call(verb: str, root_rank: int, lines: List[str], mistake: str, group
     if not mistake and root_rank not in range(group.size):
         mistake = f"root_rank={root_rank!r} is no rank of a communicator of {group.size}"
     advice = "Make the same call, for the same model, on every rank"
-    check_alike(group, verb, [f"root_rank={root_rank}", *lines], advice, mistake)
+    check_consistent(group, verb, [f"root_rank={root_rank}", *lines], advice, mistake)
 
 
 @naming_rank

@@ -59,7 +59,7 @@ def run(
     ``timed``: its results say how much of the time it was communicating; others write a timeline.
     """
     print(title(way, ranks), flush=True)
-    launcher = [sys.executable, *(["-m", "ddl.run", "-np", str(ranks)] if ranks > 1 else [])]
+    launcher = [sys.executable, *(["-m", "ddl.launch", "-np", str(ranks)] if ranks > 1 else [])]
     with tempfile.TemporaryDirectory() as folder:
         results, timeline = Path(folder, "results.json"), Path(folder, "timeline.json")
         options = ["--epochs", str(given.epochs), "--batch-size", str(given.batch_size), "--width", str(given.width)]

@@ -18,7 +18,7 @@ from typing import Any, Dict, List
 
 EPOCHS = 20
 EXAMPLE = str(Path(__file__).with_name("torch_digits.py"))
-LAUNCHER = [sys.executable, "-m", "ddl.run", "-np"]
+LAUNCHER = [sys.executable, "-m", "ddl.launch", "-np"]
 
 
 def arguments() -> argparse.Namespace:

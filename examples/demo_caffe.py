@@ -50,7 +50,7 @@ def run(way: str, ranks: int, given: argparse.Namespace) -> Dict[str, Any]:
         timeline = Path(folder, "timeline.json")
         environ = {**comparison.environment(), "OPENBLAS_NUM_THREADS": "1", "GLOG_minloglevel": "0"}
         environ["DDL_TIMELINE"] = str(timeline) if ranks > 1 else ""
-        line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), sys.executable, "-m", "ddl_caffe", "train"]
+        line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), sys.executable, "-m", "ddl_caffe", "train"]
         done = subprocess.Popen(
             [*line, f"--solver={solver.name}"], cwd=folder, env=environ, stderr=subprocess.PIPE, text=True
         )

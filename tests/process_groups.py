@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 _LAUNCHERS = {
-    "ddlrun": ["ddl.run", "-np", "2"],
+    "ddlrun": ["ddl.launch", "-np", "2"],
     "torchrun": [
         *("torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"),
         *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddl.bootstrap.server import StoreServer
+from ddl.store.server import StoreServer
 
 _context = multiprocessing.get_context("forkserver")
 #: A rank loads its function's test module, and with that pytest: a tenth of a second of a processor, of each rank.

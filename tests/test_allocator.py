@@ -10,7 +10,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ddl import ConfigError, allocator
+from ddl import ConfigError
+from ddl.adapter import malloc_settings as allocator
 
 pytestmark = pytest.mark.skipif(
     not hasattr(allocator.ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc"
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 # Pages of 4 KiB that are faulted in for a block of 48 MiB, as large as a layer's gradient, when it is had again.
 FAULTS = """
 import ctypes, resource
-from ddl import allocator
+from ddl.adapter import malloc_settings as allocator
 {tune}
 libc = ctypes.CDLL(None)
 libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where huge pages are the rule, a fault brings 512 pages

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from ddl import compressor
+from ddl.adapter import compressor
 
 
 class Unfinished(compressor.Compressor):

@@ -43,7 +43,7 @@ def run_on_ranks(code: str, folder: Path, ranks: int = 2) -> str:
     """Run a program on so many ranks, and return what it has printed; it must end well."""
     program = folder / "program.py"
     program.write_text(code)
-    line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), str(program)]
+    line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), str(program)]
     ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -29,7 +29,7 @@ CONCRETE_TRANSPORTS = {"tcp", "shm", "rails", "faulty", "ucx", "cuda"}
 CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
 
 # ddl.run must start in milliseconds: these modules of ddl are plain data, without numpy or the extension.
-RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
+RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.launch", "ddl.topology"} | {
     f"ddl.bootstrap.{name}"
     for name in (
         *("address", "auth", "client", "connection", "environ", "interfaces", "messages", "pace", "rails", "reach"),
@@ -37,7 +37,7 @@ RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.run", "ddl.topology"} | {
     )
 }
 TOOLS = "ddl/tools"
-PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/svg.py", "ddl/tuning"]
+PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/plan/svg.py", "ddl/tuning"]
 HANDS_PLANS_TO_THE_CORE = "ddl/plan/lower.py"
 DOES_IO = {
     "socket",
@@ -198,6 +198,6 @@ def test_ddlrun_imports_the_standard_library_and_plain_data_only():
 
 def test_ddlrun_loads_neither_numpy_nor_the_core():
     """What the imports above come to at run time: the launcher starts in milliseconds."""
-    program = "import sys, ddl.run.cli; print([m for m in ('numpy', 'ddl._core', 'torch') if m in sys.modules])"
+    program = "import sys, ddl.launch.cli; print([m for m in ('numpy', 'ddl._core', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -18,12 +18,12 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddl import _core
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
-from ddl.bootstrap.newcomers import Complaints, Door, in_a_thread
-from ddl.bootstrap.shortage import Shortage
 from ddl.bootstrap.stragglers import Stragglers
-from ddl.bootstrap.verdict import ALL
-from ddl.bootstrap.watch import WatchClient
 from ddl.errors import Error
+from ddl.store.newcomers import Complaints, Door, in_a_thread
+from ddl.store.shortage import Shortage
+from ddl.store.verdict import ALL
+from ddl.store.watch import WatchClient
 
 __all__ = ["Agent", "Member"]
 

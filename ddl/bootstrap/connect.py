@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from ddl import _core
-from ddl.bootstrap.auth import AuthError, prove_as_client, recv_frame, send_frame
 from ddl.errors import ConfigError, ProtocolError
+from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
 
 __all__ = ["Nonce", "accept_data", "accept_memory", "choose_congestion_control", "connect_data", "connect_memory"]
 __all__ += ["listen_data", "listen_memory", "reconsider_congestion_control"]

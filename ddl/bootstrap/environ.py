@@ -15,9 +15,9 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
-from ddl.bootstrap.address import parse_address
-from ddl.bootstrap.auth import MINIMUM_SECRET
 from ddl.errors import ConfigError
+from ddl.store.address import parse_address
+from ddl.store.auth import MINIMUM_SECRET
 
 __all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe", "parse_size"]
 

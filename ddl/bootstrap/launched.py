@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ddl.bootstrap.address import format_address, parse_address
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.bootstrap.interfaces import addresses
-from ddl.bootstrap.server import StoreServer
-from ddl.bootstrap.shortage import threads_for
 from ddl.errors import ConfigError, RendezvousError
+from ddl.store.address import format_address, parse_address
+from ddl.store.interfaces import addresses
+from ddl.store.server import StoreServer
+from ddl.store.shortage import threads_for
 
 __all__ = ["Launched", "Share", "detect", "identity", "join", "numbered"]
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import List, Mapping
 
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.spelling import nearest
+from ddl.text.spelling import nearest
 
 __all__ = ["misspelt"]
 

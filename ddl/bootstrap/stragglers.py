@@ -1,6 +1,6 @@
 """A rank's side of the search for late ranks: what it tells the store of its own pace, and what it is told of others.
 
-The store's side, which finds them, is ddl/bootstrap/pace.py. All but ``watch`` belongs to the agent's thread; any
+The store's side, which finds them, is ddl/store/pace.py. All but ``watch`` belongs to the agent's thread; any
 thread may read ``late``.
 """
 

@@ -19,7 +19,7 @@ from functools import reduce
 from operator import or_
 from typing import Callable, Deque, Dict, Optional, Sequence, Union
 
-from ddl import _core, timeline
+from ddl import _core
 from ddl.communicator import Communicator
 from ddl.errors import (
     CollectiveMismatch,
@@ -30,9 +30,9 @@ from ddl.errors import (
     InvalidArgument,
     InvalidState,
 )
-from ddl.negotiation import ballot
+from ddl.negotiation import ballot, timeline
 from ddl.negotiation.agreement import UNNAMED, Agreement, News, Outcome
-from ddl.negotiation.ballots import Ballots
+from ddl.negotiation.ballot_exchange import BallotExchange
 from ddl.negotiation.pending import Ended, Pending, Request, Waitable
 from ddl.negotiation.signature import Signature
 
@@ -69,7 +69,7 @@ class Negotiator:
         self._ranks = ranks
         self._timeout = communicator.timeout  # seconds: of an operation
         self._agreement = Agreement(ranks)
-        self._ballots = Ballots(communicator)
+        self._ballots = BallotExchange(communicator)
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         # Who goes from round to round: the thread, or the caller that waits for this operation.

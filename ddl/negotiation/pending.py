@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
-from ddl import timeline
 from ddl.communicator import Communicator
 from ddl.errors import CommunicatorError, Error, WaitTimeout
+from ddl.negotiation import timeline
 from ddl.negotiation.signature import Signature
 
 __all__ = ["Ended", "Pending", "Request", "Waitable"]

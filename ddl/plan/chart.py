@@ -12,8 +12,8 @@ from typing import Collection, Dict, List, Sequence, Tuple
 
 from ddl.plan.ir import Kind
 from ddl.plan.schedule import Schedule, Work
-from ddl.plan.words import run_text
-from ddl.svg import width_of
+from ddl.plan.step_text import run_text
+from ddl.plan.svg import width_of
 from ddl.topology import Topology
 
 __all__ = ["COLORS", "GREY", "HALF", "INK", "LINE", "READS", "SHADE", "SMALL"]

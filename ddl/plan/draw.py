@@ -14,9 +14,9 @@ from ddl.plan.excerpt import hidden_rounds, shown_ranks
 from ddl.plan.ir import Kind, Plan
 from ddl.plan.legend import draw_legend
 from ddl.plan.schedule import Message, Schedule, Work, schedule
+from ddl.plan.step_text import run_text, step_text
+from ddl.plan.svg import Pen, shortened, width_of
 from ddl.plan.verify import Proof
-from ddl.plan.words import run_text, step_text
-from ddl.svg import Pen, shortened, width_of
 from ddl.topology import Topology
 
 __all__ = ["draw"]

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Sequence, Tuple
 from ddl.plan.chart import COLORS, GREY, INK, SMALL
 from ddl.plan.ir import Kind
 from ddl.plan.schedule import Schedule
-from ddl.svg import Pen, width_of
+from ddl.plan.svg import Pen, width_of
 from ddl.topology import Topology
 
 __all__ = ["draw_legend"]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Mapping, Union
 
-from ddl.words import bytes_text
+from ddl.text.units import bytes_text
 
 __all__ = ["say_written", "write_json", "write_text"]
 

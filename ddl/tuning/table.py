@@ -2,7 +2,7 @@
 
 It is TOML, made to be read by people, too; docs/tune.md describes it. Beside the lines it holds the figures of the
 links, so that the same file is a machine for ``ddl simulate --topology``. Here are its contents, its text and its
-checks, without I/O; where the file lies and how all ranks come to the same table: ddl/tune/file.py.
+checks, without I/O; where the file lies and how all ranks come to the same table: ddl/tuning/measure/table_file.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ddl.errors import ConfigError, InvalidArgument
 from ddl.plan import build
 from ddl.plan.canonical_tree import CANONICAL
 from ddl.plan.ir import Collective
+from ddl.text.units import bytes_text, duration
 from ddl.topology import Topology
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, MOST_IN_FLIGHT, Line, Lines, line_for, of_size
-from ddl.words import bytes_text, duration
 
 if sys.version_info >= (3, 11):
     import tomllib

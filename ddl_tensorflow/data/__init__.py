@@ -11,8 +11,8 @@ from typing import Any, List, Optional, Sequence
 import tensorflow as tf
 
 import ddl
-from ddl.process_sets import ProcessSet
-from ddl.refusals import naming_rank
+from ddl.adapter.process_sets import ProcessSet
+from ddl.adapter.rank_prefix import naming_rank
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow._where import Where, global_process_set
 

@@ -21,8 +21,8 @@ import tensorflow as tf
 
 import ddl_tensorflow as _ddl
 from ddl import ReduceOp
-from ddl.averaging import average_metrics
-from ddl.operations import choose_op
+from ddl.adapter.metrics import average_metrics
+from ddl.adapter.operations import choose_op
 from ddl.reduce_op import OpLike
 from ddl_tensorflow import (
     Adasum,

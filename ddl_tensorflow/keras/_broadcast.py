@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import ddl
-from ddl.alike import check_alike
+from ddl.adapter.consistency import check_consistent
 from ddl_tensorflow import _keras_backend as backend
 
 __all__ = ["BroadcastGlobalVariablesCallback", "WeightAverageCallback"]
@@ -101,7 +101,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         averages = "averages gradients" if backend.distributed(optimizer) else "averages nothing"
         lines = [f"root_rank={self.root_rank}", f"the optimizer {optimizer.__class__.__name__}, which {averages}"]
         lines += [f"{name}: {backend.described(variable)}" for name, variable in new.items()]
-        check_alike(ddl.world(), "fit: ranks do not train the same", lines, _ADVICE, mistake)
+        check_consistent(ddl.world(), "fit: ranks do not train the same", lines, _ADVICE, mistake)
         self._broadcast(new.values())
         self._sent.update(new)
 

@@ -8,8 +8,8 @@ import keras
 
 import ddl
 from ddl import Average
-from ddl.buckets import BUCKET_BYTES
-from ddl.process_sets import ProcessSet
+from ddl.adapter.buckets import BUCKET_BYTES
+from ddl.adapter.process_sets import ProcessSet
 from ddl.reduce_op import OpLike
 from ddl_tensorflow import _keras_backend as backend
 from ddl_tensorflow._where import global_process_set

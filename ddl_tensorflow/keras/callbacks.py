@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import ddl
-from ddl.averaging import average_metrics
+from ddl.adapter.metrics import average_metrics
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow.keras._broadcast import BroadcastGlobalVariablesCallback, WeightAverageCallback
 from ddl_tensorflow.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback

@@ -1,6 +1,6 @@
 """``hvd.elastic`` for Keras: a state of a model and its optimizer, and callbacks that keep it while ``fit`` runs.
 
-What a state is, and what ``run`` does, stands in ddl/elastic.py. Values are arrays of numpy: for every backend.
+What a state is, and what ``run`` does, stands in ddl/adapter/elastic.py. Values are arrays of numpy: for every backend.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional
 import keras
 import numpy as np
 
-from ddl.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl.adapter.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
 from ddl_tensorflow import _keras_backend as backend
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow.elastic import TensorFlowKerasState

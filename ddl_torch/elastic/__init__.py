@@ -1,11 +1,11 @@
 """``hvd.elastic`` for PyTorch: a state of models, optimizers and samplers, and a sampler that remembers what was used.
 
-What ``run`` does stands in ddl/elastic.py, which knows no framework.
+What ``run`` does stands in ddl/adapter/elastic.py, which knows no framework.
 """
 
 from __future__ import annotations
 
-from ddl.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl.adapter.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
 from ddl_torch.elastic.sampler import ElasticSampler
 from ddl_torch.elastic.state import TorchState
 

@@ -1,6 +1,6 @@
 """``TorchState``: what ``hvd.elastic`` saves, restores and synchronises of a training in PyTorch.
 
-What a state is stands in ddl/elastic.py, which knows no framework.
+What a state is stands in ddl/adapter/elastic.py, which knows no framework.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import ddl
-from ddl.elastic import Handler, ObjectState, broadcast_values
+from ddl.adapter.elastic import Handler, ObjectState, broadcast_values
 from ddl_torch.elastic.sampler import ElasticSampler
 from ddl_torch.state import _load, broadcast_optimizer_state, broadcast_parameters
 

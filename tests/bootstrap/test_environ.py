@@ -7,9 +7,9 @@ from typing import Dict
 
 import pytest
 
-from ddl.bootstrap.address import format_address, listen, parse_address
 from ddl.bootstrap.environ import Identity, Settings, describe, parse_size
 from ddl.errors import ConfigError, ResourceError
+from ddl.store.address import format_address, listen, parse_address
 
 RANK_3 = Identity(3, 8, 1, 2, 1, 4, "127.0.0.1:4711", bytes(range(32)))
 

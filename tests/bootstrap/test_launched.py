@@ -1,4 +1,4 @@
-"""What other launchers say, and how ranks find one another without ddlrun; with the launchers themselves: tests/run."""
+"""What other launchers say, and how ranks find one another without ddlrun; with the launchers themselves: tests/launch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from ddl.bootstrap import launched
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.launched import Launched, detect, numbered
-from ddl.bootstrap.server import StoreServer
-from ddl.bootstrap.watch import WatchClient
 from ddl.errors import ConfigError, RendezvousError
+from ddl.store.server import StoreServer
+from ddl.store.watch import WatchClient
 
 TORCHRUN = {
     "RANK": "3",

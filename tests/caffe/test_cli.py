@@ -61,7 +61,7 @@ def train(*flags, ranks=2, cwd=None):
     """Run it; return what subprocess does."""
     path = os.pathsep.join(filter(None, [str(cwd or ""), str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path, "GLOG_minloglevel": "0", "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), sys.executable, "-m", "ddl_caffe", "train", *flags]
+    line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), sys.executable, "-m", "ddl_caffe", "train", *flags]
     return subprocess.run(line, env=environ, cwd=cwd or ROOT, capture_output=True, text=True, timeout=240)
 
 

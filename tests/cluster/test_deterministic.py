@@ -40,7 +40,7 @@ PLACES["node1:1,node2:1,node3:1,node4:1"] = "1234"
 def test_any_hosts_have_the_same_bits(own_cluster: Cluster) -> None:
     bits, usual = set(), set()
     for hosts, expected in PLACES.items():
-        line = [sys.executable, "-m", "ddl.run", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
+        line = [sys.executable, "-m", "ddl.launch", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
         variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TUNED": "off"}
         job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=240, check=False)
         assert job.returncode == 0, job.stderr

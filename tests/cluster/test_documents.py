@@ -39,7 +39,7 @@ def test_commands_of_the_documents(command: str, hosts: Cluster, tmp_path: Path)
     )
     (tmp_path / "job.toml").write_text('np = 4\nhosts = "node1:2,node2:2"\nenv = ["A=1"]\n')
     variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    line = [sys.executable, "-m", "ddl.run", *shlex.split(command)[1:]]
+    line = [sys.executable, "-m", "ddl.launch", *shlex.split(command)[1:]]
     done = hosts.run("node1", line, env=variables, cwd=tmp_path, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     if "--output-dir" in command:

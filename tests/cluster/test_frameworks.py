@@ -16,7 +16,7 @@ from ddl.tools.desk import FOUR_HOSTS, Cluster
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-FOUR = ["-m", "ddl.run", "--no-prefix", "-np", "4", "-H", "node1:1,node2:1,node3:1,node4:1"]
+FOUR = ["-m", "ddl.launch", "--no-prefix", "-np", "4", "-H", "node1:1,node2:1,node3:1,node4:1"]
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 

@@ -64,7 +64,7 @@ class Job:
         self.cluster, self.folder = cluster, folder
         (folder / "program.py").write_text(PROGRAM.format(count=count, call=call))
         hosts = ",".join(f"{host}:2" for host in cluster.hosts)
-        line = [sys.executable, "-m", "ddl.run", "-np", "8", "-H", hosts, *options]
+        line = [sys.executable, "-m", "ddl.launch", "-np", "8", "-H", hosts, *options]
         variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": str(DEADLINE)}
         pipe = subprocess.PIPE
         self.process = cluster.popen(

@@ -28,7 +28,7 @@ def environ(**more: str) -> Dict[str, str]:
 
 
 def ddlrun(*arguments: str) -> List[str]:
-    return [sys.executable, "-m", "ddl.run", *arguments]
+    return [sys.executable, "-m", "ddl.launch", *arguments]
 
 
 def missing(reason: str) -> None:

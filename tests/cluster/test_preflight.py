@@ -22,7 +22,7 @@ def run(cluster: Cluster, folder: Path, *options: str) -> subprocess.CompletedPr
     """Run train.py, which leaves a file where it starts, on three hosts; the folder is theirs in common."""
     (folder / "train.py").write_text(STARTED)
     environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root")}
-    line = [sys.executable, "-m", "ddl.run", "-H", "node1:1,node2:1,node3:1", *options, "train.py"]
+    line = [sys.executable, "-m", "ddl.launch", "-H", "node1:1,node2:1,node3:1", *options, "train.py"]
     return cluster.run("node1", line, env=environ, cwd=folder, timeout=240, check=False)
 
 

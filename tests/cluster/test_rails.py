@@ -43,7 +43,7 @@ assert (whole[0] == whole[1]).all()
 
 def start(cluster: Cluster, steps: int, *options: str, program: str = PROGRAM, **environ: str) -> subprocess.Popen[str]:
     variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "15", **environ}
-    line = [sys.executable, "-m", "ddl.run", "-H", "node1:1,node2:1", "--no-prefix", *options]
+    line = [sys.executable, "-m", "ddl.launch", "-H", "node1:1,node2:1", "--no-prefix", *options]
     pipe = subprocess.PIPE
     whole = [*line, sys.executable, "-c", program, str(steps)]
     return cluster.popen("node1", whole, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)

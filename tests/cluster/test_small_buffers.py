@@ -44,7 +44,7 @@ def test_all_pieces_arrive_through_small_buffers(own_cluster: Cluster) -> None:
     slots = own_cluster.shape.slots
     hosts = ",".join(f"{host}:{slots}" for host in own_cluster.hosts)
     variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "60"}
-    line = [sys.executable, "-m", "ddl.run", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
+    line = [sys.executable, "-m", "ddl.launch", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
     job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=240, check=False)
     assert job.returncode == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == [f"done {rank}" for rank in range(3 * slots)]

@@ -52,7 +52,7 @@ def test_strangers_at_every_port(clusters_can_be_built: None, tmp_path: Path) ->
     program.write_text(PROGRAM)
     variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_LOG": "info"}
     hosts = ["node1", "node2", "node3"]
-    line = [sys.executable, "-m", "ddl.run", "-H", "node1:2,node2:2,node3:2", str(program), str(done)]
+    line = [sys.executable, "-m", "ddl.launch", "-H", "node1:2,node2:2,node3:2", str(program), str(done)]
     pipe = subprocess.PIPE
     with Cluster(FOUR_HOSTS) as cluster:
         with cluster.popen("node1", line, env=variables, cwd=tmp_path, stdout=pipe, stderr=pipe) as job:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.size()\n"
 HOSTS = "node1:2,node2:2"
-MODULES = {"ddl": "ddl.tools", "ddlrun": "ddl.run"}
+MODULES = {"ddl": "ddl.tools", "ddlrun": "ddl.launch"}
 
 
 @pytest.fixture(scope="module")

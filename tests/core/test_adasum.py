@@ -7,7 +7,7 @@ import pytest
 import ranks
 
 import ddl
-from ddl.adasum import adasum_
+from ddl.adapter.adasum import adasum_
 
 #: Of one rounding to the type, relative.
 EPSILON = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-14}

@@ -10,7 +10,7 @@ from core.everything import on_world
 from core.jobs import connected
 
 import ddl
-from ddl.group import discover
+from ddl._comm.group import discover
 from ddl.plan import algorithms, build
 from ddl.plan.ir import Collective
 from ddl.topology import Topology

@@ -17,7 +17,7 @@ from core.values import check_equal, placed
 from hang_up import hang_up_within
 
 import ddl
-import ddl.dialer
+import ddl._comm.connector
 from ddl import _core
 from ddl.bootstrap.connect import connect_data
 
@@ -149,7 +149,7 @@ def test_other_numbers_on_other_ranks_work_or_are_told(even: int, odd: int) -> N
 
 def with_late_connections(late: str) -> Dict[str, Any]:
     """Rank 1 makes some of its connections a second late; the operations that can begin without them do."""
-    connect = ddl.dialer.connect_data
+    connect = ddl._comm.connector.connect_data
 
     def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: str) -> socket.socket:
         number = hello["stream"] // _core.STREAMS
@@ -158,7 +158,7 @@ def with_late_connections(late: str) -> Dict[str, Any]:
             time.sleep(0.5)
         return connect(address, secret, hello, deadline + 5, *rest)
 
-    ddl.dialer.connect_data = later
+    ddl._comm.connector.connect_data = later
     try:
         ddl.init()
         core = ddl.world()._core
@@ -180,7 +180,7 @@ def with_late_connections(late: str) -> Dict[str, Any]:
             allreduced(5 * MIB + more, more, shared=True)
         return {"first": first, "calls": calls, "complete": complete}
     finally:
-        ddl.dialer.connect_data = connect
+        ddl._comm.connector.connect_data = connect
 
 
 @pytest.mark.parametrize("late", ["first", "others"])
@@ -194,7 +194,7 @@ def test_connections_that_come_late(late: str) -> None:
 
 def leave_while_a_connection_is_made() -> List[float]:
     """Rank 1 is slow to take a connection that rank 0 has and uses already; rank 0 is through, and leaves."""
-    connect = ddl.dialer.connect_data
+    connect = ddl._comm.connector.connect_data
 
     def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: str) -> socket.socket:
         sock = connect(address, secret, hello, deadline, *rest)
@@ -202,7 +202,7 @@ def leave_while_a_connection_is_made() -> List[float]:
             time.sleep(0.6)
         return sock
 
-    ddl.dialer.connect_data = later
+    ddl._comm.connector.connect_data = later
     try:
         ddl.init()
         if ddl.rank() == 0:
@@ -212,7 +212,7 @@ def leave_while_a_connection_is_made() -> List[float]:
         ddl.shutdown()
         return [float(x.min()), float(x.max())]
     finally:
-        ddl.dialer.connect_data = connect
+        ddl._comm.connector.connect_data = connect
 
 
 def test_who_leaves_may_have_sent_over_a_connection_that_is_still_being_made() -> None:

@@ -19,10 +19,11 @@ from hang_up import hang_up_within
 from pestering import pestering
 
 import ddl
-from ddl.bootstrap import connect, newcomers
-from ddl.bootstrap.auth import prove_as_client
-from ddl.bootstrap.newcomers import Complaints, Door, in_a_thread
-from ddl.bootstrap.shortage import Shortage
+from ddl.bootstrap import connect
+from ddl.store import newcomers
+from ddl.store.auth import prove_as_client
+from ddl.store.newcomers import Complaints, Door, in_a_thread
+from ddl.store.shortage import Shortage
 
 SECRET = os.urandom(32)
 

@@ -12,9 +12,9 @@ import ranks
 from core.jobs import TRANSPORTS, connected
 
 import ddl
-from ddl import timeline
-from ddl.fused import Fused, broadcast_many_
-from ddl.step_number import StepNumber
+from ddl.adapter.fused_arrays import Fused, broadcast_many_
+from ddl.adapter.step_number import StepNumber
+from ddl.negotiation import timeline
 
 pytestmark = pytest.mark.processes
 

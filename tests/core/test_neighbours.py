@@ -11,7 +11,7 @@ import ranks
 from core.jobs import connected
 
 import ddl
-from ddl.group import discover
+from ddl._comm.group import discover
 from ddl.plan import Collective, build
 from ddl.tools.bench.targets.connections_rank import settled
 from ddl.tuning.select import select

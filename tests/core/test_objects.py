@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ddl
-from ddl import objects
+from ddl._comm import object_codec as objects
 
 PLAIN: List[Any] = [
     *(None, True, False, 0, -1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 3**900, -(7**500)),

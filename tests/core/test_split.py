@@ -14,8 +14,8 @@ from core.jobs import TRANSPORTS, connected
 from core.values import check_equal
 
 import ddl
+from ddl._comm.group import Group
 from ddl.bootstrap.agent import Agent, Member
-from ddl.group import Group
 
 pytestmark = pytest.mark.processes
 

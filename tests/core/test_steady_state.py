@@ -30,7 +30,7 @@ from core.jobs import connected
 
 import ddl
 from ddl import _core
-from ddl.bootstrap.server import StoreServer
+from ddl.store.server import StoreServer
 
 pytestmark = [
     pytest.mark.processes,

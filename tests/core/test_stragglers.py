@@ -13,8 +13,8 @@ from core.jobs import connected
 
 import ddl
 from ddl.bootstrap import stragglers
-from ddl.bootstrap.messages import Message, Outgoing
-from ddl.bootstrap.pace import OPERATIONS, WINDOWS, Pace
+from ddl.store.messages import Message, Outgoing
+from ddl.store.pace import OPERATIONS, WINDOWS, Pace
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 

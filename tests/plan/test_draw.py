@@ -10,8 +10,8 @@ from plan.cases import PAIRS, plans_of, roots, suits
 
 from ddl.plan import Collective
 from ddl.plan.draw import draw
+from ddl.plan.svg import width_of
 from ddl.plan.verify import verify
-from ddl.svg import width_of
 from ddl.topology import Topology
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,8 +12,8 @@ from ddl.plan import Collective, Kind, Step
 from ddl.plan.counts import Counts, count
 from ddl.plan.excerpt import hidden_rounds, shown_ranks
 from ddl.plan.schedule import Meet, Message, Schedule, schedule
+from ddl.plan.step_text import ranks_text, run_text, step_text
 from ddl.plan.verify import verify
-from ddl.plan.words import ranks_text, run_text, step_text
 from ddl.topology import Topology
 
 ALLREDUCE, BROADCAST, GATHER = Collective.ALLREDUCE, Collective.BROADCAST, Collective.GATHER

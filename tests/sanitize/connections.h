@@ -1,5 +1,5 @@
 // The TCP connections between ranks of different hosts, and who brings them: a thread of its own while operations are
-// already waiting for them, as ddl/dialer.py does.
+// already waiting for them, as ddl/_comm/connector.py does.
 #pragma once
 
 #include <arpa/inet.h>

@@ -185,7 +185,7 @@ def test_before_init():
 def allocator_tuned():
     """Whether glibc keeps freed memory: with no tape or optimizer, with a tape, with an optimizer."""
     import ddl_tensorflow as ddl
-    from ddl import allocator
+    from ddl.adapter import malloc_settings as allocator
 
     found = [allocator.tune_allocator(False)]
     for wrap in (

@@ -277,7 +277,7 @@ def test_keras_on_torch(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(ON_TORCH, encoding="utf-8")
-    command = [sys.executable, "-m", "ddl.run", "-np", "2", sys.executable, str(script)]
+    command = [sys.executable, "-m", "ddl.launch", "-np", "2", sys.executable, str(script)]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)

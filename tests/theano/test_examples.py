@@ -32,7 +32,7 @@ def run(*line, flags=""):
 )
 def test_two_ranks_come_to_what_one_process_does(flags, epochs, width, accuracy, tmp_path):
     results = []
-    for launcher in ([], ["-m", "ddl.run", "-np", "2"]):
+    for launcher in ([], ["-m", "ddl.launch", "-np", "2"]):
         path = tmp_path / f"{len(results)}.json"
         options = ["--epochs", str(epochs), "--width", str(width), "--json", str(path)]
         run(*launcher, "examples/theano_digits.py", *options, flags=flags)

@@ -10,7 +10,7 @@ from typing import Iterator
 
 import pytest
 
-from ddl.bootstrap.reach import TOKEN, Target, connect_all
+from ddl.launch.reach import TOKEN, Target, connect_all
 from ddl.tools.doctor.link import measure
 from ddl.tools.doctor.responder import Responder
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
-from ddl.bootstrap.interfaces import Interface
+from ddl.store.interfaces import Interface
 from ddl.tools.doctor import local as local_module
 from ddl.tools.doctor import verdicts
 from ddl.tools.doctor.checks.hosts import descriptors_needed
@@ -19,7 +19,7 @@ from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict
 from ddl.tools.doctor.command import link_table, summary, verdict_lines
 from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, facts_from_json
 from ddl.tools.doctor.link import schedule
-from ddl.tools.doctor.words import bytes_text, duration, pairs_text, rate
+from ddl.tools.doctor.phrases import bytes_text, duration, pairs_text, rate
 
 NAMES = ("a", "b", "c", "d")
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
@@ -308,7 +308,7 @@ def test_addresses_that_join_no_hosts_are_no_rails() -> None:
         ("host x has Python 3.9.1, this one 3.11.2; use the same one", "python", "same Python"),
         ("no agent has called from x within 30 s (--start-timeout)", "start", "32768"),
         ("there is no network interface 'ib0' on x; it has eth0 (10.1.0.1)", "interface", "--network-interface"),
-        ("something new", "start", "ddl.run.remote"),
+        ("something new", "start", "ddl.launch.remote"),
     ],
 )
 def test_what_launchers_say_is_understood(said: str, check: str, words: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ddl.tools import cli
-from ddl.tools.doctor.words import bytes_text, counted
+from ddl.tools.doctor.phrases import bytes_text, counted
 from ddl.tools.plan import command
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from ddl.errors import ConfigError
 from ddl.tools import cli
 from ddl.tools.simulate.description import PRESETS, parse, preset
 from ddl.tools.simulate.scenario import places, stragglers_of
-from ddl.tuning.simulate import Lateness
+from ddl.tuning.simulate.simulation import Lateness
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILE = """

@@ -12,9 +12,9 @@ from typing import List, Tuple
 
 import pytest
 
-from ddl.bootstrap.interfaces import Interface
-from ddl.plan.words import ranks_text
-from ddl.svg import shortened
+from ddl.plan.step_text import ranks_text
+from ddl.plan.svg import shortened
+from ddl.store.interfaces import Interface
 from ddl.tools import cli
 from ddl.tools.doctor.facts import Facts, Host, Link, Local
 from ddl.tools.doctor.rails import rails_of

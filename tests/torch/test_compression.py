@@ -354,7 +354,7 @@ for method in methods.split(","):
 def test_the_examples_learn_as_much(tmp_path, example, options, methods, wanted):
     """On two ranks that share no memory: compressed gradients against float32."""
     pytest.importorskip("sklearn")
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", sys.executable, "-c", ONE_AFTER_THE_OTHER, str(tmp_path)]
+    line = [sys.executable, "-m", "ddl.launch", "-np", "2", sys.executable, "-c", ONE_AFTER_THE_OTHER, str(tmp_path)]
     environ = {**os.environ, "DDL_SHM": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*line, ",".join(methods), f"examples/{example}.py", *options],

@@ -33,7 +33,7 @@ def run(*command, status=0):
 
 
 def on_two_ranks(*command, status=0):
-    return run("-m", "ddl.run", "-np", "2", *command, status=status)
+    return run("-m", "ddl.launch", "-np", "2", *command, status=status)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_text_alone():
 @pytest.mark.slow
 def test_large_batches_resume_in_the_middle_of_an_epoch_on_more_ranks(tmp_path):
     line = ["examples/torch_large_batch.py", "--width", "16", "--checkpoint", str(tmp_path / "digits.pt")]
-    first = run("-m", "ddl.run", "-np", "1", *line, "--stop-after", "100")
+    first = run("-m", "ddl.launch", "-np", "1", *line, "--stop-after", "100")
     assert "after 100 steps, in epoch 4 after 512 digits" in first.stdout  # 23 batches of 64 an epoch
     second = on_two_ranks(*line)
     (accuracy,) = re.findall(r"after 188 steps, in epoch 20 after 0 digits: .* test accuracy ([\d.]+)%", second.stdout)

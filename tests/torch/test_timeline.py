@@ -100,7 +100,7 @@ def test_a_timeline_that_cannot_be_begun_fails_on_all_ranks(tmp_path):
 
 FORKS = """
 import os, sys
-from ddl import timeline
+from ddl.negotiation import timeline
 timeline.start(sys.argv[1], mark_cycles=True)
 timeline.active().cycle()
 child = os.fork()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ddl
-from ddl.tracebacks import brief, briefly
+from ddl.text.tracebacks import brief, briefly
 
 torch = pytest.importorskip("torch")
 
@@ -90,7 +90,7 @@ def test_frames_of_others_stay():
     with pytest.raises(ddl.InvalidArgument) as caught:
         briefly(inner)()
     frames = [step.frame.f_globals["__name__"] for step in caught.traceback][1:]
-    assert frames == ["ddl.tracebacks", "somebody", "ddlx"]
+    assert frames == ["ddl.text.tracebacks", "somebody", "ddlx"]
 
 
 def test_nothing_is_hidden_of_a_bug_or_from_who_debugs(alone, caplog):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ddl.group import discover
+from ddl._comm.group import discover
 from ddl.topology import Link, Topology
-from ddl.tuning.cost import Core, Level, Machine, Memory
+from ddl.tuning.simulate.cost import Core, Level, Machine, Memory
 
 ALPHA, BANDWIDTH = 1e-5, 1e9
 

@@ -7,7 +7,7 @@ from typing import Dict, List, Tuple
 import pytest
 
 from ddl.errors import InvalidState
-from ddl.tuning.fluid import Fluid, Needs
+from ddl.tuning.simulate.fluid import Fluid, Needs
 
 
 def ends(resources: List[Tuple[float, ...]], flows: Dict[str, Tuple[float, Needs]]) -> Dict[str, float]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddl.group import discover
+from ddl._comm.group import discover
 from ddl.tools.simulate.description import parse
-from ddl.tuning.simulate import Operation, allreduces
+from ddl.tuning.simulate.simulation import Operation, allreduces
 
 RECORDED = json.loads(
     (Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "simulate.json").read_text(encoding="utf-8")

@@ -12,14 +12,14 @@ from tuning.machines import laid_out, machine_of
 
 from ddl.errors import ConfigError
 from ddl.tuning.select import Line
-from ddl.tuning.simulate import Operation, allreduces
+from ddl.tuning.simulate.simulation import Operation, allreduces
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json
 from tuning.machines import laid_out, machine_of
-from ddl.tuning.models import model
-from ddl.tuning.training import Workload, train
+from ddl.tuning.simulate.models import model
+from ddl.tuning.simulate.training import Workload, train
 
 machine = machine_of(8, [125, 100], shared=True)
 step = train(machine, laid_out(machine, "8x125x100"), Workload(model("resnet50"), 0.2))

@@ -11,9 +11,9 @@ from tuning.machines import ALPHA, BANDWIDTH, laid_out, machine_of
 from ddl.errors import ConfigError
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
-from ddl.tuning.cost import Core, Level, Machine
 from ddl.tuning.select import Line, select
-from ddl.tuning.simulate import Lateness, Operation, allreduces
+from ddl.tuning.simulate.cost import Core, Level, Machine
+from ddl.tuning.simulate.simulation import Lateness, Operation, allreduces
 
 MIB = 1 << 20
 

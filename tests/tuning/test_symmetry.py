@@ -7,11 +7,11 @@ from plan.cases import ordered_factorisations
 from tuning.machines import laid_out, machine_of
 
 from ddl.topology import Topology
-from ddl.tuning import simulate
-from ddl.tuning.cost import Core, Machine
 from ddl.tuning.select import Line
-from ddl.tuning.simulate import Operation, allreduces
-from ddl.tuning.symmetry import Shifts
+from ddl.tuning.simulate import simulation as simulate
+from ddl.tuning.simulate.cost import Core, Machine
+from ddl.tuning.simulate.simulation import Operation, allreduces
+from ddl.tuning.simulate.symmetry import Shifts
 
 KIB = 1024
 OPERATIONS = [

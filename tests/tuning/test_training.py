@@ -7,10 +7,10 @@ from tuning.machines import laid_out, machine_of
 
 from ddl.errors import ConfigError
 from ddl.topology import Link, Topology
-from ddl.tuning.cost import Level, Machine
-from ddl.tuning.models import MODELS, Layer, Model, model
-from ddl.tuning.simulate import Lateness
-from ddl.tuning.training import Workload, buckets_of, train
+from ddl.tuning.simulate.cost import Level, Machine
+from ddl.tuning.simulate.models import MODELS, Layer, Model, model
+from ddl.tuning.simulate.simulation import Lateness
+from ddl.tuning.simulate.training import Workload, buckets_of, train
 
 
 @pytest.mark.parametrize(

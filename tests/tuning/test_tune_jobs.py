@@ -21,8 +21,9 @@ from tuning.tables import table_of
 import ddl
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
-from ddl.tune import file, racks
-from ddl.tune.measure import measure
+from ddl.tuning.measure import find_racks as racks
+from ddl.tuning.measure import table_file as file
+from ddl.tuning.measure.sweep import measure
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, Lines
 from ddl.tuning.table import Cluster, Table

@@ -16,7 +16,7 @@ from ddl.plan.ir import Collective
 from ddl.tools.cli import main
 from ddl.tools.simulate.description import read
 from ddl.topology import Topology
-from ddl.tune import file
+from ddl.tuning.measure import table_file as file
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, select
 from ddl.tuning.table import Cluster, Measured, Table, explain

@@ -144,7 +144,7 @@ class Contestant:
 
 def on_this_machine(ranks: int, program: Sequence[str], environ: Mapping[str, str]) -> Command:
     """Return what starts ``program`` as so many ranks here, with ddlrun and this environment."""
-    line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), "--no-prefix", *program]
+    line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), "--no-prefix", *program]
     return Command(line, {**environ, "PYTHONPATH": _with_ddl(environ)})
 
 
@@ -158,7 +158,7 @@ def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, s
     environ.update(MASTER_ADDR=cluster.address(first), MASTER_PORT=str(_PORT))
     if _crowded(cluster):
         environ.setdefault("DDL_SPIN_US", "0")
-    line = [sys.executable, "-m", "ddl.run", "-H", _slots(cluster), "--no-prefix"]
+    line = [sys.executable, "-m", "ddl.launch", "-H", _slots(cluster), "--no-prefix"]
     line += [word for name in sorted(environ) if name.startswith(_FORWARDED) for word in ("--env", name)]
     return Command(cluster.command(first, [*line, *program], cwd="/"), environ)
 

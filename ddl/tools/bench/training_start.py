@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Dict, List, Optional
 
-from ddl import allocator
+from ddl.adapter import malloc_settings as allocator
 from ddl.tools.bench import regimes
 from ddl.tools.bench.training_blocks import Start
 
@@ -73,7 +73,7 @@ class Running:
         contestant = CONTESTANTS[name]
         environment = {name: value for name, value in os.environ.items() if name not in allocator.environ()}
         environment.update(OMP_NUM_THREADS="1", **contestant.environment())
-        line = [sys.executable, "-m", "ddl.run", "-np", str(ranks), "--no-prefix"]
+        line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), "--no-prefix"]
         line += [sys.executable, "-u", "-m", "ddl.tools.bench.training_worker", contestant.library, model]
         line += ["--directory", str(self._directory), "--probe-library", regimes.probe_library(ranks)]
         line += (["--steps", str(steps)] if steps else []) + (["--save"] if save else [])

@@ -59,7 +59,7 @@ def _ddl(name: str, arguments: argparse.Namespace, output: Path) -> List[float]:
     environ = {**os.environ, **_SETTINGS[name]}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, environ.get("PYTHONPATH", "")]))
     worker = [sys.executable, "-m", "ddl.tools.bench.waking_worker"]
-    line = [sys.executable, "-m", "ddl.run", "-np", "2", "--no-prefix", *worker]
+    line = [sys.executable, "-m", "ddl.launch", "-np", "2", "--no-prefix", *worker]
     line += map(str, (arguments.times, arguments.pause, output))
     called, woke = (report["moments"] for report in run_all(name, [Command(line, environ)], output, 2))
     return [after - before for before, after in zip(called, woke)]

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.tools.doctor.facts import Facts, Link
+from ddl.tools.doctor.phrases import counted, duration, rate
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
 from ddl.tools.doctor.verdicts import ERROR, OK, WARNING, Verdict, judge
-from ddl.tools.doctor.words import counted, duration, rate
 from ddl.tools.files import write_json
 
 __all__ = ["add_arguments", "link_table", "run", "summary", "verdict_lines"]

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from ddl.bootstrap.interfaces import Interface
+from ddl.store.interfaces import Interface
 
 __all__ = ["Facts", "Host", "Link", "Local", "Task"]
 __all__ += ["facts_from_json", "link_from_json", "local_from_json"]

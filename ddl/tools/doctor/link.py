@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ddl.bootstrap.auth import prove_as_client, read_exactly
-from ddl.bootstrap.reach import TOKEN, Target
 from ddl.errors import Error
+from ddl.launch.reach import TOKEN, Target
+from ddl.store.auth import prove_as_client, read_exactly
 from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, WANTS
 from ddl.tuning.tournament import tournament
 

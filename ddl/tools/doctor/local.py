@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ddl._version import __version__
-from ddl.bootstrap.interfaces import interfaces, source_towards
-from ddl.run.hosts import bare_name
+from ddl.launch.hosts import bare_name
+from ddl.store.interfaces import interfaces, source_towards
 from ddl.tools.doctor.facts import Local, Task
 
 __all__ = ["answers_in_time", "examine", "quota"]

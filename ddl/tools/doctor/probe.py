@@ -15,10 +15,10 @@ import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.bootstrap.interfaces import Interface, interfaces
-from ddl.bootstrap.reach import TOKEN, Attempt, Target, connect_all
-from ddl.bootstrap.store import StoreClient
 from ddl.errors import Error
+from ddl.launch.reach import TOKEN, Attempt, Target, connect_all
+from ddl.store.interfaces import Interface, interfaces
+from ddl.store.store import StoreClient
 from ddl.tools.doctor.facts import Link, Task
 from ddl.tools.doctor.link import measure, schedule, try_large_packets
 from ddl.tools.doctor.local import examine
@@ -166,7 +166,7 @@ class _Probe:
 
 def _prove_memory(identity: Identity, settings: Settings) -> Dict[str, Any]:
     """Start as a job does and return who shares memory with whom."""
-    from ddl.job import Job  # needs the native core, which may be what is wrong
+    from ddl._comm.job import Job  # needs the native core, which may be what is wrong
 
     job = Job(identity, settings, 0)
     try:

@@ -15,10 +15,10 @@ import threading
 import time
 from typing import Tuple
 
-from ddl.bootstrap.auth import read_exactly
-from ddl.bootstrap.newcomers import Complaints, Door, in_a_thread
-from ddl.bootstrap.shortage import Shortage
 from ddl.errors import Error
+from ddl.store.auth import read_exactly
+from ddl.store.newcomers import Complaints, Door, in_a_thread
+from ddl.store.shortage import Shortage
 
 __all__ = ["CHUNK", "FLOOD", "TIME", "WANTS", "Responder"]
 

@@ -20,12 +20,12 @@ from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, S
 
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError
-from ddl.run.cli import LAUNCHERS, choose_launcher, read_hosts
-from ddl.run.cluster import ClusterJob
-from ddl.run.config import RunConfig
-from ddl.run.hosts import Host as NamedHost
-from ddl.run.output import Sink
-from ddl.run.placement import Placement, place
+from ddl.launch.cli import LAUNCHERS, choose_launcher, read_hosts
+from ddl.launch.cluster import ClusterJob
+from ddl.launch.config import RunConfig
+from ddl.launch.hosts import Host as NamedHost
+from ddl.launch.output import Sink
+from ddl.launch.placement import Placement, place
 from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, link_from_json, local_from_json
 from ddl.tools.doctor.probe import MARK
 from ddl.tools.progress import Progress

@@ -14,7 +14,7 @@ from ddl.plan import Collective, Plan, algorithms, build
 from ddl.plan.draw import draw
 from ddl.plan.layout import ROOTED
 from ddl.plan.verify import verify
-from ddl.tools.doctor.words import bytes_text, counted
+from ddl.tools.doctor.phrases import bytes_text, counted
 from ddl.tools.files import write_json, write_text
 from ddl.tools.plan.figures import Figures, figures
 from ddl.tools.plan.report import report, steps_lines

@@ -6,9 +6,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddl.plan import Plan
 from ddl.plan.counts import Counts
+from ddl.plan.step_text import step_text
 from ddl.plan.verify import Proof
-from ddl.plan.words import step_text
-from ddl.tools.doctor.words import bytes_text, duration
+from ddl.tools.doctor.phrases import bytes_text, duration
 from ddl.tools.plan.figures import Figures
 
 __all__ = ["report", "steps_lines"]

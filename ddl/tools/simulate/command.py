@@ -13,9 +13,9 @@ from ddl.tools.bench.plan import sizes
 from ddl.tools.files import write_json, write_text
 from ddl.tools.simulate import report, scenario, timeline
 from ddl.tools.simulate.description import PRESETS, Description, preset, read
-from ddl.tuning.models import MODELS
-from ddl.tuning.simulate import Operation, allreduces
-from ddl.tuning.training import train
+from ddl.tuning.simulate.models import MODELS
+from ddl.tuning.simulate.simulation import Operation, allreduces
+from ddl.tuning.simulate.training import train
 
 __all__ = ["add_arguments", "run"]
 

@@ -38,7 +38,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 
 from ddl.errors import ConfigError
 from ddl.topology import Link
-from ddl.tuning.cost import Core, Level, Machine, Memory
+from ddl.tuning.simulate.cost import Core, Level, Machine, Memory
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.tools.bench.plan import readable
-from ddl.tools.doctor.words import duration
+from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.description import Assumption
 from ddl.tools.simulate.scenario import Place
-from ddl.tuning.simulate import Outcome
-from ddl.tuning.training import Step, Workload
+from ddl.tuning.simulate.simulation import Outcome
+from ddl.tuning.simulate.training import Step, Workload
 
 __all__ = ["aligned", "allreduce_json", "allreduce_table", "assumed", "notes", "training_json", "training_table"]
 

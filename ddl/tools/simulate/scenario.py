@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from ddl.buckets import BUCKET_BYTES
+from ddl._comm.group import discover
+from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.errors import ConfigError
-from ddl.group import discover
 from ddl.plan.ir import Collective
 from ddl.tools.simulate.description import Description
 from ddl.topology import Topology
-from ddl.tuning.cost import Machine
-from ddl.tuning.models import model
 from ddl.tuning.select import Line, select
-from ddl.tuning.simulate import Lateness
-from ddl.tuning.training import Workload
+from ddl.tuning.simulate.cost import Machine
+from ddl.tuning.simulate.models import model
+from ddl.tuning.simulate.simulation import Lateness
+from ddl.tuning.simulate.training import Workload
 
 __all__ = ["Place", "lines_for", "places", "stragglers_of", "workload"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import List, Mapping
 
-from ddl.svg import Pen, shortened, width_of
-from ddl.tools.doctor.words import duration
+from ddl.plan.svg import Pen, shortened, width_of
+from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.scenario import Place
-from ddl.tuning.simulate import Lateness, Span
-from ddl.tuning.training import Step
+from ddl.tuning.simulate.simulation import Lateness, Span
+from ddl.tuning.simulate.training import Step
 
 __all__ = ["draw"]
 

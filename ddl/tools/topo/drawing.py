@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Sequence, Tuple
 
-from ddl.plan.words import ranks_text
-from ddl.svg import Pen, shortened, width_of
+from ddl.plan.step_text import ranks_text
+from ddl.plan.svg import Pen, shortened, width_of
 from ddl.tools.doctor.facts import Facts, Host, Link
+from ddl.tools.doctor.phrases import duration, rate
 from ddl.tools.doctor.rails import Rail
-from ddl.tools.doctor.words import duration, rate
 from ddl.tools.topo.tree import groups_of, measured
 
 __all__ = ["draw"]

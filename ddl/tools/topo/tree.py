@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
-from ddl.plan.words import ranks_text
+from ddl.plan.step_text import ranks_text
 from ddl.tools.doctor.facts import Facts, Host
+from ddl.tools.doctor.phrases import duration, rate
 from ddl.tools.doctor.rails import Rail
-from ddl.tools.doctor.words import duration, rate
 
 __all__ = ["groups_of", "measured", "rail_text", "tree"]
 

@@ -13,10 +13,10 @@ import sys
 from typing import Sequence
 
 from ddl.errors import ConfigError
-from ddl.run import cli
+from ddl.launch import cli
 from ddl.tools.bench.plan import sizes
-from ddl.tune.calls import COLLECTIVES
-from ddl.tune.measure import SIZES
+from ddl.tuning.measure.sweep import SIZES
+from ddl.tuning.measure.timed_calls import COLLECTIVES
 
 __all__ = ["add_arguments", "run"]
 

@@ -13,12 +13,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import ddl
 from ddl.errors import ConfigError
 from ddl.plan.ir import Collective
+from ddl.text.units import bytes_text, duration
 from ddl.tools.progress import Progress
-from ddl.tune import file
-from ddl.tune.measure import measure
-from ddl.tune.turns import Outcome
 from ddl.tuning.candidates import Candidate
-from ddl.words import bytes_text, duration
+from ddl.tuning.measure import table_file as file
+from ddl.tuning.measure.sweep import measure
+from ddl.tuning.measure.turns import Outcome
 
 _COLUMNS = "{:13}  {:>9}  {:>28}  {:>8}  {:>28}  {:>8}  {:>6}"
 

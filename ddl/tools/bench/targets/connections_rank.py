@@ -15,7 +15,7 @@ from typing import Set
 import numpy as np
 
 import ddl
-from ddl.bootstrap.address import parse_address
+from ddl.store.address import parse_address
 from ddl.tools.bench.worker.libraries import layout_of
 
 __all__ = ["data_connections"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, Sequence, Set, Tuple
 
-from ddl.group import discover
+from ddl._comm.group import discover
 from ddl.plan import Collective, build
 from ddl.plan.verify import verify
 from ddl.tools.bench.targets.rows import Row

@@ -6,7 +6,7 @@ from typing import Iterator, List, Tuple
 
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, each_host
 from ddl.tools.doctor.facts import Facts, Host, Local
-from ddl.tools.doctor.words import bytes_text
+from ddl.tools.doctor.phrases import bytes_text
 
 __all__ = ["CHECKS", "descriptors_needed"]
 

@@ -11,10 +11,10 @@ import ipaddress
 import statistics
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ddl.bootstrap.interfaces import Interface
+from ddl.store.interfaces import Interface
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, present
 from ddl.tools.doctor.facts import Facts, Link
-from ddl.tools.doctor.words import duration, pairs_text, rate
+from ddl.tools.doctor.phrases import duration, pairs_text, rate
 
 __all__ = ["CHECKS", "on_rails"]
 

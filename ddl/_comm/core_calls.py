@@ -1,0 +1,244 @@
+"""What each verb hands to the core: the buffers, their lengths, and what the caller gets back.
+
+A verb that differs by rank in its sizes exchanges them first (sizes.py); that exchange blocks, whether the verb itself
+does or not. Everything that can be refused on one rank alone is refused here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
+
+import numpy as np
+
+from ddl import _core
+from ddl._comm import size_exchange as sizes
+from ddl._comm.arrays import as_array, as_real, check_complex, given, instead, is_complex, memory
+from ddl.errors import InvalidArgument
+from ddl.plan.ir import Collective
+from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
+
+__all__ = ["Call", "CoreCalls", "check_splits"]
+
+T = TypeVar("T")
+_REDUCTIONS = (Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCESCATTER)
+
+
+@dataclass
+class Call(Generic[T]):
+    """One call of the core, ready to be run or started. ``result`` is what the caller gets when it has ended."""
+
+    collective: Collective
+    input: Any
+    output: Any
+    result: T
+    op: ReduceOp = Sum
+    root: int = 0
+    part_lengths: Optional[List[int]] = None  # elements of each block; None: one buffer
+    bytes: int = 0  # by which the algorithm is chosen, alike on all ranks; 0: those of the buffer
+    sizes_for: int = 0  # this is the exchange of sizes before that collective
+    count_differs: bool = False  # ranks may rightly pass different numbers of elements
+    residual: Any = None  # of an all-reduce: where coding keeps what it drops
+
+
+class CoreCalls:
+    """Builds the calls of one communicator."""
+
+    def __init__(self, core: _core.Communicator, rank: int, size: int) -> None:
+        self._core = core
+        self._rank = rank
+        self._size = size
+
+    def run(self, call: Call[T], label: str = "") -> T:
+        """Make the call, wait for its end and return its result."""
+        collective, data, target, fields = _arguments(call)
+        result: T = self._core.run(collective, data, target, label=label, **fields)
+        return result
+
+    def start(self, call: Call[Any], label: str = "") -> _core.Work:
+        """Make the call and return the handle of what is now under way."""
+        collective, data, target, fields = _arguments(call)
+        return self._core.start(collective, data, target, label=label, **fields)
+
+    def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
+        """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
+        if x is None or out is None:
+            given(verb, None)
+        try:
+            self._core.run_alike(collective, x, out, op, 0)
+            return out
+        except InvalidArgument as error:
+            data, target = instead(error, verb, x, out, op=op)
+        self._core.run_alike(collective, data, target, op, 0)
+        return out
+
+    # --- one buffer, the same on every rank ---
+
+    def allreduce(self, x: Any, op: OpLike) -> Call[np.ndarray]:
+        array = as_array(x)
+        output = np.empty_like(array)
+        return Call(Collective.ALLREDUCE, array, output, output, op=parse_op(op, "allreduce"))
+
+    def allreduce_(self, x: T, op: OpLike, residual: Any = None) -> Call[T]:
+        operator = parse_op(op, "allreduce_")
+        memory("allreduce_", x, operator)  # what cannot be overwritten is refused
+        return Call(Collective.ALLREDUCE, x, x, x, op=operator, residual=residual)
+
+    def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
+        self.check_rank("broadcast", "root", root)
+        array = as_array(x)
+        output = np.empty_like(array)
+        return Call(Collective.BROADCAST, array if self._rank == root else None, output, output, root=root)
+
+    def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
+        self.check_rank("broadcast_", "root", root)
+        memory("broadcast_", x)  # what cannot be overwritten is refused
+        mine = x if self._rank == root else None
+        return Call(Collective.BROADCAST, mine, x, x, root=root, sizes_for=sizes_for)
+
+    def reduce(self, x: Any, root: int, op: OpLike) -> Call[Optional[np.ndarray]]:
+        self.check_rank("reduce", "root", root)
+        array = as_array(x)
+        output = np.empty_like(array) if self._rank == root else None
+        return Call(Collective.REDUCE, array, output, output, op=parse_op(op, "reduce"), root=root)
+
+    # --- a block for each rank ---
+
+    def reducescatter(self, x: Any, op: OpLike) -> Call[np.ndarray]:
+        array = as_array(x)
+        if array.ndim == 0:
+            raise InvalidArgument("reducescatter: an array without dimensions has no rows to scatter")
+        rows = sizes.split_evenly(array.shape[0], self._size)
+        width = math.prod(array.shape[1:])
+        output = np.empty((rows[self._rank], *array.shape[1:]), dtype=array.dtype)
+        lengths = [n * width for n in rows]
+        operator = parse_op(op, "reducescatter")
+        return Call(Collective.REDUCESCATTER, array, output, output, op=operator, part_lengths=lengths)
+
+    def allgather(self, x: Any) -> Call[np.ndarray]:
+        array = as_array(x)
+        lengths, total = self._gathered("allgather", Collective.ALLGATHER, array)
+        output = np.empty((total, *array.shape[1:]), dtype=array.dtype)
+        return Call(
+            *(Collective.ALLGATHER, array, output, output),
+            part_lengths=lengths,
+            bytes=output.nbytes,
+            count_differs=True,
+        )
+
+    def gather(self, x: Any, root: int) -> Call[Optional[np.ndarray]]:
+        self.check_rank("gather", "root", root)
+        array = as_array(x)
+        lengths, total = self._gathered("gather", Collective.GATHER, array)
+        output = np.empty((total, *array.shape[1:]), dtype=array.dtype) if self._rank == root else None
+        return Call(
+            *(Collective.GATHER, array, output, output),
+            root=root,
+            part_lengths=lengths,
+            bytes=sum(lengths) * array.itemsize,
+            count_differs=True,
+        )
+
+    def scatter(self, x: Any, root: int) -> Call[np.ndarray]:
+        self.check_rank("scatter", "root", root)
+        array = as_array(x) if self._rank == root else None
+        head = np.zeros(sizes.HEAD, dtype=np.int64) if array is None else sizes.row(array)
+        self.run(self.broadcast_(head, root, sizes_for=Collective.SCATTER))
+        shape = sizes.shape_of(head)
+        if not shape:
+            raise sizes.ranks_differ(f"scatter: rank {root} passed an array without dimensions; it has no rows")
+        rows = sizes.split_evenly(shape[0], self._size)
+        width = math.prod(shape[1:])
+        dtype = array.dtype if array is not None else np.dtype(sizes.decode_type(head))
+        output = np.empty((rows[self._rank], *shape[1:]), dtype=dtype)
+        return Call(
+            *(Collective.SCATTER, array, output, output),
+            root=root,
+            part_lengths=[n * width for n in rows],
+            bytes=shape[0] * width * dtype.itemsize,
+            count_differs=True,
+        )
+
+    def alltoall(self, x: Any, splits: Optional[Sequence[int]]) -> Call[Any]:
+        array = as_array(x)
+        mine = check_splits(array, splits, self._size)
+        rows = self.exchange(Collective.ALLTOALL, sizes.row(array, mine))
+        sizes.check_alike("alltoall", rows)
+        width = math.prod(array.shape[1:])
+        matrix = rows[:, sizes.HEAD :]
+        received = matrix[:, self._rank].copy()
+        output = np.empty((int(received.sum()), *array.shape[1:]), dtype=array.dtype)
+        return Call(
+            *(Collective.ALLTOALL, array, output, output if splits is None else (output, received)),
+            part_lengths=[int(n) * width for n in matrix.ravel()],
+            bytes=int(matrix.sum(axis=1).max()) * width * array.itemsize,
+            count_differs=True,
+        )
+
+    def joined(self, data: np.ndarray) -> Tuple[np.ndarray, List[int]]:
+        """All-gather bytes of different lengths and return them with the lengths. Blocks."""
+        lengths, total = self._gathered("allgather_object", Collective.ALLGATHER, data)
+        output = np.empty(total, dtype=data.dtype)
+        call = Call(Collective.ALLGATHER, data, output, output)
+        call.part_lengths, call.bytes, call.count_differs = lengths, output.nbytes, True
+        return self.run(call), lengths
+
+    # --- agreeing, refusing ---
+
+    def exchange(self, purpose: Collective, row: np.ndarray) -> np.ndarray:
+        """All-gather one row of sizes per rank, before ``purpose``. Blocks."""
+        rows = np.empty((self._size, row.size), dtype=np.int64)
+        call = Call(Collective.ALLGATHER, row, rows, rows, part_lengths=[row.size], bytes=rows.nbytes)
+        call.sizes_for = purpose
+        return self.run(call)
+
+    def _gathered(self, verb: str, purpose: Collective, array: np.ndarray) -> Tuple[List[int], int]:
+        """Return the elements that each rank contributes, and the rows of all of them together."""
+        rows = self.exchange(purpose, sizes.row(array))
+        sizes.check_alike(verb, rows)
+        width = math.prod(array.shape[1:])
+        return [int(one[2]) * width for one in rows], sum(int(one[2]) for one in rows)
+
+    def check_rank(self, verb: str, what: str, rank: Any) -> None:
+        if isinstance(rank, ReduceOp):  # a number, too, and never meant as a rank
+            raise InvalidArgument(f"{verb}: {what}={rank!r} is an operator; pass op={rank!r} by its name")
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._size:
+            raise InvalidArgument(f"{verb}: {what}={rank!r} is no rank of a communicator of {self._size}")
+
+    def check_peer(self, verb: str, rank: Any) -> None:
+        self.check_rank(verb, "the other rank", rank)
+        if rank == self._rank:
+            raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
+
+
+def _arguments(call: Call[Any]) -> Tuple[Collective, Any, Any, Dict[str, Any]]:
+    """Return the collective, input, output and the other arguments of ``call`` as the core takes them."""
+    fields = dict(vars(call))
+    collective, data, target = (fields.pop(name) for name in ("collective", "input", "output"))
+    if is_complex(data) or is_complex(target):
+        verb = collective.name.lower()
+        if collective in _REDUCTIONS:
+            check_complex(verb, call.op)
+        data, target = (None if array is None else as_real(verb, array) for array in (data, target))
+        if call.part_lengths is not None:
+            fields["part_lengths"] = [2 * n for n in call.part_lengths]
+    return collective, data, target, fields
+
+
+def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:
+    """Return how many rows of ``array`` go to each of ``size`` ranks; ``InvalidArgument`` if that cannot be."""
+    if array.ndim == 0:
+        raise InvalidArgument("alltoall: an array without dimensions has no rows to send")
+    rows = array.shape[0]
+    if splits is None:
+        if rows % size:
+            raise InvalidArgument(f"alltoall: {rows} rows do not divide among {size} ranks; give splits")
+        return [rows // size] * size
+    counts = [int(n) for n in splits]
+    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
+        raise InvalidArgument(
+            f"alltoall: splits {counts} must be {size} numbers (one per rank), none negative, that sum to "
+            f"the {rows} rows of the array"
+        )
+    return counts

@@ -1,0 +1,318 @@
+"""``Group``: what stands behind a ``Communicator``: its native core, its topology, its plans and its connections.
+
+A group plans a collective when it is first called and tells the core which plan serves which size; connections that
+the plans need are made then, in the background (dialer.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ddl import _core
+from ddl._comm.connector import Connector
+from ddl._comm.job import Job
+from ddl.bootstrap.agent import Member
+from ddl.bootstrap.environ import WIRE_CODECS
+from ddl.errors import InternalError, ResourceError
+from ddl.plan import build
+from ddl.plan.ir import Collective
+from ddl.plan.lower import lower, one_message
+from ddl.store.messages import said_by
+from ddl.topology import Dimension, Topology
+from ddl.tuning.select import Lines, rounded_once, select
+from ddl.tuning.table import Table, explain
+
+__all__ = ["Group", "discover"]
+
+log = logging.getLogger("ddl")
+
+_WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
+_SUBSETS = _WORLDS // 2  # those of ``subset`` begin so much later
+_SLOTS = {
+    _core.LANE_SMALL: (0,),
+    _core.LANE_LARGE: tuple(range(1, 1 + _core.LARGE_SLOTS)),
+    _core.LANE_POINT_TO_POINT: (1 + _core.LARGE_SLOTS,),
+}
+
+
+def discover(hosts: Sequence[Sequence[int]], dimensions: str = "") -> Topology:
+    """Return the topology of ranks that share memory in groups ``hosts``.
+
+    ``dimensions`` (DDL_DIMENSIONS) lays them out instead of "ranks per host x hosts"; ranks are then taken host by
+    host. As many of its innermost dimensions count as shared as really share memory. ``ConfigError`` if its product is
+    not the number of ranks.
+    """
+    order = [rank for host in hosts for rank in host]
+    size = len(order)
+    host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
+    if dimensions:
+        plain = Topology.parse(dimensions, size=size)
+        shared, block = 0, 1
+        for dimension in plain.dimensions:
+            block *= dimension.size
+            if any(len({host_of[rank] for rank in order[i : i + block]}) > 1 for i in range(0, size, block)):
+                break
+            shared += 1
+        return Topology.parse(dimensions, shared=shared, size=size).with_order(order)
+    per_host = {len(host) for host in hosts}
+    if len(per_host) > 1:
+        return Topology.flat(size).with_order(order)  # uneven: one ring over all, host by host
+    local = per_host.pop()
+    if local == size:
+        return Topology.flat(size, shared=True)
+    if local == 1:
+        return Topology.flat(size).with_order(order)
+    inner, outer = Dimension("ranks per host", local, shared=True), Dimension("hosts", size // local)
+    return Topology((inner, outer), tuple(order))
+
+
+class Group:
+    """One group of ranks of the job. ``ranks[r]`` is the world rank of rank ``r``.
+
+    ``wire``: what large all-reduces of float32 are written as between hosts; default: as DDL_WIRE says.
+    ``racks``, which only a group of all ranks may have, are hosts (numbers in ``job.hosts``), as many in each.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        core: _core.Communicator,
+        ranks: Sequence[int],
+        boards: Sequence[int],
+        number: int,
+        tuned: Optional[Mapping[Collective, Lines]] = None,
+        racks: Sequence[Sequence[int]] = (),
+        deterministic: bool = False,
+        wire: Optional[str] = None,
+    ) -> None:
+        self.job = job
+        self.core = core
+        self.ranks = tuple(ranks)
+        self.number = number
+        self.size = len(self.ranks)
+        self.rank = self.ranks.index(job.identity.rank)
+        self._children: List[Group] = []
+        self._left = False
+        self.deterministic = deterministic or job.settings.deterministic
+        self._tuned = tuned
+        self._table: Optional[Table] = None
+        self._planned: Set[Collective] = set()
+        self.next_number = number + 1
+        index = {world: rank for rank, world in enumerate(self.ranks)}
+        for world, rank in index.items():
+            if world in job.memories:
+                core.add_neighbour(rank, job.memories[world], boards[rank])
+        hosts = [[index[world] for world in host if world in index] for host in job.hosts]
+        # Dimensions describe the whole job; a part of it is laid out by its hosts.
+        whole = self.size == job.identity.size
+        topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
+        self.topology = topology.in_racks(racks) if racks else topology
+        self._racks = racks
+        self.wire = wire or job.settings.wire or "float32"
+        core.introduce(self.who, [job.rank_label(world) for world in self.ranks])
+        core.set_planner(self._plan)
+        core.set_rails(len(job.rails))
+        self._dialer = Connector(job, core, number, self.rank, self.ranks)
+        self._member = Member(number, core, self.ranks)
+        if job.agent is not None:
+            job.agent.add(self._member)
+
+    @staticmethod
+    def make_core(job: Job, rank: int, size: int, timeout: Optional[float] = None) -> _core.Communicator:
+        """Make the native core of a group, without peers yet; ``timeout``: seconds of an operation (the job's)."""
+        settings, identity = job.settings, job.identity
+        cores = len(os.sched_getaffinity(0))
+        # Long spinning is only worth it where nobody else wants the core; a yield costs little where nobody does.
+        crowded = identity.local_size > cores
+        spin = settings.spin_us if settings.spin_us >= 0 else (0 if crowded else 50)
+        return _core.Communicator(
+            rank=rank,
+            size=size,
+            timeout=settings.timeout if timeout is None else timeout,
+            spin_us=spin,
+            yield_us=400,
+            connections=settings.connections,
+        )
+
+    @property
+    def who(self) -> str:
+        """How errors begin: this process in the job, and in this group if that is only a part of it."""
+        identity = self.job.identity
+        host = f" host {self.job.peers[identity.rank].host}" if self.job.peers else ""
+        part = "" if self.size == identity.size else f" as rank {self.rank}/{self.size} of communicator {self.number}"
+        return f"[rank {identity.rank}/{identity.size}{host}{part}]"
+
+    # --- planning ---
+
+    def _plan(self, collective_number: int, root: int) -> None:
+        """Called by the core when an operation needs a plan for the first time."""
+        collective = Collective(collective_number)
+        if collective in (Collective.SEND, Collective.RECV):
+            native = one_message(collective, self.rank, self.size, root)
+            self._connect([root], _core.LANE_POINT_TO_POINT, 1, 1)
+            self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, 1, native)])
+            return
+        self._planned.add(collective)
+        choices: List[Tuple[int, int, int, int, _core.Plan]] = []
+        lowered: Dict[Tuple[str, bool], _core.Plan] = {}
+        settings = self.job.settings
+        codec = WIRE_CODECS.get(self.wire, 0)
+        lines = select(collective, self.topology, settings.algorithm, self._tuned, self.deterministic)
+        if self.wire == "int8" and not self.deterministic:
+            lines = rounded_once(lines)
+        if self.rank == 0 and self.number % _WORLDS == 0 and log.isEnabledFor(logging.INFO):
+            for text in explain(collective, lines, self._table, settings.algorithm):
+                log.info("%s", text)
+        for line in lines:
+            plan = build(collective, line.algorithm, self.topology, self.rank, root)
+            key = (line.algorithm, line.coded)
+            if key not in lowered:
+                lowered[key] = lower(plan, self.topology, codec if line.coded else 0)
+            lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
+            self._connect(plan.peers, lane, len(plan.channels), line.in_flight)
+            choices.append((line.max_bytes, lane, line.piece_bytes, line.in_flight, lowered[key]))
+        self.core.install(collective, root, choices)
+
+    def use(self, table: Table) -> None:
+        """Choose by ``table``, and be laid out by its racks; all ranks have it alike.
+
+        Before its collectives are planned: the core keeps plans.
+        """
+        if self._planned & set(table.lines):
+            raise InternalError(f"{self.who}: a table came after plans of {self._planned & set(table.lines)}")
+        self._table, self._tuned = table, table.lines
+        if table.racks is not None:
+            self.topology, self._racks = table.lay_out(self.topology), table.racks.groups
+
+    def _connect(self, peers: Sequence[int], lane: int, channels: int, in_flight: int) -> None:
+        slots = _SLOTS[lane][:in_flight]
+        streams = [_core.stream_of(slot, channel) for slot in slots for channel in range(channels)]
+        rails = len(self.job.rails)
+        each = rails if rails > 1 else self.job.settings.connections if lane == _core.LANE_LARGE else 1
+        self._dialer.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
+
+    # --- life ---
+
+    @classmethod
+    def world(cls, job: Job, core: _core.Communicator, boards: Sequence[int]) -> Group:
+        """Make the group of all ranks, after the rendezvous."""
+        group = cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
+        if job.agent is not None:
+            job.agent.stragglers.watch(group.number, core)
+        return group
+
+    def children(
+        self, rows: Sequence[Tuple[Optional[int], int, int, bool, List[int]]]
+    ) -> Tuple[Optional[List[int]], Optional[int]]:
+        """Return the members (ranks here, in their new order) of the child that this rank belongs to, and its number.
+
+        ``rows[r]``: color, key, ``next_number``, ``deterministic`` and ``closed`` of rank r. Members are None where
+        this rank's color is. The world takes the numbers of all children, on every rank alike; for a child of another
+        group, whose first member has to ask for one (``fresh_number``), it is None.
+        """
+        self._let_go({world: row[4] for world, row in zip(self.ranks, rows)})
+        first = max(row[2] for row in rows)
+        colors = sorted({row[0] for row in rows if row[0] is not None})
+        self.next_number = first + len(colors)
+        mine = rows[self.rank][0]
+        if mine is None:
+            return None, None
+        members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == mine)
+        whole = self.number % _WORLDS == 0
+        return [rank for _, rank in members], first + colors.index(mine) if whole else None
+
+    def fresh_number(self) -> int:
+        """Return a number that no communicator of the job has or had. Asks the store."""
+        return self._number_of(self.job.count_group())
+
+    def _number_of(self, count: int) -> int:
+        if count >= _SUBSETS:
+            raise ResourceError(errno.EAGAIN, f"{self.who}: {count} groups have been made, and no more can be")
+        return self.job.round * _WORLDS + _SUBSETS + count
+
+    def child(
+        self,
+        members: Sequence[int],
+        number: int,
+        core: _core.Communicator,
+        boards: Sequence[int],
+        tuned: Optional[Mapping[Collective, Lines]] = None,
+        racks: Sequence[Sequence[int]] = (),
+        deterministic: bool = False,
+        wire: Optional[str] = None,
+    ) -> Group:
+        """Make the group of ``members`` (ranks here), whose cores have their boards at ``boards``.
+
+        It chooses by ``tuned`` and is laid out by ``racks``; without, as this group if it has the same ranks. It is
+        deterministic if this group is, too, and has this group's ``wire`` unless another is given.
+        """
+        if len(members) == self.size:
+            tuned, racks = tuned or self._tuned, racks or self._racks
+        ranks = [self.ranks[rank] for rank in members]
+        fixed = deterministic or self.deterministic
+        group = Group(self.job, core, ranks, boards, number, tuned, racks, fixed, wire or self.wire)
+        self._children.append(group)
+        return group
+
+    def subset(self, ranks: Sequence[int], timeout: Optional[float]) -> Group:
+        """Make the group of ``ranks`` (ranks here, in that order), which all call this. Blocking."""
+        self.job.close_dropped()
+        members = [self.ranks[rank] for rank in ranks]
+        core = Group.make_core(self.job, members.index(self.ranks[self.rank]), len(members), timeout)
+        mine = core.board_offset, self.closed(members)
+        if self.job.identity.size == 1:
+            number, told = self.next_number, [mine]
+            self.next_number += 1
+        else:
+            met, values = self.job.meet(members, json.dumps(mine))
+            number = self._number_of(met)
+            told = [
+                said_by(world, value, lambda said: (int(said[0]), [int(closed) for closed in said[1]]))
+                for world, value in zip(members, values)
+            ]
+        self._let_go({world: closed for world, (_, closed) in zip(members, told)})
+        return self.child(ranks, number, core, [board for board, _ in told])
+
+    def closed(self, ranks: Sequence[int]) -> List[int]:
+        """Return the numbers of the children that this rank has closed, of those that have only ``ranks`` (world's).
+
+        Ranks tell one another whenever some of them make a group.
+        """
+        among = set(ranks)
+        return [child.number for child in self._children if child._left and among.issuperset(child.ranks)]
+
+    def _let_go(self, closed: Mapping[int, Collection[int]]) -> None:
+        """Let go of children that all their ranks have closed, as the ranks (world's) that are here say.
+
+        Nobody looks at their boards any more. Before all ranks have said so, a slower one may.
+        """
+        self._children = [
+            child for child in self._children if not all(child.number in closed.get(rank, ()) for rank in child.ranks)
+        ]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether operations are under way or prepared, or one of its children is not closed."""
+        return self.core.in_use or not all(child._left for child in self._children)
+
+    def late(self) -> Dict[int, float]:
+        """Return the ranks here that come late to the operations of all ranks, with the seconds per operation."""
+        agent = self.job.agent
+        if agent is None:
+            return {}
+        late = agent.stragglers.late
+        return {rank: late[world] for rank, world in enumerate(self.ranks) if world in late}
+
+    def close(self) -> None:
+        """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""
+        self._left = True
+        for child in self._children:
+            child.close()
+        self._dialer.close()
+        if self.job.agent is not None:
+            self.job.agent.remove(self._member)
+        self.core.shutdown()

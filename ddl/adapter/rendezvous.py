@@ -1,0 +1,11 @@
+"""How a job begins that something else than ``ddlrun`` has started: who this rank is, and a store of DDL's own."""
+
+from __future__ import annotations
+
+from ddl.bootstrap import environ, launched
+from ddl.bootstrap.environ import Identity, Settings
+from ddl.launch.layout import arrange
+from ddl.store.address import parse_address
+from ddl.store.store import StoreClient
+
+__all__ = ["Identity", "Settings", "StoreClient", "arrange", "environ", "launched", "parse_address"]

@@ -1,0 +1,296 @@
+"""The command line of ``ddlrun``: arguments in, a checked ``RunConfig`` out; bad usage ends with status 2.
+
+Options come before the program and belong to ddlrun; everything from the program's name on belongs to the program.
+Long options may have one dash or two, as users of mpirun and of IBM's ddlrun expect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import shutil
+import sys
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ddl.bootstrap.environ import Settings
+from ddl.errors import ConfigError, Error
+from ddl.launch import dry_run, horovod, pods
+from ddl.launch.cluster import ClusterJob
+from ddl.launch.config import RunConfig
+from ddl.launch.config_file import options_from
+from ddl.launch.hosts import Host, parse_hostfile, parse_hosts
+from ddl.launch.launchers import Start, k8s, mpi, slurm, ssh
+from ddl.launch.layout import Layout, arrange
+from ddl.launch.local_job import LocalJob
+from ddl.launch.options import OPTIONS, USAGE, parser, takes_value
+from ddl.launch.placement import Placement, parse_rankfile
+from ddl.launch.suggest import did_you_mean
+
+__all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
+
+_ALIASES = {"-np": "--num-proc", "-n": "--num-proc"}
+_VARIABLES = {"--timeout": "DDL_TIMEOUT", "--start-timeout": "DDL_START_TIMEOUT"}
+_NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
+
+#: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
+LAUNCHERS: Dict[str, Callable[[Placement, Mapping[str, str]], List[Start]]] = {
+    "ssh": ssh.starts,
+    "mpi": mpi.starts,
+    "slurm": slurm.starts,
+}
+_LAUNCHER_NAMES = (*LAUNCHERS, "k8s", "pods")
+
+
+def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
+    """Part ddlrun's options, in the spelling that the parser knows, from the program and its arguments.
+
+    Last come the options of horovodrun's that have no effect.
+    """
+    count = {name: int(takes_value(keywords)) for names, keywords in OPTIONS for name in names}
+    count.update(horovod.OPTIONS)
+    spelling = {name: name for name in count}
+    spelling.update({name[1:]: name for name in count if name.startswith("--")})
+    spelling["--np"] = "-np"
+    options: List[str] = []
+    idle: List[str] = []
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in spelling:
+            raise ConfigError(f"unknown option {name}{did_you_mean(name, count)}")
+        name = spelling[name]
+        if equals and not count[name]:
+            raise ConfigError(f"option {name} takes no value, but {value!r} was given")
+        values = [value] if equals else []
+        while len(values) < count[name]:
+            if not rest:
+                raise ConfigError(f"option {name} needs a value")
+            values.append(rest.pop(0))
+        word = "=".join([_ALIASES.get(name, name), *values])
+        if name in horovod.OPTIONS:
+            word = horovod.word(name, values)
+        if word:
+            _check_value(" ".join([name, *values]), word)
+            options.append(word)
+        else:
+            idle.append(name)
+    return options, rest[1:] if rest[:1] == ["--"] else rest, idle
+
+
+def _check_value(given: str, word: str) -> None:
+    """Refuse what would set a variable to nonsense, and name what the user wrote (``given``), not the variable."""
+    name, _, value = word[len("--env=") :].partition("=") if word.startswith("--env=") else word.partition("=")
+    problem = Settings.problem_with(_VARIABLES.get(name, name), value)
+    if problem:
+        raise ConfigError(f"{given}: it must be {problem}")
+
+
+def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
+    """Return what ``argv`` asks for; ConfigError says what is wrong with it."""
+    options, program, idle = _split(argv)
+    given = parser().parse_args(options)
+    if given.config_file is not None:
+        here = given
+        try:
+            from_file, _, more_idle = _split(options_from(given.config_file))
+        except ConfigError as error:
+            raise ConfigError(f"--config-file {given.config_file}: {error}") from error
+        given = parser().parse_args([*from_file, *options])
+        given.interface = here.interface or given.interface
+        idle += more_idle
+    launcher = choose_launcher(given.launcher, environ)
+    _check_pod_options(given, launcher)
+    head, pod_job = "", None
+    if launcher in ("k8s", "pods"):
+        count = _number("--pods", given.pods) or 1
+        pod_job = k8s.pod_job(vars(given), count) if launcher == "k8s" else None
+        head = given.head if pod_job is None else k8s.head(pod_job)
+        size = _number("-np", given.num_proc) or count
+        if size < count:
+            raise ConfigError(f"-np {size} is less than --pods {count}: every pod needs a rank; take fewer pods")
+        layout = arrange(pods.hosts(head, count), None, num_proc=size, mode=given.mode)
+    else:
+        layout = _layout(given, launcher, environ)
+    extra = {**layout.environ, **_environ(given.env, environ)}
+    for name, value in (("--timeout", given.timeout), ("--start-timeout", given.start_timeout)):
+        if value is not None:
+            extra[_VARIABLES[name]] = value
+    Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
+    return RunConfig(
+        num_proc=layout.size,
+        command=_command(program, {**environ, **extra}) if pod_job is None else _in_image(program),
+        environ=tuple(extra.items()),
+        output_dir=given.output_dir,
+        prefix=not given.no_prefix,
+        verbose=given.verbose,
+        placement=layout.placement,
+        launcher=launcher,
+        interface=",".join(given.interface),
+        timestamps=given.prefix_timestamp,
+        ssh_options=_ssh_options(given, launcher),
+        notes=tuple(horovod.no_effect(idle)),
+        dry_run=given.dry_run,
+        head=head,
+        pod_job=pod_job,
+    )
+
+
+def _ssh_options(given: argparse.Namespace, launcher: str) -> Tuple[str, ...]:
+    port, key = _number("--ssh-port", given.ssh_port), given.ssh_identity_file
+    if launcher != "ssh" and (port or key):
+        raise ConfigError(f"--ssh-port and --ssh-identity-file are for --launcher ssh, and this is {launcher}")
+    return (*(("-p", str(port)) if port else ()), *(("-i", key) if key else ()))
+
+
+def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
+    """Refuse options that the launcher would ignore, and a manifest's launcher without what it needs."""
+    allowed = {"k8s": [*(names[0] for names, _ in k8s.OPTIONS), "--pods"], "pods": ["--pods", "--head"]}
+    for name in ("--pods", "--head", *(names[0] for names, _ in k8s.OPTIONS)):
+        if getattr(given, name[2:].replace("-", "_")) and name not in allowed.get(launcher, ()):
+            meant = " or ".join(other for other, names in allowed.items() if name in names)
+            raise ConfigError(f"{name} is for --launcher {meant}, and this is --launcher {launcher}; leave it out")
+    if launcher not in allowed:
+        return
+    if given.hosts is not None or given.hostfile is not None:
+        raise ConfigError(f"--launcher {launcher}: Kubernetes chooses the hosts; say --pods N, not -H or --hostfile")
+    if launcher == "k8s" and not given.dry_run:
+        raise ConfigError(
+            "--launcher k8s only prints a manifest: add --dry-run, and pass what it prints to kubectl apply -f -"
+        )
+    if launcher == "pods" and given.dry_run:
+        raise ConfigError("--dry-run: a pod sees only itself; --launcher k8s --dry-run prints what all pods would run")
+    if launcher == "pods" and not given.head:
+        raise ConfigError("--launcher pods needs --head NAME:PORT, where pod 0 is found; --launcher k8s writes it")
+
+
+def choose_launcher(name: str, environ: Dict[str, str]) -> str:
+    """Return the launcher that ``name``, perhaps "auto", means here; ConfigError if there is none."""
+    if name == "auto":
+        return "slurm" if slurm.allocation(environ) is not None and shutil.which("srun") else "ssh"
+    if name not in _LAUNCHER_NAMES:
+        known = ", ".join(_LAUNCHER_NAMES)
+        raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {known}")
+    return name
+
+
+def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ: Dict[str, str]) -> Tuple[Host, ...]:
+    """Return the hosts of -H, of a hostfile or of Slurm's allocation; none: this machine. ConfigError."""
+    if text is not None and path is not None:
+        raise ConfigError("-H and --hostfile say which hosts; give one of them")
+    if path is not None:
+        return parse_hostfile(_read(path, "--hostfile"), path)
+    if text is not None:
+        return parse_hosts(text)
+    return slurm.allocation(environ) or () if launcher == "slurm" else ()
+
+
+def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Layout:
+    hosts: Tuple[Host, ...] = ()
+    placement = None
+    if given.rankfile is None:
+        hosts = read_hosts(given.hosts, given.hostfile, launcher, environ)
+    elif given.hosts is not None or given.hostfile is not None:
+        raise ConfigError("--rankfile says which hosts, and so do -H and --hostfile; give one of them")
+    else:
+        placement = parse_rankfile(_read(given.rankfile, "--rankfile"), given.rankfile)
+    numbers = {name: _number(_spelled(name), getattr(given, name)) for name in _NUMBERS}
+    return arrange(hosts, placement, mode=given.mode, **numbers)
+
+
+def _spelled(name: str) -> str:
+    return {"hosts": "-H", "num_proc": "-np"}.get(name, f"--{name}")
+
+
+def _read(path: str, option: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: it cannot be read: {error}") from error
+
+
+def _number(option: str, text: Optional[str]) -> Optional[int]:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < 1:
+        raise ConfigError(f"{option} {text}: it must be a whole number from 1 up")
+    return int(text)
+
+
+def _environ(given: Sequence[str], environ: Dict[str, str]) -> Dict[str, str]:
+    extra: Dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name:
+            raise ConfigError(f"--env {text}: the name is missing; write NAME=VALUE or NAME")
+        if not equals and name not in environ:
+            raise ConfigError(f"--env {name}: it is not set here, so it cannot be passed on; write {name}=VALUE")
+        extra[name] = value if equals else environ[name]
+    return extra
+
+
+def _command(program: Sequence[str], environ: Dict[str, str]) -> Tuple[str, ...]:
+    if not program:
+        raise ConfigError("the program is missing")
+    name, arguments = program[0], program[1:]
+    if name.endswith(".py"):
+        if not os.path.isfile(name):
+            raise ConfigError(f"there is no program {name!r} in {os.getcwd()!r}")
+        # -u: output shows when it is written, not when a block is full.
+        return (sys.executable, "-u", name, *arguments)
+    path = shutil.which(name, path=environ.get("PATH", os.defpath))
+    if path is None:
+        where = "is not an executable file" if os.path.exists(name) else "was not found"
+        hint = "" if os.sep in name else f" on the PATH; is it ./{name}?"
+        raise ConfigError(f"the program {name!r} {where}{hint}")
+    return (path, *arguments)
+
+
+def _in_image(program: Sequence[str]) -> Tuple[str, ...]:
+    """What is here says nothing about what is in the image: ddlrun looks there."""
+    if not program:
+        raise ConfigError("the program is missing")
+    return tuple(program)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run ``ddlrun``; return its exit status: 2 for bad usage, else that of the job."""
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
+    except ConfigError as error:
+        print(f"ddlrun: {error}\nusage: {USAGE}; ddlrun --help says more", file=sys.stderr)
+        return 2
+    return run(config)
+
+
+def _starts(config: RunConfig) -> List[Start]:
+    """Return what starts agents on other hosts; nothing for a job on this machine alone."""
+    if config.placement is None:
+        return []
+    if config.launcher == "ssh":
+        return ssh.starts(config.placement, os.environ, config.ssh_options)
+    return LAUNCHERS[config.launcher](config.placement, os.environ)
+
+
+def run(config: RunConfig) -> int:
+    """Run the job that ``parse`` returned; return ddlrun's exit status."""
+    for note in config.notes:
+        print(f"ddlrun: {note}", file=sys.stderr)
+    try:
+        if config.pod_job is not None:
+            print(k8s.manifest(config, secrets.token_bytes(32)), end="")
+            return 0
+        if config.launcher == "pods" and config.placement is not None:
+            return pods.run(config, config.placement, os.environ)
+        starts = _starts(config)
+        if config.dry_run:
+            print("\n".join(dry_run.describe(config, starts, os.environ)))
+            return 0
+        return (
+            LocalJob(config).run() if config.placement is None else ClusterJob(config, config.placement, starts).run()
+        )
+    except (Error, OSError) as error:
+        print(f"ddlrun: {error}", file=sys.stderr)
+        return 2

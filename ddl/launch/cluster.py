@@ -1,0 +1,364 @@
+"""A job on several hosts, as ddlrun sees it: agents are started, checked, given their ranks, listened to and ended.
+
+One thread, one loop, as in agent.py; the store's server, over which the agents speak (control.py), has a thread of its
+own and wakes the loop. Nothing starts before every host's agent has called and proved fit. The job ends as a job on one
+machine does; besides, a host whose agent is gone before its ranks have ended is a failure like that of a rank.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from functools import partial
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ddl.bootstrap.environ import Settings
+from ddl.launch.cluster_host import ClusterHost
+from ddl.launch.config import RunConfig
+from ddl.launch.control import Entrance, Invitation, assignment_of, gone_since
+from ddl.launch.failures import Exit, first_failure, report
+from ddl.launch.host_agent import GRACE, LAST_OUTPUT, OWN_WORDS
+from ddl.launch.hosts import bare_name
+from ddl.launch.launchers import Start
+from ddl.launch.launches import Launches
+from ddl.launch.loop import catch_signals, drain, wait_once
+from ddl.launch.output import BACKLOG_LIMIT, Sink, Stream
+from ddl.launch.placement import Placement
+from ddl.launch.processes import Guard
+from ddl.store.address import format_address, parse_address
+from ddl.store.interfaces import addresses_towards
+from ddl.store.messages import Message
+from ddl.store.server import StoreServer
+
+__all__ = ["ClusterJob"]
+
+_SHOWN = 3  # connections that cannot be made, before they are counted
+
+
+class ClusterJob:
+    """One job on several hosts, from its start to its end. Used once, by the main thread.
+
+    A ``patient`` one asks every host before it gives up, so that afterwards ``problems`` tells of each that is unfit
+    and not only of the first. ``sinks`` are where the job's output and errors go.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        starts: Sequence[Start],
+        entrance: Optional[Entrance] = None,
+        *,
+        patient: bool = False,
+        sinks: Optional[Tuple[Sink, Sink]] = None,
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._starts = starts
+        self._patient = patient
+        self._entrance = entrance
+        self._hosts = [
+            ClusterHost(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)
+        ]
+        self._sinks = sinks if sinks is not None else (Sink(1), Sink(2))
+        self._launches = Launches(self._sinks[1])
+        self._news: Deque[Tuple[int, Message]] = collections.deque()  # from the server's thread
+        self._exits: List[Exit] = []
+        self._ended: Set[int] = set()  # ranks
+        self._looks = 0
+        self._running = False
+        self._problem = ""  # why the job never began, or what failed that is no rank
+        self._stop_signal = 0
+        self._plan: List[Tuple[float, int]] = []
+        self._stopping = False
+
+    @property
+    def problems(self) -> Dict[int, str]:
+        """Why hosts, by number, could not take part, or not until the end."""
+        return {host.number: host.gone for host in self._hosts if host.gone}
+
+    def run(self) -> int:
+        """Run the job; return ddlrun's exit status."""
+        guard = Guard()
+        self._woken, restore = catch_signals()
+        self._news_reader, self._news_writer = socket.socketpair()
+        self._news_reader.setblocking(False)
+        secret = secrets.token_bytes(32) if self._entrance is None else self._entrance.secret
+        try:
+            with self._serve(secret) as server:
+                self._server = server
+                self._launch(secret, guard)
+                server.start()
+                self._gather()
+                self._supervise()
+                self._last_output()
+        finally:
+            self._launches.close()
+            for sink in self._sinks:
+                while sink.waiting and sink.write_some():
+                    pass
+            guard.dismiss()
+            restore()
+            self._news_reader.close()
+            self._news_writer.close()
+        return self._conclude(server)
+
+    # --- the beginning ---
+
+    def _serve(self, secret: bytes) -> StoreServer:
+        port = 0 if self._entrance is None else self._entrance.port
+        agents = len(self._hosts)
+        return StoreServer(
+            secret, self._placement.size, "0.0.0.0", port, start=False, agents=agents, from_agent=self._from_agent
+        )
+
+    def _from_agent(self, host: int, message: Message) -> None:
+        """Called in the server's thread."""
+        self._news.append((host, message))
+        with contextlib.suppress(OSError):  # full: the loop will wake anyhow; closed: nobody wants to know any more
+            self._news_writer.send(b"x", socket.MSG_DONTWAIT)
+
+    def _launch(self, secret: bytes, guard: Guard) -> None:
+        _, port = parse_address(self._server.address)
+        # With an entrance, the others know where we are, and their names may not be known yet.
+        others = [host.name for host in self._hosts] if self._entrance is None else []
+        for start in self._starts:
+            names = [self._hosts[number].name for number in start.hosts]
+            own = addresses_towards([bare_name(name) for name in (*names, *others)])
+            known = tuple(format_address(address, port) for address in own)
+            self._launches.begin(start, Invitation(secret, known, start.host, self._start_timeout), guard)
+            self._say(f"{start.label}: {' '.join(start.command)}")
+
+    @property
+    def _start_timeout(self) -> float:
+        return Settings.from_environ({**os.environ, **dict(self._config.environ)}).start_timeout
+
+    def _gather(self) -> None:
+        """Let every host prove fit, step by step; unless patient, give up on the first that does not."""
+        complaint = "can those hosts reach this one, or does a firewall keep them from it?"
+        self._hear_from_all("hello", "no agent has called from", complaint)
+        for host in self._fit():
+            if "hello" in host.said:
+                misfit = host.misfit()
+                if misfit:
+                    self._unfit(host, misfit)
+        if self._wanted:
+            self._post_all(lambda host: assignment_of(self._config, self._placement, host.number).message())
+            self._hear_from_all("ready", "directory and program are still not seen to be there on", "are disks slow?")
+        if self._wanted and len(self._hosts) > 1 and not self._patient:
+            peers = [host.door for host in self._hosts]
+            self._post_all(lambda host: {"type": "meet", "peers": peers})
+            self._hear_from_all("met", "nothing is heard any more from", "are they very busy?")
+            self._conclude_meeting()
+        if self._wanted:
+            self._running = True
+            first = self._hosts[self._placement.host_of(0)].said["ready"]
+            address, _ = parse_address(first["address"])
+            self._post_all(lambda host: {"type": "go", "address": address, "port": first["port"]})
+        else:
+            self._signal(signal.SIGTERM)
+
+    @property
+    def _wanted(self) -> bool:
+        return not self._problem and not self._stop_signal
+
+    def _fit(self) -> List[ClusterHost]:
+        return [host for host in self._hosts if not host.over]
+
+    def _post_all(self, message: Callable[[ClusterHost], Message]) -> None:
+        for host in self._hosts:
+            self._server.post(host.number, message(host))
+
+    def _hear_from_all(self, kind: str, complaint: str, question: str) -> None:
+        """Wait until every agent has said it, or until one cannot; if patient, also for the others."""
+        deadline = time.monotonic() + self._start_timeout
+        while not self._stop_signal and (self._patient or not self._problem):
+            missing = [host for host in self._fit() if kind not in host.said]
+            if not missing:
+                break
+            if time.monotonic() >= deadline:
+                names = ", ".join(host.name for host in missing)
+                for host in missing:
+                    reason = f"{complaint} {names} within {self._start_timeout:g} s (--start-timeout); {question}"
+                    self._unfit(host, reason)
+                break
+            self._turn(deadline)
+
+    def _conclude_meeting(self) -> None:
+        problems: List[str] = []
+        for host in self._hosts:
+            met = host.said.get("met", {})
+            problems += met.get("problems", ())
+            for warning in met.get("warnings", ()):
+                print(f"ddlrun: warning: {warning}", file=sys.stderr, flush=True)
+        if problems:
+            shown = "; ".join(problems[:_SHOWN]) + (f"; and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN))
+            self._problem = self._problem or (
+                f"{shown}. Ranks could not send one another data. Let the hosts connect to one another on all TCP "
+                "ports from 32768 up, or name the network that joins them (--network-interface); 'ddl doctor' with "
+                "the same hosts tells more"
+            )
+
+    def _unfit(self, host: ClusterHost, reason: str) -> None:
+        host.gone = reason
+        self._problem = self._problem or reason
+
+    # --- the loop ---
+
+    def _supervise(self) -> None:
+        while self._running and not all(host.over for host in self._hosts):
+            self._turn(self._plan[0][0] if self._plan else None)
+
+    def _turn(self, until: Optional[float]) -> None:
+        handlers: Dict[int, Tuple[int, Callable[[], None]]] = {
+            self._woken.fileno(): (select.POLLIN, lambda: None),
+            self._news_reader.fileno(): (select.POLLIN, lambda: None),
+        }
+        for stream in self._launches.reading:
+            handlers[stream.fileno()] = (select.POLLIN, partial(self._pump, stream))
+        for sink in self._sinks:
+            if sink.waiting:
+                handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
+        wait_once(handlers, until)
+        for number in drain(self._woken):
+            if number == signal.SIGCHLD:
+                self._look_at_launches()
+            else:
+                self._told(number)
+        drain(self._news_reader)
+        while self._news:
+            host, message = self._news.popleft()
+            self._heard(self._hosts[host], message)
+        self._confirm()
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            self._signal(self._plan.pop(0)[1])
+
+    def _pump(self, stream: Stream) -> None:
+        if not stream.pump():
+            self._launches.reading.remove(stream)
+
+    def _write(self, sink: Sink) -> None:
+        if not sink.write_some():
+            self._told(signal.SIGPIPE)  # nobody reads our output any more
+
+    def _heard(self, host: ClusterHost, message: Message) -> None:
+        kind = message["type"]
+        if kind == "gone":
+            if not host.over:
+                self._lost(host, gone_since(message["silent"]))
+        elif kind in ("hello", "ready", "met"):
+            host.said[kind] = message
+            if kind == "hello":
+                self._say(f"host {host.name} is {message['name']}, Python {message['python']}")
+        elif kind == "out":
+            data = message["data"].encode("latin-1")
+            self._sinks[message["stream"] - 1].put(data, (host.number, message["source"]))
+            host.unasked[message["stream"]] += len(data)
+        elif kind == "say":
+            self._say(f"host {host.name}: {message['text']}")
+        elif kind == "exit":
+            self._exited(host, message)
+        elif kind == "problem":
+            self._lost(host, message["text"])
+        elif kind == "done":
+            host.done = True
+
+    def _exited(self, host: ClusterHost, message: Mapping[str, Any]) -> None:
+        self._looks += 1
+        rank, pid, code = (int(str(message[name])) for name in ("rank", "pid", "code"))
+        entry = Exit(rank, pid, code, self._looks, bool(message["stopped"]) or self._stopping, host.name)
+        self._exits.append(entry)
+        tail = message["tail"]
+        assert isinstance(tail, list)
+        host.tails[rank] = tail
+        host.sources[rank] = (host.number, message["source"])  # as of "out"
+        self._server.ended(rank, str(entry))
+        if entry.failed:
+            self._stop_soon()
+
+    def _lost(self, host: ClusterHost, reason: str) -> None:
+        host.gone = reason
+        if not self._problem:
+            self._problem = f"{host.label}: {reason}"
+        if self._running:
+            known = {entry.rank for entry in self._exits}
+            for rank in set(host.ranks) - known:
+                self._server.ended(rank, f"rank {rank} was lost with host {host.name}: {reason},")
+            self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        """Something failed: the others get a moment to fail by themselves, and say so."""
+        if not self._plan and not self._stopping:
+            now = time.monotonic()
+            self._plan = [(now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
+            self._plan.append((now + OWN_WORDS + 4 * GRACE, 0))
+
+    def _confirm(self) -> None:
+        """Tell agents what has been passed on, unless nobody takes it from us fast enough."""
+        for host in self._hosts:
+            for stream, sink in enumerate(self._sinks, 1):
+                if host.unasked[stream] and sink.backlog < BACKLOG_LIMIT:
+                    self._server.post(host.number, {"type": "took", "stream": stream, "bytes": host.unasked[stream]})
+                    host.unasked[stream] = 0
+
+    def _told(self, number: int) -> None:
+        """Somebody wants ddlrun to stop. Told twice, stop at once."""
+        now = time.monotonic()
+        first = signal.SIGTERM if number == signal.SIGPIPE else number
+        if self._stop_signal:
+            self._plan = [(now, signal.SIGKILL), (now + 2 * GRACE, 0)]
+        else:
+            self._stop_signal = number
+            end = now + OWN_WORDS
+            self._plan = [(now, first), (end, signal.SIGTERM), (end + GRACE, signal.SIGKILL), (end + 4 * GRACE, 0)]
+
+    def _signal(self, number: int) -> None:
+        """Let every agent stop its ranks by a signal; 0: give up on agents that are still there."""
+        self._stopping = True
+        for host in self._hosts:
+            if number:
+                self._server.post(host.number, {"type": "signal", "number": int(number)})
+            elif not host.over:
+                self._lost(host, "its agent does not answer")
+
+    def _look_at_launches(self) -> None:
+        for start, last in self._launches.ended():
+            for host in (self._hosts[number] for number in start.hosts):
+                # One whose agent has called may still have things to say: its connection tells when it is gone.
+                if not host.said and not host.over:
+                    self._lost(host, last)
+
+    # --- the end ---
+
+    def _last_output(self) -> None:
+        end = time.monotonic() + LAST_OUTPUT
+        while any(sink.waiting for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
+            self._turn(end if self._stop_signal else None)
+
+    def _conclude(self, server: StoreServer) -> int:
+        if self._stop_signal:
+            print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
+            return 128 + self._stop_signal
+        failed = first_failure(self._exits, server.first_failure)
+        if self._problem and (failed is None or not self._running):
+            print(f"ddlrun: {self._problem}", file=sys.stderr)
+            return 1
+        if failed is None:
+            return 0
+        if self._problem:
+            print(f"ddlrun: {self._problem}", file=sys.stderr)
+        host = self._hosts[self._placement.host_of(failed.rank)]
+        above = self._sinks[1].last == host.sources.get(failed.rank, ())
+        print(report(failed, server.first_failure, host.tails.get(failed.rank, []), above), file=sys.stderr)
+        return failed.status
+
+    def _say(self, text: str) -> None:
+        if self._config.verbose:
+            print(f"ddlrun: {text}", file=sys.stderr, flush=True)

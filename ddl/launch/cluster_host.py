@@ -1,0 +1,52 @@
+"""One host of a job on several, as ddlrun sees it: whether it fits, and what its agent has said."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from typing import Dict, List, Tuple
+
+from ddl._version import __version__
+from ddl.store.messages import Message
+from ddl.store.verdict import name_ranks
+
+__all__ = ["ClusterHost"]
+
+
+@dataclass
+class ClusterHost:
+    """One host, its agent, and what came from it."""
+
+    number: int
+    name: str
+    ranks: Tuple[int, ...]
+    said: Dict[str, Message] = field(default_factory=dict)  # by type, of the messages before the start
+    done: bool = False
+    gone: str = ""  # why it cannot say any more how its ranks ended
+    unasked: Dict[int, int] = field(default_factory=lambda: {1: 0, 2: 0})  # bytes to be confirmed, by stream
+    tails: Dict[int, List[str]] = field(default_factory=dict)  # the last lines on stderr, by rank
+    sources: Dict[int, Tuple[int, int]] = field(default_factory=dict)  # whose they are for the sink, by rank
+
+    @property
+    def over(self) -> bool:
+        return self.done or bool(self.gone)
+
+    @property
+    def door(self) -> Message:
+        """As the other hosts are told of it."""
+        ready = self.said["ready"]
+        return {"number": self.number, "name": self.name, "address": ready["address"], "token": ready["token"]}
+
+    @property
+    def label(self) -> str:
+        return f"host {self.name} ({name_ranks(self.ranks)})"
+
+    def misfit(self) -> str:
+        """Return in which way it does not fit, now that its agent has said hello; "": it fits."""
+        hello = self.said["hello"]
+        python = ".".join(platform.python_version_tuple()[:2])
+        if hello["version"] != __version__:
+            return f"host {self.name} has DDL {hello['version']}, this one {__version__}; install the same one"
+        if ".".join(hello["python"].split(".")[:2]) != python:
+            return f"host {self.name} has Python {hello['python']}, this one {python}; use the same one"
+        return ""

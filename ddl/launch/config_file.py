@@ -1,0 +1,65 @@
+"""``--config-file``: ddlrun's long options from a TOML file, so that a command line need not be repeated.
+
+    np = 8
+    hosts = "a:4,b:4"
+    start-timeout = 30
+    verbose = true
+    env = ["NCCL_DEBUG", "COLOUR=blue"]
+
+What stands on the command line beats the file; where an option may be repeated, both count. A file whose name ends in
+.yaml or .yml is one of horovodrun's.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List
+
+from ddl.errors import ConfigError
+from ddl.launch.horovod import options_from_sections
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["options_from"]
+
+
+def options_from(path: str) -> List[str]:
+    """Return the file's settings as words of a command line. ConfigError says what is wrong with it."""
+    if path.endswith((".yaml", ".yml")):
+        return options_from_sections(_yaml(path))
+    try:
+        with open(path, "rb") as file:
+            settings: Dict[str, Any] = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"it cannot be read: {error}") from error
+    words: List[str] = []
+    for name, value in settings.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif value is False:
+            continue
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                if not isinstance(one, (str, int, float)) or isinstance(one, bool):
+                    raise ConfigError(f"{name} = {one!r} is neither text nor a number nor a list")
+                words.append(f"{option}={one}")
+    return words
+
+
+def _yaml(path: str) -> Dict[str, Any]:
+    try:
+        import yaml  # the only thing that needs it, and who has used horovodrun has it
+    except ImportError:
+        raise ConfigError("a file in YAML needs PyYAML: pip install pyyaml, or write the options in TOML") from None
+    try:
+        with open(path, "rb") as file:
+            sections = yaml.safe_load(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"it cannot be read: {error}") from error
+    if not isinstance(sections, dict):
+        raise ConfigError("it has no sections such as params or stall_check")
+    return sections

@@ -1,0 +1,157 @@
+"""What ddlrun and its agents on other hosts say to one another: JSON objects over an authenticated connection.
+
+The invitation
+    One JSON line that an agent is started with, through a channel that no stranger reads (ssh's standard input, or the
+    environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
+    where the launcher's own variables tell it), ``timeout`` in seconds.
+From an agent
+    ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a door there, and
+    keeps that port; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
+    start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
+    ``exit`` (rank, pid, code, stopped, tail, source); ``done``: all have ended, it leaves.
+    If its connection is lost the store's server says ``gone`` (silent: seconds) in its place.
+To an agent
+    ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
+    host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the
+    ranks by it, and insist; ``took`` (stream, bytes): so much of its output has been passed on. An agent reads no more
+    from its ranks while a megabyte is under way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ddl.bootstrap.environ import Identity
+from ddl.errors import ProtocolError
+from ddl.launch.config import RunConfig
+from ddl.launch.placement import Placement
+
+__all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of", "cut_off", "gone_since"]
+
+#: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
+_CARRIED = (
+    *("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_"),
+    *("TORCH_", "TF_", "KERAS_"),
+)
+_CARRIED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ")
+
+_CLOCK = "%H:%M:%S"
+
+INVITATION = "DDL_INVITATION"  #: the variable that holds it where it does not come over standard input
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How an agent finds ddlrun."""
+
+    secret: bytes = dataclasses.field(repr=False)
+    addresses: Tuple[str, ...]
+    host: Optional[int]
+    timeout: float
+
+    def text(self) -> str:
+        """Return the line that ``parse`` reads."""
+        return json.dumps({**vars(self), "secret": self.secret.hex()})
+
+    @staticmethod
+    def parse(text: str) -> Invitation:
+        """Read an invitation; ProtocolError, which does not show it, if it is none."""
+        try:
+            fields = json.loads(text)
+            fields.update(secret=bytes.fromhex(fields["secret"]), addresses=tuple(fields["addresses"]))
+            return Invitation(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ProtocolError("what came instead of an invitation by ddlrun makes no sense") from None
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """Where agents that nobody here starts find us, and what lets them in: agreed on beforehand (pods.py)."""
+
+    port: int
+    secret: bytes = dataclasses.field(repr=False)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one host has to do: run ``ranks`` of ``size`` in all, as host ``host`` of ``hosts``."""
+
+    ranks: Tuple[int, ...]
+    size: int
+    host: int
+    hosts: int
+    command: Tuple[str, ...]
+    directory: str
+    environ: Tuple[Tuple[str, str], ...]
+    output_dir: Optional[str]
+    prefix: bool
+    verbose: bool
+    interface: str  #: name or address of the network interface for data; empty: the one that leads to ddlrun
+    timestamps: bool = False
+
+    def message(self) -> Dict[str, Any]:
+        """Return the message ``job``."""
+        return {"type": "job", **dataclasses.asdict(self)}
+
+    @staticmethod
+    def parse(message: Mapping[str, Any]) -> Assignment:
+        """Read the message ``job``; it comes from ddlrun of the same version."""
+        fields = {entry.name: message[entry.name] for entry in dataclasses.fields(Assignment)}
+        fields["ranks"], fields["command"] = tuple(fields["ranks"]), tuple(fields["command"])
+        fields["environ"] = tuple((name, value) for name, value in fields["environ"])
+        return Assignment(**fields)
+
+    def identities(self, store: str, secret: bytes) -> List[Identity]:
+        """Return who the ranks of this host are."""
+        return [
+            Identity(rank, self.size, local, len(self.ranks), self.host, self.hosts, store, secret)
+            for local, rank in enumerate(self.ranks)
+        ]
+
+    def config(self) -> RunConfig:
+        """Return what the agent's ranks are started by."""
+        return RunConfig(
+            self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose, self.timestamps
+        )
+
+
+def gone_since(silent: float) -> str:
+    """Return what ddlrun says of a host whose agent it has lost, after ``silent`` seconds without a sign of it."""
+    since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
+    return (
+        f"the connection to its agent is gone since {since} (host or network down, or it was killed); an agent that is "
+        "cut off ends its ranks"
+    )
+
+
+def cut_off(host: str, ddlrun: str, silent: float, ranks: str) -> str:
+    """Return the last words of the agent on ``host``, which has heard nothing of ``ddlrun`` for ``silent`` seconds."""
+    since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
+    return (
+        f"ddlrun's agent on {host}: the connection to ddlrun at {ddlrun} is lost since {since} (its host or the "
+        f"network is down, or ddlrun was killed); so {ranks} here cannot go on: ended"
+    )
+
+
+def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignment:
+    """Return what host number ``host`` has to do, in ddlrun's own directory unless ``config`` names one."""
+    carried = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED) or name in _CARRIED_NAMES}
+    return Assignment(
+        ranks=placement.ranks[host],
+        size=placement.size,
+        host=host,
+        hosts=len(placement.hosts),
+        command=config.command,
+        directory=os.getcwd() if config.directory is None else config.directory,
+        environ=tuple({**carried, **dict(config.environ)}.items()),
+        output_dir=None if config.output_dir is None else os.path.abspath(config.output_dir),
+        prefix=config.prefix,
+        verbose=config.verbose,
+        interface=config.interface,
+        timestamps=config.timestamps,
+    )

@@ -1,0 +1,264 @@
+"""Starts ranks on this machine and watches over them until all have ended.
+
+One thread, one loop: it waits for output, for signals (also SIGCHLD) and for the next deadline, and never for anybody
+in particular. It ends in one of three ways: all ranks exit with 0; a rank fails, and the others get a moment to fail
+by themselves before they are stopped; or it is told to stop (Ctrl-C, SIGTERM, SIGHUP, nobody reads its output).
+
+``HostAgent`` is what a job of one host (job.py) and the agent of one host of many (remote.py) have in common.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence, Tuple
+
+from ddl.bootstrap.environ import Identity
+from ddl.errors import ResourceError
+from ddl.launch.config import RunConfig
+from ddl.launch.failures import Exit
+from ddl.launch.loop import Handlers, catch_signals, drain, wait_once
+from ddl.launch.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_of
+from ddl.launch.processes import Guard, adopt_orphans, children, die_with_parent, signal_group
+from ddl.launch.rank_environ import meeting_point, rank_environ, threads_of_ranks
+
+__all__ = ["OWN_WORDS", "GRACE", "HostAgent", "Worker"]
+
+OWN_WORDS = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
+GRACE = 0.5  #: seconds between asking a process to end and killing it
+LAST_OUTPUT = 1.0  #: seconds to read on after all ranks have ended: somebody else may hold a pipe open
+
+
+class Worker:
+    """One rank: its process, its output and, in the end, its exit."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], streams: Tuple[Stream, ...]) -> None:
+        self.rank = rank
+        self.process = process
+        self.streams = streams
+        self.exit: Optional[Exit] = None
+
+    def look(self, seen: int, stopped: bool) -> bool:
+        """Return whether it has ended since the last look.
+
+        It stays a zombie until the job ends, so that its pid keeps its meaning.
+        """
+        if self.exit is not None:
+            return False
+        result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return False
+        code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        self.exit = Exit(self.rank, self.process.pid, code, seen, stopped)
+        return True
+
+
+class HostAgent:
+    """The ranks of one host, from their start to their end. Used once, by the main thread (signals and parent death
+    hang on it). ``sinks`` are where their output and their errors go, unless to files.
+    """
+
+    scratch: Optional[Path] = None  #: a directory to be removed if this process is killed
+
+    def __init__(self, config: RunConfig, sinks: Tuple[Outlet, Outlet]) -> None:
+        self._config = config
+        self._workers: List[Worker] = []
+        self._sinks = sinks
+        self._reading: List[Stream] = []
+        self._looks = 0
+        self._orphans_seen = 0.0  # when they were last looked for
+        self._stop_signal = 0  # why we were told to stop
+        self._plan: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
+        self._stopping = False  # a signal has been sent to the ranks: how they end says nothing any more
+
+    def run_ranks(self, begin: Callable[[], Sequence[Identity]], meeting_point: Tuple[str, int]) -> None:
+        """Start the ranks that ``begin`` returns, return when they and all that they left behind have ended.
+
+        ``meeting_point``: an address of rank 0's host and a port that is kept there, for libraries with a rendezvous
+        of their own.
+        """
+        self._meeting_point = meeting_point
+        self._guard = Guard(self.scratch)
+        adopt_orphans()
+        self._woken, restore = catch_signals()
+        try:
+            self._start(begin())
+            self.started()
+            while any(worker.exit is None for worker in self._workers):
+                self._turn(self._plan[0][0] if self._plan else None)
+            self._end_leftovers()
+            self._last_output()
+        finally:
+            self._send(signal.SIGKILL)
+            for worker in self._workers:
+                worker.process.wait()
+                for stream in worker.streams:
+                    stream.close()
+            self._guard.dismiss()
+            restore()
+
+    # What the two kinds of agents do differently.
+
+    def started(self) -> None:
+        """All ranks have been started; from now on there may be threads."""
+
+    def ended(self, worker: Worker) -> None:
+        """A rank has ended, and its pipes may still hold output."""
+
+    def others(self) -> Handlers:
+        """Return what else to wait for: by descriptor, the events of poll(2), and what to do then."""
+        return {}
+
+    def say(self, text: str) -> None:
+        """Tell the user, if he wants to know."""
+
+    def _start(self, ranks: Sequence[Identity]) -> None:
+        config = self._config
+        if config.output_dir is not None:
+            os.makedirs(config.output_dir, exist_ok=True)
+        threads = threads_of_ranks(config, ranks[0].local_size, os.environ)
+        if threads:
+            self.say(f"{' '.join(f'{name}={count}' for name, count in threads.items())} in every rank")
+        in_child = die_with_parent()
+        base = {**os.environ, **meeting_point(*self._meeting_point, os.environ)}
+        for identity in ranks:
+            rank = identity.rank
+            try:
+                process = subprocess.Popen(
+                    config.command,
+                    env=rank_environ(config, identity, base),
+                    stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=in_child,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise ResourceError(
+                    error.errno, f"rank {rank} cannot be started as {config.command[0]}: {error}"
+                ) from error
+            self._guard.add(process.pid)
+            self._workers.append(Worker(rank, process, self._streams(rank, process)))
+            self.say(f"rank {rank} is pid {process.pid}")
+
+    def _streams(self, rank: int, process: subprocess.Popen[bytes]) -> Tuple[Stream, ...]:
+        config = self._config
+        streams: List[Stream] = []
+        for pipe, sink, ending in zip((process.stdout, process.stderr), self._sinks, ("out", "err")):
+            assert pipe is not None  # both were asked for
+            if config.output_dir is not None:
+                streams.append(FileStream(pipe, os.path.join(config.output_dir, f"rank.{rank}.{ending}")))
+            else:
+                prefix = prefix_of(rank, config.num_proc) if config.prefix else b""
+                streams.append(Stream(pipe, sink, prefix, config.timestamps))
+        self._reading += streams
+        return tuple(streams)
+
+    def _turn(self, until: Optional[float]) -> None:
+        """Wait for something to do, at most ``until``, and do it."""
+        handlers = {self._woken.fileno(): (select.POLLIN, lambda: None), **self.others()}
+        for stream in self._reading:
+            if stream.sink is None or stream.sink.backlog < BACKLOG_LIMIT:
+                handlers[stream.fileno()] = (select.POLLIN, partial(self._pump, stream))
+        for sink in self._sinks:
+            if sink.waiting:
+                handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
+        wait_once(handlers, until)
+        numbers = drain(self._woken)
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self.stop(number)
+        if signal.SIGCHLD in numbers:
+            self._look()
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            self._look()  # who ended before the signal has ended by itself
+            self._send(self._plan.pop(0)[1])
+
+    def _pump(self, stream: Stream) -> None:
+        if not stream.pump():
+            self._reading.remove(stream)
+
+    def _write(self, sink: Outlet) -> None:
+        if not sink.write_some():
+            self.stop(signal.SIGPIPE)  # nobody reads our output any more
+
+    def _look(self) -> None:
+        """Find out which ranks have ended."""
+        self._looks += 1
+        now = time.monotonic()
+        ended = [worker for worker in self._workers if worker.look(self._looks, self._stopping)]
+        for worker in ended:
+            self.say(f"{worker.exit}")
+            self.ended(worker)
+            if worker.exit is not None and worker.exit.failed and not self._plan and not self._stopping:
+                self._plan = [(now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
+        if not ended and now > self._orphans_seen + 1.0:  # looking for them is not free
+            self._orphans_seen = now
+            self._orphans()
+
+    def stop(self, number: int) -> None:
+        """Somebody wants the ranks to stop: pass that on, and insist. Told twice, stop at once."""
+        now = time.monotonic()
+        if self._stop_signal:
+            self._plan = [(now, signal.SIGKILL)]
+        else:
+            self._stop_signal = number
+            first = signal.SIGTERM if number == signal.SIGPIPE else number
+            self._plan = [(now, first), (now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
+
+    def _send(self, number: int) -> None:
+        """Send a signal to all ranks and to what they started. A pid stays a rank's until ``run`` waits for it."""
+        self._stopping = True
+        for worker in self._workers:
+            signal_group(worker.process.pid, number)
+            if number != signal.SIGKILL:
+                signal_group(worker.process.pid, signal.SIGCONT)  # a stopped process would not hear it
+
+    def _orphans(self) -> List[int]:
+        """Return the living processes that ranks left behind; the dead ones are waited for."""
+        known = {worker.process.pid for worker in self._workers} | {self._guard.pid}
+        alive = []
+        for pid, state in children().items():
+            if pid not in known:
+                if state == "Z":
+                    os.waitpid(pid, 0)
+                else:
+                    alive.append(pid)
+        return alive
+
+    def _end_leftovers(self) -> None:
+        """All ranks have ended: end what they left behind, politely if the job went well."""
+        begin = time.monotonic()
+        politely = not self._stopping
+        orphans = self._orphans()
+        while orphans:
+            now = time.monotonic()
+            if now > begin + 4 * GRACE:
+                self.say(f"processes {orphans} cannot be killed")
+                return
+            number = signal.SIGTERM if politely and now < begin + GRACE else signal.SIGKILL
+            for pid in orphans:
+                os.kill(pid, number)  # our own child, not waited for: the pid cannot be anybody else's
+            self._send(number)
+            self._turn(now + 0.02)
+            orphans = self._orphans()
+
+    def _last_output(self) -> None:
+        """Forward what is still in the pipes, and wait for who reads it; not for long if told to stop."""
+        end = time.monotonic() + LAST_OUTPUT
+        while self._reading and time.monotonic() < end:
+            self._turn(end)
+            if not self._stop_signal and any(sink.backlog >= BACKLOG_LIMIT for sink in self._sinks):
+                end = time.monotonic() + LAST_OUTPUT
+        for worker in self._workers:
+            for stream in worker.streams:
+                stream.close()
+        self._reading = []
+        while any(sink.backlog for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
+            self._turn(end if self._stop_signal else None)

@@ -1,0 +1,236 @@
+"""Kubernetes, as a text: ``ddlrun --launcher k8s --dry-run`` prints a manifest, ``kubectl apply -f -`` does the rest.
+
+The pods are those of one Indexed Job, by itself or inside a JobSet. All of them run the same command,
+``ddlrun --launcher pods`` (ddl/launch/pods.py), so no pod needs ssh or leave to talk to Kubernetes. What they must agree
+on stands here: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a Secret.
+
+Nothing here does I/O; options are checked here, since only here is known what Kubernetes lets pass.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ddl._version import __version__
+from ddl.errors import ConfigError
+from ddl.launch.config import PodJob, RunConfig
+from ddl.launch.rank_environ import THREADS
+from ddl.launch.yaml import Value, document
+from ddl.store.address import format_address
+
+__all__ = ["KINDS", "OPTIONS", "PORT", "head", "manifest", "pod_job"]
+
+KINDS = ("job", "jobset")
+PORT = 20170  #: where pod 0 listens: below the ports that the kernel gives to outgoing connections
+START_TIMEOUT = 600  #: seconds, unless the user says otherwise: one pod pulls the image while others wait
+_WORKER = "worker"  # the name of the Job inside a JobSet
+_SECRET_KEY = "secret"
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
+_RESOURCE = re.compile(r"(?:[a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", re.ASCII)
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE][+-]?\d{1,2})?", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_.-][\w.-]*", re.ASCII)
+
+#: ddlrun's options that are for this launcher, as ``ArgumentParser.add_argument`` takes them.
+OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
+    (("--image",), {"metavar": "IMAGE", "help": "k8s: the container image, with Python, DDL and the program in it"}),
+    (("--kind",), {"metavar": "KIND", "help": "k8s: job (an Indexed Job; the default) or jobset"}),
+    (("--job-name",), {"metavar": "NAME", "help": "k8s: the name of all that is made; without: ddl"}),
+    (("--namespace",), {"metavar": "NAME", "help": "k8s: without: that of whoever applies the manifest"}),
+    (
+        ("--limits",),
+        {"metavar": "NAME=QUANTITY,...", "help": "k8s: requests and limits of each pod, as cpu=4,memory=8Gi"},
+    ),
+)
+
+
+def pod_job(given: Mapping[str, Optional[str]], pods: int) -> PodJob:
+    """Return what the options (by name, without dashes) say. ConfigError names what Kubernetes would refuse."""
+    image = given.get("image") or ""
+    if not re.fullmatch(r"\S+", image):
+        raise ConfigError(
+            "--launcher k8s needs the container image that the pods run: --image registry/name:tag; "
+            "Python, DDL and the program must be in it"
+        )
+    kind = given.get("kind") or KINDS[0]
+    if kind not in KINDS:
+        raise ConfigError(f"--kind {kind}: there is none of that name; choose one of {', '.join(KINDS)}")
+    job = PodJob(image, kind, _name(given.get("job_name") or "ddl"), given.get("namespace") or "", ())
+    last = f"{_pod_prefix(job)}-{pods - 1}"
+    if len(last) > 63:
+        raise ConfigError(
+            f"--job-name {job.name}: the last pod's host name would be {last}, {len(last)} characters of at most 63; "
+            "take a shorter name"
+        )
+    if job.namespace and not _LABEL.fullmatch(job.namespace):
+        raise ConfigError(f"--namespace {job.namespace}: it must be lower-case letters, digits and hyphens")
+    return PodJob(image, kind, job.name, job.namespace, _limits(given.get("limits")))
+
+
+def _name(text: str) -> str:
+    if not _LABEL.fullmatch(text) or text[0].isdigit():  # a Service may not begin with a digit
+        raise ConfigError(
+            f"--job-name {text}: it must be lower-case letters, digits and hyphens, and begin with a letter"
+        )
+    return text
+
+
+def _limits(text: Optional[str]) -> Tuple[Tuple[str, str], ...]:
+    limits: Dict[str, str] = {}
+    for entry in [] if text is None else text.split(","):
+        name, _, quantity = entry.strip().partition("=")
+        if not _RESOURCE.fullmatch(name) or not _QUANTITY.fullmatch(quantity):
+            raise ConfigError(
+                f"--limits {entry}: write NAME=QUANTITY, with a quantity as Kubernetes reads it: cpu=4, cpu=500m, "
+                "memory=8Gi, nvidia.com/gpu=1"
+            )
+        if name in limits:
+            raise ConfigError(f"--limits {text}: {name} stands there twice")
+        limits[name] = quantity
+    return tuple(limits.items())
+
+
+def _pod_prefix(job: PodJob) -> str:
+    """Return what comes before ``-0`` in the host name of pod 0: the name of the Job that it is part of."""
+    return job.name if job.kind == "job" else f"{job.name}-{_WORKER}-0"
+
+
+def head(job: PodJob) -> str:
+    """Return where the pods find pod 0: its name as the headless Service (or JobSet's) makes it known, and the port."""
+    return format_address(f"{_pod_prefix(job)}-0.{job.name}", PORT)
+
+
+def manifest(config: RunConfig, secret: bytes) -> str:
+    """Return the documents that make Kubernetes run ``config`` (which has a ``pod_job`` and a placement)."""
+    job = config.pod_job
+    assert job is not None and config.placement is not None
+    pods = len(config.placement.hosts)
+    of = (f"-n {job.namespace} " if job.namespace else "") + f"-l app.kubernetes.io/instance={job.name}"
+    service = "" if job.kind == "jobset" else ",service"
+    said = (
+        f"Made by ddlrun {__version__}: {config.num_proc} ranks in {pods} pods of {job.image}.\n"
+        "The job's secret stands below: who knows it can join the job. Do not put this text where others read it.\n"
+        "output:    kubectl logs -f --tail=-1 " + of + ",batch.kubernetes.io/job-completion-index=0\n"
+        f"clean up:  kubectl delete {job.kind}{service},secret {of}"
+    )
+    documents = [document(_secret(job, secret), said)]
+    if job.kind == "job":
+        documents.append(document(_service(job), "gives each pod a name that the others can look up"))
+        documents.append(document(_job(config, job)))
+    else:
+        documents.append(document(_job_set(config, job)))
+    return "---\n".join(documents)
+
+
+def _labels(job: PodJob) -> Dict[str, Value]:
+    return {"app.kubernetes.io/name": "ddlrun", "app.kubernetes.io/instance": job.name}
+
+
+def _metadata(job: PodJob) -> Dict[str, Value]:
+    namespace: Dict[str, Value] = {"namespace": job.namespace} if job.namespace else {}
+    return {"name": job.name, **namespace, "labels": _labels(job)}
+
+
+def _secret(job: PodJob, secret: bytes) -> Dict[str, Value]:
+    data: Dict[str, Value] = {_SECRET_KEY: secret.hex()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job), "type": "Opaque", "stringData": data}
+
+
+def _service(job: PodJob) -> Dict[str, Value]:
+    spec: Dict[str, Value] = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _labels(job),
+        "ports": [{"name": "ddlrun", "port": PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job), "spec": spec}
+
+
+def _job(config: RunConfig, job: PodJob) -> Dict[str, Value]:
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": _job_spec(config, job)}
+
+
+def _job_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
+    assert config.placement is not None
+    pods = len(config.placement.hosts)
+    return {
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods,
+        # Ranks cannot go on without one of them, and a pod that comes later finds nobody: one failure is the job's.
+        "backoffLimit": 0,
+        "template": {"metadata": {"labels": _labels(job)}, "spec": _pod_spec(config, job)},
+    }
+
+
+def _job_set(config: RunConfig, job: PodJob) -> Dict[str, Value]:
+    spec: Dict[str, Value] = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": job.name},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [{"name": _WORKER, "replicas": 1, "template": {"spec": _job_spec(config, job)}}],
+    }
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}
+
+
+def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
+    limits: Dict[str, Value] = dict(job.limits)
+    resources: Dict[str, Value] = {"resources": {"requests": limits, "limits": limits}} if limits else {}
+    # JobSet gives its pods the subdomain itself.
+    subdomain: Dict[str, Value] = {"subdomain": job.name} if job.kind == "job" else {}
+    return {
+        **subdomain,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,  # nobody in there talks to Kubernetes
+        "enableServiceLinks": False,  # variables named after other people's services: DDL_PORT for one called ddl
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "ddlrun",
+                "image": job.image,
+                "command": [_literal(word) for word in _command(config, job)],
+                "env": _environ(config, job),
+                **resources,
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+
+
+def _command(config: RunConfig, job: PodJob) -> List[str]:
+    assert config.placement is not None
+    words = ["ddlrun", "-np", str(config.num_proc), "--pods", str(len(config.placement.hosts)), "--launcher", "pods"]
+    words += ["--head", head(job)]
+    words += ["--network-interface", config.interface] if config.interface else []
+    words += ["--output-dir", config.output_dir] if config.output_dir is not None else []
+    words += [] if config.prefix else ["--no-prefix"]
+    words += ["--verbose"] if config.verbose else []
+    words += ["--"] if config.command[0].startswith("-") else []
+    return [*words, *config.command]
+
+
+def _environ(config: RunConfig, job: PodJob) -> List[Value]:
+    assert config.placement is not None
+    variables = {"DDL_START_TIMEOUT": str(START_TIMEOUT)}
+    cores = dict(job.limits).get("cpu")
+    if cores is not None:  # a limit is not seen from inside: a rank would take a thread for each core of the node
+        share = math.floor(_number(cores) / max(map(len, config.placement.ranks)))
+        variables.update(dict.fromkeys(THREADS, str(max(1, share))))
+    variables.update(config.environ)
+    for name in variables:
+        if name == "DDL_SECRET" or not _VARIABLE.fullmatch(name):
+            reason = "the pods take it from the Secret" if name == "DDL_SECRET" else "Kubernetes allows no such name"
+            raise ConfigError(f"--env {name}: {reason}; leave it out")
+    reference: Value = {"secretKeyRef": {"name": job.name, "key": _SECRET_KEY}}
+    secret: Value = {"name": "DDL_SECRET", "valueFrom": reference}
+    return [secret, *({"name": name, "value": _literal(value)} for name, value in variables.items())]
+
+
+def _number(quantity: str) -> float:
+    """Return a quantity of processors, 4 or 500m, as a number."""
+    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity.rstrip("kKMGTPEi"))
+
+
+def _literal(text: str) -> str:
+    """Return what Kubernetes makes ``text`` again: it replaces $(NAME), and $$ by $, in commands and in values."""
+    return re.sub(r"\$(?=[$(])", "$$", text)

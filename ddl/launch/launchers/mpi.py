@@ -1,0 +1,54 @@
+"""Open MPI's or MPICH's ``mpiexec``, as it is found: it starts one agent per host, and MPI plays no further part.
+
+The invitation goes through the environment, which both send over connections of their own and never put on a command
+line. Open MPI must be told which variables to send; it would also bind each agent, and all its ranks, to one core.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import List, Mapping, Tuple
+
+from ddl.errors import ConfigError
+from ddl.launch.control import INVITATION
+from ddl.launch.launchers import Start
+from ddl.launch.placement import Placement
+
+__all__ = ["starts"]
+
+_AGENT = (sys.executable, "-m", "ddl.launch.remote")
+
+
+def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:
+    """Return what starts the agents. ConfigError if there is no ``mpiexec``, or one that is not known."""
+    path = shutil.which("mpiexec", path=environ.get("PATH", os.defpath))
+    if path is None:
+        raise ConfigError(
+            "there is no mpiexec on the PATH; install Open MPI or MPICH, or choose --launcher ssh or slurm"
+        )
+    hosts = [host.strip("[]") for host in placement.hosts]
+    flavour = _flavour(path)
+    if flavour == "mpich":
+        arguments: Tuple[str, ...] = ("-launcher", "ssh", "-hosts", ",".join(hosts), "-ppn", "1")
+    else:
+        arguments = ("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "--bind-to", "none")
+        arguments += ("-x", INVITATION)
+        arguments += ("-x", "PYTHONPATH") if environ.get("PYTHONPATH") else ()
+        arguments += ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+    command = (path, *arguments, "-n", str(len(hosts)), *_AGENT)
+    return [Start(tuple(range(len(hosts))), command, None, False, "mpiexec")]
+
+
+def _flavour(path: str) -> str:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{path} --version does not work: {error}") from error
+    if "HYDRA" in said:
+        return "mpich"
+    if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
+        return "openmpi"
+    raise ConfigError(f"{path} is neither Open MPI's nor MPICH's (it says {said[:80]!r}); choose --launcher ssh")

@@ -1,0 +1,47 @@
+"""OpenSSH: one ``ssh`` per host, without a password and without a terminal; this machine's own agent needs none."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from typing import List, Mapping, Sequence, Tuple
+
+from ddl.errors import ConfigError
+from ddl.launch.hosts import bare_name
+from ddl.launch.launchers import Start
+from ddl.launch.placement import Placement
+from ddl.store.interfaces import is_local
+
+__all__ = ["starts"]
+
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+
+
+def starts(placement: Placement, environ: Mapping[str, str], options: Sequence[str] = ()) -> List[Start]:
+    """Return what starts the agents; ``options`` are more words for ssh. ConfigError if there is no ssh."""
+    found = []
+    for number, host in enumerate(placement.hosts):
+        if is_local(bare_name(host)):
+            command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.remote")
+        else:
+            command = (_ssh(environ), *_OPTIONS, *options, host.strip("[]"), _remote_command(environ))
+        found.append(Start((number,), command, number, True, host))
+    return found
+
+
+def _ssh(environ: Mapping[str, str]) -> str:
+    path = shutil.which("ssh", path=environ.get("PATH", os.defpath))
+    if path is None:
+        raise ConfigError("there is no ssh on the PATH; install openssh-client, or choose another --launcher")
+    return path
+
+
+def _remote_command(environ: Mapping[str, str]) -> str:
+    """Return what the shell on the other side, whichever it is, runs: the same Python, found by its path."""
+    words = ["exec"]
+    if environ.get("PYTHONPATH"):
+        words += ["env", f"PYTHONPATH={environ['PYTHONPATH']}"]
+    words += [sys.executable, "-m", "ddl.launch.remote"]
+    return " ".join(shlex.quote(word) for word in words)

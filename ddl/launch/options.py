@@ -1,0 +1,197 @@
+"""ddlrun's options, in the groups in which ``ddlrun --help`` shows them: the ten that most jobs need come first."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from typing import Any, Dict, NoReturn, Sequence, Tuple
+
+from ddl._version import __version__
+from ddl.bootstrap.environ import describe
+from ddl.errors import ConfigError
+from ddl.launch.launchers import k8s
+
+__all__ = ["OPTIONS", "USAGE", "parser", "takes_value"]
+
+USAGE = "ddlrun -np N [options] program [argument ...]"
+_WIDTH = 100  # columns of the help
+
+_Option = Tuple[Tuple[str, ...], Dict[str, Any]]
+
+
+class _CheckBuild(argparse.Action):
+    """In a process of its own: ddlrun itself has neither numpy nor the core."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, *_: object) -> NoReturn:
+        sys.exit(subprocess.run([sys.executable, "-m", "ddl.tools.build_check"], check=False).returncode)
+
+
+_NO_VALUE = ("store_true", "help", "version", _CheckBuild)
+
+_USUAL: Tuple[_Option, ...] = (
+    (("-np", "-n", "--num-proc"), {"metavar": "N", "help": "how many ranks to start; without: all slots"}),
+    (
+        ("-H", "--host", "--hosts"),
+        {
+            "metavar": "HOST[:SLOTS],...",
+            "dest": "hosts",
+            "help": "hosts to run on, and how many ranks each; without: this machine",
+        },
+    ),
+    (
+        ("--hostfile", "--machinefile"),
+        {"metavar": "FILE", "dest": "hostfile", "help": "the same from a file, one 'host slots=N' per line"},
+    ),
+    (
+        ("--env",),
+        {
+            "metavar": "NAME[=VALUE]",
+            "action": "append",
+            "default": [],
+            "help": "set a variable in every rank; without =VALUE, pass on ddlrun's own; repeatable",
+        },
+    ),
+    (
+        ("--timeout",),
+        {"metavar": "SECONDS", "help": "let an operation take so long before it fails (sets DDL_TIMEOUT)"},
+    ),
+    (
+        ("--start-timeout",),
+        {"metavar": "SECONDS", "help": "let ranks wait so long for the others at start (sets DDL_START_TIMEOUT)"},
+    ),
+    (("--output-dir",), {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err instead of printing"}),
+    (
+        ("--dry-run",),
+        {
+            "action": "store_true",
+            "help": "print what would be started, where and with which environment, and start nothing; "
+            "with --launcher k8s: print the manifest",
+        },
+    ),
+    (("-v", "--verbose"), {"action": "store_true", "help": "say on stderr what ddlrun does"}),
+    (("-h", "--help"), {"action": "help", "help": "show this and exit"}),
+)
+
+_HOSTS: Tuple[_Option, ...] = (
+    (
+        ("--launcher",),
+        {
+            "metavar": "NAME",
+            "default": "auto",
+            "help": "how to reach other hosts: ssh, mpi or slurm; without: slurm in an allocation, else ssh; "
+            "k8s prints a manifest for Kubernetes, and its pods run with pods",
+        },
+    ),
+    (
+        ("--network-interface", "--network-interfaces"),
+        {
+            "metavar": "NAME|CIDR,...",
+            "dest": "interface",
+            "action": "append",
+            "default": [],
+            "help": "interfaces for data on every host, as eth1 or 10.1.0.0/16; without: all networks that join hosts",
+        },
+    ),
+    (("-p", "--ssh-port"), {"metavar": "PORT", "help": "ssh: the port of the other hosts"}),
+    (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "ssh: the key to use"}),
+    (("--tcp",), {"action": "store_true", "help": "use TCP between hosts, as DDL always does"}),
+)
+
+_LAYOUT: Tuple[_Option, ...] = (
+    (
+        ("-m", "--mode"),
+        {
+            "metavar": "[L:]SIZES",
+            "dest": "mode",
+            "default": "",
+            "help": "dimensions, innermost first, as 4x8x2; L: p: measures algorithms at the start, r: forces rings",
+        },
+    ),
+    (
+        ("-rf", "--rankfile"),
+        {"metavar": "FILE", "dest": "rankfile", "help": "which rank on which host: lines 'rank N=HOST slot=S'"},
+    ),
+    (("--accelerators",), {"metavar": "N", "help": "ranks on each host, whatever slots it has"}),
+    (("--nodes",), {"metavar": "N", "help": "hosts in each rack; nodes x racks x aisles are all hosts"}),
+    (("--racks",), {"metavar": "N", "help": "racks in each aisle"}),
+    (("--aisles",), {"metavar": "N", "help": "aisles"}),
+)
+
+_OUTPUT: Tuple[_Option, ...] = (
+    (("--no-prefix",), {"action": "store_true", "help": 'do not put "[rank] " before each line'}),
+    (("--prefix-timestamp",), {"action": "store_true", "help": "put the time before each line"}),
+)
+
+_OTHER: Tuple[_Option, ...] = (
+    (
+        ("--config-file",),
+        {"metavar": "FILE", "help": "take options from a TOML file, as np = 8; these here beat it"},
+    ),
+    (("-cb", "--check-build"), {"action": _CheckBuild, "help": "try whether this installation works and exit"}),
+    (("--version",), {"action": "version", "version": f"ddlrun {__version__}", "help": "show the version and exit"}),
+)
+
+_KUBERNETES: Tuple[_Option, ...] = (
+    (("--pods",), {"metavar": "N", "help": "k8s, pods: how many pods share the ranks; without: one"}),
+    (("--head",), {"metavar": "NAME:PORT", "help": "pods: where pod 0 is found; the manifest says it"}),
+    *k8s.OPTIONS,
+)
+
+_GROUPS: Tuple[Tuple[str, Tuple[_Option, ...]], ...] = (
+    ("usual options", _USUAL),
+    ("other hosts", _HOSTS),
+    ("layout of the ranks", _LAYOUT),
+    ("output", _OUTPUT),
+    ("more", _OTHER),
+    ("Kubernetes", _KUBERNETES),
+)
+
+OPTIONS: Tuple[_Option, ...] = tuple(option for _, options in _GROUPS for option in options)
+
+
+def takes_value(keywords: Dict[str, Any]) -> bool:
+    """Return whether an option of ``OPTIONS`` with these keywords has a value."""
+    return keywords.get("action") not in _NO_VALUE
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """As wide as it needs to be, and no wider than any terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=_WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """``-np, -n, --num-proc N``: the value once, not behind every spelling."""
+        default = action.dest.upper()
+        value = "" if action.nargs == 0 else f" {self._format_args(action, default)}"
+        return ", ".join(action.option_strings) + value
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ddlrun's own options, of which ``error`` raises ConfigError."""
+    own_options = _Parser(
+        prog="ddlrun",
+        usage=USAGE,
+        description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program\n"
+        "that ends in .py runs with this Python. The first rank that fails ends the job; ddlrun exits with\n"
+        "its status.",
+        epilog="The options of horovodrun are understood as well: docs/from_horovod.md\n\n"
+        "variables that DDL reads in every rank, with their defaults:\n\n" + describe(_WIDTH),
+        formatter_class=_Help,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    for title, options in _GROUPS:
+        group = own_options.add_argument_group(title)
+        for names, keywords in options:
+            group.add_argument(*names, **keywords)
+    return own_options

@@ -1,0 +1,201 @@
+"""From the ranks' pipes to the terminal or to files: whole lines, each with its rank's prefix.
+
+Used by one thread, agent.py's loop, which must never wait for whoever reads ddlrun's output: a ``Sink`` queues,
+and writes only as much as its descriptor takes at once. A line may end in a carriage return, so progress bars keep
+moving.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import stat
+import time
+from typing import IO, Deque, List, Optional, Protocol
+
+from ddl.launch.tail import for_report
+
+__all__ = ["BACKLOG_LIMIT", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
+
+BACKLOG_LIMIT = 1 << 20  #: bytes in a sink's queue above which nothing more should be read for it
+LONGEST_LINE = 64 << 10  #: bytes; what is longer is cut into several lines
+TAIL_LINES = 100  # kept, of which a report shows some
+_TAIL_WIDTH = 2000  # bytes kept of each line of the tail
+_ERASE = b"\x1b[K"  # erases from the cursor to the end of the line
+_ENDING = re.compile(rb"\r\n|\n|\r")
+
+
+def prefix_of(rank: int, size: int) -> bytes:
+    """Return ``[rank] ``, as wide for every rank of the job."""
+    return f"[{rank:>{len(str(size - 1))}}] ".encode()
+
+
+def _now() -> bytes:
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} ".encode()
+
+
+class Outlet(Protocol):
+    """Where lines go: a descriptor of this process (``Sink``), or ddlrun on another host (remote.py)."""
+
+    fd: int  #: to poll while ``waiting``
+    backlog: int  #: bytes that are on their way
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``write_some`` has something to do."""
+
+    def put(self, data: bytes, source: object) -> None:
+        """Take whole lines of one source."""
+
+    def write_some(self) -> bool:
+        """Pass on what can be passed on at once; return False if nobody takes it any more."""
+
+
+class Sink:
+    """A descriptor that is written to without ever blocking, as long as ``write_some`` follows a POLLOUT."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.backlog = 0
+        self.terminal = os.isatty(fd)
+        self.last: object = None  #: the source of the last lines
+        self._broken = False
+        self._queue: Deque[bytes] = collections.deque()
+        # A pipe that polls as writable takes PIPE_BUF bytes without blocking; a file takes anything.
+        self._at_once = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else 4096
+        self._returned: Optional[object] = None  # whose line stands where the next will be written over it
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``write_some`` has something to do."""
+        return self.backlog > 0
+
+    def put(self, data: bytes, source: object) -> None:
+        """Queue whole lines of one source."""
+        if self._broken:
+            return
+        if self.terminal and self._returned not in (None, source):
+            data = _ERASE + data  # else the rest of another rank's progress bar would show behind this line
+        self._returned = source if data.endswith(b"\r") else None
+        self.last = source
+        self._queue.append(data)
+        self.backlog += len(data)
+
+    def write_some(self) -> bool:
+        """Write what the descriptor takes at once; return False if nobody reads it any more."""
+        try:
+            written = os.write(self.fd, memoryview(self._queue[0])[: self._at_once])
+        except BrokenPipeError:
+            self._broken = True
+            self._queue.clear()
+            self.backlog = 0
+            return False
+        self.backlog -= written
+        rest = self._queue.popleft()[written:]
+        if rest:
+            self._queue.appendleft(rest)
+        return True
+
+
+class _Lines:
+    """Cuts bytes into lines with a prefix and remembers the last ones. What is no text passes through unchanged."""
+
+    def __init__(self, prefix: bytes, timestamps: bool) -> None:
+        self._prefix = prefix
+        self._timestamps = timestamps
+        self._rest = b""
+        self._returned = False  # the last byte was a carriage return: a newline may still belong to it
+        self._bar = False  # the last line kept is a progress bar: the next one takes its place
+        self.tail: Deque[bytes] = collections.deque(maxlen=TAIL_LINES)
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that are complete now."""
+        out = []
+        if self._returned and data[:1] == b"\n":  # "\r\n" fell apart between two reads
+            out.append(b"\n")
+            data = data[1:]
+            self._bar = False
+        self._returned = data[-1:] == b"\r"
+        start = 0
+        for ending in _ENDING.finditer(data):
+            text = self._rest + data[start : ending.start()]
+            start, self._rest = ending.end(), b""
+            if text or ending[0] != b"\r":  # a bar that begins by returning is no empty line
+                out.append(self._line(text, ending[0]))
+        self._rest += data[start:]
+        while len(self._rest) >= LONGEST_LINE:
+            out.append(self._line(self._rest[:LONGEST_LINE], b"\n"))
+            self._rest = self._rest[LONGEST_LINE:]
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        """Return the last line if it had no ending; now it has one."""
+        rest, self._rest = self._rest, b""
+        return self._line(rest, b"\n") if rest else b""
+
+    def _line(self, text: bytes, ending: bytes) -> bytes:
+        if self._bar and self.tail:
+            self.tail.pop()
+        self.tail.append(text[:_TAIL_WIDTH])
+        self._bar = ending == b"\r"
+        return (_now() if self._timestamps else b"") + self._prefix + text + ending
+
+
+class Stream:
+    """One output pipe of a rank on its way to a sink. ``close`` is idempotent."""
+
+    def __init__(self, pipe: IO[bytes], sink: Outlet, prefix: bytes, timestamps: bool = False) -> None:
+        self._pipe = pipe
+        self.sink: Optional[Outlet] = sink
+        self._lines = _Lines(prefix, timestamps)
+
+    @property
+    def tail(self) -> List[str]:
+        """The last lines, as a report shows them."""
+        return for_report([line.decode(errors="replace") for line in self._lines.tail])
+
+    def fileno(self) -> int:
+        """The descriptor to poll for reading."""
+        return self._pipe.fileno()
+
+    def pump(self) -> bool:
+        """Read what is there and pass it on; return False at the end. Call it when the pipe is readable."""
+        data = os.read(self.fileno(), 1 << 16)
+        self._pass_on(self._lines.feed(data) if data else self._lines.finish(), data)
+        return bool(data)
+
+    def add(self, line: bytes) -> None:
+        """Pass on a line that is not the rank's own."""
+        self._pass_on(line, line)
+
+    def close(self) -> None:
+        """Pass on what had no line ending, and close the pipe."""
+        if not self._pipe.closed:
+            self._pass_on(self._lines.finish(), b"")
+            self._pipe.close()
+
+    def _pass_on(self, lines: bytes, data: bytes) -> None:
+        if lines and self.sink is not None:
+            self.sink.put(lines, self)
+
+
+class FileStream(Stream):
+    """One output pipe of a rank on its way to a file of its own, byte by byte."""
+
+    def __init__(self, pipe: IO[bytes], path: str) -> None:
+        self._pipe = pipe
+        self.sink = None
+        self._lines = _Lines(b"", False)  # for the tail
+        self._file = open(path, "wb", buffering=0)
+
+    def close(self) -> None:
+        """Close the pipe and the file."""
+        super().close()
+        self._file.close()
+
+    def _pass_on(self, lines: bytes, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]

@@ -1,0 +1,115 @@
+"""ddlrun in the pods of a Kubernetes Job: each runs the same ``ddlrun --launcher pods …``, and none needs ssh.
+
+Pod 0 is the head: it runs the job as ``ClusterJob`` does anywhere, but starts an agent for itself alone and waits for
+those of the others to call. Every other pod is such an agent. They have agreed beforehand, by the manifest of
+launchers/k8s.py, on pod 0's name and port (``--head``) and on the secret (DDL_SECRET); JOB_COMPLETION_INDEX, which
+Kubernetes sets, is the pod's number. Anything else that does the same for its processes may use this, too.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+from typing import MutableMapping, Optional, Tuple
+
+from ddl.bootstrap.environ import Settings
+from ddl.errors import ConfigError, RendezvousError
+from ddl.launch import remote
+from ddl.launch.cluster import ClusterJob
+from ddl.launch.config import RunConfig
+from ddl.launch.control import Entrance, Invitation
+from ddl.launch.hosts import Host
+from ddl.launch.launchers import Start
+from ddl.launch.placement import Placement
+from ddl.store.address import format_address, parse_address
+from ddl.store.auth import MINIMUM_SECRET
+from ddl.store.watch import AgentClient
+
+__all__ = ["NUMBER", "hosts", "run"]
+
+NUMBER = "JOB_COMPLETION_INDEX"
+_SECRET = "DDL_SECRET"
+_PAUSE = 0.5  # seconds between two attempts; a name server is asked each time
+_ATTEMPT = 10.0  # seconds after which the name is looked up again: it may have meant a pod of an earlier attempt
+
+
+def hosts(head: str, count: int) -> Tuple[Host, ...]:
+    """Return the pods as hosts, called as Kubernetes calls them: digits-0, digits-1, … for digits-0.digits:20170."""
+    try:
+        name = parse_address(head)[0].partition(".")[0]
+    except ValueError as error:
+        raise ConfigError(f"--head {head}: it must be the name and port of pod 0, as digits-0.digits:20170") from error
+    prefix = name[:-2] if name.endswith("-0") else name
+    return tuple(Host(f"{prefix}-{number}") for number in range(count))
+
+
+def run(config: RunConfig, placement: Placement, environ: MutableMapping[str, str]) -> int:
+    """Be one pod of the job; return its exit status. The secret is taken out of ``environ``.
+
+    Otherwise it would be among the variables that the head passes on, over connections that are not encrypted.
+    """
+    secret = _secret(environ.pop(_SECRET, ""))
+    number = _number(environ.get(NUMBER, ""), len(placement.hosts))
+    if number > 0:
+        patience = Settings.from_environ({**environ, **dict(config.environ)}).start_timeout
+        return _attend(config.head, secret, number, patience)
+    own = Start((0,), (sys.executable, "-m", "ddl.launch.remote"), 0, True, placement.hosts[0])
+    return ClusterJob(config, placement, [own], Entrance(parse_address(config.head)[1], secret)).run()
+
+
+def _secret(text: str) -> bytes:
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) < MINIMUM_SECRET:  # its value is not shown
+        raise ConfigError(
+            f"{_SECRET} {'is not set' if not text else 'does not hold a secret'}; --launcher pods needs the job's "
+            f"secret there, the same in all pods, at least {2 * MINIMUM_SECRET} hexadecimal digits"
+        )
+    return secret
+
+
+def _number(text: str, pods: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= pods:
+        raise ConfigError(
+            f"{NUMBER}={text!r}: it must be this pod's number, below --pods {pods}; Kubernetes sets it in the pods of "
+            "an Indexed Job, whose completions must be as many. To make such a Job: ddlrun --launcher k8s --dry-run"
+        )
+    return int(text)
+
+
+def _attend(head: str, secret: bytes, number: int, patience: float) -> int:
+    """Be the agent of pod ``number``."""
+    # The first process of a container ignores signals that it does not ask for. The ranks' agent will, later.
+    signal.signal(signal.SIGTERM, _leave)
+    with _call(head, secret, number, patience) as control:
+        return remote.attend(control, secret)
+
+
+def _leave(number: int, frame: Optional[FrameType]) -> None:
+    sys.exit(128 + number)
+
+
+def _call(head: str, secret: bytes, number: int, patience: float) -> AgentClient:
+    """Connect to pod 0, which may start minutes later, and whose name is not known before.
+
+    The ranks are given its address, not its name: hundreds of them at once would ask the name server.
+    """
+    name, port = parse_address(head)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            address = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+            attempt = max(0.1, min(_ATTEMPT, deadline - time.monotonic()))
+            return remote.call(Invitation(secret, (format_address(str(address), port),), number, attempt), number)
+        except (socket.gaierror, RendezvousError) as error:
+            if time.monotonic() + _PAUSE >= deadline:
+                raise RendezvousError(
+                    f"pod 0 was not reached at {head} within {patience:g} s (--start-timeout): {error}; has it been "
+                    "started (kubectl get pods), and is there a headless Service of that name for its pods?"
+                ) from error
+        time.sleep(_PAUSE)

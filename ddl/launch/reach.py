@@ -1,0 +1,145 @@
+"""Can addresses of other hosts be reached, and is it they who answer? Many connections at once, none for long.
+
+A ``TokenPort`` is a port at which a host is known by a token; ``connect_all`` knocks at those of others. Used before a job
+starts (run/preflight.py) and by ``ddl doctor``. Nothing here is fatal: what does not work is what was to be found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import Dict, Optional, Sequence, Tuple
+
+from ddl.store.shortage import PAUSE, shortage
+
+__all__ = ["TOKEN", "Attempt", "TokenPort", "Target", "connect_all"]
+
+TOKEN = 16  #: bytes by which a door is known
+_CONNECT_SECONDS = 3.5  #: two more tries of the kernel's, after 1 s and 3 s
+_IP_MTU = 14  # linux/in.h; the socket module lacks it
+_AT_ONCE = 200  #: connections under way at a time, well below any limit of descriptors
+
+
+class TokenPort:
+    """A port of ``address`` that greets everybody by ``token`` and hangs up. It lets nobody in."""
+
+    def __init__(self, address: str) -> None:
+        self.token = secrets.token_bytes(TOKEN)
+        self._socket = socket.create_server((address, 0), backlog=1024)
+        self._socket.setblocking(False)
+        self.address = address
+        self.port = int(self._socket.getsockname()[1])
+
+    def __enter__(self) -> TokenPort:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when somebody knocks."""
+        return self._socket.fileno()
+
+    def greet(self) -> None:
+        """Greet one who has knocked, if he is still there. Where there is no descriptor for that: not this time."""
+        try:
+            visitor, _ = self._socket.accept()
+            with visitor:
+                visitor.setblocking(False)
+                visitor.send(self.token)
+        except OSError as error:
+            if shortage(error):  # he still knocks
+                time.sleep(PAUSE)
+
+
+@dataclass(frozen=True)
+class Target:
+    """An address of another host, and the port and token of a door there."""
+
+    host: int
+    address: str
+    port: int
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of connecting: a problem or none, and our own address on that way."""
+
+    problem: str = ""
+    stranger: bool = False
+    source: str = ""
+    mtu: int = 0
+
+
+def connect_all(targets: Sequence[Target], own: Optional[TokenPort] = None) -> Dict[Target, Attempt]:
+    """Connect to all, many at a time, and see who answers. Meanwhile greet those who knock at our ``own`` door."""
+    attempts: Dict[Target, Attempt] = {}
+    for start in range(0, len(targets), _AT_ONCE):
+        attempts.update(_connect_some(targets[start : start + _AT_ONCE], own))
+    return attempts
+
+
+def _connect_some(targets: Sequence[Target], own: Optional[TokenPort]) -> Dict[Target, Attempt]:
+    attempts: Dict[Target, Attempt] = {}
+    waiting: Dict[int, Tuple[Target, socket.socket]] = {}
+    connected = set()
+    poller = select.poll()
+    with contextlib.ExitStack() as stack:
+        for target in targets:
+            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            sock.setblocking(False)
+            code = sock.connect_ex((target.address, target.port))
+            if code not in (0, errno.EINPROGRESS):
+                attempts[target] = Attempt(_named(code))
+                continue
+            waiting[sock.fileno()] = (target, sock)
+            poller.register(sock, select.POLLOUT)
+        if own is not None:
+            poller.register(own, select.POLLIN)
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while waiting and time.monotonic() < deadline:
+            for fd, events in poller.poll(max(1, int(1000 * (deadline - time.monotonic())))):
+                if own is not None and fd == own.fileno():
+                    own.greet()
+                    continue
+                target, sock = waiting[fd]
+                if fd in connected:
+                    attempts[target] = _greeted(target, sock)
+                    poller.unregister(fd)
+                    del waiting[fd]
+                elif events & (select.POLLOUT | select.POLLERR):
+                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code:
+                        attempts[target] = Attempt(_named(code))
+                        poller.unregister(fd)
+                        del waiting[fd]
+                    else:
+                        connected.add(fd)
+                        poller.modify(fd, select.POLLIN)
+        for target, _ in waiting.values():
+            attempts[target] = Attempt("timeout")
+    return attempts
+
+
+def _named(code: int) -> str:
+    """Return a word for an error of connect: our own for the usual ones, which a verdict must tell apart."""
+    words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout", errno.EHOSTUNREACH: "unreachable"}
+    words.update({errno.ENETUNREACH: "no route", errno.EACCES: "forbidden", errno.EPERM: "forbidden"})
+    return words.get(code) or os.strerror(code)
+
+
+def _greeted(target: Target, sock: socket.socket) -> Attempt:
+    try:
+        token = sock.recv(TOKEN)
+        source = str(sock.getsockname()[0])
+        mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    except OSError as error:
+        return Attempt(_named(error.errno or 0))
+    return Attempt("", token != target.token, source, mtu)

@@ -1,9 +1,0 @@
-"""``python -m ddl.run`` is ``ddlrun``, for where the script is not on the PATH."""
-
-from __future__ import annotations
-
-import sys
-
-from ddl.run.cli import main
-
-sys.exit(main())

@@ -1,0 +1,121 @@
+"""Connecting to the store: what its clients, store.py and watch.py, have in common.
+
+They connect with a deadline, prove the job's secret, and claim their rank; a rank that another process has already
+claimed is refused. A process that forks shares its sockets with the child, which would keep a dead rank's connection
+open; so a child closes its copies at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Any, Dict, Optional, Tuple, Type, TypeVar
+
+from ddl.errors import ConfigError, RendezvousError
+from ddl.store.address import parse_address
+from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
+
+__all__ = ["GRACE", "Client", "introduce"]
+
+GRACE = 10.0  #: seconds beyond a request's own timeout after which the store itself is taken for dead
+_RETRY = 0.05  #: seconds between two attempts to connect
+
+_Self = TypeVar("_Self", bound="Client")
+
+
+class Client:
+    """A connection to the store that has claimed its rank."""
+
+    def __init__(self, role: str, address: str, secret: bytes, rank: int, timeout: float) -> None:
+        self.rank = rank
+        self.address = address
+        self._sock, self._welcome = _join(role, address, secret, rank, timeout)
+        self.size = int(self._welcome["size"])
+        #: The address of this host on the network that leads to the store.
+        self.local_host = str(self._sock.getsockname()[0])
+        _close_after_fork(self)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: close the copy that it has."""
+        self._sock.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+
+def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> Tuple[socket.socket, Dict[str, Any]]:
+    """Connect, prove the secret and claim the rank, trying again until the time is over."""
+    try:
+        host, port = parse_address(address)
+    except ValueError as error:
+        raise ConfigError(f"rank {rank}: the store's address (DDL_STORE) is wrong: {error}") from error
+    deadline = time.monotonic() + timeout
+    while True:
+        sock = None
+        try:
+            sock = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
+            welcome = introduce(sock, {"role": role, "rank": rank}, secret, deadline)
+            joined, sock = sock, None
+            return joined, welcome
+        except (OSError, AuthError) as error:
+            _check_retriable(error, address, rank)
+            if time.monotonic() + _RETRY >= deadline:
+                raise RendezvousError(
+                    f"rank {rank} could not join the store at {address} within {timeout:g} s: {error}; "
+                    "is ddlrun still running, and is the address reachable from this host?"
+                ) from error
+        finally:
+            if sock is not None:
+                sock.close()
+        time.sleep(_RETRY)
+
+
+def introduce(sock: socket.socket, hello: Dict[str, Any], secret: bytes, deadline: float) -> Dict[str, Any]:
+    """Prove the secret on a new connection, say hello and return the store's welcome. ConfigError if it has none."""
+    if sock.getsockname() == sock.getpeername():
+        # Nobody listens, and the kernel happened to give us the very port that we were calling.
+        raise ConnectionRefusedError("nobody is listening there")
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    prove_as_client(sock, secret, deadline)
+    send_frame(sock, hello, deadline)
+    welcome = recv_frame(sock, deadline)
+    if "error" in welcome:
+        raise ConfigError(f"rank {hello['rank']} cannot join the job: {welcome['error']}")
+    return welcome
+
+
+def _check_retriable(error: Exception, address: str, rank: int) -> None:
+    if isinstance(error, AuthError) and not error.closed:
+        raise AuthError(f"rank {rank} cannot join the store at {address}: {error}") from error
+    if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+        raise ConfigError(f"rank {rank}: the store's host in {address!r} (DDL_STORE) is unknown: {error}") from error
+
+
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
+_hooked = threading.Event()
+
+
+def _close_after_fork(client: Client) -> None:
+    _open.add(client)
+    if not _hooked.is_set():  # not at import: importing has no side effect
+        _hooked.set()
+        os.register_at_fork(after_in_child=_close_all)
+
+
+def _close_all() -> None:
+    for client in list(_open):
+        client.close_in_child()

@@ -1,0 +1,229 @@
+"""Who connects to a rank or to the store: a stranger, that has to prove the job's secret before it costs anything.
+
+A ``Door`` is a listener with those that have come to it and have proved nothing yet. They are served by the selector
+loop of its owner, without a thread. There are as many places for them as ``PLACES``, and each is taken for at least
+``_LEAST`` seconds, also by one that was sent away at once; so strangers, however many and however fast, cost a process
+a few hundred handshakes in a second and no more. Whoever proves the secret frees its place at once and is let in.
+When all places are taken the oldest stranger is cut off; until it is old enough, others wait in the kernel's queue.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import selectors
+import socket
+import threading
+import time
+from typing import Callable, Dict, List, Optional
+
+from ddl.errors import Error, ResourceError
+from ddl.store.auth import AuthError, ServerProof, name_of
+from ddl.store.shortage import PAUSE, Shortage
+
+__all__ = ["LONGEST", "PLACES", "Complaints", "Door", "in_a_thread"]
+
+log = logging.getLogger("ddl")
+
+PLACES = 128  #: strangers at a time
+_LEAST = 0.25  #: seconds that a stranger takes a place
+LONGEST = 5.0  #: seconds after which one that has not proved itself is cut off
+_QUIET = 10.0  #: seconds between two warnings
+
+
+class Complaints:
+    """Warnings about newcomers, at most one in ten seconds: strangers decide how many there could be. Thread-safe.
+
+    ``who`` is how they begin: whose door it is.
+    """
+
+    def __init__(self, who: str, shortage: Shortage) -> None:
+        self._who = who
+        self._shortage = shortage
+        self._lock = threading.Lock()
+        self._next: Dict[int, float] = {}  # when one may be made, by level
+        self._left_out: Dict[int, int] = {}
+
+    def about(self, error: BaseException) -> None:
+        """Log why a connection was turned away, or count it; a shortage of this process's is told by ``Shortage``."""
+        if self._shortage.met(error):
+            return
+        # One that hung up before it proved itself may be a rank of ours that has just ended.
+        level = logging.INFO if isinstance(error, AuthError) and error.closed else logging.WARNING
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next.get(level, 0.0):
+                self._left_out[level] = self._left_out.get(level, 0) + 1
+                return
+            self._next[level] = now + _QUIET
+            more = self._left_out.pop(level, 0)
+        text = f" (and {more} more since the last such message)" if more else ""
+        log.log(level, "%s: turned a connection away: %s%s", self._who, error, text)
+
+
+class _Stranger:
+    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+        self.sock: Optional[socket.socket] = sock  #: None: it has been sent away, or is welcome
+        self.proof = ServerProof(secret, name_of(sock))
+        self.born = time.monotonic()
+
+
+class Door:
+    """A listener and its strangers. Belongs to the thread of ``selector``, whose data are functions to be called.
+
+    ``welcome`` is called in that thread with whoever has proved the secret, and takes the socket over, which does not
+    block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later. ``greeting``, a few
+    bytes, is what everybody is sent first.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        selector: selectors.BaseSelector,
+        complaints: Complaints,
+        welcome: Callable[[socket.socket], None],
+        greeting: bytes = b"",
+    ) -> None:
+        listener.setblocking(False)  # who has hung up again must not keep the thread in accept
+        self._listener = listener
+        self._secret = secret
+        self._selector = selector
+        self._complaints = complaints
+        self._welcome = welcome
+        self._greeting = greeting
+        self._strangers: Dict[int, _Stranger] = {}  # by number, in the order of arrival
+        self._proved: List[socket.socket] = []  # the secret, but there was no thread or memory for them
+        self._came = 0
+        self._shut_until: Optional[float] = None
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def pause(self, seconds: float) -> None:
+        """Leave those who wait at the listener there for a while."""
+        if self._shut_until is None:
+            self._selector.unregister(self._listener)
+        self._shut_until = time.monotonic() + seconds
+
+    def patience(self) -> float:
+        """Return in how many seconds ``tick`` has something to do."""
+        deadlines = [time.monotonic() + 60.0]
+        if self._shut_until is not None:
+            deadlines.append(self._shut_until)
+        if self._strangers:
+            oldest = next(iter(self._strangers.values()))
+            deadlines.append(oldest.born + (_LEAST if oldest.sock is None else LONGEST))
+        return max(0.0, min(deadlines) - time.monotonic()) + 0.001  # epoll rounds down to whole milliseconds
+
+    def tick(self) -> None:
+        """Time has passed: cut off who is too slow, and open again."""
+        now = time.monotonic()
+        for number, stranger in list(self._strangers.items()):
+            if now - stranger.born >= LONGEST and stranger.sock is not None:
+                self._send_away(stranger, AuthError(f"{name_of(stranger.sock)} did not prove itself", closed=True))
+            if now - stranger.born >= _LEAST and stranger.sock is None:
+                del self._strangers[number]
+        if self._shut_until is not None and self._shut_until <= now:
+            self._shut_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            while self._proved:
+                self._let_in(self._proved.pop())
+
+    def close(self) -> None:
+        """Close the listener and whoever has not proved itself. The selector is closed by whoever owns it."""
+        self._listener.close()
+        for stranger in self._strangers.values():
+            if stranger.sock is not None:
+                stranger.sock.close()
+        self._strangers.clear()
+        while self._proved:
+            self._proved.pop().close()
+
+    def _accept(self) -> None:
+        if len(self._strangers) >= PLACES:
+            number, oldest = next(iter(self._strangers.items()))
+            left = oldest.born + _LEAST - time.monotonic()
+            if left > 0:
+                self.pause(left)
+                return
+            if oldest.sock is not None:
+                self._send_away(oldest, AuthError("it made room for others", closed=True))
+            del self._strangers[number]
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has hung up again
+            return
+        except OSError:  # short of descriptors or memory: they may come back; at once would be a busy loop
+            self.pause(PAUSE)
+            raise
+        sock.setblocking(False)
+        self._came += 1
+        number, stranger = self._came, _Stranger(sock, self._secret)
+        self._strangers[number] = stranger
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(number, stranger))
+        if self._greeting:
+            try:
+                sock.send(self._greeting, socket.MSG_NOSIGNAL)  # into an empty buffer: it takes all of it
+            except OSError as error:
+                self._send_away(stranger, error)
+
+    def _send_away(self, stranger: _Stranger, why: Exception) -> None:
+        sock, stranger.sock = stranger.sock, None
+        assert sock is not None
+        self._selector.unregister(sock)
+        sock.close()
+        self._complaints.about(why)
+
+    def _read(self, number: int, stranger: _Stranger) -> None:
+        sock = stranger.sock
+        if sock is None:  # sent away by what was served before it
+            return
+        try:
+            data = sock.recv(stranger.proof.wanted)
+            if not data:
+                raise AuthError(f"{name_of(sock)} did not finish the handshake: closed by the peer", closed=True)
+            answer = stranger.proof.feed(data)
+            if answer and sock.send(answer, socket.MSG_NOSIGNAL) < len(answer):
+                raise AuthError(f"{name_of(sock)} takes no answer", closed=True)
+        except BlockingIOError:
+            return
+        except (OSError, Error) as error:
+            self._send_away(stranger, error)
+            return
+        if stranger.proof.done:
+            del self._strangers[number]
+            self._selector.unregister(sock)
+            self._let_in(sock)
+
+    def _let_in(self, sock: socket.socket) -> None:
+        try:
+            self._welcome(sock)
+        except ResourceError:
+            self._proved.append(sock)  # to the peer it is a connection; to close it would be a failure
+            self.pause(PAUSE)
+            raise
+        except OSError:  # it has gone again
+            sock.close()
+            raise
+
+
+def in_a_thread(welcome: Callable[[socket.socket], None], complaints: Complaints) -> Callable[[socket.socket], None]:
+    """Return what a ``Door`` calls so that each newcomer gets a thread, in which ``welcome`` may block.
+
+    The socket is closed when ``welcome`` returns or raises. Where no thread can be started: ``ResourceError``.
+    """
+
+    def start(sock: socket.socket) -> None:
+        def meet() -> None:
+            with sock:
+                try:
+                    sock.settimeout(None)
+                    welcome(sock)
+                except (OSError, Error) as error:
+                    complaints.about(error)
+
+        try:
+            threading.Thread(target=meet, name="ddl-newcomer", daemon=True).start()
+        except RuntimeError as error:
+            raise ResourceError(errno.EAGAIN, str(error)) from error
+
+    return start

@@ -1,0 +1,63 @@
+"""Rails: the networks that join all hosts of a job, over which data goes at once.
+
+Each rank offers the addresses at which it takes data; which of those are rails follows from what all have offered, so
+all ranks come to the same. No I/O but asking the kernel for this host's interfaces.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from ddl.store.interfaces import interfaces
+
+__all__ = ["Offer", "choose", "places"]
+
+_WORTH_IT = 0.1  # of the fastest rail's speed: a slower one would only be waited for
+_MOST = 16  # as many connections as a stream may have
+
+
+class Offer(NamedTuple):
+    """Where a rank takes data."""
+
+    network: str  #: what makes it a rail with other ranks' offers: 10.1.0.0/16, or its place in DDL_INTERFACE
+    address: str
+    port: int = 0
+    speed: float = 0.0  #: bits per second of the hardware; 0: unknown
+
+
+def places(wanted: str, towards_store: str) -> List[Offer]:
+    """Return where this rank could listen for data, without ports; the first one certainly.
+
+    ``wanted`` is DDL_INTERFACE: addresses in the order of the rails. If empty: the address of this host on the way to
+    the store, and those of its other interfaces.
+    """
+    if wanted:
+        return [Offer(f"#{number}", address.strip()) for number, address in enumerate(wanted.split(","))]
+    here = interfaces()
+    first = next((entry for entry in here if entry.address == towards_store), None)
+    if first is None:  # loopback
+        return [Offer("#0", towards_store)]
+    rest = [entry for entry in here if entry is not first and entry.carrier and entry.prefix < 32]
+    return [Offer(entry.network, entry.address, 0, entry.speed) for entry in (first, *rest)][:_MOST]
+
+
+def choose(hosts: Sequence[str], offers: Sequence[Sequence[Offer]], most: int) -> Tuple[str, ...]:
+    """Return the networks that are rails, the main one first; ``hosts[r]`` tells on which host rank r is.
+
+    A rail has an offer of every rank, different hosts have different addresses there (a bridge for containers has the
+    same one everywhere), and it is not much slower than the others. ``most``: so many at most; 0: all. Where the
+    ranks' first offers are in different networks there is one rail, the first offer of each.
+    """
+    first = offers[0][0].network
+    alone = len(set(hosts)) < 2 and not first.startswith("#")
+    if alone or most == 1 or any(mine[0].network != first for mine in offers):
+        return (first,)
+    speeds: Dict[str, float] = {}
+    for entry in offers[0]:
+        on_it = [next((one for one in mine if one.network == entry.network), None) for mine in offers]
+        owners = {(one.address, host) for one, host in zip(on_it, hosts) if one is not None}
+        if None not in on_it and len({address for address, _ in owners}) == len(owners):
+            speeds[entry.network] = min(one.speed for one in on_it if one is not None)
+    fastest = max(speeds.values(), default=0.0)
+    rails = [name for name, speed in speeds.items() if name == first or not 0 < speed < _WORTH_IT * fastest]
+    return tuple(rails[: most or _MOST]) if first in rails else (first,)

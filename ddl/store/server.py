@@ -1,0 +1,231 @@
+"""The server of the job's store: keys and values, check-in of all ranks, and the watch connections.
+
+It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection (switchboard.py). One selector loop
+serves them, so that no stranger, however slow, keeps a rank waiting. A connection goes through three phases: the
+handshake of auth.py (at a ``Door``, which bounds what strangers cost), one ``hello`` that claims a rank, and then
+requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all that concerns
+the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection (``agent``, see
+ddl/launch/control.py), which only passes through here. A watch or an agent may open further connections, its *ways*, over
+other networks (session.py): it is gone when all of them are, or when one ends as connections of ended processes do.
+"""
+
+from __future__ import annotations
+
+import collections
+import selectors
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
+
+from ddl.errors import InvalidArgument
+from ddl.store.auth import check_secret, encode_frame
+from ddl.store.connection import Claim
+from ddl.store.messages import Message, Outgoing
+from ddl.store.pace import Pace
+from ddl.store.requests import Requests
+from ddl.store.server_connections import ServerConnections
+from ddl.store.verdict import Verdict
+
+__all__ = ["FromAgent", "StoreServer"]
+
+#: Called in the server's thread with an agent's host number and what it said. When its connection is gone: ``gone``
+#: (silent: for how many seconds its host had not answered).
+FromAgent = Callable[[int, Message], None]
+
+
+class StoreServer(ServerConnections):
+    """An authenticated key-value store for the ranks of one job. Its methods may be called from any thread.
+
+    ``address`` is what clients connect to. With ``start=False`` they wait in the kernel's queue until ``start()``:
+    for a launcher that forks before it has threads. ``close()`` is idempotent; it ends the thread and all
+    connections. ``agents`` hosts may have an agent, whose messages go to ``from_agent``.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        size: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        start: bool = True,
+        agents: int = 0,
+        from_agent: FromAgent = lambda host, message: None,
+    ) -> None:
+        if size < 1:
+            raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
+        self._size = size
+        self._agents = agents
+        self._from_agent = from_agent
+        self._posts: Deque[Tuple[int, Message]] = collections.deque()  # for agents, by any thread
+        self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
+        self._ends: Dict[int, str] = {}  # how ranks' processes ended
+        self._verdict = Verdict(size)
+        self._pace = Pace(size)
+        self._requests = Requests(size)
+        self._closing = threading.Lock()
+        self._closed = False
+        super().__init__(check_secret(secret), host, port)
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._deliver_posts)
+        self._thread = threading.Thread(target=self._run, name="ddl-store", daemon=True)
+        if start:
+            try:
+                self.start()
+            except RuntimeError:  # no thread can be started
+                self.close()
+                raise
+
+    def start(self) -> None:
+        """Begin to serve. Once."""
+        self._thread.start()
+
+    def post(self, host: int, message: Message) -> None:
+        """Send ``message`` to the agent of ``host``; nothing happens if it has none (any more)."""
+        self._posts.append((host, message))
+        self._waker.send(b"x")
+
+    def ended(self, rank: int, how: str) -> None:
+        """Tell those who wait for ``rank`` that its process has ended, as ``how`` says: a launcher sees it first."""
+        self._told.append((rank, how))
+        self._waker.send(b"x")
+
+    @property
+    def first_failure(self) -> Optional[Message]:
+        """The first verdict of the job (kind, culprit, reason), if there is one."""
+        return self._verdict.first_failure
+
+    def close(self) -> None:
+        """End the thread and every connection. Idempotent."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            if self._thread.ident is None:  # never started
+                self._release()
+            else:
+                self._waker.send(b"x")
+                self._thread.join()
+            for sock in (self._wake, self._waker):  # here, as the thread may have ended before it was woken
+                sock.close()
+
+    def close_when_alone(self, patience: float) -> None:
+        """Close as soon as no rank is there any more, at the latest after ``patience`` seconds."""
+        deadline = time.monotonic() + patience
+        while self._verdict.present and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def __enter__(self) -> StoreServer:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    # Everything below runs in the server's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._turn(self._patience())
+                self._tick(time.monotonic())
+        finally:
+            self._release()
+
+    def _deliver_posts(self) -> None:
+        try:
+            self._wake.recv(4096)
+        except BlockingIOError:
+            return
+        while self._posts:
+            host, message = self._posts.popleft()
+            self._tell("agent", host, encode_frame(message))
+        while self._told:
+            rank, self._ends[rank] = self._told.popleft()
+            self._miss(rank)
+
+    def _miss(self, rank: int) -> None:
+        """Let nobody wait for a rank whose process has ended, unless another process speaks for it."""
+        if rank in self._ends and not any((role, rank) in self._claims for role in ("store", "watch")):
+            self._reply(self._requests.gone(rank, self._ends[rank]))
+
+    def _patience(self) -> float:
+        deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._next_deadline()]
+        # epoll rounds down to whole milliseconds, so 1 ms more than asked saves a busy loop.
+        return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - time.monotonic()) + 0.001
+
+    def _tick(self, now: float) -> None:
+        self._deliver(self._verdict.tick(now))
+        self._reply(self._requests.tick(now))
+
+    def _welcome_words(self, claim: Claim) -> Message:
+        return {"size": self._size}
+
+    def _came(self, claim: Claim) -> None:
+        if claim.role != "agent":
+            self._requests.back(claim.rank)
+        if claim.role == "watch":
+            self._deliver(self._verdict.joined(claim.rank, time.monotonic()))
+
+    def _heard(self, claim: Claim, message: Message) -> None:
+        now = time.monotonic()
+        if claim.role == "store":
+            self._reply(self._requests.handle(claim.rank, message, now))
+        elif claim.role == "agent":
+            self._from_agent(claim.rank, message)
+        elif message.get("type") == "pace":
+            self._deliver(self._pace.received(claim.rank, message))
+        else:
+            self._deliver(self._verdict.received(claim.rank, message, now))
+
+    def _gone(self, claim: Claim, reason: str, silent: float) -> None:
+        if claim.role == "agent":
+            self._from_agent(claim.rank, {"type": "gone", "silent": silent})
+            return
+        if claim.role == "store":
+            self._requests.dropped(claim.rank)
+        else:
+            if self._verdict.is_present(claim.rank):  # it has not said goodbye
+                how = f" ({reason})" if reason else ", as its connection closed without a goodbye,"
+                self._ends.setdefault(claim.rank, f"the process of rank {claim.rank} ended{how}")
+            self._deliver(self._verdict.dropped(claim.rank, time.monotonic(), reason))
+        self._miss(claim.rank)
+
+    def _claim_problem(self, role: str, rank: int) -> str:
+        if role == "agent":
+            if 0 <= rank < self._agents and (role, rank) not in self._claims:
+                return ""
+            return f"host {rank} of {self._agents} is none of this job's hosts, or has an agent already"
+        if not 0 <= rank < self._size:
+            return f"rank {rank} is not a rank of this job of {self._size}"
+        holder = self._claims.get((role, rank))
+        while holder is not None and self._look_at(holder):
+            holder = self._claims.get((role, rank))  # it may have hung up, and nobody had looked yet
+        if self._claims.get((role, rank)) is None:
+            return ""
+        return (
+            f"rank {rank} of {self._size} is already taken by another process; "
+            "every process of a job needs a rank of its own (DDL_RANK)"
+        )
+
+    def _deliver(self, outgoing: Outgoing) -> None:
+        frames: Dict[int, bytes] = {}  # most messages go to everybody: encode them once
+        for rank, message in outgoing:
+            if id(message) not in frames:
+                frames[id(message)] = encode_frame(message)
+            self._tell("watch", rank, frames[id(message)])
+
+    def _reply(self, replies: Iterable[Tuple[int, bytes]]) -> None:
+        for rank, frame in replies:
+            self._tell("store", rank, frame)

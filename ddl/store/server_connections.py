@@ -1,0 +1,253 @@
+"""The connections of the store's server: who is at the other end of each, and the frames that go to and fro.
+
+Everything here runs in the server's thread. A ``ServerConnections`` knows claims, not what they are good for: server.py says
+who may have one, and hears what they say.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from typing import Callable, Dict, Optional, Tuple
+
+from ddl.errors import Error, ProtocolError
+from ddl.store.address import format_address, listen, notice_silence, silent_for
+from ddl.store.auth import encode_frame, name_of
+from ddl.store.connection import Claim, Connection
+from ddl.store.interfaces import networks
+from ddl.store.messages import Message
+from ddl.store.newcomers import Complaints, Door
+from ddl.store.session import close_way
+from ddl.store.shortage import Shortage
+
+__all__ = ["HELLO_SECONDS", "ServerConnections"]
+
+log = logging.getLogger("ddl")
+
+HELLO_SECONDS = 5.0  #: a connection that knows the secret but has not said who it is by then is cut
+
+
+class ServerConnections:
+    """Listens at ``host`` and ``port``, and has one selector loop. What is to be decided is up to a subclass."""
+
+    def __init__(self, secret: bytes, host: str, port: int) -> None:
+        self._claims: Dict[Tuple[str, int], Claim] = {}
+        self._nameless: Dict[Connection, None] = {}  # they have proved the secret but not said hello; by age
+        self._shortage = Shortage("no rank can join the store")
+        listener = listen(host, port)
+        name = listener.getsockname()
+        self.address = format_address(*name[:2])
+        self._everywhere = name[0] == "0.0.0.0"
+        self._selector = selectors.DefaultSelector()  # the data of a key: a connection, or a function to be called
+        complaints = Complaints("the job's store", self._shortage)
+        self._door = Door(listener, secret, self._selector, complaints, self._welcome)
+
+    # What a subclass decides.
+
+    def _claim_problem(self, role: str, rank: int) -> str:
+        """Return why whoever has said hello may not have this claim; "": it may."""
+        raise NotImplementedError
+
+    def _welcome_words(self, claim: Claim) -> Message:
+        """Return what everybody is told who has a claim."""
+        raise NotImplementedError
+
+    def _came(self, claim: Claim) -> None:
+        """Somebody has a claim, and has been welcomed."""
+        raise NotImplementedError
+
+    def _heard(self, claim: Claim, message: Message) -> None:
+        """Who has this claim has said something. ProtocolError if it makes no sense."""
+        raise NotImplementedError
+
+    def _gone(self, claim: Claim, reason: str, silent: float) -> None:
+        """Nobody has this claim any more; its host had not answered for ``silent`` seconds."""
+        raise NotImplementedError
+
+    # What a subclass uses.
+
+    def _turn(self, patience: Optional[float]) -> None:
+        """Wait for something to do, at most ``patience`` seconds, and do it."""
+        for key, events in self._selector.select(patience):
+            if isinstance(key.data, Connection):
+                self._serve(key.data, events)
+            else:
+                self._call(key.data)
+        self._call(self._door.tick)
+        now = time.monotonic()
+        for connection in [c for c in self._nameless if now - c.born >= HELLO_SECONDS]:
+            self._drop(connection)
+
+    def _next_deadline(self) -> float:
+        """Return when ``_turn`` has something to do at the latest."""
+        deadline = time.monotonic() + self._door.patience()
+        return min(deadline, next(iter(self._nameless)).born + HELLO_SECONDS) if self._nameless else deadline
+
+    def _release(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Connection):
+                key.data.sock.close()
+        self._selector.close()
+        self._door.close()
+
+    def _tell(self, role: str, rank: int, frame: bytes) -> None:
+        """Send to who has this claim, if anybody has."""
+        claim = self._claims.get((role, rank))
+        if claim is not None:
+            if role != "store":  # which has one way only
+                claim.session.keep(frame)
+            self._send_all_ways(claim, frame)
+
+    def _send_all_ways(self, claim: Claim, frame: bytes) -> None:
+        for way in list(claim.ways):
+            try:
+                self._send(way, frame)
+            except OSError:
+                self._drop(way)
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        if data and not connection.closed:
+            connection.send(data)
+            self._sent(connection)
+
+    def _sent(self, connection: Connection) -> None:
+        """Something has been sent: find out whether there is more."""
+        if connection.closing and not connection.unsent:
+            self._drop(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        self._selector.modify(connection.sock, events, connection)
+
+    def _look_at(self, claim: Claim) -> bool:
+        """Read what has come from who has this claim; return whether anything has: it may have hung up."""
+        return any([self._serve(way, selectors.EVENT_READ) for way in list(claim.ways)])
+
+    # --- connections ---
+
+    def _call(self, action: Callable[[], None]) -> None:
+        """Do something that a newcomer can make fail: that concerns nobody else."""
+        try:
+            action()
+        except (OSError, Error) as error:
+            if not self._shortage.met(error):
+                log.debug("the job's store: %s", error)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        """Take over who has proved the secret at the door."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(sock, name_of(sock))
+        self._nameless[connection] = None
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection, events: int) -> bool:
+        """Do what a connection is ready for; return whether anything could be read."""
+        try:
+            if events & selectors.EVENT_WRITE and not connection.closed:
+                connection.flush()
+                self._sent(connection)
+            if events & selectors.EVENT_READ and not connection.closed:
+                return self._read(connection)
+        except OSError:
+            self._drop(connection)
+        except ProtocolError as error:
+            self._end(connection, f"it broke the store's protocol: {error}")
+        return False
+
+    def _read(self, connection: Connection) -> bool:
+        try:
+            data = connection.sock.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._end(connection)
+        else:
+            for message in connection.reader.feed(data):
+                if not connection.closed and not connection.closing:
+                    self._handle(connection, message)
+        return True
+
+    def _handle(self, connection: Connection, message: Message) -> None:
+        claim = connection.claim
+        if claim is None:
+            self._hello(connection, message)
+            return
+        if claim.role == "store":  # which has one way only
+            self._heard(claim, message)
+            return
+        news = claim.session.take(connection, message)
+        confirmation = claim.session.confirmation()
+        if confirmation is not None:
+            self._send_all_ways(claim, encode_frame(confirmation))
+        if news is not None:
+            self._heard(claim, news)
+
+    def _hello(self, connection: Connection, message: Message) -> None:
+        role, rank = message.get("role"), message.get("rank")
+        if role not in ("store", "watch", "agent") or type(rank) is not int:
+            raise ProtocolError(f"{connection.peer} did not say hello")
+        if "token" in message:
+            self._join(connection, self._claims.get((role, rank)), message)
+            return
+        problem = self._claim_problem(role, rank)
+        if problem:
+            self._refuse(connection, problem)
+            return
+        claim = self._claims[role, rank] = Claim(role, rank)
+        self._belongs(connection, claim)
+        if role == "agent":
+            notice_silence(connection.sock)
+        everywhere = role != "store" and self._everywhere
+        words = self._welcome_words(claim)
+        self._send(
+            connection,
+            encode_frame({**words, "token": claim.token, "networks": networks() if everywhere else {}}),
+        )
+        self._came(claim)
+
+    def _join(self, connection: Connection, claim: Optional[Claim], message: Message) -> None:
+        """Somebody who is there opens a further way."""
+        if claim is None or message["token"] != claim.token:
+            self._refuse(connection, "the store takes it for gone")
+            return
+        lacking = claim.session.lacking(message.get("got"))
+        connection.heard = claim.session.got
+        self._belongs(connection, claim)
+        for way in claim.ways:
+            notice_silence(way.sock)  # or a network that is gone would not be missed
+        self._send(
+            connection, b"".join([encode_frame({**self._welcome_words(claim), "got": connection.heard}), *lacking])
+        )
+
+    def _refuse(self, connection: Connection, problem: str) -> None:
+        connection.closing = True
+        self._send(connection, encode_frame({"error": problem}))
+
+    def _belongs(self, connection: Connection, claim: Claim) -> None:
+        del self._nameless[connection]
+        connection.claim = claim
+        connection.peer = f"rank {claim.rank}" if claim.role != "agent" else f"the agent of host {claim.rank}"
+        claim.ways[connection] = None
+
+    def _end(self, connection: Connection, reason: str = "") -> None:
+        """The process at the other end has closed its connection, or must not go on: its other ways end, too."""
+        ways = list(connection.claim.ways) if connection.claim is not None else []
+        for way in [*ways, connection]:
+            self._drop(way, reason)
+
+    def _drop(self, connection: Connection, reason: str = "") -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        self._selector.unregister(connection.sock)
+        self._nameless.pop(connection, None)
+        claim = connection.claim
+        if claim is not None:
+            del claim.ways[connection]
+        silent = silent_for(connection.sock)
+        close_way(connection.sock, last=claim is None or not claim.ways)
+        if claim is None or claim.ways:
+            return
+        del self._claims[claim.role, claim.rank]
+        self._gone(claim, reason, silent)

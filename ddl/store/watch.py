@@ -1,0 +1,295 @@
+"""The connections whose life is a rank's life for the others, and those of ddlrun's agents: one for each network.
+
+``WatchClient`` is a rank's, ``AgentClient`` that of an agent. They begin with one connection to the store, and go over
+further networks as well once they are told of them (session.py says how): a network that fails then disturbs nobody,
+and is tried again until it works.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import math
+import select
+import socket
+import threading
+import time
+from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ddl.errors import Error, PeerLost
+from ddl.store.address import notice_silence, silent_for
+from ddl.store.auth import FrameReader, encode_frame, write_all
+from ddl.store.client import GRACE, Client, introduce
+from ddl.store.interfaces import interfaces
+from ddl.store.session import Session, Way, close_way
+
+__all__ = ["AgentClient", "WatchClient"]
+
+log = logging.getLogger("ddl")
+
+_BEHIND = 1.0  #: seconds that a way may take longer than another one for a message
+_OPENING = 5.0  #: seconds that opening a way may take
+_PAUSE, _LONGEST_PAUSE = 1.0, 10.0  #: seconds between attempts
+_HOPELESS = 8  #: attempts in vain after which a network that never worked is left alone
+
+
+class _Place(NamedTuple):
+    """Where a way goes: from an address of this host to one of the store's, on one network."""
+
+    source: str
+    target: Tuple[str, int]
+
+
+class _Way(Way):
+    def __init__(self, sock: socket.socket, place: _Place, peer: str) -> None:
+        self.sock = sock
+        self.place = place
+        self.reader = FrameReader(peer)
+
+
+class WatchClient(Client):
+    """Messages both ways are those of verdict.py and pace.py.
+
+    For a selector loop: ``receive`` never blocks. One thread may receive while others send.
+    """
+
+    def __init__(self, address: str, secret: bytes, rank: int, timeout: float, role: str = "watch") -> None:
+        super().__init__(role, address, secret, rank, timeout)
+        self._hello = {"role": role, "rank": rank, "token": self._welcome["token"]}
+        self._secret = secret
+        self._sending = threading.Lock()  # held for a whole message, or while a way begins
+        self._changing = threading.Lock()  # the ways, the session; never held for long
+        self._session = Session()
+        self._ways: Dict[int, _Way] = {}  # by descriptor
+        self._ready = select.epoll()
+        self._received: Deque[Dict[str, Any]] = collections.deque()
+        self._over = False  # no more is to come
+        self._last_sign = 0.0  # when the kernel last heard of the store's host on a way that is lost
+        self._closed = threading.Event()
+        self._way_lost = threading.Event()
+        self._places: List[_Place] = []
+        peer = self._sock.getpeername()
+        self._add(_Way(self._sock, _Place(self.local_host, (str(peer[0]), int(peer[1]))), self._peer))
+
+    @property
+    def _peer(self) -> str:
+        return f"the store at {self.address}"
+
+    def fileno(self) -> int:
+        """The descriptor to select on; -1 after ``close``."""
+        return -1 if self._ready.closed else self._ready.fileno()
+
+    def also_over(self, sources: Sequence[str]) -> None:
+        """Open further ways, in the background: from those addresses of this host whose networks lead to the store.
+
+        Once. Nothing happens where the store is on this host.
+        """
+        here = {entry.address: entry.network for entry in interfaces()}
+        networks: Dict[str, str] = self._welcome["networks"]
+        with self._changing:
+            first = next(iter(self._ways.values())).place
+        host, port = first.target
+        targets = {source: networks.get(here.get(source, "")) for source in sources}
+        further = [
+            _Place(source, (target, port))
+            for source, target in targets.items()
+            # A bridge for containers has the same address everywhere.
+            if target is not None and target not in here and source != first.source and target != host
+        ]
+        if further and host not in here:
+            self._places = [first, *further]
+            self._way_lost.set()
+            threading.Thread(target=self._keep_open, name="ddl-ways", daemon=True).start()
+
+    def send(self, message: Dict[str, Any]) -> None:
+        """Send a message; PeerLost if the store is gone or has not read for ten seconds."""
+        frame = encode_frame(message)
+        with self._sending:
+            with self._changing:
+                self._session.keep(frame)
+            self._send_all_ways(frame)
+
+    def receive(self) -> Optional[Dict[str, Any]]:
+        """Return the next message, ``{}`` if none is complete yet, None if the store closed the connection.
+
+        After the descriptor became readable, call until it returns ``{}`` or None: several messages may have come at
+        once, and the descriptor tells only of bytes that have not been read.
+        """
+        if not self._received and not self._over:
+            self._read()
+        if self._received:
+            return self._received.popleft()
+        return None if self._over else {}
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._over = True
+        self._closed.set()
+        self._way_lost.set()
+        with self._changing:
+            self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child, which takes no lock: a thread that is not here may hold it."""
+        for way in self._ways.values():
+            way.sock.close()
+        self._ways = {}
+        self._ready.close()
+
+    def silent(self) -> float:
+        """Return for how many seconds nothing has come from the store's host."""
+        with self._changing:
+            silences = [silent_for(way.sock) for way in self._ways.values()]
+            return min(silences, default=time.monotonic() - self._last_sign)
+
+    # --- ways ---
+
+    def _add(self, way: _Way) -> None:
+        self._ways[way.sock.fileno()] = way
+        self._ready.register(way.sock.fileno(), select.EPOLLIN)
+
+    def _lose(self, way: _Way, error: object) -> None:
+        with self._changing:
+            number = way.sock.fileno()
+            if self._ways.get(number) is not way:
+                return
+            del self._ways[number]
+            self._over |= not self._ways
+            self._last_sign = max(self._last_sign, time.monotonic() - silent_for(way.sock))
+            close_way(way.sock, last=not self._ways)
+        log.debug("rank %d: lost the way to the store from %s: %s", self.rank, way.place.source, error)
+        self._way_lost.set()
+
+    def _send_all_ways(self, frame: bytes) -> None:
+        with self._changing:
+            ways = dict(self._ways)
+        failed = _write_to_all(ways, frame)
+        if len(failed) == len(ways):
+            for way in failed:  # half a message may stand there; ``receive`` sees the end
+                with contextlib.suppress(OSError):
+                    way.sock.shutdown(socket.SHUT_RDWR)
+            why = "; ".join(map(str, failed.values())) or "closed"
+            raise PeerLost(f"rank {self.rank}: lost {self._peer} while sending: {why}")
+        for way, error in failed.items():
+            self._lose(way, error)
+
+    def _read(self) -> None:
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            for number, _ in self._ready.poll(0):
+                with self._changing:
+                    way = self._ways.get(number)
+                if way is not None:
+                    self._read_from(way)
+        confirmation = self._session.confirmation()
+        if confirmation is not None and not self._over:
+            with self._sending:
+                self._send_all_ways(encode_frame(confirmation))
+
+    def _read_from(self, way: _Way) -> None:
+        try:
+            data = way.sock.recv(1 << 16, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(way, error)
+            return
+        if not data:
+            self._over = True
+        for message in way.reader.feed(data):
+            with self._changing:
+                news = self._session.take(way, message)
+            if news is not None:
+                self._received.append(news)
+
+    def _keep_open(self) -> None:
+        """Open the ways that are missing, now and whenever one is lost."""
+        worked = {self._places[0]}
+        vain: Dict[_Place, int] = collections.defaultdict(int)  # attempts
+        pause: Optional[float] = None
+        while True:
+            if self._way_lost.wait(pause):
+                self._way_lost.clear()
+                pause = _PAUSE / 2
+            if self._closed.is_set():
+                return
+            with self._changing:
+                there = {way.place for way in self._ways.values()}
+            for place in [place for place in self._places if place not in there]:
+                try:
+                    self._open(place)
+                    worked.add(place)
+                    there.add(place)
+                except (OSError, Error) as error:
+                    log.debug("rank %d: no way to the store from %s: %s", self.rank, place.source, error)
+                    vain[place] += 1
+                    if vain[place] == _HOPELESS and place not in worked:
+                        self._places.remove(place)
+            pause = min(_LONGEST_PAUSE, 2 * (pause or _PAUSE)) if there != set(self._places) else None
+
+    def _open(self, place: _Place) -> None:
+        deadline = time.monotonic() + _OPENING
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_OPENING)
+            sock.bind((place.source, 0))
+            sock.connect(place.target)
+            way = _Way(sock, place, self._peer)
+            way.heard = self._session.got
+            welcome = introduce(sock, {**self._hello, "got": way.heard}, self._secret, deadline)
+            with self._sending:
+                with self._changing:
+                    lacking = self._session.lacking(welcome.get("got"))
+                for frame in lacking:
+                    write_all(sock, frame, deadline)
+                with self._changing:
+                    if self._over:
+                        raise ConnectionAbortedError("closed")
+                    self._add(way)
+                    for other in self._ways.values():
+                        notice_silence(other.sock)  # or a network that is gone would not be missed
+        except BaseException:
+            sock.close()
+            raise
+
+
+class AgentClient(WatchClient):
+    """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/control.py."""
+
+    def __init__(self, address: str, secret: bytes, host: int, timeout: float) -> None:
+        super().__init__(address, secret, host, timeout, "agent")
+        notice_silence(self._sock)  # ddlrun may be stopped (Ctrl-Z) for as long as it likes, its host may not be gone
+
+
+def _write_to_all(ways: Mapping[int, _Way], frame: bytes) -> Dict[_Way, OSError]:
+    """Write a frame to all ways, by their descriptors, at once; return those that failed.
+
+    They have ten seconds, but only one more once one of them has taken it.
+    """
+    rest = {number: memoryview(frame) for number in ways}
+    failed: Dict[_Way, OSError] = {}
+    poller = select.poll()
+    for number in rest:
+        poller.register(number, select.POLLOUT)
+    deadline = time.monotonic() + GRACE
+    while rest:
+        ready = [number for number, _ in poller.poll(max(0, math.ceil(1000 * (deadline - time.monotonic()))))]
+        if not ready:
+            failed.update((ways[number], TimeoutError("it takes nothing")) for number in rest)
+            return failed
+        for number in ready:
+            try:
+                sent = ways[number].sock.send(rest[number], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                failed[ways[number]] = error
+                sent = len(rest[number])
+            else:
+                if sent == len(rest[number]):
+                    deadline = min(deadline, time.monotonic() + _BEHIND)
+            rest[number] = rest[number][sent:]
+            if not rest[number]:
+                del rest[number]
+                poller.unregister(number)
+    return failed

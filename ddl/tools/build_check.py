@@ -1,0 +1,75 @@
+"""``ddlrun --check-build``: whether this installation works, and what it can use: ``python -m ddl.tools.build_check``.
+
+It believes nothing that it has not tried: the core is loaded, and one rank runs an all-reduce.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from typing import List
+
+from ddl._version import __version__
+
+__all__ = ["main"]
+
+_ADAPTERS = {"PyTorch": ("torch", "ddl_torch")}
+_LAUNCHERS = ("ssh", "srun", "mpiexec")
+
+
+def _box(there: bool, text: str) -> str:
+    return f"    [{'X' if there else ' '}] {text}"
+
+
+def _core() -> List[str]:
+    """Load the core and use it; raises what goes wrong."""
+    import numpy as np
+
+    from ddl import _core, api
+    from ddl.bootstrap.environ import Identity, Settings
+    from ddl.errors import InternalError
+
+    api.join(lambda: (Identity(), Settings()))  # a job of one, whatever job this may be started in
+    try:
+        given = np.arange(1000, dtype=np.float32)
+        result = api.allreduce(given)
+    finally:
+        api.shutdown()
+    if not np.array_equal(given, result):
+        raise InternalError("the all-reduce of one rank did not return what went in")
+    return [
+        _box(True, f"{_core.__file__}, kernels {', '.join(_core.reduce_kernels())}"),
+        _box(True, "an all-reduce of one rank"),
+    ]
+
+
+def _adapters() -> List[str]:
+    lines = []
+    for name, (framework, adapter) in _ADAPTERS.items():
+        there = all(importlib.util.find_spec(module) is not None for module in (framework, adapter))
+        version = f" {importlib.metadata.version(framework)}" if there else ""
+        lines.append(_box(there, f"{name}{version}, by {adapter}"))
+    return lines
+
+
+def main() -> int:
+    """Print what there is; return 0 if the core works, else 1."""
+    print(f"DDL {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n\nCore:")
+    try:
+        lines, status = _core(), 0
+    except Exception as error:  # whatever it is: to say so is all that this is for
+        lines, status = [_box(False, f"{type(error).__name__}: {error}")], 1
+        lines.append("    install DDL again (pip install, or in a checkout: make core)")
+    print("\n".join(lines))
+    print("\nFrameworks:", *_adapters(), _box(True, "arrays of numpy, by ddl"), sep="\n")
+    print("\nTransports:", _box(True, "memory shared by the ranks of a host"), _box(True, "TCP"), sep="\n")
+    found = [_box(shutil.which(name) is not None, name) for name in _LAUNCHERS]
+    print("\nWays to other hosts:", *found, sep="\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

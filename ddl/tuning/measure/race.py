@@ -1,0 +1,100 @@
+"""Candidates against one another, on real ranks: rounds in which each runs in turn, and what comes of them.
+
+Each candidate has a communicator of its own, which runs everything that one way. All ranks decide alike, as they do it
+by times that were exchanged (turns.py). Small calls are timed several at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, Optional, Sequence
+
+import numpy as np
+
+from ddl.communicator import Communicator
+from ddl.plan.ir import Collective
+from ddl.reduce_op import Max
+from ddl.tuning.candidates import Candidate, worth_trying
+from ddl.tuning.choose import better_half
+from ddl.tuning.measure.timed_calls import COLLECTIVES, TimedCalls
+from ddl.tuning.measure.turns import Outcome, check_alike, medians_of, settle, take_turns
+
+__all__ = ["Race"]
+
+_FEWEST, _MOST = 5, 200  #: rounds of a series
+_FINALISTS, _MOST_BEFORE = 3, 16  #: how many run a series; rounds of the first of those that halve the field
+_LEAST_CALLS = 2 * (3 + 2 * _FEWEST)  #: of two candidates, before one can be chosen
+_BLOCK, _MOST_CALLS = 1e-3, 256  #: seconds for which, but how many at most, calls are timed together
+
+
+class Race:
+    """Measures ``among`` over the ranks of ``control``. Every method is collective and blocks."""
+
+    def __init__(self, control: Communicator, among: Sequence[Candidate], begin: float) -> None:
+        self._control = control
+        self._among = among
+        self._topology = control.topology
+        self._runners: Dict[int, Communicator] = {}
+        self._begin = begin
+
+    def elapsed(self) -> float:
+        """Return the seconds since ``begin`` of ``time.perf_counter``, the same on all ranks."""
+        seconds = np.array([time.perf_counter() - self._begin])
+        self._control.allreduce_(seconds, op=Max)
+        return float(seconds[0])
+
+    def run(
+        self, collective: Collective, nbytes: int, expected: Dict[int, float], share: float, most: float
+    ) -> Optional[Outcome]:
+        """Find the fastest candidate for ``nbytes``; None if that takes more than ``most`` seconds.
+
+        ``expected``: seconds of a call, by candidate, or nothing of some; what was seen is entered there. It takes
+        about ``share`` seconds.
+        """
+        begin = self.elapsed()
+        numbers, default = worth_trying(collective, self._topology, nbytes, self._among)
+        if _LEAST_CALLS * expected.get(default, 0.0) > most:
+            return None
+        calls = TimedCalls(collective, self._control.rank, self._control.size, nbytes)
+        usual = self._usual(calls)
+        if _LEAST_CALLS * usual > most:
+            return None
+        # The likely ones, for half of the time: until it is out a candidate costs about eight calls.
+        numbers.sort(key=lambda number: (expected.get(number, usual), number))
+        numbers = sorted({default, *numbers[: max(2, int(share / 16 / usual))]})
+        check_alike(self._control, {str(self._among[n]): self._runner(n) for n in numbers}, calls)
+        together = int(min(max(_BLOCK / usual, 1), _MOST_CALLS))
+        block = usual * together
+        count = int(min(max(share / 16 / block / len(numbers), 2), _MOST_BEFORE))
+        while len(numbers) > _FINALISTS:
+            seen = take_turns(self._control, self._runners_of(numbers), calls, count, together)
+            expected.update(medians_of(seen))
+            numbers, count = list(better_half(seen, default)), 2 * count
+        left = share - (self.elapsed() - begin)
+        count = int(min(max(left / (len(numbers) + 2) / block, _FEWEST), _MOST))
+        outcome, medians = settle(self._control, self._runners_of(numbers), default, calls, count, together)
+        expected.update(medians)
+        return outcome
+
+    def _usual(self, calls: TimedCalls) -> float:
+        """Return the seconds of a call by the default, the better of two; one before them makes the connections."""
+        seconds = np.zeros(3)
+        for number in range(len(seconds)):
+            begin = time.perf_counter()
+            calls.run(self._control)
+            seconds[number] = time.perf_counter() - begin
+        self._control.allreduce_(seconds, op=Max)
+        return float(seconds[1:].min())
+
+    def _runners_of(self, numbers: Sequence[int]) -> Dict[int, Communicator]:
+        return {number: self._runner(number) for number in numbers}
+
+    def _runner(self, number: int) -> Communicator:
+        if number not in self._runners:
+            one = self._among[number]
+            offered = [known for known in COLLECTIVES if one.suits(known, self._topology)]
+            lines = {known: (one.line(known, self._topology),) for known in offered}
+            made = self._control._split(0, tuned=lines)
+            assert made is not None  # every rank has the same color
+            self._runners[number] = made
+        return self._runners[number]

@@ -1,0 +1,71 @@
+"""How a collective is called while it is measured, and what its result has to be: the default's, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Tuple
+
+import numpy as np
+
+from ddl.communicator import Communicator
+from ddl.errors import ResourceError
+from ddl.memory import empty
+from ddl.plan.ir import Collective
+from ddl.reduce_op import Sum
+
+__all__ = ["COLLECTIVES", "TimedCalls", "bytes_for"]
+
+_ITEM = 4  # float32
+#: How it is called with (input, output).
+_RUN: Dict[Collective, Callable[[Communicator, np.ndarray, np.ndarray], object]] = {
+    Collective.ALLREDUCE: lambda world, x, out: world.allreduce_(x, op=Sum),
+    Collective.REDUCESCATTER: lambda world, x, out: world.reducescatter(x, op=Sum, out=out),
+    Collective.ALLGATHER: lambda world, x, out: world.allgather(x, out=out),
+    Collective.ALLTOALL: lambda world, x, out: world.alltoall(x, out=out),
+    Collective.BROADCAST: lambda world, x, out: world.broadcast_(x),
+}
+COLLECTIVES = tuple(_RUN)
+_IN_PLACE = (Collective.ALLREDUCE, Collective.BROADCAST)
+
+
+def bytes_for(collective: Collective, ranks: int, nbytes: int) -> int:
+    """Return the bytes of the larger buffer, at least ``nbytes``: whole elements, as many for each rank."""
+    unit = _ITEM if collective in _IN_PLACE else _ITEM * ranks
+    return -(-nbytes // unit) * unit
+
+
+class TimedCalls:
+    """One collective on arrays of one size, in memory that ranks of a host share, as gradients are."""
+
+    def __init__(self, collective: Collective, rank: int, ranks: int, nbytes: int) -> None:
+        self.collective = collective
+        self._call = _RUN[collective]
+        self._rank = rank
+        count = nbytes // _ITEM
+        shares: Dict[Collective, Tuple[int, int]] = {
+            Collective.REDUCESCATTER: (count, count // ranks),
+            Collective.ALLGATHER: (count // ranks, count),
+            Collective.ALLTOALL: (count, count),
+        }
+        given, returned = shares.get(collective, (count, 0))
+        self._input = _array(given)
+        self._output = self._input if collective in _IN_PLACE else _array(returned)
+        self._input.fill(0)  # sums of it stay 0, however often
+
+    def run(self, world: Communicator) -> None:
+        """Call it once."""
+        self._call(world, self._input, self._output)
+
+    def result(self, world: Communicator) -> np.ndarray:
+        """Return a copy of what one call makes of whole numbers that differ by rank; leaves zeros in the input."""
+        self._input[:] = (np.arange(self._input.size) + 3 * self._rank) % 8
+        self.run(world)
+        found: np.ndarray = self._output.copy()
+        self._input.fill(0)
+        return found
+
+
+def _array(count: int) -> np.ndarray:
+    try:
+        return empty(count, np.float32)
+    except ResourceError:  # DDL_SHM_SIZE is small; any memory can be used
+        return np.empty(count, np.float32)

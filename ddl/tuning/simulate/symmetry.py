@@ -1,0 +1,159 @@
+"""Which ranks do the same at the same time, so that one of them can be simulated for all.
+
+A *symmetry* of a simulation is a way to exchange ranks that changes nothing: plans become one another's plans, and
+units of the machine become units. Under a group of symmetries, in which only the identity leaves a rank where it is,
+each rank has one *representative*; its plan, and what it meets, are the representative's under one certain symmetry.
+If all ranks begin alike, everything a rank does happens when its representative does it: whoever simulates the
+representatives, and counts for every resource how many of its users look alike, simulates all. That is exact, not an
+estimate; ``tests/tuning/test_symmetry.py`` holds both against each other.
+
+Shifts along the dimensions are symmetries of multi-ring, direct and eager, and shifts along all ranks of ring, as far
+as whole units of the machine move onto units. Exclusive-or with a constant is one of recursive doubling, if ranks and
+units are powers of two, and exclusive-or of the hosts' numbers one of leaders.
+A straggler breaks all of them.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Protocol, Tuple
+
+from ddl.topology import Topology
+from ddl.tuning.simulate.cost import Machine
+
+__all__ = ["Everybody", "Exchanges", "Shifts", "Symmetry", "alike", "symmetry_of"]
+
+#: Algorithms whose plans speak of neighbours along dimensions, or of all ranks of a host, and of nobody else.
+_ALONG_DIMENSIONS = frozenset({"multiring", "direct", "eager"})
+
+
+class Symmetry(Protocol):
+    """A group of symmetries, by its representatives. ``exact`` is False where it is only assumed."""
+
+    exact: bool
+
+    @property
+    def representatives(self) -> Tuple[int, ...]:
+        """Return one rank for each class of ranks that are alike, ascending."""
+        ...
+
+    def representative(self, rank: int) -> int:
+        """Return the representative of ``rank``."""
+        ...
+
+    def image(self, rank: int, other: int) -> int:
+        """Return where ``other`` goes under the symmetry that takes ``rank`` to its representative."""
+        ...
+
+
+class Everybody:
+    """No symmetry: every rank stands for itself."""
+
+    exact = True
+
+    def __init__(self, size: int) -> None:
+        self.representatives = tuple(range(size))
+
+    def representative(self, rank: int) -> int:
+        return rank
+
+    def image(self, rank: int, other: int) -> int:
+        return other
+
+
+class Shifts:
+    """Shifts along the dimensions, in steps of ``periods``: 1 where all ranks of a ring are alike."""
+
+    exact = True
+
+    def __init__(self, topology: Topology, machine: Machine) -> None:
+        self._sizes = tuple(dimension.size for dimension in topology.dimensions)
+        self._strides = tuple(prod(self._sizes[:i]) for i in range(len(self._sizes)))
+        self._periods = tuple(
+            _period(size, stride, machine.spans[:-1]) for size, stride in zip(self._sizes, self._strides)
+        )
+
+    @property
+    def representatives(self) -> Tuple[int, ...]:
+        corner = product(*(range(period) for period in reversed(self._periods)))
+        return tuple(sum(c * s for c, s in zip(reversed(point), self._strides)) for point in corner)
+
+    def representative(self, rank: int) -> int:
+        return self.image(rank, rank)
+
+    def image(self, rank: int, other: int) -> int:
+        moved = 0
+        for size, stride, period in zip(self._sizes, self._strides, self._periods):
+            here = rank // stride % size
+            moved += (other // stride - here + here % period) % size * stride
+        return moved
+
+
+def _period(size: int, stride: int, spans: Tuple[int, ...]) -> int:
+    """Return the least shift along a dimension that takes all units (runs of ``spans`` ranks) to units."""
+    period = 1
+    for span in spans:
+        if span <= stride and stride % span == 0:
+            continue  # whole units move
+        if span >= stride * size and span % (stride * size) == 0:
+            continue  # all happens inside of each unit
+        if span % stride or stride * size % span:
+            return size
+        period = max(period, span // stride)
+    return period
+
+
+class Exchanges:
+    """Exclusive-or with any number, of ranks for recursive doubling, of hosts of ``unit`` ranks for leaders.
+
+    Exact if the numbers of them, and of those in each unit of the machine, are powers of two. Otherwise an estimate:
+    each is taken to have what the first one has, a partner beyond the greatest power of two, and units of the machine
+    to be filled by neighbours.
+    """
+
+    def __init__(self, size: int, machine: Machine, unit: int = 1) -> None:
+        count = size // unit
+        self._unit = unit
+        self._power = 1 << (count.bit_length() - 1)
+        firsts = (0,) if self._power == count else (0, self._power)
+        self.representatives: Tuple[int, ...] = tuple(first * unit + index for first in firsts for index in range(unit))
+        self._beyond = self._power if len(firsts) > 1 else 0
+        spans = [span for span in (size, *machine.spans) if span > unit]
+        inside = all(unit % span == 0 for span in machine.spans if span <= unit)
+        self.exact = inside and all(span % unit == 0 and _power_of_two(span // unit) for span in spans)
+
+    def representative(self, rank: int) -> int:
+        host, index = divmod(rank, self._unit)
+        return (host & self._beyond) * self._unit + index
+
+    def image(self, rank: int, other: int) -> int:
+        mine = rank // self._unit
+        host, index = divmod(other, self._unit)
+        return (host ^ mine ^ (mine & self._beyond)) * self._unit + index
+
+
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def symmetry_of(algorithm: str, topology: Topology, machine: Machine, most: int) -> Symmetry:
+    """Return the symmetry of all-reduces by ``algorithm``; an assumed one only beyond ``most`` ranks.
+
+    Ranks must be in the order of their positions.
+    """
+    if algorithm in _ALONG_DIMENSIONS:
+        return Shifts(topology, machine)
+    if algorithm == "ring":  # one around all ranks, whatever the dimensions
+        return Shifts(Topology.flat(topology.size), machine)
+    if algorithm in ("recursive_doubling", "leaders"):
+        exchanges = Exchanges(topology.size, machine, topology.local_size if algorithm == "leaders" else 1)
+        if exchanges.exact or topology.size > most:
+            return exchanges
+    return Everybody(topology.size)
+
+
+def alike(symmetry: Symmetry, members: range) -> int:
+    """Return how many of the ranks of a unit are alike: so many flows use its port where one is simulated."""
+    first = symmetry.representative(members[0])
+    return sum(symmetry.representative(rank) == first for rank in members)

@@ -1,0 +1,45 @@
+"""A store with a secret, and a way to open clients that are closed again whatever the test does."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Callable, Iterator, List
+
+import pytest
+
+from ddl.store.server import StoreServer
+from ddl.store.store import StoreClient
+from ddl.store.watch import WatchClient
+
+SECRET = bytes(range(32))
+
+
+@pytest.fixture
+def secret() -> bytes:
+    return SECRET
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    """The store of a job of four ranks."""
+    with StoreServer(SECRET, 4) as running:
+        yield running
+
+
+@pytest.fixture
+def connect(server: StoreServer) -> Iterator[Callable[[int], StoreClient]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda rank: stack.enter_context(StoreClient(server.address, SECRET, rank, 10))
+
+
+@pytest.fixture
+def watch(server: StoreServer) -> Iterator[Callable[[int], WatchClient]]:
+    opened: List[WatchClient] = []
+
+    def open_one(rank: int) -> WatchClient:
+        opened.append(WatchClient(server.address, SECRET, rank, 10))
+        return opened[-1]
+
+    yield open_one
+    for client in opened:
+        client.close()

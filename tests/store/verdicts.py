@@ -1,0 +1,46 @@
+"""What ranks and the store say to one another about failures, for tests of the verdict's state machine."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from ddl.store.messages import Message, Outgoing
+from ddl.store.verdict import Verdict
+
+DIED = "its process ended (connection closed without goodbye)"
+LEFT = "it has shut down (its program ended)"
+
+
+def job(size: int = 4) -> Verdict:
+    verdict = Verdict(size)
+    for rank in range(size):
+        assert verdict.joined(rank, 0.0) == []
+    return verdict
+
+
+def fail(comm: int, kind: str, culprit: int, reason: str) -> Message:
+    return {"type": "fail", "comm": comm, "kind": kind, "culprit": culprit, "reason": reason}
+
+
+def told(ranks: List[int], message: Message) -> Outgoing:
+    return [(rank, message) for rank in ranks]
+
+
+def lost(peer: int, comm: int = 0, reason: str = "connection reset") -> Message:
+    return {"type": "suspect", "comm": comm, "seq": 1, "kind": "lost", "peer": peer, "reason": reason, "op": "x"}
+
+
+def stalled(op: str = "allreduce", seq: int = 7, *, final: bool = False, **more: Any) -> Message:
+    return {"type": "suspect", "comm": 0, "seq": seq, "kind": "stalled", "op": op, "final": final, **more}
+
+
+def state(probe: int = 1, submitted: int = 7, op: str = "allreduce", completed: int = 6, **more: Any) -> Message:
+    return {"type": "state", "probe": probe, "submitted": submitted, "completed": completed, "op": op, **more}
+
+
+def probe(comm: int = 0, seq: int = 7, number: int = 1) -> Message:
+    return {"type": "probe", "probe": number, "comm": comm, "seq": seq}
+
+
+def stall(text: str) -> Message:
+    return {"type": "stall", "comm": 0, "seq": 7, "text": text}
