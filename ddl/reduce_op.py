@@ -15,9 +15,8 @@ class ReduceOp(enum.IntEnum):
     """How values of different ranks are combined.
 
     ``Average`` is the sum divided by the number of ranks (integers: truncated towards zero). float16 and bfloat16
-    accumulate in float32. For bool, ``Sum`` and ``Max`` are *any*, ``Product`` and ``Min`` are *all*.
-    ``Adasum`` adds what is orthogonal and averages what is parallel (ddl/adapter/adasum.py); where it is not offered, it is
-    refused.
+    accumulate in float32. For bool, ``Sum`` and ``Max`` are *any*, ``Product`` and ``Min`` are *all*. ``Adasum`` adds
+    what is orthogonal and averages what is parallel (ddl/adapter/adasum.py); where it is not offered, it is refused.
     """
 
     Sum = 0

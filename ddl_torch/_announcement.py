@@ -5,8 +5,8 @@
 * How many *steps* it has taken with averages of this optimizer. Ranks with different numbers have different weights.
 
 Elements may be of float16, and are summed or averaged over any number of ranks. What survives that exactly is whether
-an element is zero: the number of steps is written so that this is enough (ddl/adapter/step_number.py). Who said what is asked
-for separately, if numbers differ.
+an element is zero: the number of steps is written so that this is enough (ddl/adapter/step_number.py). Who said what is
+asked for separately, if numbers differ.
 """
 
 from __future__ import annotations

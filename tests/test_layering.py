@@ -1,4 +1,4 @@
-"""Who may know whom: the design's layering, read from the imports and includes of the sources themselves."""
+"""Who may know whom: a rule a line, held against the imports and includes of the sources themselves."""
 
 from __future__ import annotations
 
@@ -7,193 +7,165 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator, List, Set, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
-# What each folder of csrc/ may include besides itself; a name with a dot is one header, not the folder.
-CPP_MAY_INCLUDE = {
-    "base": set(),
-    "reduce": {"base"},
-    "wire": {"base"},
-    "memory": {"base"},
-    "transport": {"base", "wire", "memory"},
-    "engine": {"base", "reduce", "wire", "memory", "transport/endpoint.h", "transport/factory.h"},
-    "python": {"base", "reduce", "wire", "memory", "engine"},
+# --- Python ---
+
+#: What a user imports; adapters are users.
+PUBLIC = "ddl api communicator errors memory reduce_op topology"
+#: Room of ``ddl`` -> what of it that may import besides itself, from the bottom up. A module is in the room with the
+#: longest name that its own begins with. "ddl" is the package itself, not all that is in it; "*" is everything.
+RULES = {
+    "_core": "",
+    "_version": "",
+    "errors": "",
+    "text": "errors",
+    "topology": "errors",
+    "reduce_op": "errors text",
+    "memory": "errors _core",
+    "store": "errors",
+    "bootstrap.environ": "errors store",
+    "bootstrap": "errors text store bootstrap.environ _core",
+    "launch": "errors text store bootstrap.environ _version",
+    "plan": "errors topology",
+    "plan.lower": "errors topology plan _core",  # it hands plans to the core
+    "tuning": "errors text topology plan _version",
+    "tuning.simulate": "errors topology plan tuning adapter.buckets",  # it cuts a model's gradients as adapters do
+    "tuning.measure": "errors text topology plan tuning reduce_op memory communicator bootstrap.environ",
+    "_comm": "errors topology plan tuning reduce_op store bootstrap _version _core",
+    "communicator": "errors topology plan tuning _comm",
+    "negotiation": "errors plan communicator _core",
+    "api": "errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
+    "adapter": f"{PUBLIC} text plan tuning negotiation _comm",
+    "adapter.rendezvous": "store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
+    "ddl": f"{PUBLIC} _version text launch.function",
+    "tools": "*",
+    "ddl_torch": f"{PUBLIC} adapter text",
+    "ddl_tensorflow": f"{PUBLIC} adapter text",
+    "ddl_caffe": f"{PUBLIC} adapter",
+    "ddl_chainer": f"{PUBLIC} adapter",
+    "ddl_theano": f"{PUBLIC} adapter",
 }
-# A concrete transport is included by itself and by the one file that chooses among them.
-CONCRETE_TRANSPORTS = {"tcp", "shm", "rails", "faulty", "ucx", "cuda"}
-CHOOSES_TRANSPORT = {"transport/factory.cc", "engine/transports.cc"}
-
-# ddl.run must start in milliseconds: these modules of ddl are plain data, without numpy or the extension.
-RUN_MAY_IMPORT = {"ddl.errors", "ddl._version", "ddl.launch", "ddl.topology"} | {
-    f"ddl.bootstrap.{name}"
-    for name in (
-        *("address", "auth", "client", "connection", "environ", "interfaces", "messages", "pace", "rails", "reach"),
-        *("requests", "server", "session", "store", "verdict", "watch"),
-    )
-}
-TOOLS = "ddl/tools"
-PURE_PLANNING = ["ddl/plan", "ddl/topology.py", "ddl/plan/svg.py", "ddl/tuning"]
-HANDS_PLANS_TO_THE_CORE = "ddl/plan/lower.py"
-DOES_IO = {
-    "socket",
-    "subprocess",
-    "threading",
-    "multiprocessing",
-    "mmap",
-    "select",
-    "asyncio",
-    "os",
-    "ctypes",
-    "time",
-}
-ADAPTERS = ["ddl_torch", "ddl_tensorflow", "ddl_caffe", "ddl_chainer", "ddl_theano"]
 
 
-def python_files(*places: str) -> List[Path]:
-    found: List[Path] = []
-    for place in places:
-        path = ROOT / place
-        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
-    return found
+def full_name(name: str) -> str:
+    return name if name in ("ddl", "*") or name.startswith("ddl_") else f"ddl.{name}"
 
 
-def imported_modules(path: Path) -> Set[str]:
-    """Every module that a file imports anywhere in it, absolute; ``from a import b`` counts as ``a`` and ``a.b``."""
-    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    names: Set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            module = ".".join(base + ([node.module] if node.module else []))
-            names.add(module)
-            names.update(f"{module}.{alias.name}" for alias in node.names)
-    return names
+MAY_IMPORT = {full_name(room): [full_name(name) for name in rule.split()] for room, rule in RULES.items()}
+#: These do no input and output, and know no threads and no clocks: they import none of these modules of Python.
+PURE = ("ddl.topology", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
+IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())
+FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax", "mpi4py"}
+#: ``ddlrun`` starts in milliseconds: the rooms that it loads import the standard library only, and these where needed:
+#: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need.
+LOADED_BY_DDLRUN = ("ddl.errors", "ddl.text", "ddl.topology", "ddl.store", "ddl.bootstrap.environ", "ddl.launch")
+OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions"}
+
+
+def python_files() -> List[Path]:
+    packages = {room.split(".")[0] for room in MAY_IMPORT}
+    return [path for package in sorted(packages) for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", "")
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or any(path.with_suffix(suffix).is_file() for suffix in (".py", ".pyi"))
 
 
 def below(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-def includes(path: Path) -> List[str]:
-    return re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def room_of(name: str) -> str:
+    rooms = [room for room in MAY_IMPORT if (name == room if room == "ddl" else below(name, room))]
+    assert rooms, f"{name} is in no room: give it a line in MAY_IMPORT"
+    return max(rooms, key=len)
 
 
-def cpp_files() -> List[Path]:
-    return sorted(path for path in CSRC.rglob("*") if path.suffix in (".cc", ".h"))
+def imports(path: Path) -> Set[str]:
+    """Every module that a file imports anywhere in it; ``from a import b`` counts as ``a.b`` if that is a module."""
+    package = path.relative_to(ROOT).parts[:-1]
+    names: Set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                names.add(inner if below(module, "ddl") and is_module(inner) else module)
+    return names
 
 
-def test_the_sources_are_where_this_test_looks():
-    """Guards the tests below against passing because they looked at nothing."""
-    folders = {path.relative_to(CSRC).parts[0] for path in cpp_files()}
-    assert folders == set(CPP_MAY_INCLUDE)
-    assert len(python_files("ddl")) > 10
-    assert sum(len(includes(path)) for path in cpp_files()) > 30
+IMPORTS: Dict[str, Set[str]] = {module_of(path): imports(path) for path in python_files()}
 
 
-@pytest.mark.parametrize("path", cpp_files(), ids=lambda path: path.relative_to(CSRC).as_posix())
-def test_cpp_includes_go_downwards(path: Path):
-    me = path.relative_to(CSRC).as_posix()
-    folder = me.split("/")[0]
-    for included in includes(path):
-        assert (CSRC / included).is_file(), f"{me} includes {included!r}: write it relative to csrc/"
-        other = included.split("/")[0]
-        allowed = CPP_MAY_INCLUDE[folder]
-        assert other == folder or other in allowed or included in allowed, f"{me} must not know {included}"
+def of_ddl(room: str) -> Iterator[Tuple[str, str]]:
+    """Each module of a room, with each module of DDL outside the room that it imports."""
+    for module, names in IMPORTS.items():
+        if room_of(module) == room:
+            for name in names:
+                if name.split(".")[0].startswith("ddl") and room_of(name) != room:
+                    yield module, name
 
 
-def test_only_one_file_names_the_concrete_transports():
-    choosers = set()
-    for path in cpp_files():
-        me = path.relative_to(CSRC).as_posix()
-        for included in includes(path):
-            parts = included.split("/")
-            if parts[0] != "transport" or len(parts) < 3 or parts[1] not in CONCRETE_TRANSPORTS:
-                continue
-            if me.startswith(f"transport/{parts[1]}/"):
-                continue
-            assert me in CHOOSES_TRANSPORT, f"{me} must not know the concrete transport {included}"
-            choosers.add(me)
-    assert len(choosers) == 1
+def allowed(name: str, rule: List[str]) -> bool:
+    return any(other == "*" or (name == other if other == "ddl" else below(name, other)) for other in rule)
 
 
-def test_no_cpp_names_an_algorithm():
-    """The core runs tables: the names of algorithms belong to the planner."""
-    words = re.compile(r"\b(recursive_doubling|multi_?ring|ring_allreduce|tree_broadcast)\b", re.IGNORECASE)
-    found = [(path.name, match.group()) for path in cpp_files() for match in words.finditer(path.read_text("utf-8"))]
-    assert found == []
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_knows_what_its_rule_says(room: str):
+    wrong = [f"{module} imports {name}" for module, name in of_ddl(room) if not allowed(name, MAY_IMPORT[room])]
+    assert not wrong, f"{room} may import of DDL: {MAY_IMPORT[room]}"
 
 
-def adapter_imports() -> Iterator[Tuple[str, Path, str]]:
-    for adapter in ADAPTERS:
-        for path in python_files(adapter):
-            for name in imported_modules(path):
-                yield adapter, path, name
+def test_no_rule_allows_what_nobody_needs():
+    """A line that is no longer true of the house would mislead its reader."""
+    for room, rule in MAY_IMPORT.items():
+        used = [name for _, name in of_ddl(room)]
+        idle = {other for other in rule if other != "*" and not any(allowed(name, [other]) for name in used)}
+        assert not idle - {full_name(name) for name in PUBLIC.split()}, f"{room} does not import {idle}"
 
 
-def test_adapters_use_public_names_only():
-    seen = 0
-    for adapter, path, name in adapter_imports():
-        where = path.relative_to(ROOT)
-        for other in ADAPTERS:
-            assert other == adapter or not below(name, other), (
-                f"{where} imports {name}: adapters do not know one another"
-            )
-        assert not below(name, "ddl._core"), f"{where} imports {name}: adapters use ddl's public names"
-        if below(name, "ddl"):
-            private = any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
-            assert not private, f"{where} imports {name}, which is private"
-            seen += 1
-    assert seen > 0
+def test_every_module_is_in_a_room_of_its_own_package():
+    assert len(IMPORTS) > 250
+    for module in IMPORTS:
+        assert room_of(module).split(".")[0] == module.split(".")[0]
 
 
-def library_files() -> List[Path]:
-    """``ddl`` without its tools, which may use everything."""
-    return [path for path in python_files("ddl") if (ROOT / TOOLS) not in path.parents]
+@pytest.mark.parametrize("room", PURE)
+def test_planning_does_no_io(room: str):
+    modules = [module for module in IMPORTS if room_of(module) == room]
+    assert modules
+    for module in modules:
+        assert not {name.split(".")[0] for name in IMPORTS[module]} & IO, module
 
 
-def test_nothing_uses_the_tools():
-    for path in library_files() + [path for adapter in ADAPTERS for path in python_files(adapter)]:
-        assert not any(below(name, "ddl.tools") for name in imported_modules(path)), path.relative_to(ROOT)
+def test_only_adapters_and_what_judges_know_frameworks():
+    for module, names in IMPORTS.items():
+        if below(module, "ddl") and not below(module, "ddl.tools"):
+            assert not {name.split(".")[0] for name in names} & FRAMEWORKS, module
 
 
-def test_ddl_knows_no_framework_and_no_adapter():
-    frameworks = {"torch", "tensorflow", "caffe", "chainer", "theano", "jax", "mpi4py"}
-    files = library_files()
-    assert len(files) > 30
-    for path in files:
-        tops = {name.split(".")[0] for name in imported_modules(path)}
-        assert not tops & (frameworks | set(ADAPTERS)), path.relative_to(ROOT)
-
-
-def test_planning_does_no_io():
-    files = python_files(*PURE_PLANNING)
-    assert len(files) > 3
-    for path in files:
-        names = imported_modules(path)
-        where = path.relative_to(ROOT)
-        assert not {name.split(".")[0] for name in names} & DOES_IO, where
-        knows_core = any(below(name, "ddl._core") for name in names)
-        assert not knows_core or where.as_posix() == HANDS_PLANS_TO_THE_CORE, where
-
-
-def test_ddlrun_imports_the_standard_library_and_plain_data_only():
+def test_ddlrun_imports_the_standard_library_only():
     standard = getattr(sys, "stdlib_module_names", None)
-    # What older Pythons have for tomllib; what horovodrun's config files need; what functions of notebooks need.
-    optional = ("tomli", "yaml", "cloudpickle")
-    for path in python_files("ddl/run"):
-        where = path.relative_to(ROOT)
-        for name in imported_modules(path):
-            if below(name, "ddl"):
-                assert name == "ddl" or any(below(name, allowed) for allowed in RUN_MAY_IMPORT), f"{where}: {name}"
-            elif standard is not None:  # Python 3.10 on
-                assert name.split(".")[0] in standard or name in optional, f"{where}: {name}"
+    if standard is None:
+        pytest.skip("this Python does not tell the names of its standard library; 3.10 does")
+    for module, names in IMPORTS.items():
+        if room_of(module) in LOADED_BY_DDLRUN:
+            tops = {name.split(".")[0] for name in names} - {"ddl"} - OPTIONAL
+            assert tops <= standard, module
 
 
 def test_ddlrun_loads_neither_numpy_nor_the_core():
@@ -201,3 +173,62 @@ def test_ddlrun_loads_neither_numpy_nor_the_core():
     program = "import sys, ddl.launch.cli; print([m for m in ('numpy', 'ddl._core', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- C++ ---
+
+#: Folder of csrc/ -> what it may include besides itself: folders, and headers by their paths.
+MAY_INCLUDE = {
+    "base": "",
+    "reduce": "base",
+    "wire": "base",
+    "memory": "base",
+    "transport": "base wire memory",
+    "engine": "base reduce wire memory transport/endpoint.h transport/factory.h",
+    "python": "base reduce wire memory engine",
+}
+#: A concrete transport is included by itself, and by the one file that chooses among them.
+CHOOSES_TRANSPORT = "transport/factory.cc"
+
+
+def cpp_files() -> List[Path]:
+    return sorted(path for path in CSRC.rglob("*") if path.suffix in (".cc", ".h"))
+
+
+def includes(path: Path) -> List[str]:
+    return re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_every_folder_of_the_core_has_a_rule():
+    assert {path.relative_to(CSRC).parts[0] for path in cpp_files()} == set(MAY_INCLUDE)
+    assert sum(len(includes(path)) for path in cpp_files()) > 30
+
+
+@pytest.mark.parametrize("folder", MAY_INCLUDE)
+def test_cpp_includes_go_downwards(folder: str):
+    for path in cpp_files():
+        own = path.relative_to(CSRC).as_posix()
+        if own.split("/")[0] != folder:
+            continue
+        for included in includes(path):
+            assert (CSRC / included).is_file(), f"{own} includes {included!r}: write it relative to csrc/"
+            other, rule = included.split("/")[0], MAY_INCLUDE[folder].split()
+            assert other == folder or other in rule or included in rule, f"{own} must not know {included}"
+
+
+def test_only_one_file_names_the_concrete_transports():
+    choosers = set()
+    for path in cpp_files():
+        own = path.relative_to(CSRC).as_posix()
+        for included in includes(path):
+            concrete = re.match(r"transport/\w+/", included)
+            if concrete and not own.startswith(concrete.group()):
+                choosers.add(own)
+    assert choosers == {CHOOSES_TRANSPORT}
+
+
+def test_no_cpp_names_an_algorithm():
+    """The core runs tables: the names of algorithms belong to the planner."""
+    algorithms = re.compile(r"\b(recursive_doubling|multi_?ring|ring_allreduce|tree_broadcast)\b", re.IGNORECASE)
+    for path in cpp_files():
+        assert not algorithms.search(path.read_text(encoding="utf-8")), path

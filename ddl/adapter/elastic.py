@@ -2,7 +2,7 @@
 
 A ``State`` is saved (commit), set back (restore) and made the same on all ranks (sync); ``run`` makes a training
 function of it. This knows no framework: how a kind of value is saved, restored and synchronised is a ``Handler``, and
-an adapter has more of them (ddl_torch/elastic.py).
+an adapter has more of them (ddl_torch/elastic/).
 
 A job of this release has one generation: its ranks stay until it ends. When one is lost, ``run`` restores the last
 commit and raises; the job has to be started again (docs/from_horovod.md).

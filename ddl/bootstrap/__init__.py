@@ -1,6 +1,4 @@
-"""How the ranks of a job find each other: who am I (environ), the store (store, server), and who failed (verdict).
-
-Only the standard library and ``ddl.errors`` are imported here, because ``ddlrun`` must start in milliseconds.
-"""
+"""How a rank comes into its job: who it is (environ, launched), its connections (connect), and what it hears of
+failures (agent). What all ranks share is their store: ``ddl.store``."""
 
 from __future__ import annotations

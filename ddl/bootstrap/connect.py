@@ -1,8 +1,8 @@
 """Making and accepting connections: TCP streams for messages, Unix sockets for the proof of shared memory.
 
-Every connection proves the job's secret first (auth.py), then says in one frame what it is for. Two ranks share memory
-if each has mapped the arena of the other: the descriptor goes over a Unix socket, and what the arena holds at a known
-place must be the nonce that its owner published in the store. The rank with the higher number connects.
+Every connection proves the job's secret first (ddl/store/auth.py), then says in one frame what it is for. Two ranks
+share memory if each has mapped the arena of the other: the descriptor goes over a Unix socket, and what the arena holds
+at a known place must be the nonce that its owner published in the store. The rank with the higher number connects.
 """
 
 from __future__ import annotations

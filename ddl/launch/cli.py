@@ -26,7 +26,7 @@ from ddl.launch.layout import Layout, arrange
 from ddl.launch.local_job import LocalJob
 from ddl.launch.options import OPTIONS, USAGE, parser, takes_value
 from ddl.launch.placement import Placement, parse_rankfile
-from ddl.launch.suggest import did_you_mean
+from ddl.text.spelling import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
 
@@ -288,9 +288,8 @@ def run(config: RunConfig) -> int:
         if config.dry_run:
             print("\n".join(dry_run.describe(config, starts, os.environ)))
             return 0
-        return (
-            LocalJob(config).run() if config.placement is None else ClusterJob(config, config.placement, starts).run()
-        )
+        job = LocalJob(config) if config.placement is None else ClusterJob(config, config.placement, starts)
+        return job.run()
     except (Error, OSError) as error:
         print(f"ddlrun: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """A job on several hosts, as ddlrun sees it: agents are started, checked, given their ranks, listened to and ended.
 
-One thread, one loop, as in agent.py; the store's server, over which the agents speak (control.py), has a thread of its
-own and wakes the loop. Nothing starts before every host's agent has called and proved fit. The job ends as a job on one
-machine does; besides, a host whose agent is gone before its ranks have ended is a failure like that of a rank.
+One thread, one loop, as in host_agent.py; the store's server, over which the agents speak (control.py), has a thread of
+its own and wakes the loop. Nothing starts before every host's agent has called and proved fit. The job ends as a job on
+one machine does; besides, a host whose agent is gone before its ranks have ended is a failure like that of a rank.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One thread, one loop: it waits for output, for signals (also SIGCHLD) and for th
 in particular. It ends in one of three ways: all ranks exit with 0; a rank fails, and the others get a moment to fail
 by themselves before they are stopped; or it is told to stop (Ctrl-C, SIGTERM, SIGHUP, nobody reads its output).
 
-``HostAgent`` is what a job of one host (job.py) and the agent of one host of many (remote.py) have in common.
+``HostAgent`` is what a job of one host (local_job.py) and the agent of one host of many (remote.py) have in common.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the loops of ddlrun (cluster.py) and of its agents (agent.py) are made of: one wait for everything."""
+"""What the loops of ddlrun (cluster.py) and of its agents (host_agent.py) are made of: one wait for everything."""
 
 from __future__ import annotations
 

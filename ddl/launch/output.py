@@ -1,6 +1,6 @@
 """From the ranks' pipes to the terminal or to files: whole lines, each with its rank's prefix.
 
-Used by one thread, agent.py's loop, which must never wait for whoever reads ddlrun's output: a ``Sink`` queues,
+Used by one thread, host_agent.py's loop, which must never wait for whoever reads ddlrun's output: a ``Sink`` queues,
 and writes only as much as its descriptor takes at once. A line may end in a carriage return, so progress bars keep
 moving.
 """

@@ -18,7 +18,7 @@ from typing import Dict, Iterator, List, Mapping, Sequence
 from ddl.errors import ConfigError
 from ddl.launch.control import Assignment
 from ddl.launch.hosts import bare_name
-from ddl.launch.reach import TokenPort, Target, connect_all
+from ddl.launch.reach import Target, TokenPort, connect_all
 from ddl.store.address import parse_address
 from ddl.store.interfaces import address_of
 from ddl.store.rails import places

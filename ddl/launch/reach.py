@@ -1,7 +1,7 @@
 """Can addresses of other hosts be reached, and is it they who answer? Many connections at once, none for long.
 
-A ``TokenPort`` is a port at which a host is known by a token; ``connect_all`` knocks at those of others. Used before a job
-starts (run/preflight.py) and by ``ddl doctor``. Nothing here is fatal: what does not work is what was to be found out.
+A ``TokenPort`` is a port at which a host is known by a token; ``connect_all`` knocks at those of others. Used before a
+job starts (preflight.py) and by ``ddl doctor``. Nothing here is fatal: what does not work is what was to be found out.
 """
 
 from __future__ import annotations

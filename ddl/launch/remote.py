@@ -1,7 +1,7 @@
 """ddlrun's agent on one host of several: ``python -m ddl.launch.remote``, started by a launcher (launchers/).
 
-It takes its invitation, calls ddlrun, and does there what job.py does on one machine; output and exits go over the
-connection (control.py), and so do orders to stop. If the connection is lost, its ranks are ended: nothing stays
+It takes its invitation, calls ddlrun, and does there what local_job.py does on one machine; output and exits go over
+the connection (control.py), and so do orders to stop. If the connection is lost, its ranks are ended: nothing stays
 behind, whatever became of ddlrun, of ssh or of the network between.
 """
 

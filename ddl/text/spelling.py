@@ -10,13 +10,17 @@ __all__ = ["did_you_mean", "nearest", "no_attribute"]
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> Optional[str]:
     """Return the name of ``known`` that is most like ``word``, from 0 to 1; None if none is as like as that.
 
-    Large and small letters count alike.
+    Large and small letters count alike, and so do underscores and dashes; dashes in front of an option do not count.
     """
     import difflib  # here, as it is needed only where something went wrong
 
-    by_small = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_small, n=1, cutoff=likeness)
-    return by_small[close[0]] if close else None
+    names = {_plain(name): name for name in known}
+    close = difflib.get_close_matches(_plain(word), names, n=1, cutoff=likeness)
+    return names[close[0]] if close else None
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ddl._version import __version__
 from ddl.errors import ConfigError, Error
-from ddl.launch.suggest import did_you_mean
+from ddl.text.spelling import did_you_mean
 
 __all__ = ["main"]
 

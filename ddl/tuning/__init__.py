@@ -1,3 +1,3 @@
-"""Choosing among algorithms, and simulating the plans on a modelled machine; later: measuring."""
+"""Choosing among algorithms (select, table), after measuring them (measure/) or simulating them (simulate/)."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which hosts sit behind a common switch whose way out is narrower than they are: from what pairs of hosts got. Pure.
 
 One message gets the full rate even through an uplink that is a quarter of what the rack's hosts send together. So pairs
-are measured while all other hosts talk, too (ddl/tuning/measure/find_racks.py), in tournaments: in several ones, shuffled differently,
-of which a pair's slowest figure counts, as beside it in one of them few others may cross the uplink. Hosts of one rack
-then see the others alike, by which groups are guessed, and get more among themselves than across, by which a guess is
-judged: none is better than a wrong one. Racks that are alike are found as they are or not at all; of those that differ
-none is torn apart, but some may be joined.
+are measured while all other hosts talk, too (ddl/tuning/measure/find_racks.py), in tournaments: in several ones,
+shuffled differently, of which a pair's slowest figure counts, as beside it in one of them few others may cross the
+uplink. Hosts of one rack then see the others alike, by which groups are guessed, and get more among themselves than
+across, by which a guess is judged: none is better than a wrong one. Racks that are alike are found as they are or not
+at all; of those that differ none is torn apart, but some may be joined.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What other launchers say, and how ranks find one another without ddlrun; with the launchers themselves: tests/launch."""
+"""What other launchers say, and how ranks find one another without ddlrun. The launchers themselves: tests/launch."""
 
 from __future__ import annotations
 

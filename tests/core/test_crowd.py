@@ -152,7 +152,7 @@ def crowded_start() -> int:
         return listener, name
 
     if os.environ["DDL_RANK"] == "0":
-        ddl.job.listen_memory = listen_in_a_crowd
+        ddl._comm.job.listen_memory = listen_in_a_crowd
     ddl.init()
     shared = len(ddl.world()._group.job.memories)
     ddl.barrier()

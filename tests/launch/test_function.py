@@ -7,7 +7,6 @@ import inspect
 import os
 import pydoc
 import signal
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -180,30 +179,9 @@ def test_without_a_number_there_is_one_rank_and_numbers_of_elastic_jobs_are_name
     assert "ddl.run: --min-num-proc, --max-num-proc have no effect: " in capfd.readouterr().err
 
 
-def test_a_package_that_is_a_function() -> None:
-    import ddl.launch.cli
-
-    assert ddl.launch.cli.main is sys.modules["ddl.launch.cli"].main and ddl.launch.hosts.parse_hosts
+def test_help_shows_arguments_and_what_they_mean() -> None:
     help_text = pydoc.plain(pydoc.render_doc(ddl.run))
-    assert "function ddl.run in " in help_text and "\n\nddl.run(func: " in help_text
-    assert "Call ``func(*args, **kwargs)`` on each of ``np``" in help_text
-    # In whatever order they are asked for, and as with any package.
-    program = """
-import importlib.util, pkgutil, sys
-{first}
-{second}
-import ddl, ddl.launch
-assert ddl.run is sys.modules["ddl.launch"] and callable(ddl.run)
-from ddl.launch import cli
-from ddl.launch import function
-assert ddl.run is function.run and ddl.launch.cli is cli
-assert importlib.util.find_spec("ddl.launch.cli").name == "ddl.launch.cli"
-assert "cli" in [module.name for module in pkgutil.iter_modules(ddl.run.__path__)]
-"""
-    orders = [("import ddl; ddl.run", "import ddl.launch.cli"), ("import ddl.launch.cli", "import ddl; ddl.run")]
-    for first, second in orders:
-        line = [sys.executable, "-c", program.format(first=first, second=second)]
-        subprocess.run(line, env={**os.environ, "PYTHONPATH": ROOT}, check=True, timeout=60)
+    assert "\n\nrun(func: " in help_text and "Call ``func(*args, **kwargs)`` on each of ``np``" in help_text
 
 
 NOTEBOOK = """

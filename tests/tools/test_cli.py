@@ -13,11 +13,11 @@ from ddl.tools.cli import main
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["dcotor"], "did you mean doctor?"),
-        (["benhc", "allreduce"], "did you mean bench?"),
-        (["bench", "alreduce"], "did you mean allreduce?"),
-        (["plan", "4", "--allgorithm=ring"], "unknown option --allgorithm; did you mean --algorithm?"),
-        (["bench", "allreduce", "--sizse", "8"], "unknown option --sizse; did you mean --sizes?"),
+        (["dcotor"], "(did you mean 'doctor'?)"),
+        (["benhc", "allreduce"], "(did you mean 'bench'?)"),
+        (["bench", "alreduce"], "(did you mean 'allreduce'?)"),
+        (["plan", "4", "--allgorithm=ring"], "unknown option --allgorithm (did you mean '--algorithm'?)"),
+        (["bench", "allreduce", "--sizse", "8"], "unknown option --sizse (did you mean '--sizes'?)"),
         (["topo", "--nothing-like-it"], "unknown option --nothing-like-it\n"),
     ],
 )

@@ -1,8 +1,8 @@
 """Kubernetes, as a text: ``ddlrun --launcher k8s --dry-run`` prints a manifest, ``kubectl apply -f -`` does the rest.
 
-The pods are those of one Indexed Job, by itself or inside a JobSet. All of them run the same command,
-``ddlrun --launcher pods`` (ddl/launch/pods.py), so no pod needs ssh or leave to talk to Kubernetes. What they must agree
-on stands here: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a Secret.
+The pods are those of one Indexed Job, by itself or inside a JobSet. All of them run the same command, ``ddlrun
+--launcher pods`` (ddl/launch/pods.py), so no pod needs ssh or leave to talk to Kubernetes. What they must agree on
+stands here: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a Secret.
 
 Nothing here does I/O; options are checked here, since only here is known what Kubernetes lets pass.
 """

@@ -116,7 +116,7 @@ class Machine:
         return tuple(prod(level.size for level in self.levels[: i + 1]) for i in range(len(self.levels)))
 
     def hosts(self) -> List[Sequence[int]]:
-        """Return the ranks that share memory, group by group: what ``ddl.group.discover`` takes."""
+        """Return the ranks that share memory, group by group: what ``ddl._comm.group.discover`` takes."""
         step = self.ranks_per_host if self.memory is not None else 1
         return [range(first, first + step) for first in range(0, self.size, step)]
 

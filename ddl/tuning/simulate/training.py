@@ -1,8 +1,9 @@
 """A training step in virtual time: forward, backward, and the all-reduces of its buckets while it goes on.
 
-Gradients are fused by ``ddl.adapter.buckets`` as the adapters do. The backward pass runs the layers in reverse; a bucket is
-submitted when its last gradient is there, never before the buckets in front of it (``ddl_torch``). Then comes a wait
-for what is not finished: the *exposed* communication. Without overlap, all is submitted when the backward pass ends.
+Gradients are fused by ``ddl.adapter.buckets`` as the adapters do. The backward pass runs the layers in reverse; a
+bucket is submitted when its last gradient is there, never before the buckets in front of it (``ddl_torch``). Then comes
+a wait for what is not finished: the *exposed* communication. Without overlap, all is submitted when the backward pass
+ends.
 """
 
 from __future__ import annotations
