@@ -164,7 +164,7 @@ class CoreCalls:
         array = as_array(x)
         mine = check_splits(array, splits, self._size)
         rows = self.exchange(Collective.ALLTOALL, sizes.row(array, mine))
-        sizes.check_alike("alltoall", rows)
+        sizes.check_rows("alltoall", rows)
         width = math.prod(array.shape[1:])
         matrix = rows[:, sizes.HEAD :]
         received = matrix[:, self._rank].copy()
@@ -196,7 +196,7 @@ class CoreCalls:
     def _gathered(self, verb: str, purpose: Collective, array: np.ndarray) -> Tuple[List[int], int]:
         """Return the elements that each rank contributes, and the rows of all of them together."""
         rows = self.exchange(purpose, sizes.row(array))
-        sizes.check_alike(verb, rows)
+        sizes.check_rows(verb, rows)
         width = math.prod(array.shape[1:])
         return [int(one[2]) * width for one in rows], sum(int(one[2]) for one in rows)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddl.errors import InvalidArgument, ProtocolError
 
-__all__ = ["HEAD", "MAX_DIMENSIONS", "check_alike", "decode_type", "ranks_differ", "row", "shape_of", "split_evenly"]
+__all__ = ["HEAD", "MAX_DIMENSIONS", "check_rows", "decode_type", "ranks_differ", "row", "shape_of", "split_evenly"]
 
 MAX_DIMENSIONS = 30
 HEAD = 2 + MAX_DIMENSIONS  #: int64 values before a collective's own
@@ -51,7 +51,7 @@ def decode_type(one: np.ndarray) -> str:
     return _TYPES[int(one[0])]
 
 
-def check_alike(verb: str, rows: np.ndarray) -> None:
+def check_rows(verb: str, rows: np.ndarray) -> None:
     """Raise ``InvalidArgument``, on all ranks alike, unless types and all but the first dimension agree."""
 
     def kind(one: np.ndarray) -> Tuple[str, Tuple[int, ...]]:

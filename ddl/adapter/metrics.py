@@ -44,7 +44,7 @@ def average_metrics(
             sums[:-1] = np.array(numbers) * sums[-1]
     except ddl.InvalidArgument as error:
         mistake = str(error)
-    _check_alike([repr(name) for name in names], mistake, group)
+    _check_names([repr(name) for name in names], mistake, group)
     group.allreduce_(sums, op=ddl.Sum)
     if sums[-1] == 0:
         raise ddl.InvalidArgument("average_metrics: the weights of all ranks are 0, so there is no mean")
@@ -110,7 +110,7 @@ def _number(value: Any, what: str) -> float:
         raise ddl.InvalidArgument(f"{what} is a {type(value).__name__}{shape}, not one number") from None
 
 
-def _check_alike(names: List[str], mistake: str, group: ddl.Communicator) -> None:
+def _check_names(names: List[str], mistake: str, group: ddl.Communicator) -> None:
     """Raise ``InvalidArgument``, on all ranks, unless all have the same names and no mistake."""
     digest = hashlib.sha256(repr((names, mistake)).encode()).digest()
     number = int.from_bytes(digest[:8], "little", signed=True)

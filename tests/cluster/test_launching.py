@@ -162,7 +162,7 @@ def left(hosts: Cluster) -> str:
     for host in hosts.hosts:
         with contextlib.suppress(ClusterError):  # it is off
             seen += hosts.run(host, ["ps", "-eo", "pid,args"], check=False).stdout
-    return "\n".join(line for line in seen.splitlines() if "ddl.run" in line or "sleep 61" in line)
+    return "\n".join(line for line in seen.splitlines() if "ddl.launch" in line or "sleep 61" in line)
 
 
 @pytest.mark.faults
@@ -177,7 +177,7 @@ def test_nothing_is_left_and_the_host_is_named(how: str, clusters_can_be_built: 
             assert job.stdout is not None
             assert sorted(job.stdout.readline() for _ in range(3)) == ["[0] on\n", "[1] on\n", "[2] on\n"]
             if how.startswith("SIG"):
-                cluster.run("node1", ["pkill", "-" + how[3:], "-f", "ddl.run -H"])
+                cluster.run("node1", ["pkill", "-" + how[3:], "-f", "ddl.launch -H"])
             elif how == "agent":
                 cluster.run(
                     "node2", ["sh", "-c", "kill -9 $(ps -eo ppid,args | awk '/[s]leep 61/ {print $1}' | tail -1)"]
@@ -221,7 +221,7 @@ def test_a_launcher_dies(launcher: str, program: str, goes_on: bool, clusters_ca
             if goes_on:
                 time.sleep(1)
                 assert job.poll() is None
-                cluster.run("node1", ["pkill", "-TERM", "-f", "ddl.run -"])
+                cluster.run("node1", ["pkill", "-TERM", "-f", "ddl.launch -"])
             _, err = job.communicate(timeout=240)
         assert job.returncode == (143 if goes_on else 1), err
         named = r"host node\d \(rank \d\): (the connection to its agent is gone|its agent was told to stop by SIGTERM)"

@@ -157,10 +157,10 @@ def test_what_is_no_introduction_names_the_rank(text: str) -> None:
 @pytest.mark.parametrize("place", [(0, -1), (0, 99), (1, -1), (1, 31), (2, -5)], ids=repr)
 def test_sizes_that_cannot_be_are_refused(place: Tuple[int, int]) -> None:
     rows = np.array([sizes.row(np.ones((2, 3), np.float32))] * 2)
-    sizes.check_consistent("allgather", rows)
+    sizes.check_rows("allgather", rows)
     rows[1, place[0]] = place[1]
     with pytest.raises(ddl.ProtocolError, match="allgather: a rank told of an array that cannot be"):
-        sizes.check_consistent("allgather", rows)
+        sizes.check_rows("allgather", rows)
 
 
 # --- what comes from Python ---

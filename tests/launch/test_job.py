@@ -159,7 +159,7 @@ def test_the_secret_is_on_no_command_line(launcher: Launcher, script: Script) ->
             line = Path(f"/proc/{name}/cmdline").read_bytes()
         except OSError:
             continue
-        seen += b"ddl.run" in line
+        seen += b"ddl.launch" in line
         assert secret.encode() not in line
     assert seen
     process.communicate("\n", timeout=240)

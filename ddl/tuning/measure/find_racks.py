@@ -17,7 +17,7 @@ from ddl.plan.ir import Collective
 from ddl.reduce_op import Max, Min
 from ddl.text.units import bytes_text, duration
 from ddl.tuning.measure.timed_calls import TimedCalls
-from ddl.tuning.measure.turns import Outcome, check_alike, medians_of, settle, take_turns
+from ddl.tuning.measure.turns import Outcome, check_results, medians_of, settle, take_turns
 from ddl.tuning.racks import FEWEST_HOSTS, Racks, suspect, tournaments
 from ddl.tuning.tournament import Rounds
 
@@ -142,5 +142,5 @@ def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) 
 
 def _allreduce(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> TimedCalls:
     calls = TimedCalls(Collective.ALLREDUCE, control.rank, control.size, nbytes)
-    check_alike(control, {f"racks {both[_RACKS].topology}": both[_RACKS]}, calls)
+    check_results(control, {f"racks {both[_RACKS].topology}": both[_RACKS]}, calls)
     return calls

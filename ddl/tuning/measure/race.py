@@ -17,7 +17,7 @@ from ddl.reduce_op import Max
 from ddl.tuning.candidates import Candidate, worth_trying
 from ddl.tuning.choose import better_half
 from ddl.tuning.measure.timed_calls import COLLECTIVES, TimedCalls
-from ddl.tuning.measure.turns import Outcome, check_alike, medians_of, settle, take_turns
+from ddl.tuning.measure.turns import Outcome, check_results, medians_of, settle, take_turns
 
 __all__ = ["Race"]
 
@@ -62,7 +62,7 @@ class Race:
         # The likely ones, for half of the time: until it is out a candidate costs about eight calls.
         numbers.sort(key=lambda number: (expected.get(number, usual), number))
         numbers = sorted({default, *numbers[: max(2, int(share / 16 / usual))]})
-        check_alike(self._control, {str(self._among[n]): self._runner(n) for n in numbers}, calls)
+        check_results(self._control, {str(self._among[n]): self._runner(n) for n in numbers}, calls)
         together = int(min(max(_BLOCK / usual, 1), _MOST_CALLS))
         block = usual * together
         count = int(min(max(share / 16 / block / len(numbers), 2), _MOST_BEFORE))

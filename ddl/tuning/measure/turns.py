@@ -18,7 +18,7 @@ from ddl.reduce_op import Max
 from ddl.tuning.choose import Rounds, best, choose
 from ddl.tuning.measure.timed_calls import TimedCalls
 
-__all__ = ["Outcome", "Timed", "check_alike", "medians_of", "settle", "take_turns"]
+__all__ = ["Outcome", "Timed", "check_results", "medians_of", "settle", "take_turns"]
 
 
 class Timed(Protocol):
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     default_seconds: float
 
 
-def check_alike(control: Communicator, runners: Mapping[str, Communicator], calls: TimedCalls) -> None:
+def check_results(control: Communicator, runners: Mapping[str, Communicator], calls: TimedCalls) -> None:
     """Connect, and see that all have the result of ``control``. Collective. Raises ``InternalError`` on all ranks."""
     wanted = calls.result(control)
     wrong = np.array([not np.array_equal(calls.result(runner), wanted) for runner in runners.values()], np.int32)
