@@ -1,7 +1,7 @@
 // The links of one communicator, by peer and stream. Ranks that share memory are linked on first use; connections to
-// the others are brought by Python (ddl/_comm/connector.py, ddl/bootstrap/agent.py), from any thread, and wait until the
-// driver of their lane adopts them: between two looks at its operations, so that all of them see the same links and
-// none overtakes another on a link that has just come.
+// the others are brought by Python (ddl/_comm/connector.py, ddl/bootstrap/agent.py), from any thread, and wait until
+// the driver of their lane adopts them: between two looks at its operations, so that all of them see the same links
+// and none overtakes another on a link that has just come.
 #pragma once
 
 #include <array>
