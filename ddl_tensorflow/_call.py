@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 import ddl
+from ddl.adapter.rendezvous import Settings
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
 from ddl_tensorflow._compat import warn_if_newer
@@ -36,7 +36,7 @@ def native_op() -> Optional[NativeOp]:
     warn_if_newer("TensorFlow", tf.__version__)
     _errors.install()
     compiled_later()
-    if os.environ.get("DDL_TENSORFLOW_OP") == "0":
+    if not Settings.from_environ().tensorflow_op:
         return None
     try:
         return NativeOp(str(op_library()))

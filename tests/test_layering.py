@@ -41,7 +41,7 @@ RULES = {
     "communicator": "errors topology plan tuning _comm",
     "negotiation": "errors plan communicator _core",
     "api": "errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
-    "adapter": f"{PUBLIC} text plan tuning negotiation _comm",
+    "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
     "adapter.rendezvous": "store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
     "ddl": f"{PUBLIC} _version text launch.function",
     "tools": "*",

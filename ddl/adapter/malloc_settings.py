@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from typing import Dict, NamedTuple, Optional
 
-from ddl.errors import ConfigError
+from ddl.bootstrap.environ import Settings
 
-__all__ = ["VARIABLE", "environ", "tune_allocator"]
+__all__ = ["environ", "tune_allocator"]
 
-VARIABLE = "DDL_TUNE_ALLOCATOR"
 _log = logging.getLogger("ddl")
 _tuned: Optional[bool] = None  # None: not tried yet in this process
 
@@ -41,28 +39,21 @@ def environ() -> Dict[str, str]:
     return {setting.variable: str(setting.value) for setting in _SETTINGS}
 
 
-def _wanted() -> bool:
-    value = os.environ.get(VARIABLE, "1")
-    if value not in ("0", "1"):
-        raise ConfigError(f"{VARIABLE}={value!r} is neither 0 nor 1; 1 (the default) lets DDL tune glibc's allocator")
-    return value == "1"
-
-
 def tune_allocator(wanted: Optional[bool] = None) -> bool:
     """Set glibc's allocator up for training on the CPU, once per process; return whether it is.
 
     ``wanted`` None: as DDL_TUNE_ALLOCATOR says (default 1). Does nothing where the C library is not glibc. Raises
-    ``ConfigError`` if the variable is neither 0 nor 1.
+    ``ConfigError`` if a variable of DDL's has a value that makes no sense.
     """
     global _tuned
-    if not (_wanted() if wanted is None else wanted):
+    if not (Settings.from_environ().tune_allocator if wanted is None else wanted):
         return bool(_tuned)
     if _tuned is None:
         library = ctypes.CDLL(None)
         glibc = hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")
         _tuned = glibc and all([library.mallopt(one.parameter, one.value) == 1 for one in _SETTINGS])
         if _tuned:
-            _log.info("glibc keeps freed memory from now on (mallopt); %s=0 turns this off", VARIABLE)
+            _log.info("glibc keeps freed memory from now on (mallopt); DDL_TUNE_ALLOCATOR=0 turns this off")
         else:
             _log.info("the allocator is not glibc's or refused the settings; it stays as it is")
     return _tuned

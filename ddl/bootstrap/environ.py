@@ -194,6 +194,15 @@ class Settings:
     timeline_cycles: bool = _variable(
         "DDL_TIMELINE_CYCLES", False, _switch, "1: mark in it each round in which ranks agree on what to run"
     )
+    tune_allocator: bool = _variable(
+        "DDL_TUNE_ALLOCATOR",
+        True,
+        _switch,
+        "0: glibc gives the memory of freed gradients back to the system (PyTorch, TensorFlow)",
+    )
+    tensorflow_op: bool = _variable(
+        "DDL_TENSORFLOW_OP", True, _switch, "0: ddl_tensorflow does without its compiled op; alike on all ranks"
+    )
 
     @classmethod
     def from_environ(cls: Type[_Self], environ: Optional[Mapping[str, str]] = None) -> _Self:

@@ -5,18 +5,26 @@ It believes nothing that it has not tried: the core is loaded, and one rank runs
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import platform
 import shutil
 import sys
-from typing import List
+from typing import List, Sequence
 
 from ddl._version import __version__
 
 __all__ = ["main"]
 
-_ADAPTERS = {"PyTorch": ("torch", "ddl_torch")}
+#: Framework -> its module, our adapter, and the packages of PyPI that bring the module.
+_ADAPTERS = {
+    "PyTorch": ("torch", "ddl_torch", ("torch",)),
+    "TensorFlow": ("tensorflow", "ddl_tensorflow", ("tensorflow", "tensorflow-cpu")),
+    "Caffe": ("caffe", "ddl_caffe", ()),
+    "Chainer": ("chainer", "ddl_chainer", ("chainer",)),
+    "Theano": ("theano", "ddl_theano", ("Theano",)),
+}
 _LAUNCHERS = ("ssh", "srun", "mpiexec")
 
 
@@ -48,11 +56,18 @@ def _core() -> List[str]:
 
 def _adapters() -> List[str]:
     lines = []
-    for name, (framework, adapter) in _ADAPTERS.items():
+    for name, (framework, adapter, packages) in _ADAPTERS.items():
         there = all(importlib.util.find_spec(module) is not None for module in (framework, adapter))
-        version = f" {importlib.metadata.version(framework)}" if there else ""
-        lines.append(_box(there, f"{name}{version}, by {adapter}"))
+        lines.append(_box(there, f"{name}{_version(packages)}, by {adapter}"))
     return lines
+
+
+def _version(packages: Sequence[str]) -> str:
+    """Return " 1.2.3", of the first of these packages that is installed; "" if none is."""
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f" {importlib.metadata.version(package)}"
+    return ""
 
 
 def main() -> int:
@@ -66,8 +81,8 @@ def main() -> int:
     print("\n".join(lines))
     print("\nFrameworks:", *_adapters(), _box(True, "arrays of numpy, by ddl"), sep="\n")
     print("\nTransports:", _box(True, "memory shared by the ranks of a host"), _box(True, "TCP"), sep="\n")
-    found = [_box(shutil.which(name) is not None, name) for name in _LAUNCHERS]
-    print("\nWays to other hosts:", *found, sep="\n")
+    launchers = [_box(shutil.which(name) is not None, name) for name in _LAUNCHERS]
+    print("\nWays to other hosts:", *launchers, sep="\n")
     return status
 
 

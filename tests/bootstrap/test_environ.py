@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Dict
 
 import pytest
@@ -117,13 +119,30 @@ def test_every_setting_is_read() -> None:
         "DDL_TUNE_SECONDS": "2.5",
         "DDL_TIMELINE": "t.json",
         "DDL_TIMELINE_CYCLES": "1",
+        "DDL_TUNE_ALLOCATOR": "0",
+        "DDL_TENSORFLOW_OP": "0",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
     first = (1.5, 7.0, "ring", True, "4x2", "/shared", "b", False, 2 << 30, "debug", "10.0.0.1", 50, "bf16", 2, 3)
-    expected = Settings(*first, "cubic", "there.toml", 2.5, "t.json", True)
+    expected = Settings(*first, "cubic", "there.toml", 2.5, "t.json", True, False, False)
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()
+
+
+#: What the sources name besides: ddlrun's word to its agents, and what builds read.
+NO_SETTINGS = {"DDL_INVITATION", "DDL_CMAKE_ARGS"}
+
+
+def test_the_sources_name_no_other_variable() -> None:
+    """One place has them all. What stands in quotes, by itself or before an equals sign, is taken for a variable."""
+    known = {field.metadata["variable"] for field in dataclasses.fields(Settings)}
+    known |= set(Identity(secret=b"").to_environ()) | NO_SETTINGS
+    root = Path(__file__).resolve().parents[2]
+    sources = [path for package in root.glob("ddl*") for path in package.rglob("*.py")]
+    sources += [*(root / "csrc").rglob("*.cc"), *(root / "csrc").rglob("*.h"), root / "setup.py"]
+    named = {name for path in sources for name in re.findall(r"\"(DDL_[A-Z_]+)[\"=]", path.read_text("utf-8"))}
+    assert len(named) > 20 and named <= known, named - known
 
 
 BAD: Dict[str, str] = {
@@ -138,6 +157,7 @@ BAD: Dict[str, str] = {
     "DDL_WIRE": "bf8 16 BF16",
     "DDL_CONNECTIONS": "0 17 two -1",
     "DDL_TUNE_SECONDS": "-1 nan soon",
+    "DDL_TENSORFLOW_OP": "yes",
 }
 
 

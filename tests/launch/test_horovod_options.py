@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from ddl.launch.cli import parse
 from ddl.launch.config import RunConfig
 from ddl.launch.launchers import ssh
 
+ADAPTED = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Caffe": "caffe", "Chainer": "chainer", "Theano": "theano"}
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from_horovod.md"
 
 SAME: Dict[str, Dict[str, object]] = {
@@ -201,6 +203,9 @@ def test_check_build_tries_the_core(launcher: Launcher, tmp_path: Path) -> None:
         done = launcher.run(option, environ={"DDL_RANK": "of another job"})
         assert done.returncode == 0, done.stderr
         assert "[X] an all-reduce of one rank\n" in done.stdout and "_core." in done.stdout
+        for name, module in ADAPTED.items():
+            box = "X" if importlib.util.find_spec(module) else " "
+            assert re.search(rf"\[{box}\] {name}( \d\S*)?, by ddl_{module}\n", done.stdout), done.stdout
     (tmp_path / "numpy.py").write_text("raise ImportError('a broken numpy')")
     broken = os.pathsep.join([str(tmp_path), str(DOCUMENT.parents[1])])
     done = launcher.run("--check-build", environ={"PYTHONPATH": broken})

@@ -36,7 +36,7 @@ class Contestant:
 
     def environment(self) -> Dict[str, str]:
         if self.library == "ddl":  # sets it itself
-            return {allocator.VARIABLE: "1" if self.malloc else "0"}
+            return {"DDL_TUNE_ALLOCATOR": "1" if self.malloc else "0"}
         return allocator.environ() if self.malloc else {}
 
 
