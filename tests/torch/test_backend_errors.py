@@ -225,7 +225,7 @@ def refused(path):
         (lambda: dist.all_reduce(short.int().to_sparse(), dist.ReduceOp.AVG), "sparse tensors of type .* use SUM"),
         (
             lambda: dist.all_reduce(torch.ones(3 + r).to_sparse()),
-            r"rank 1 has a sparse tensor of shape \[4\], 1 sparse dimensions, torch.float32; rank 0 has \[3\], 1",
+            r"rank 1 has a sparse tensor of shape \[4\], 1 sparse dimensions, torch.float32; rank 0 has shape \[3\], 1",
         ),
         (lambda: dist.broadcast(short.to_sparse(), 0), "sparse"),
         (lambda: dist.all_to_all_single(short, short), "give splits"),

@@ -73,7 +73,7 @@ def test_the_traceback_of_a_step_is_short(alone):
     model(torch.ones(1, 2)).sum().backward()
     new.step()
     below = frames(old.step)  # the parameters are another's now
-    assert [Path(name).parts[-2] for name in below] == ["optim", "ddl"]  # torch's own wrapper, and one of ours
+    assert [Path(name).parts[-2] for name in below] == ["optim", "text"]  # torch's own wrapper, and one of ours
 
 
 def test_a_wrong_variable_is_said_once(monkeypatch):
