@@ -22,7 +22,8 @@ TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate
   dropped_gradients.py left_out.py optimizer.py overlap.py overlap_update.py sparse.py state.py unsendable.py verbs.py)
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
-# All tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
+TEST_ENVIRONMENTS = core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench
+# Many tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
 AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 
 # An environment has its path in its programs. One that came with a moved or copied checkout, or has lost its Python, is
@@ -31,14 +32,15 @@ ifneq ($(filter-out help clean,$(MAKECMDGOALS)),)
 DISCARDED := $(foreach env,.venv .venv-openmpi .venv-mpich .venv-chainer,$(shell environments/discard_foreign.sh $(env)))
 endif
 
-.PHONY: help demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-torch-newest test-caffe test-chainer test-theano stress sanitize lint bench format core clean
+.PHONY: help demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
 	@echo "make demo-tensorflow  the same in TensorFlow: Keras, a loop of one's own and a session of TF1"
 	@echo "make demo-caffe demo-chainer demo-theano  the same in the frameworks of old, which it installs"
-	@echo "make test    build and run the tests          (ARGS='-k ring' runs some)"
-	@echo "make test-torch-newest  the tests of PyTorch with its newest release, kept in ~/.cache (part of make test)"
+	@echo "make test    build, and run the tests that a change is likely to break: ten minutes (ARGS='-k ring' runs some)"
+	@echo "make test-full  all tests, also with the newest PyTorch and the frameworks of old: half an hour"
+	@echo "make test-torch-newest  the tests of PyTorch with its newest release, kept in ~/.cache (part of make test-full)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
 	@echo "make lint    ruff, mypy and clang-format      (make format repairs what they can)"
@@ -58,9 +60,20 @@ demo-caffe: core
 demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 	$(CHAINER_PYTHON) examples/demo_$*.py $(ARGS)
 
-test: core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench .venv-openmpi/.done .venv-mpich/.done
-	.venv/bin/python -m pytest -q tests $(or $(ARGS),$(AT_ONCE))
-	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer)
+# What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each framework of old its
+# first steps, or all its tests, if something that they stand on has changed.
+test: $(TEST_ENVIRONMENTS)
+	.venv/bin/python -m pytest -q tests $(or $(ARGS),--fast $(AT_ONCE))
+	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync $(foreach framework,caffe theano chainer,\
+	  $(shell environments/touched.sh $(framework) && echo test-$(framework) || echo first-steps-$(framework))))
+
+# All tests: what CI runs.
+test-full: $(TEST_ENVIRONMENTS) .venv-openmpi/.done .venv-mpich/.done
+	.venv/bin/python -m pytest -q tests $(AT_ONCE)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer
+
+first-steps-caffe first-steps-chainer first-steps-theano: first-steps-%:
+	@$(MAKE) --no-print-directory test-$* ARGS="tests/$*/test_errors.py --fast"
 
 # pytest-xdist is in both environments; what a test starts finds this checkout by PYTHONPATH.
 test-torch-newest: core $(TORCH_DONE)
@@ -98,12 +111,19 @@ stress: core .venv/.test
 sanitize: .venv/.test
 	.venv/bin/python tests/sanitize/run.py $(ARGS)
 
-lint: core .venv/.examples .venv/.lint
+# It needs no core: types of what is native are in ddl/_core.pyi.
+lint: .venv/.lint
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-types lint-python lint-cpp
+
+lint-python: .venv/.lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+
+lint-types: .venv/.lint
 	.venv/bin/mypy
+
+lint-cpp: .venv/.lint
 	.venv/bin/clang-format --dry-run -Werror $(CPP)
-	.venv/bin/python -m compileall -q $(PACKAGES) examples benchmarks tests
 
 format: .venv/.lint
 	.venv/bin/ruff check --fix .
@@ -134,8 +154,13 @@ core: .venv/.core
 	@.venv/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
+.venv/.lint: .venv/.tools environments/lint.txt
+	@echo "installing what 'lint' needs"
+	@$(PIP) --requirement environments/lint.txt
+	@touch $@
+
 # By the name of what .installed has installed: pip adds what is missing, and does not build ddl again.
-.venv/.examples .venv/.trainers .venv/.test .venv/.lint .venv/.bench: .venv/.%: .venv/.installed
+.venv/.examples .venv/.trainers .venv/.test .venv/.bench: .venv/.%: .venv/.installed
 	@echo "installing what '$*' needs"
 	@$(PIP) 'open-ddl[$*]'
 	@touch $@

@@ -27,7 +27,7 @@ hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ddl")
 
 
-pytest_plugins = ["turns", "budget"]
+pytest_plugins = ["turns", "tiers"]
 
 # A third of the time of tests that make many objects went to collections that looked through pytest's items and the
 # frameworks that were imported, again and again. What is there when tests begin stays, and nobody looks at it any more.

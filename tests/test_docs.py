@@ -49,6 +49,7 @@ def run_on_ranks(code: str, folder: Path, ranks: int = 2) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", sorted(PRELUDES), ids=["arrays", "torch"])
 def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
@@ -64,6 +65,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("document", "number"),
@@ -132,6 +134,7 @@ assert seconds == {"seconds": 0.05}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_code_of_large_batch_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")
@@ -174,6 +177,7 @@ def test_make_targets_of_the_readme_exist():
         assert named <= targets
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_code_of_compression_md_runs_on_two_ranks(tmp_path: Path):
     pytest.importorskip("torch")

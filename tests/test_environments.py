@@ -24,6 +24,7 @@ def test_it_says_how_it_is_called():
     assert done.returncode == 2 and "caffe.sh DEST" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="this system is not made of Debian's packages")
 @pytest.mark.skipif(
     not os.path.exists("/usr/share/keyrings/debian-archive-keyring.gpg"), reason="Debian's keys are not here"

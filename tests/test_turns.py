@@ -33,6 +33,7 @@ def test_alone(n):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_nothing_runs_beside_what_is_alone(tmp_path: Path) -> None:
     pytest.importorskip("xdist")

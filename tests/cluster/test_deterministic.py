@@ -36,6 +36,7 @@ PLACES = {"node1:4": "1111", "node1:2,node2:2": "1122", "node1:3,node2:1": "1112
 PLACES["node1:1,node2:1,node3:1,node4:1"] = "1234"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [Shape(4, slots=4)], indirect=True)
 def test_any_hosts_have_the_same_bits(own_cluster: Cluster) -> None:
     bits, usual = set(), set()

@@ -73,6 +73,7 @@ def shell(cluster: Cluster, host: str, *lines: str) -> None:
     cluster.run(host, ["sh", "-ec", "\n".join(lines)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [TWO_AND_A_SLOW_RAIL], indirect=True)
 def test_healthy_hosts_a_slow_rail_and_the_commands_of_the_document(own_cluster: Cluster, tmp_path: Path) -> None:
     """The document's commands run as they stand there, but for the names of hosts' interfaces and the file's place."""
@@ -115,6 +116,7 @@ def test_healthy_hosts_a_slow_rail_and_the_commands_of_the_document(own_cluster:
         assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(f"ddl {words[0]}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [THREE_WITH_RAILS], indirect=True)
 def test_an_ill_host(own_cluster: Cluster, tmp_path: Path) -> None:
     """node2 has few descriptors, one core, a wrong clock, wrong names, no script, another MTU, and a cut rail."""
@@ -166,6 +168,7 @@ def test_an_ill_host(own_cluster: Cluster, tmp_path: Path) -> None:
     assert last[-2].startswith("error") and re.fullmatch(r"\d+ ok, \d+ warnings, 3 errors", last[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [THREE_WITH_RAILS], indirect=True)
 def test_a_firewall_and_a_black_hole_for_large_packets(own_cluster: Cluster, tmp_path: Path) -> None:
     cluster = own_cluster
@@ -188,6 +191,7 @@ def test_a_firewall_and_a_black_hole_for_large_packets(own_cluster: Cluster, tmp
     assert re.search(r"^node2 +node3 +rail0 .* timeout$", seen.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [Shape(4, rails=(None, None))], indirect=True)
 def test_a_rail_that_does_not_lead_everywhere(own_cluster: Cluster, tmp_path: Path) -> None:
     """Data is to go by rail1, where node2's cable is out and node3 has no route; ranks may share no memory."""
@@ -229,6 +233,7 @@ def test_one_machine_twice_and_a_core_that_does_not_load(own_cluster: Cluster, t
     assert "the native core cannot be loaded" in seen.find("error", "sharing")["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [Shape(6)], indirect=True)
 def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> None:
     """Another version, no Python, a dead host, one that cannot call back, one that nobody knows; and a good one."""
@@ -265,6 +270,7 @@ def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> 
     assert "ranks 2, 3 share memory (proved)" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [Shape(2)], indirect=True)
 def test_ctrl_c_and_a_host_that_dies_meanwhile(own_cluster: Cluster, tmp_path: Path) -> None:
     """Neither hangs; a host that is gone midway is named."""

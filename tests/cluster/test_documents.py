@@ -29,6 +29,7 @@ def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:
         yield built
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [*commands("ddlrun.md"), *commands("topology.md")])
 def test_commands_of_the_documents(command: str, hosts: Cluster, tmp_path: Path) -> None:

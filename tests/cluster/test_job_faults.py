@@ -135,6 +135,7 @@ def test_a_process_is_killed(job: Job) -> None:
     assert job.process.returncode == 137 and "rank 5 (host node3, pid " in err
 
 
+@pytest.mark.slow
 def test_a_process_is_stopped(job: Job) -> None:
     since = job.signal(5, "STOP")
     for seen in job.errors([0, 1, 2, 3, 4, 6, 7], since, DEADLINE + 1).values():
@@ -154,6 +155,7 @@ def power_off(cluster: Cluster) -> None:
     cluster.power_off("node3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [cut, freeze, power_off])
 def test_a_host_falls_silent(job: Job, fault: Callable[[Cluster], None]) -> None:
     since = time.time()
@@ -176,6 +178,7 @@ def test_a_host_falls_silent(job: Job, fault: Callable[[Cluster], None]) -> None
     assert fault is freeze or "node3" in err
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_says_why_its_ranks_end(clusters_can_be_built: None, tmp_path: Path) -> None:
     """Its agent misses ddlrun before its ranks have a verdict: it tells since when, and so does ddlrun of it."""
     with Cluster(FOUR_HOSTS) as cluster:
@@ -214,6 +217,7 @@ def test_connections_are_reset(job: Job, half_open: bool) -> None:
     job.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [1_000_000], indirect=True)
 def test_a_host_is_slow(job: Job) -> None:
     """Its network still carries something, but 4 MB do not pass in time."""
@@ -237,6 +241,7 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", sorted(MISMATCHES))
 def test_calls_that_do_not_match(what: str, clusters_can_be_built: None, tmp_path: Path) -> None:
     call, theirs, ours = MISMATCHES[what]

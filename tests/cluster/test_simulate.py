@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.alone
 def test_the_check_runs(clusters_can_be_built: None, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def listening(cluster: Cluster, hosts: List[str]) -> List[str]:
     return found
 
 
+@pytest.mark.slow
 def test_strangers_at_every_port(clusters_can_be_built: None, tmp_path: Path) -> None:
     program, done = tmp_path / "program.py", tmp_path / "done"
     program.write_text(PROGRAM)

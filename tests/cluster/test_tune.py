@@ -70,6 +70,7 @@ def test_the_file_of_tune_md_is_a_table_and_a_machine(tmp_path: Path) -> None:
     assert read(str(tmp_path / "tuned.toml")).machine.size == 4
 
 
+@pytest.mark.slow
 def test_a_job_goes_by_the_table_that_was_measured_on_its_hosts(hosts: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = run(hosts, tmp_path, "ddl", "tune", "-H", HOSTS, "--seconds", "3", "--sizes", "8,64K,1M")
@@ -135,6 +136,7 @@ def test_four_hosts_on_one_switch_are_no_racks(cluster: Cluster, tmp_path: Path)
     assert table.racks is None and table.topology == "2x4"
 
 
+@pytest.mark.slow
 def test_mode_p_measures_at_the_start(hosts: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     job = run(hosts, tmp_path, "ddlrun", "-H", HOSTS, "--mode", "p:2x2", "train.py", DDL_LOG="info")
@@ -144,6 +146,7 @@ def test_mode_p_measures_at_the_start(hosts: Cluster, tmp_path: Path) -> None:
     assert Table.parse(path.read_text()).cluster.dimensions == "2x2"
 
 
+@pytest.mark.slow
 def test_the_comparison_with_the_built_in_table_runs(clusters_can_be_built: None) -> None:
     """How fast it is here and now is not asserted."""
     line = [sys.executable, str(ROOT / "benchmarks" / "tune_check.py"), "--seconds", "1", "--starts", "1"]

@@ -92,6 +92,7 @@ def run_adasum():
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_adasum(size):

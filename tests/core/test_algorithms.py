@@ -40,6 +40,7 @@ def test_forced_algorithm_in_shared_memory(algorithm: str, size: int) -> None:
     assert ranks.run(size, on_world, counts(size), **connected("shared", DDL_ALGORITHM=algorithm)) == [8] * size
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("size", "dimensions"), [(6, "2x3"), (8, "2x4"), (8, "2x2x2")])
 def test_leaders_of_several_hosts(size: int, dimensions: str) -> None:

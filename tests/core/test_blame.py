@@ -49,6 +49,7 @@ def never_called(how: str) -> Tuple[str, str]:
     return error_of(lambda: ddl.allreduce(np.ones(3)))
 
 
+@pytest.mark.slow
 def test_a_verdict_that_comes_late_is_waited_for() -> None:
     answers = ranks.run(3, never_called, "slow news", **connected("tcp", DDL_TIMEOUT="1"))
     for kind, text in (answers[0], answers[2]):
@@ -56,6 +57,7 @@ def test_a_verdict_that_comes_late_is_waited_for() -> None:
         assert f"Timed out waiting for rank {VICTIM} (host" in text and "has not called it" in text, text
 
 
+@pytest.mark.slow
 def test_without_a_verdict_nobody_is_blamed() -> None:
     answers = ranks.run(3, never_called, "no agent", **connected("tcp", DDL_TIMEOUT="1"))
     for kind, text in (answers[0], answers[2]):

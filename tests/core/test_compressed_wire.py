@@ -64,6 +64,7 @@ def rounded_sums() -> List[bytes]:
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "size"), LAYOUTS)
 def test_the_same_bits_everywhere_and_close_to_the_sum(transport: str, size: int) -> None:
     first, *others = ranks.run(size, rounded_sums, **connected(transport))

@@ -56,6 +56,7 @@ def right_values(sizes: Sequence[int]) -> int:
     return len(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("connections", "size"), list(itertools.product([1, 2, 3], [2, 3])))
 def test_right_values(connections: int, size: int) -> None:
     sizes = [*SIZES, 16 * MIB] if size == 2 else SIZES
@@ -183,6 +184,7 @@ def with_late_connections(late: str) -> Dict[str, Any]:
         ddl._comm.connector.connect_data = connect
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["first", "others"])
 def test_connections_that_come_late(late: str) -> None:
     answers = ranks.run(2, with_late_connections, late, initialise=False, **connected("tcp", DDL_CONNECTIONS="3"))

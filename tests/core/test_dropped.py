@@ -45,12 +45,16 @@ def held() -> Held:
 
 
 def settled(before: Held) -> Held:
-    """What is held when threads and connections that are on their way out have gone, or after two seconds."""
-    deadline = time.monotonic() + 2
-    now = held()
-    while time.monotonic() < deadline and any(now[i] > before[i] for i in (0, 1)):
-        time.sleep(0.05)
+    """What is held when threads and connections that are on their way out have gone on all ranks, or after a while.
+
+    To look is collective, so ranks look equally often.
+    """
+    for _ in range(40):
         now = held()
+        leaving = np.array([any(now[i] > before[i] for i in (0, 1))], np.int32)
+        if not ddl.allreduce(leaving, op=ddl.Max)[0]:
+            break
+        time.sleep(0.05)
     return now
 
 

@@ -135,6 +135,7 @@ def slow_chain() -> float:
     return float(x[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_slow_sender_is_waited_for(transport: str) -> None:
     assert ranks.run(4, slow_chain, **connected(transport)) == [8.0, 7.0, 5.0, 5.0]

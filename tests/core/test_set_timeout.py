@@ -37,12 +37,14 @@ def calls_again(longer: bool) -> List[str]:
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_a_longer_deadline(transport: str) -> None:
     answers = ranks.run(2, calls_again, True, **connected(transport, DDL_TIMEOUT="0.8"))
     assert answers == [["returned"] * 3] * 2
 
 
+@pytest.mark.slow
 def test_a_shorter_deadline() -> None:
     first, _ = ranks.run(2, calls_again, False)
     assert first == ["CollectiveTimeout"] * 3

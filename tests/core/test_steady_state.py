@@ -189,6 +189,7 @@ def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path, shared: 
         assert calls.get("rank 0: readv", 0) <= 3 * 10, calls
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_not_late_any_more_is_waited_for_awake(counter: Path) -> None:
     """This also shows that the counter counts: somebody yields, and then sleeps."""
     for calls in found(run_ranks(counter, "late for a while", windows=5), "system calls"):
@@ -233,6 +234,7 @@ def idle() -> float:
     return (after.user + after.system - before.user - before.system) / (time.monotonic() - start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 def test_an_idle_job_uses_no_core(transport: str) -> None:
     size = 4 if transport == "hybrid" else 2

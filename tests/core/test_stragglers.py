@@ -90,6 +90,7 @@ def busy_for(seconds: float) -> List[Any]:
     return [dict(ddl.metrics().late), said]
 
 
+@pytest.mark.slow
 def test_nobody_is_named_in_a_healthy_job(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: List[int] = []
     received = Pace.received

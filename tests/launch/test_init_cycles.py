@@ -112,6 +112,7 @@ def nothing_grew(path: Path) -> None:
             assert max(counts[10:]) <= min(counts[:10]) + slack, (kind, what, counts)
 
 
+@pytest.mark.slow
 def test_a_hundred_cycles_on_two_ranks(launcher: Launcher, script: Callable[[str], str], tmp_path: Path) -> None:
     done = launcher.run("-np", "2", script(PROGRAM), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -119,6 +120,7 @@ def test_a_hundred_cycles_on_two_ranks(launcher: Launcher, script: Callable[[str
         nothing_grew(tmp_path / f"held.{rank}")
 
 
+@pytest.mark.slow
 def test_a_hundred_cycles_with_process_sets(launcher: Launcher, script: Callable[[str], str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = launcher.run("-np", "2", script(negotiated()), cwd=tmp_path, environ={"OMP_NUM_THREADS": "1"})

@@ -44,7 +44,7 @@ def mpiexec(flavour: str) -> List[str]:
     if not path.exists():
         if os.environ.get("CI", "").lower() not in ("", "0", "false"):
             pytest.fail(f"CI is set, and CI must be able to run this: there is no {path}", pytrace=False)
-        pytest.skip(f"there is no {path}; 'make test' makes it")
+        pytest.skip(f"there is no {path}; 'make test-full' makes it")
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if flavour == "openmpi" else []
     return [str(path), *options]
 
@@ -76,6 +76,7 @@ def test_mpiexec(flavour: str, tmp_path: Path, program: Callable[[str], str]) ->
     assert who(tmp_path) == [f"{rank} 3 {rank} 3 0 1" for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path: Path, program: Callable[[str], str]) -> None:
     pytest.importorskip("torch", reason="torchrun comes with PyTorch")
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -81,6 +81,7 @@ def test_a_death_is_named_by_all_within_a_second(
     assert set(glob.glob("/dev/shm/*")) == before
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_by_its_deadline(launcher: Launcher, script: Script):
     deadline = 2.0
     program = script(LOOP.format(count=4 << 20, fault="os.kill(os.getpid(), signal.SIGSTOP)"))
@@ -91,6 +92,7 @@ def test_a_stopped_rank_is_named_by_its_deadline(launcher: Launcher, script: Scr
     assert time.monotonic() - started < deadline + 10
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_calls_is_named_and_told_of(launcher: Launcher, script: Script):
     program = script(LOOP.format(count=2, fault="time.sleep(30)"))
     result = launcher.run("-np", "4", "--timeout", "2", program)

@@ -117,6 +117,7 @@ def test_who_has_joined_is_not_waited_for_and_the_last_one_is_named() -> None:
     assert not play(ranks).run  # all are back: the others are waited for again
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_operation_is_settled_once_and_alike(data: st.DataObject) -> None:

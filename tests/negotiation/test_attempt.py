@@ -177,6 +177,7 @@ def overdue_while_one_is_stopped() -> str:
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.alone
 def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it() -> None:

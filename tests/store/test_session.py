@@ -63,6 +63,7 @@ class Conversation:
             line.flying[who].append(frame)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_everything_arrives_once_and_in_order(data: st.DataObject) -> None:

@@ -40,6 +40,7 @@ CASES: Dict[str, Tuple[int, int, Dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(LIMIT_S + 15)
 @pytest.mark.parametrize("case", list(CASES))

@@ -134,6 +134,7 @@ def everything():
     assert str(caught.value) == "another text"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_scripts_for_horovod():
     ranks.run(2, everything)

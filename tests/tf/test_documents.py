@@ -21,6 +21,7 @@ def weights_after(code, folder):
     return names["trained"].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(3), ids=["keras", "loop", "session"])
 def test_code_runs_on_two_ranks(number, tmp_path):

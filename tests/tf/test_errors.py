@@ -148,6 +148,7 @@ def test_classes_are_those_of_horovod(way):
     ranks.run(2, classes, env=WAYS[way])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_mistakes(way):
     ranks.run(2, mistakes, initialise=False, env=WAYS[way])

@@ -109,6 +109,7 @@ def everything():
             check(ddl, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}.items(), ids=lambda pair: pair[0])
 def test_factors(way):
     ranks.run(2, everything, env=way[1])

@@ -160,6 +160,7 @@ def refused(ddl):
         ddl.DistributedGradientTape([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_averages(way):
     ranks.run(2, everything, env=WAYS[way])
@@ -202,7 +203,7 @@ def not_tuned():
     import ddl_tensorflow as ddl
     from ddl import ConfigError
 
-    with pytest.raises(ConfigError, match="DDL_TUNE_ALLOCATOR='perhaps' is neither 0 nor 1"):
+    with pytest.raises(ConfigError, match="DDL_TUNE_ALLOCATOR='perhaps': it must be 0 .off. or 1"):
         ddl.DistributedGradientTape(tf.GradientTape())
 
 

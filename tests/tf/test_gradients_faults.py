@@ -69,6 +69,7 @@ def differ():
             again()
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_ranks_with_different_gradients():
     began = time.monotonic()
@@ -99,6 +100,7 @@ def loses_a_rank():
     return time.monotonic() - died[0]
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_rank_that_dies_in_fit_is_named_within_a_second():
     first, died, third = ranks.run(3, loses_a_rank, initialise=False, may_die=[1])

@@ -89,6 +89,7 @@ def everything():
     assert ddl.grouped_allreduce([tf.constant(3.0)], op=ddl.Sum, process_set=alone)[0].numpy() == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_several_tensors(way):
     ranks.run(2, everything, env=WAYS[way])

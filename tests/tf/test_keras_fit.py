@@ -182,6 +182,7 @@ def loses_a_rank():
     return type(caught.value).__name__
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_rank_that_dies_in_fit_is_named():
     assert ranks.run(2, loses_a_rank, initialise=False, may_die=[1]) == ["PeerLost", 7]

@@ -165,6 +165,7 @@ def infinity(way):
     return digest(net), int(net.optimizer.iterations), float(net.optimizer.dynamic_scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way, steps", [("outside", 5), ("inside", 5), ("passes", 5)])
 def test_infinite_gradients_of_one_rank_are_skipped_by_all(way, steps):
     first, second = ranks.run(2, infinity, way, initialise=False)
@@ -267,5 +268,6 @@ def mistakes(ddl, keras):
     assert layer.kernel.numpy() == -ddl.rank() / 2 and weight.numpy().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_weights_that_differ_are_named():
     ranks.run(2, differing, initialise=False)

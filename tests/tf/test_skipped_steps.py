@@ -146,6 +146,7 @@ def left_out():
     return int(optimizer.iterations), str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_step_that_is_left_out():
     (number, first), (steps, second) = ranks.run(2, left_out, initialise=False, env={"DDL_TIMEOUT": "2"})
@@ -216,5 +217,6 @@ def infinite():
             assert everywhere(ddl, weight, *optimizer.variables)
 
 
+@pytest.mark.slow
 def test_infinite_gradients_in_loops_of_ones_own():
     ranks.run(2, infinite, initialise=False)

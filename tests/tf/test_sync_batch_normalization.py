@@ -110,5 +110,6 @@ def test_it_is_batch_normalization_of_the_whole():
     ranks.run(2, compares, initialise=False)
 
 
+@pytest.mark.slow
 def test_in_models(tmp_path):
     ranks.run(2, in_models, str(tmp_path), initialise=False)

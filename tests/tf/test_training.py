@@ -139,5 +139,6 @@ def test_loops(way):
     ranks.run(2, loops, initialise=False, env={"DDL_TENSORFLOW_OP": "0"} if way == "numpy" else {})
 
 
+@pytest.mark.slow
 def test_sessions():
     ranks.run(2, sessions, initialise=False)

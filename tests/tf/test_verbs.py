@@ -196,6 +196,7 @@ def in_graphs(ddl):
         assert free(tf.ones([step + 1, 2])).numpy().tolist() == [[size] * 2] * (step + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_verbs(way):
     ranks.run(2, everything, env=WAYS[way])

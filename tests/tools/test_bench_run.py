@@ -59,6 +59,7 @@ def needs_compiler(program: str) -> None:
 QUICK = ["--rounds", "1", "--seconds", "0.02"]
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_everything(tmp_path: Path):
     target = tmp_path / "figures.json"
     who = ["ddl", "ddl-private", *(["ddl-prepared"] if hasattr(ddl.Communicator, "prepare_allreduce") else [])]
@@ -79,6 +80,7 @@ def test_a_run_prints_a_table_and_writes_everything(tmp_path: Path):
             assert sum(some["calls"] for some in written["samples"][name][nbytes]) >= one["calls"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("collective", "dtype"),
     [*((collective, "float32") for collective in COLLECTIVES[1:]), ("allreduce", "bfloat16"), ("allreduce", "float16")],
@@ -92,6 +94,7 @@ def test_ddl_and_the_limit_in_every_collective(collective: str, dtype: str):
     assert "ddl of limit" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong_from", "when"), [(0, "buffers 0, before timing"), (60, "the last timed call")])
 @pytest.mark.parametrize("size", ["8", "256K"])
 def test_a_wrong_value_ends_with_1_and_says_where(tmp_path: Path, wrong_from: int, when: str, size: str):
@@ -106,6 +109,7 @@ def test_a_wrong_value_ends_with_1_and_says_where(tmp_path: Path, wrong_from: in
     assert "wrong ended with status" in ended.stderr and ended.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_floor_that_is_not_reached_ends_with_1(tmp_path: Path):
     plugin = tmp_path / "same.py"
     plugin.write_text("from ddl.tools.bench.worker.libraries import Ddl\nlibrary = Ddl\n")
@@ -151,6 +155,7 @@ def test_two_hosts_of_its_own_and_nothing_left_of_them(tmp_path: Path):
     assert str(target) not in left
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path: Path):
     pytest.importorskip("matplotlib")
     target = tmp_path / "figures.png"

@@ -165,6 +165,7 @@ def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "cannot be read as facts" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_this_machine(tmp_path: Path) -> None:
     """Without hosts: ranks here, which share memory. Nothing but JSON on standard output where that is asked for."""

@@ -272,6 +272,7 @@ def run_scripts():
     return True
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_whole_batch_as_soon_as_backward_ends():
     assert ranks.run(2, run_scripts, env=ONE_THREAD) == [True] * 2
 
@@ -292,6 +293,7 @@ def run_compiled():
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch._dynamo, "compiled_autograd"), reason="this torch has no compiled autograd")
 def test_compiled_autograd():
     assert ranks.run(2, run_compiled, env=ONE_THREAD) == [True] * 2

@@ -143,6 +143,7 @@ def everything() -> List[Tuple[bool, str]]:
     return errors()
 
 
+@pytest.mark.slow
 def test_what_scripts_for_horovod_do() -> None:
     for rank, answers in enumerate(ranks.run(2, everything)):
         assert len(answers) == 4

@@ -89,6 +89,7 @@ def late(path):
     assert re.search(" (Timed out|closed|timeout) ", str(caught.value))  # so torch's own tests look for it
 
 
+@pytest.mark.slow
 def test_the_timeout_of_the_group(tmp_path) -> None:
     ranks.run(2, late, str(tmp_path / "store"), initialise=False)
 
@@ -145,6 +146,7 @@ def first_late(path):
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
 
 
+@pytest.mark.slow
 def test_monitored_barrier_without_rank_0(tmp_path) -> None:
     ranks.run(2, first_late, str(tmp_path / "store"), initialise=False)
 
@@ -159,6 +161,7 @@ def first_comes_in_between(path):
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=3))
 
 
+@pytest.mark.slow
 def test_monitored_barrier_lets_rank_0_judge(tmp_path) -> None:
     ranks.run(3, first_comes_in_between, str(tmp_path / "store"), initialise=False)
 

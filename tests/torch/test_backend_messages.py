@@ -210,6 +210,7 @@ if len(sys.argv) > 1:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("line", [[], ["destroy"]], ids=["leave", "destroy"])
 def test_the_end_is_quiet(line, tmp_path) -> None:

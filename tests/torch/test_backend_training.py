@@ -138,6 +138,7 @@ def everything(path):
     return {backend: {name: found.numpy() for name, found in by_name.items()} for backend, by_name in results.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_as_with_gloo(size: int, tmp_path) -> None:
     answers = ranks.run(size, everything, str(tmp_path), initialise=False)

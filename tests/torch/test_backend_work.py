@@ -47,6 +47,7 @@ def polled(path):
         assert not ended.is_alive()
 
 
+@pytest.mark.slow
 def test_polling_and_futures_after_the_end(tmp_path) -> None:
     ranks.run(2, polled, str(tmp_path / "store"), initialise=False)
 

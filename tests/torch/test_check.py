@@ -176,6 +176,7 @@ def right_averages(dtype_names):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("transport", "size"), [("shared", 1), ("shared", 2), ("shared", 4), ("tcp", 3), ("hybrid", 4)]

@@ -33,6 +33,7 @@ def test_which_versions_are_newer() -> None:
         assert f"up to {newest}, and this is {version}" in text and f"'torch<2.{NEWEST[1] + 1}'" in text
 
 
+@pytest.mark.slow
 def test_one_warning_in_a_process(tmp_path) -> None:
     line = [sys.executable, "-W", "always", "-c", PROGRAM]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)

@@ -151,6 +151,7 @@ def pauses():
     return [[off_after_uses(method, n, overlap) for n in (0, 2)] for method, overlap in cases]
 
 
+@pytest.mark.slow
 def test_what_is_left_over_waits_while_no_rank_uses_a_parameter():
     for off in ranks.run(2, pauses, **connected("tcp")):
         for steady, paused in off:

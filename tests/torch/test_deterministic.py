@@ -60,6 +60,7 @@ def trained():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_weights_have_the_same_bits_for_any_buckets_and_layout_and_only_if_deterministic():
     found = {}

@@ -145,6 +145,7 @@ def every_optimizer():
     return trained
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_optimizer_of_torch(size):

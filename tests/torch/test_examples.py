@@ -62,6 +62,7 @@ def test_text_on_two_ranks_is_learned(tmp_path):
     assert result["loss"] < 0.85 * result["unigram_entropy"]
 
 
+@pytest.mark.slow
 def test_text_alone():
     done = run("examples/torch_text.py", "--epochs", "2", "--steps", "3", "--width", "16", "--layers", "1")
     assert "epoch  2/2: loss" in done.stdout

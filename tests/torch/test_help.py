@@ -44,6 +44,7 @@ def objects():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "name"), [(p, name) for p, names in MAIN.items() for name in names.split()])
 def test_help_says_all_and_its_example_runs(alone, package, name):
     function = getattr(package, name)

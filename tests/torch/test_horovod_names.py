@@ -176,6 +176,7 @@ def test_questions_about_what_is_there():
     assert str(hvd.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
 
 
+@pytest.mark.slow
 def test_only_public_names_are_listed():
     """In a new process, as only there nothing else has been loaded."""
     program = "import {0}; print([n for n in dir({0}) if n not in {0}.__all__], set({0}.__all__) - set(dir({0})))"

@@ -36,6 +36,7 @@ def run_join():
         assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_rank_without_data_joins(size):
@@ -63,6 +64,7 @@ def run_long_join(names):
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.alone
 @pytest.mark.parametrize("names", [0, 12])
@@ -115,6 +117,7 @@ def run_join_training():
     assert len(set(hvd.allgather_object(model[0].weight.sum().item()))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 3])
 def test_training_goes_on_without_ranks_that_have_joined(size):

@@ -88,5 +88,6 @@ def run_all():
     return answers
 
 
+@pytest.mark.slow
 def test_others_go_on_without_a_rank_that_has_joined():
     assert ranks.run(2, run_all) == [[True] * 7] * 2

@@ -68,6 +68,7 @@ def run_lifetime():
     return nothing_leaks() and memory_is_kept_by_gradients_alone()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_lifetime():
     assert ranks.run(2, run_lifetime, env={"OMP_NUM_THREADS": "1"}) == [True, True]

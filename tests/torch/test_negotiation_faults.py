@@ -220,6 +220,7 @@ def run_many():
             assert torch.equal(hvd.allreduce(one, op=hvd.Sum, name="shape").bool(), one.bool())  # a name used again
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_many_operations_at_once():
     ranks.run(4, run_many, env={"OMP_NUM_THREADS": "1"})

@@ -49,6 +49,7 @@ def every_optimizer():
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_every_optimizer_ends_with_the_same_bits():
     for done in ranks.run(2, every_optimizer, env={"OMP_NUM_THREADS": "1"}):

@@ -121,6 +121,7 @@ def everything():
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("shm", ["1", "0"])
 def test_prepared(shm):

@@ -56,6 +56,7 @@ def clusters(draw: st.DrawFn) -> Tuple[np.ndarray, Groups, bool]:
     return measured(draw, rack_of, uplinks, 2, NOISE), groups_of(rack_of), len({*sizes}) == len({*uplinks}) == 1
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_what_is_found_is_what_is_there(cluster: Tuple[np.ndarray, Groups, bool]) -> None:
     """Racks that differ may be joined, as two whose uplinks are wide enough; no rack is ever torn apart."""
@@ -89,6 +90,7 @@ def test_one_switch_is_no_rack(data: st.DataObject, hosts: int) -> None:
     assert suspect(measured(data.draw, [0] * hosts, [0.0], 1, NOISE)) is None
 
 
+@pytest.mark.slow
 @given(crowded(), st.randoms(use_true_random=False))
 def test_the_order_of_hosts_does_not_matter(cluster: Tuple[np.ndarray, Groups], random) -> None:
     found, groups = cluster

@@ -257,6 +257,7 @@ def measured(collectives: List[Collective]) -> Tuple[Table, List[str], int, Tupl
     return table, names, left, (ddl.rank(), ddl.size())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "transport"), [(2, "shared"), (3, "tcp"), (4, "hybrid"), (2, "rails")])
 def test_all_ranks_measure_the_same_and_leave_nothing_open(size: int, transport: str) -> None:
     found = ranks.run(size, measured, [Collective.ALLREDUCE], **connected(transport))
