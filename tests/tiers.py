@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 
 def slowness() -> float:
-    """Return how many times as long as there a loop takes here and now, or how many processes want a core; 1 or more."""
+    """Return how many times as long as there a loop takes now, or how many processes want each core; at least 1."""
     begin = time.perf_counter()
     for _ in range(_LOOPS):
         pass
