@@ -168,10 +168,10 @@ def is_initialized() -> bool:
 
 def world() -> Communicator:
     """Return the communicator of all ranks. Raises ``InvalidState`` before ``init``."""
-    found = _state.world
-    if found is None:
+    current = _state.world
+    if current is None:
         raise InvalidState("ddl.init() has not been called in this process (or ddl.shutdown() was)")
-    return found
+    return current
 
 
 def rank() -> int:

@@ -130,13 +130,13 @@ class Topology:
         ``ConfigError``.
         """
         outer = self.dimensions[-1]
-        if sorted(one for rack in racks for one in rack) != list(range(outer.size)) or len(set(map(len, racks))) > 1:
+        if sorted(host for rack in racks for host in rack) != list(range(outer.size)) or len(set(map(len, racks))) > 1:
             raise ConfigError(
                 f"topology {self}: racks {racks} are no equal parts of 0..{outer.size - 1}; name every one of its "
                 f"{outer.size} {outer.name} exactly once, as many in each rack"
             )
         block = self.size // outer.size
-        order = [rank for rack in racks for one in rack for rank in self.order[one * block : (one + 1) * block]]
+        order = [rank for rack in racks for host in rack for rank in self.order[host * block : (host + 1) * block]]
         cut = (replace(outer, size=len(racks[0])), Dimension("racks", len(racks)))
         return Topology((*self.dimensions[:-1], *cut), tuple(order))
 
@@ -197,7 +197,7 @@ class Topology:
     def crossed(self, rank: int, other: int) -> int:
         """Return the outermost dimension (an index) in which two different ranks differ: whose link joins them."""
         pairs = zip(self.coordinates(rank), self.coordinates(other))
-        differing = [dimension for dimension, (mine, theirs) in enumerate(pairs) if mine != theirs]
+        differing = [dimension for dimension, (own, theirs) in enumerate(pairs) if own != theirs]
         if not differing:
             raise InvalidArgument(f"topology {self}: no link joins rank {rank} to itself; give two different ranks")
         return differing[-1]

@@ -94,8 +94,8 @@ class CoreCalls:
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
         self.check_rank("broadcast_", "root", root)
         memory("broadcast_", x)  # what cannot be overwritten is refused
-        mine = x if self._rank == root else None
-        return Call(Collective.BROADCAST, mine, x, x, root=root, sizes_for=sizes_for)
+        source = x if self._rank == root else None
+        return Call(Collective.BROADCAST, source, x, x, root=root, sizes_for=sizes_for)
 
     def reduce(self, x: Any, root: int, op: OpLike) -> Call[Optional[np.ndarray]]:
         self.check_rank("reduce", "root", root)
@@ -162,8 +162,8 @@ class CoreCalls:
 
     def alltoall(self, x: Any, splits: Optional[Sequence[int]]) -> Call[Any]:
         array = as_array(x)
-        mine = check_splits(array, splits, self._size)
-        rows = self.exchange(Collective.ALLTOALL, sizes.row(array, mine))
+        own_splits = check_splits(array, splits, self._size)
+        rows = self.exchange(Collective.ALLTOALL, sizes.row(array, own_splits))
         sizes.check_rows("alltoall", rows)
         width = math.prod(array.shape[1:])
         matrix = rows[:, sizes.HEAD :]
@@ -198,7 +198,7 @@ class CoreCalls:
         rows = self.exchange(purpose, sizes.row(array))
         sizes.check_rows(verb, rows)
         width = math.prod(array.shape[1:])
-        return [int(one[2]) * width for one in rows], sum(int(one[2]) for one in rows)
+        return [int(row[2]) * width for row in rows], sum(int(row[2]) for row in rows)
 
     def check_rank(self, verb: str, what: str, rank: Any) -> None:
         if isinstance(rank, ReduceOp):  # a number, too, and never meant as a rank

@@ -218,12 +218,12 @@ class Group:
         first = max(row[2] for row in rows)
         colors = sorted({row[0] for row in rows if row[0] is not None})
         self.next_number = first + len(colors)
-        mine = rows[self.rank][0]
-        if mine is None:
+        own_color = rows[self.rank][0]
+        if own_color is None:
             return None, None
-        members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == mine)
+        members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == own_color)
         whole = self.number % _WORLDS == 0
-        return [rank for _, rank in members], first + colors.index(mine) if whole else None
+        return [rank for _, rank in members], first + colors.index(own_color) if whole else None
 
     def fresh_number(self) -> int:
         """Return a number that no communicator of the job has or had. Asks the store."""
@@ -263,12 +263,12 @@ class Group:
         self.job.close_dropped()
         members = [self.ranks[rank] for rank in ranks]
         core = Group.make_core(self.job, members.index(self.ranks[self.rank]), len(members), timeout)
-        mine = core.board_offset, self.closed(members)
+        own = core.board_offset, self.closed(members)
         if self.job.identity.size == 1:
-            number, told = self.next_number, [mine]
+            number, told = self.next_number, [own]
             self.next_number += 1
         else:
-            met, values = self.job.meet(members, json.dumps(mine))
+            met, values = self.job.meet(members, json.dumps(own))
             number = self._number_of(met)
             told = [
                 said_by(world, value, lambda said: (int(said[0]), [int(closed) for closed in said[1]]))

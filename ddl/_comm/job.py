@@ -200,10 +200,10 @@ class Job:
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self._meet_neighbours(me, deadline)
         left = max(1.0, deadline - time.monotonic())
-        mine: Dict[str, Any] = {"met": met}
+        own: Dict[str, Any] = {"met": met}
         if me.rank == 0:
-            mine["tuned"] = vars(tuned.offer(self.settings, self.cluster()))
-        answers = store.check_in(json.dumps(mine), left, round=2 * self.round + 1)
+            own["tuned"] = vars(tuned.offer(self.settings, self.cluster()))
+        answers = store.check_in(json.dumps(own), left, round=2 * self.round + 1)
         self.offer = said_by(0, answers[0], lambda said: tuned.Offer(**said["tuned"]))
         self._conclude([said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)])
 
@@ -330,12 +330,12 @@ class Job:
         rank = self.identity.rank
         pairs = {(lower, higher) for higher, lowers in enumerate(met) for lower in lowers}
         self.hosts = _classes(self.identity.size, pairs)
-        mine = next(group for group in self.hosts if rank in group)
-        for peer in mine:
+        host_ranks = next(group for group in self.hosts if rank in group)
+        for peer in host_ranks:
             if peer > rank:
                 self.memories[peer] = self.agent.memory_of(peer, self.settings.start_timeout)
         # A pair that met but ended in different groups must not be used by one side only.
-        self.memories = {peer: memory for peer, memory in self.memories.items() if peer in mine}
+        self.memories = {peer: memory for peer, memory in self.memories.items() if peer in host_ranks}
 
     def close(self) -> None:
         """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""

@@ -41,31 +41,31 @@ def row(array: np.ndarray, more: Sequence[int] = ()) -> np.ndarray:
     return np.array([_TYPES.index(array.dtype.name), array.ndim, *array.shape, *padding, *more], dtype=np.int64)
 
 
-def shape_of(one: np.ndarray) -> Tuple[int, ...]:
+def shape_of(row: np.ndarray) -> Tuple[int, ...]:
     """Return the shape that a row tells of."""
-    return tuple(int(n) for n in one[2 : 2 + int(one[1])])
+    return tuple(int(n) for n in row[2 : 2 + int(row[1])])
 
 
-def decode_type(one: np.ndarray) -> str:
+def decode_type(row: np.ndarray) -> str:
     """Return the element type that a row tells of."""
-    return _TYPES[int(one[0])]
+    return _TYPES[int(row[0])]
 
 
 def check_rows(verb: str, rows: np.ndarray) -> None:
     """Raise ``InvalidArgument``, on all ranks alike, unless types and all but the first dimension agree."""
 
-    def kind(one: np.ndarray) -> Tuple[str, Tuple[int, ...]]:
-        return decode_type(one), shape_of(one)[1:]
+    def kind(row: np.ndarray) -> Tuple[str, Tuple[int, ...]]:
+        return decode_type(row), shape_of(row)[1:]
 
     if int(rows.min()) < 0 or int(rows[:, 0].max()) >= len(_TYPES) or int(rows[:, 1].max()) > MAX_DIMENSIONS:
         raise ProtocolError(f"{verb}: a rank told of an array that cannot be: {rows[:, :2].tolist()!r:.200}")
-    for rank, one in enumerate(rows):
-        if int(one[1]) == 0:
+    for rank, row in enumerate(rows):
+        if int(row[1]) == 0:
             raise ranks_differ(f"{verb}: rank {rank} passed an array without dimensions; reshape it to (1,)")
-        if kind(one) != kind(rows[0]):
+        if kind(row) != kind(rows[0]):
             raise ranks_differ(
                 f"{verb}: rank 0 has {decode_type(rows[0])} of shape {shape_of(rows[0])} but rank {rank} has "
-                f"{decode_type(one)} of shape {shape_of(one)}; only the first dimension may differ between ranks"
+                f"{decode_type(row)} of shape {shape_of(row)}; only the first dimension may differ between ranks"
             )
 
 

@@ -141,13 +141,13 @@ def group_numbers(trained: Sequence[T], groups: Union[None, int, Sequence[Sequen
     if isinstance(groups, int):
         if groups < 0:
             raise InvalidArgument(f"groups={groups} must be a number of groups from 0 on, or lists of parameters")
-        return [(one, i * groups // len(trained)) for i, one in enumerate(trained)] if groups else []
+        return [(parameter, i * groups // len(trained)) for i, parameter in enumerate(trained)] if groups else []
     numbers: Dict[int, int] = {}
-    found: List[Tuple[T, int]] = []
+    numbered: List[Tuple[T, int]] = []
     for number, group in enumerate(groups or ()):
-        for one in group:
-            other = numbers.setdefault(id(one), number)
-            if len(numbers) == len(found):
+        for parameter in group:
+            other = numbers.setdefault(id(parameter), number)
+            if len(numbers) == len(numbered):
                 raise InvalidArgument(f"groups {other} and {number} have the same parameter; one may have it")
-            found.append((one, number))
-    return found
+            numbered.append((parameter, number))
+    return numbered

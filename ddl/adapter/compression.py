@@ -31,9 +31,9 @@ def on_wire(communicator: Communicator, wire: str) -> Communicator:
 
     Collective, blocking; it is closed with ``communicator``, at the latest. ``wire``: "bf16", "fp16" or "int8".
     """
-    made = communicator._split(0, wire=wire)
-    assert made is not None  # every rank has the same color
-    return made
+    compressed = communicator._split(0, wire=wire)
+    assert compressed is not None  # every rank has the same color
+    return compressed
 
 
 class _Step:

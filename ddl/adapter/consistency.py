@@ -31,6 +31,6 @@ def check_consistent(
     if odd:
         everybody: List[List[str]] = communicator.allgather_object(list(lines))
         pairs = zip_longest(everybody[0], everybody[odd[0]], fillvalue="nothing")
-        one, other = next((one, other) for one, other in pairs if one != other)
-        raise InvalidArgument(f"{what}: on rank 0 there is {one}; on rank {odd[0]} {other}. {advice}")
+        expected, other = next((expected, other) for expected, other in pairs if expected != other)
+        raise InvalidArgument(f"{what}: on rank 0 there is {expected}; on rank {odd[0]} {other}. {advice}")
     return [own for _, _, own in answers]

@@ -53,9 +53,9 @@ class Basics:
             raise InvalidArgument(f'init: process_sets={process_sets!r} is neither a list nor "dynamic"')
         self._sets.open()
         if process_sets is not None and not isinstance(process_sets, str):
-            for one in process_sets:
-                if one.process_set_id is None:
-                    self._sets.add(one)
+            for process_set in process_sets:
+                if process_set.process_set_id is None:
+                    self._sets.add(process_set)
 
     def shutdown(self) -> None:
         """Leave the job, as ``ddl.shutdown``. Idempotent, not collective."""

@@ -51,7 +51,7 @@ def tune_allocator(wanted: Optional[bool] = None) -> bool:
     if _tuned is None:
         library = ctypes.CDLL(None)
         glibc = hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")
-        _tuned = glibc and all([library.mallopt(one.parameter, one.value) == 1 for one in _SETTINGS])
+        _tuned = glibc and all([library.mallopt(setting.parameter, setting.value) == 1 for setting in _SETTINGS])
         if _tuned:
             _log.info("glibc keeps freed memory from now on (mallopt); DDL_TUNE_ALLOCATOR=0 turns this off")
         else:

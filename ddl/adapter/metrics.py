@@ -122,8 +122,8 @@ def _check_names(names: List[str], mistake: str, group: ddl.Communicator) -> Non
     for rank, (theirs, wrong) in enumerate(everybody):
         if wrong:
             raise ddl.InvalidArgument(f"average_metrics: on rank {rank} {wrong}")
-        for one, other, having, lacking in ((everybody[0][0], theirs, 0, rank), (theirs, everybody[0][0], rank, 0)):
-            missing = [name for name in one if name not in other]
+        for present, other, having, lacking in ((everybody[0][0], theirs, 0, rank), (theirs, everybody[0][0], rank, 0)):
+            missing = [name for name in present if name not in other]
             if missing:
                 raise ddl.InvalidArgument(
                     f"average_metrics: rank {having} has the metric {missing[0]}, rank {lacking} has not; pass the "

@@ -111,14 +111,14 @@ class Several:
         return [work.wait(timeout) for work in self._works]
 
 
-def grouped(some: Sequence[Operation[T]], verb: str) -> Operation[List[T]]:
+def grouped(operations: Sequence[Operation[T]], verb: str) -> Operation[List[T]]:
     """Do several operations of one kind when all ranks have submitted all of them."""
-    tensors = tuple(tensor for one in some for tensor in one.signature.tensors)
-    details = sorted({one.signature.detail for one in some})
+    tensors = tuple(tensor for operation in operations for tensor in operation.signature.tensors)
+    details = sorted({operation.signature.detail for operation in operations})
     return Operation(
         Signature(f"grouped_{verb}", tensors, " ".join(details)),
-        lambda group: Several([one.start(group) for one in some]),
-        lambda results: [one.finish(result) for one, result in zip(some, results)],
+        lambda group: Several([operation.start(group) for operation in operations]),
+        lambda results: [operation.finish(result) for operation, result in zip(operations, results)],
     )
 
 

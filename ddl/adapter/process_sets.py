@@ -137,7 +137,7 @@ class ProcessSets:
             if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world.size:
                 known = f"0 to {world.size - 1}"
                 raise InvalidArgument(f"{world.who} {new!r} needs ranks of {known}, each once")
-            if new.process_set_id is not None or any(ranks == one.ranks for one in self._sets.values()):
+            if new.process_set_id is not None or any(ranks == known.ranks for known in self._sets.values()):
                 raise InvalidArgument(f"{world.who} a process set of ranks {ranks} is in use already")
             self._put_to_use(new, world, world.subset(ranks) if world.rank in ranks else None)
         return new
@@ -181,8 +181,8 @@ class ProcessSets:
         self._next += 1
 
     def _forget(self) -> None:
-        for one in self._sets.values():
-            one._leave("DDL has been shut down")
+        for process_set in self._sets.values():
+            process_set._leave("DDL has been shut down")
         self._sets.clear()
         self._next = 0
         self._world = None

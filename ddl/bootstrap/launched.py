@@ -140,7 +140,7 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
 
 
 def join(process: Launched, share: Share, settings: Settings) -> Identity:
-    """Return who this process is in the job of ``found``, whose ranks find one another by what rank 0 shares.
+    """Return who this process is in the job of ``process``, whose ranks find one another by what rank 0 shares.
 
     Collective, the first time. Raises RendezvousError, and what ``share`` raises.
     """

@@ -43,10 +43,10 @@ def options_from(path: str) -> List[str]:
         elif value is False:
             continue
         else:
-            for one in value if isinstance(value, list) else [value]:
-                if not isinstance(one, (str, int, float)) or isinstance(one, bool):
-                    raise ConfigError(f"{name} = {one!r} is neither text nor a number nor a list")
-                words.append(f"{option}={one}")
+            for entry in value if isinstance(value, list) else [value]:
+                if not isinstance(entry, (str, int, float)) or isinstance(entry, bool):
+                    raise ConfigError(f"{name} = {entry!r} is neither text nor a number nor a list")
+                words.append(f"{option}={entry}")
     return words
 
 

@@ -88,16 +88,16 @@ def _merged(hosts: Sequence[Host], where: str) -> Tuple[Host, ...]:
     if len(open_ended) == 2:
         bare = next(host.name for host in hosts if host.slots is None)
         raise ConfigError(f"{where}: some hosts have slots, but {bare} has none; give every host slots, or none")
-    found: Dict[str, Host] = {}
+    merged: Dict[str, Host] = {}
     for host in hosts:
-        before = found.get(host.name)
+        before = merged.get(host.name)
         if before is None:
-            found[host.name] = host
+            merged[host.name] = host
         elif host.slots is None or before.slots is None:
             raise ConfigError(f"{where}: {host.name} stands there twice; write {host.name}:2 for two ranks")
         else:
-            found[host.name] = Host(host.name, before.slots + host.slots)
-    return tuple(found.values())
+            merged[host.name] = Host(host.name, before.slots + host.slots)
+    return tuple(merged.values())
 
 
 def expand_nodes(text: str) -> List[str]:

@@ -74,7 +74,7 @@ def place(hosts: Sequence[Host], num_proc: Optional[int]) -> Placement:
 
 def parse_rankfile(text: str, path: str) -> Placement:
     """Read ``rank N=HOST slot=S`` lines. Hosts are numbered as they first occur. ConfigError names the line."""
-    found: Dict[str, List[int]] = {}
+    ranks_of: Dict[str, List[int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].strip()
         if not words:
@@ -82,8 +82,8 @@ def parse_rankfile(text: str, path: str) -> Placement:
         match = _RANK.fullmatch(words)
         if match is None:
             raise ConfigError(f"{path}:{number}: {words!r}: write 'rank N=HOST slot=S'")
-        found.setdefault(match[2], []).append(int(match[1]))
-    ranks = sorted(rank for of_host in found.values() for rank in of_host)
+        ranks_of.setdefault(match[2], []).append(int(match[1]))
+    ranks = sorted(rank for of_host in ranks_of.values() for rank in of_host)
     if not ranks or ranks != list(range(len(ranks))):
         raise ConfigError(f"{path}: it should name every rank from 0 up once, but has {ranks or 'none'}")
-    return Placement(tuple(found), tuple(tuple(sorted(of_host)) for of_host in found.values()))
+    return Placement(tuple(ranks_of), tuple(tuple(sorted(of_host)) for of_host in ranks_of.values()))

@@ -41,10 +41,10 @@ _RESOLVE = """
 import json, socket, sys
 for name in sys.argv[1:]:
     try:
-        found = sorted({entry[4][0] for entry in socket.getaddrinfo(name, None, socket.AF_INET)})
+        addresses = sorted({entry[4][0] for entry in socket.getaddrinfo(name, None, socket.AF_INET)})
     except OSError:
-        found = []
-    print(json.dumps([name, found]), flush=True)
+        addresses = []
+    print(json.dumps([name, addresses]), flush=True)
 """
 
 
@@ -88,8 +88,8 @@ def script_of(command: Sequence[str]) -> str:
 
 def sources(towards_ddlrun: str) -> List[str]:
     """Return the addresses of this host on all networks that data may use."""
-    found = places(os.environ.get("DDL_INTERFACE", ""), towards_ddlrun)
-    return [place.address for place in (found[:1] if os.environ.get("DDL_RAILS") == "1" else found)]
+    usable = places(os.environ.get("DDL_INTERFACE", ""), towards_ddlrun)
+    return [place.address for place in (usable[:1] if os.environ.get("DDL_RAILS") == "1" else usable)]
 
 
 def open_door(towards_ddlrun: str) -> TokenPort:
@@ -138,14 +138,14 @@ def look_around(own: int, peers: Sequence[Peer], door: TokenPort) -> Dict[str, L
     return {"problems": problems, "warnings": list(wrong_names(here, peers, _answers(resolver)))}
 
 
-def wrong_names(here: Peer, peers: Sequence[Peer], found: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield a warning for each host whose name, by what was ``found`` on host ``here``, leads to another one.
+def wrong_names(here: Peer, peers: Sequence[Peer], addresses_of: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a warning for each host whose name, by ``addresses_of`` on host ``here``, leads to another one.
 
     DDL itself knows addresses. What else runs in the job (MASTER_ADDR, another library) may trust names.
     """
     owners = {peer.ip: peer.name for peer in peers}
     for peer in peers:
-        addresses = found.get(bare_name(peer.name))
+        addresses = addresses_of.get(bare_name(peer.name))
         if addresses is None:
             yield f"{here.name} got no answer within {_NAME_SECONDS:g} s when it asked for the address of {peer.name}"
             return

@@ -65,7 +65,7 @@ def signal_group(leader: int, number: int) -> None:
 def children() -> Dict[int, str]:
     """Return this process's children, by pid, and their states as in proc(5); "Z" is dead but not waited for."""
     me = os.getpid()
-    found = {}
+    states = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -76,8 +76,8 @@ def children() -> Dict[int, str]:
             continue
         state, parent = text[text.rindex(b")") + 2 :].split()[:2]  # the name before may hold anything, also ")"
         if int(parent) == me:
-            found[int(name)] = state.decode()
-    return found
+            states[int(name)] = state.decode()
+    return states
 
 
 class Guard:

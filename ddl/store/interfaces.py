@@ -48,7 +48,7 @@ class Interface:
 
 def addresses() -> Dict[str, str]:
     """Return the address of every interface that has one, by its name."""
-    found = {}
+    by_name = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -58,13 +58,13 @@ def addresses() -> Dict[str, str]:
                 if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):  # it has none, or is gone again
                     continue
                 raise
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+            by_name[name] = socket.inet_ntoa(answer[20:24])
+    return by_name
 
 
 def interfaces() -> Tuple[Interface, ...]:
     """Return the interfaces that are up and have an address, but loopback."""
-    found = []
+    result = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
 
         def ask(request: int, name: str) -> bytes:
@@ -77,8 +77,8 @@ def interfaces() -> Tuple[Interface, ...]:
             mask = int.from_bytes(ask(_SIOCGIFNETMASK, name)[4:8], "big")
             mtu = struct.unpack_from("i", ask(_SIOCGIFMTU, name))[0]
             prefix = bin(mask).count("1")
-            found.append(Interface(name, address, prefix, mtu, _speed(name), bool(flags & _IFF_RUNNING)))
-    return tuple(found)
+            result.append(Interface(name, address, prefix, mtu, _speed(name), bool(flags & _IFF_RUNNING)))
+    return tuple(result)
 
 
 def networks() -> Dict[str, str]:
@@ -123,8 +123,8 @@ def source_towards(host: str) -> Optional[str]:
 
 def addresses_towards(hosts: Sequence[str]) -> List[str]:
     """Return this host's addresses, those first that its packets to ``hosts`` bear; loopback if there is no other."""
-    found = [*map(source_towards, hosts), *addresses().values()]
-    real = [address for address in found if address is not None and not address.startswith("127.")]
+    candidates = [*map(source_towards, hosts), *addresses().values()]
+    real = [address for address in candidates if address is not None and not address.startswith("127.")]
     return list(dict.fromkeys(real)) or ["127.0.0.1"]
 
 
@@ -133,8 +133,8 @@ def is_local(host: str) -> bool:
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     try:
-        found: List[str] = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)]
+        resolved: List[str] = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)]
     except OSError:
         return False
-    mine = set(addresses().values())
-    return any(address in mine or address.startswith("127.") for address in found)
+    own = set(addresses().values())
+    return any(address in own or address.startswith("127.") for address in resolved)

@@ -50,14 +50,14 @@ def choose(hosts: Sequence[str], offers: Sequence[Sequence[Offer]], most: int) -
     """
     first = offers[0][0].network
     alone = len(set(hosts)) < 2 and not first.startswith("#")
-    if alone or most == 1 or any(mine[0].network != first for mine in offers):
+    if alone or most == 1 or any(offer[0].network != first for offer in offers):
         return (first,)
     speeds: Dict[str, float] = {}
     for entry in offers[0]:
-        on_it = [next((one for one in mine if one.network == entry.network), None) for mine in offers]
-        owners = {(one.address, host) for one, host in zip(on_it, hosts) if one is not None}
+        on_it = [next((rail for rail in offer if rail.network == entry.network), None) for offer in offers]
+        owners = {(rail.address, host) for rail, host in zip(on_it, hosts) if rail is not None}
         if None not in on_it and len({address for address, _ in owners}) == len(owners):
-            speeds[entry.network] = min(one.speed for one in on_it if one is not None)
+            speeds[entry.network] = min(rail.speed for rail in on_it if rail is not None)
     fastest = max(speeds.values(), default=0.0)
     rails = [name for name, speed in speeds.items() if name == first or not 0 < speed < _WORTH_IT * fastest]
     return tuple(rails[: most or _MOST]) if first in rails else (first,)

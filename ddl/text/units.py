@@ -18,6 +18,6 @@ def duration(seconds: float) -> str:
 def bytes_text(count: Union[int, Fraction]) -> str:
     """Return ``64 MiB``."""
     units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
-    unit, shift = next((one for one in units if count >= 1 << one[1]), ("bytes", 0))
+    unit, shift = next((entry for entry in units if count >= 1 << entry[1]), ("bytes", 0))
     value = float(count / Fraction(1 << shift))
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

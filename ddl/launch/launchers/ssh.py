@@ -21,14 +21,14 @@ _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "Serve
 
 def starts(placement: Placement, environ: Mapping[str, str], options: Sequence[str] = ()) -> List[Start]:
     """Return what starts the agents; ``options`` are more words for ssh. ConfigError if there is no ssh."""
-    found = []
+    result = []
     for number, host in enumerate(placement.hosts):
         if is_local(bare_name(host)):
             command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.remote")
         else:
             command = (_ssh(environ), *_OPTIONS, *options, host.strip("[]"), _remote_command(environ))
-        found.append(Start((number,), command, number, True, host))
-    return found
+        result.append(Start((number,), command, number, True, host))
+    return result
 
 
 def _ssh(environ: Mapping[str, str]) -> str:
