@@ -49,35 +49,35 @@ def depth(rank: int, first: int, end: int) -> int:
 
 @dataclass(frozen=True)
 class Merge:
-    """Two parts become ``[first, end)``; ``mine`` and ``theirs`` are the shares before, ``merged`` those after."""
+    """Two parts become ``[first, end)``; ``own`` and ``theirs`` are the shares before, ``merged`` those after."""
 
     first: int
     end: int
-    mine: Shares
+    own: Shares
     theirs: Shares
     merged: Shares
 
     def gives(self, rank: int) -> List[Tuple[int, range]]:
-        """Return to whom ``rank``, of ``mine``, hands over which chunks."""
-        return _common(self.mine[rank], {other: self.merged[other] for other in self.theirs})
+        """Return to whom ``rank``, of ``own``, hands over which chunks."""
+        return _common(self.own[rank], {other: self.merged[other] for other in self.theirs})
 
     def takes(self, rank: int) -> List[Tuple[int, range]]:
-        """Return from whom ``rank``, of ``mine``, gets which chunks, to add them to its own."""
+        """Return from whom ``rank``, of ``own``, gets which chunks, to add them to its own."""
         return _common(self.merged[rank], self.theirs)
 
 
 def merges(shares: Shares, rank: int) -> List[Merge]:
     """Return the merges on the way of ``rank`` from its leaf to the root, where all ranks have ``shares``."""
     first, end, merged = 0, len(shares), shares
-    found = []
+    result = []
     while end - first > 1:
         cut = _cut(first, end)
         low, high = _narrowed(merged, first, cut), _narrowed(merged, cut, end)
-        mine, theirs = (low, high) if rank < cut else (high, low)
-        found.append(Merge(first, end, mine, theirs, merged))
+        own, theirs = (low, high) if rank < cut else (high, low)
+        result.append(Merge(first, end, own, theirs, merged))
         first, end = (first, cut) if rank < cut else (cut, end)
-        merged = mine
-    return found[::-1]
+        merged = own
+    return result[::-1]
 
 
 def even_shares(size: int) -> Shares:

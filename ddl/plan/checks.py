@@ -50,9 +50,9 @@ def check_layouts(plans: Sequence[Plan], in_place: bool) -> None:
             what = f"given as the plan of rank {rank} of {len(plans)}, but it is that of {plan.rank} of {plan.size}"
             raise failure(plan, None, None, what)
         for name in _AGREED:
-            mine, theirs = getattr(plan, name), getattr(lead, name)
-            if mine != theirs:
-                raise failure(plan, None, None, f"its {name} is {mine!r}, that of rank 0 is {theirs!r}")
+            own, theirs = getattr(plan, name), getattr(lead, name)
+            if own != theirs:
+                raise failure(plan, None, None, f"its {name} is {own!r}, that of rank 0 is {theirs!r}")
         for buffer in (plan.input, plan.output, plan.scratch):
             if len(set(buffer)) != len(buffer) or not all(0 <= chunk < plan.chunks for chunk in buffer):
                 raise failure(plan, None, None, f"a buffer lists {buffer}: not distinct chunks below {plan.chunks}")

@@ -107,12 +107,12 @@ def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
     half = power // 2
     while half:
         # The block of 2 * half positions that I share with my partner; each of us keeps the half it lies in.
-        mine, theirs = position // half * half, (position ^ half) // half * half
+        own_half, theirs = position // half * half, (position ^ half) // half * half
         last = half == 1
         target = _OUTPUT if last and not folded else _SCRATCH
         partner = order[position ^ half]
         steps.append(Step(Kind.SEND, (partner,), *_folded_run(theirs, half, extra), src=source))
-        run = _folded_run(mine, half, extra)
+        run = _folded_run(own_half, half, extra)
         steps.append(Step(Kind.RECV_REDUCE, (partner,), *run, src=source, dst=target, final=last))
         source = _SCRATCH
         half //= 2

@@ -135,13 +135,13 @@ class _Drawing:
 
     def _phases(self) -> List[Tuple[float, float, str, str]]:
         """Left and right ends, text and colour of what rounds and layers do; alike neighbours are one."""
-        found = [(*self.columns.rounds[number], *self._doing(number)) for number in self.columns.rounds]
+        drawn = [(*self.columns.rounds[number], *self._doing(number)) for number in self.columns.rounds]
         for (depth, number), layer in self.columns.layers.items():
             kinds = {work.step.kind for work in self._shown_works() if (work.depth, work.layer) == (depth, number)}
             text = "reduce: memory" if Kind.REDUCE_FROM in kinds else "copy: memory"
-            found.append((layer.left, layer.right, "copy" if kinds == {Kind.COPY} else text, COLORS[0][0]))
+            drawn.append((layer.left, layer.right, "copy" if kinds == {Kind.COPY} else text, COLORS[0][0]))
         phases: List[Tuple[float, float, str, str]] = []
-        for left, right, text, color in sorted(found):
+        for left, right, text, color in sorted(drawn):
             if phases and phases[-1][2:] == (text, color):
                 phases[-1] = (phases[-1][0], right, text, color)
             else:

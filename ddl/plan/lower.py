@@ -123,7 +123,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
     one owner, who finishes it before it is sent on: then all ranks still end with the same bits.
     """
     lowering = _Lowering(plan, topology)
-    mine = [lowering.table(_held(plan, buffer)) for buffer in Buffer]
+    own_tables = [lowering.table(_held(plan, buffer)) for buffer in Buffer]
     channels = [lowering.channel(channel) for channel in plan.channels]
     return _core.Plan(
         rank=plan.rank,
@@ -131,7 +131,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
         split=lowering.split or plan.collective is Collective.BARRIER,
         parts=max(1, len(set(lowering.part_of_chunk.values()))),
         tables=lowering.tables,
-        mine=mine,
+        mine=own_tables,
         exposed=lowering.exposed(),
         channels=channels,
         wire=codec,
@@ -142,8 +142,8 @@ def one_message(collective: Collective, rank: int, size: int, peer: int) -> _cor
     """Return the plan of ``send`` or ``recv``: one message, to or from ``peer``, of one block."""
     sends = collective is Collective.SEND
     kind, buffer = (Kind.SEND, Buffer.INPUT) if sends else (Kind.RECV, Buffer.OUTPUT)
-    mine: Tuple[Blocks, Blocks] = ([0], []) if sends else ([], [0])
-    step: _NativeStep = (int(kind), int(buffer), int(buffer), False, False, 0, [peer], *mine, [])
+    own_blocks: Tuple[Blocks, Blocks] = ([0], []) if sends else ([], [0])
+    step: _NativeStep = (int(kind), int(buffer), int(buffer), False, False, 0, [peer], *own_blocks, [])
     return _core.Plan(
         rank=rank,
         size=size,

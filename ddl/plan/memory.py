@@ -47,7 +47,7 @@ class Lane:
 
     def learn(self, clock: List[int], depth: int) -> None:
         """Everything that ``clock`` knows to be over is over before my present step."""
-        self.clock = [mine if mine > theirs else theirs for mine, theirs in zip(self.clock, clock)]
+        self.clock = [own if own > theirs else theirs for own, theirs in zip(self.clock, clock)]
         self.depth = max(self.depth, depth)
 
     def clock_after(self) -> List[int]:

@@ -126,8 +126,8 @@ class Replay:
         self._wake((lane.number, "receipt"))
         values = message.values
         if step.kind is Kind.RECV_REDUCE:
-            mine = self.memory.read(lane, step, lane.rank, step.src)
-            operands = [values, mine] if step.peers[0] < lane.rank else [mine, values]
+            own = self.memory.read(lane, step, lane.rank, step.src)
+            operands = [values, own] if step.peers[0] < lane.rank else [own, values]
             values = self.memory.add(lane, step, operands)
         self.memory.write(lane, step, lane.rank, step.dst, values)
         return None

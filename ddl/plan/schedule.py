@@ -86,14 +86,14 @@ def _messages(events: Sequence[_Event]) -> Iterator[Message]:
         if step.kind is Kind.SEND:
             sent[rank, step.peers[0], channel].append(depth)
     # Source, target, leaves, arrives, reduces; and whether it carries data: empty messages are apart.
-    found: DefaultDict[Tuple[int, int, int, int, bool, bool], List[Run]] = defaultdict(list)
+    runs_of: DefaultDict[Tuple[int, int, int, int, bool, bool], List[Run]] = defaultdict(list)
     for rank, channel, step, depth in events:
         if step.kind in (Kind.RECV, Kind.RECV_REDUCE):
             source = step.peers[0]
             leaves = sent[source, rank, channel].popleft()
             key = (source, rank, leaves, depth, step.kind is Kind.RECV_REDUCE, step.count > 0)
-            found[key] += [(step.first, step.count)] if step.count else []
-    for (source, target, leaves, arrives, reduces, _), runs in found.items():
+            runs_of[key] += [(step.first, step.count)] if step.count else []
+    for (source, target, leaves, arrives, reduces, _), runs in runs_of.items():
         yield Message(source, target, leaves, arrives, reduces, _joined(runs))
 
 
@@ -132,9 +132,9 @@ def _meets(events: Sequence[_Event]) -> Iterator[Meet]:
     for rank, _, step, depth in events:
         if step.kind is Kind.AWAIT:
             groups = together[depth, step.phase]
-            mine = {rank, *step.peers}
-            joined = mine.union(*(group for group in groups if group & mine))
-            groups[:] = [group for group in groups if not group & mine] + [joined]
+            members = {rank, *step.peers}
+            joined = members.union(*(group for group in groups if group & members))
+            groups[:] = [group for group in groups if not group & members] + [joined]
             waiting[depth, step.phase].add(rank)
     for (depth, phase), groups in together.items():
         for group in groups:

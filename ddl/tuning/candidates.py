@@ -49,19 +49,19 @@ def candidates(collectives: Sequence[Collective], topology: Topology) -> Tuple[C
 
     Not what deterministic communicators run: they choose by no table.
     """
-    found: Dict[Candidate, None] = {}
+    result: Dict[Candidate, None] = {}
     for collective in collectives:
-        found.update((_as_candidate(line), None) for line in select(collective, topology))
+        result.update((_as_candidate(line), None) for line in select(collective, topology))
     offers = {
         name: collective for collective in collectives for name in algorithms(collective) if name not in CANONICAL
     }
     for name in [name for name, collective in offers.items() if _suits(collective, name, topology)]:
-        found[Candidate(name, 0, 1, True)] = None
-        if any(name == one.algorithm and not one.small for one in list(found)):
-            found.update((Candidate(name, piece, count, False), None) for piece in _PIECES for count in _IN_FLIGHT)
+        result[Candidate(name, 0, 1, True)] = None
+        if any(name == candidate.algorithm and not candidate.small for candidate in list(result)):
+            result.update((Candidate(name, piece, count, False), None) for piece in _PIECES for count in _IN_FLIGHT)
         else:
-            found[Candidate(name, 2 * MIB, 2, False)] = None
-    return tuple(found)
+            result[Candidate(name, 2 * MIB, 2, False)] = None
+    return tuple(result)
 
 
 def worth_trying(
@@ -72,17 +72,22 @@ def worth_trying(
     Of those that would do the same, as an operation of one piece does whatever the others' size, one is enough.
     """
     default = default_of(collective, topology, nbytes)
-    found: Dict[Tuple[object, ...], int] = {_way(default, nbytes): among.index(default)}
-    for number, one in enumerate(among):
-        fits = nbytes <= MOST_SMALL if one.small else nbytes >= _LEAST_LARGE
-        if fits and one.suits(collective, topology):
-            found.setdefault(_way(one, nbytes), number)
-    return sorted(found.values()), among.index(default)
+    first_of_way: Dict[Tuple[object, ...], int] = {_way(default, nbytes): among.index(default)}
+    for number, candidate in enumerate(among):
+        fits = nbytes <= MOST_SMALL if candidate.small else nbytes >= _LEAST_LARGE
+        if fits and candidate.suits(collective, topology):
+            first_of_way.setdefault(_way(candidate, nbytes), number)
+    return sorted(first_of_way.values()), among.index(default)
 
 
-def _way(one: Candidate, nbytes: int) -> Tuple[object, ...]:
-    whole = one.small or nbytes <= one.piece_bytes
-    return (one.algorithm, one.small, 0 if whole else one.piece_bytes, 0 if whole else one.in_flight)
+def _way(candidate: Candidate, nbytes: int) -> Tuple[object, ...]:
+    whole = candidate.small or nbytes <= candidate.piece_bytes
+    return (
+        candidate.algorithm,
+        candidate.small,
+        0 if whole else candidate.piece_bytes,
+        0 if whole else candidate.in_flight,
+    )
 
 
 def _as_candidate(line: Line) -> Candidate:

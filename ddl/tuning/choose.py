@@ -35,11 +35,11 @@ def choose(first: Rounds, second: Rounds, default: int) -> int:
 
     There it has to beat the default in three rounds of four besides: a median may be luck where rounds differ much.
     """
-    found = best(first, default)
-    if found == default or best(second, default) != found:
+    winner = best(first, default)
+    if winner == default or best(second, default) != winner:
         return default
-    won = sum(mine < other for mine, other in zip(second[found], second[default]))
-    return found if 4 * won >= 3 * len(second[default]) else default
+    won = sum(seconds < other for seconds, other in zip(second[winner], second[default]))
+    return winner if 4 * won >= 3 * len(second[default]) else default
 
 
 def better_half(rounds: Rounds, default: int) -> Tuple[int, ...]:
@@ -56,14 +56,14 @@ def lines_of(chosen: Mapping[int, Line], default: Lines) -> Lines:
 
     Between two sizes with the same choice it serves; with different ones, and below and beyond all, the default does.
     """
-    found: List[Line] = []
+    lines: List[Line] = []
     beyond = -1  # up to here everything is served
     for first, last in _runs(sorted(chosen), chosen):
-        _append_default(found, default, beyond, first - 1)
-        _append(found, replace(chosen[first], max_bytes=last))
+        _append_default(lines, default, beyond, first - 1)
+        _append(lines, replace(chosen[first], max_bytes=last))
         beyond = last
-    _append_default(found, default, beyond, ANY)
-    return tuple(found)
+    _append_default(lines, default, beyond, ANY)
+    return tuple(lines)
 
 
 def _runs(sizes: Sequence[int], chosen: Mapping[int, Line]) -> List[Tuple[int, int]]:
@@ -77,19 +77,19 @@ def _runs(sizes: Sequence[int], chosen: Mapping[int, Line]) -> List[Tuple[int, i
     return runs
 
 
-def _append_default(found: List[Line], default: Lines, beyond: int, until: int) -> None:
+def _append_default(lines: List[Line], default: Lines, beyond: int, until: int) -> None:
     """Append the default's lines for sizes above ``beyond`` up to ``until``."""
     below = beyond
     for line in default:
         last = min(line.max_bytes, until)
         if last > below:
-            _append(found, replace(line, max_bytes=last))
+            _append(lines, replace(line, max_bytes=last))
             below = last
 
 
-def _append(found: List[Line], line: Line) -> None:
+def _append(lines: List[Line], line: Line) -> None:
     """Append a line, or let the last one serve more sizes if it is the same."""
-    if found and replace(found[-1], max_bytes=line.max_bytes) == line:
-        found[-1] = line
+    if lines and replace(lines[-1], max_bytes=line.max_bytes) == line:
+        lines[-1] = line
     else:
-        found.append(line)
+        lines.append(line)

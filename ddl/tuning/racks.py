@@ -56,8 +56,8 @@ class Racks(Suspicion):
 
     def text(self, hosts: Sequence[str]) -> str:
         """As above, and what they are good for."""
-        mine, default = duration(self.seconds), duration(self.default_seconds)
-        return f"{super().text(hosts)}; allreduce of {bytes_text(self.nbytes)} {mine}, without racks {default}"
+        with_racks, default = duration(self.seconds), duration(self.default_seconds)
+        return f"{super().text(hosts)}; allreduce of {bytes_text(self.nbytes)} {with_racks}, without racks {default}"
 
 
 def tournaments(hosts: int, count: int) -> List[Rounds]:
@@ -73,10 +73,10 @@ def suspect(rates: np.ndarray) -> Optional[Suspicion]:
     """
     for groups in _guesses(rates):
         inside = [[float(rates[pair]) for pair in combinations(group, 2)] for group in groups]
-        across = [[float(rates[a, b]) for a in one for b in other] for one, other in combinations(groups, 2)]
-        usual = [statistics.median(some) for some in inside]
+        across = [[float(rates[a, b]) for a in group for b in other] for group, other in combinations(groups, 2)]
+        usual = [statistics.median(of_group) for of_group in inside]
         apart = zip(across, combinations(inside, 2))
-        if max(usual) <= _ALIKE * min(usual) and all(_less(some, [*one, *other]) for some, (one, other) in apart):
+        if max(usual) <= _ALIKE * min(usual) and all(_less(outer, [*inner, *other]) for outer, (inner, other) in apart):
             return Suspicion(groups, statistics.median(chain(*inside)), statistics.median(chain(*across)))
     return None
 
@@ -111,10 +111,10 @@ def _differences(rates: np.ndarray) -> np.ndarray:
     """Return for each two hosts how differently the others look from them: the mean of |log ratio of their rates|."""
     count = len(rates)
     logs = np.log(np.where(np.eye(count, dtype=bool), 1.0, rates))
-    found = np.zeros((count, count))
+    distances = np.zeros((count, count))
     for host in range(count):
         differ = np.abs(logs - logs[host])
         differ[:, host] = 0  # neither of the two counts as one of the others
         np.fill_diagonal(differ, 0)
-        found[host] = differ.sum(axis=1) / max(1, count - 2)
-    return found
+        distances[host] = differ.sum(axis=1) / max(1, count - 2)
+    return distances

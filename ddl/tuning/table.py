@@ -52,12 +52,12 @@ class Cluster:
 
     def difference(self, other: Cluster, *, names: bool) -> str:
         """Return how ``other`` differs, for people; empty: not at all. ``names``: hosts must be the same ones, too."""
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
-            if one.name == "hosts" and not names:
-                mine, theirs = ([host.rpartition(":")[2] for host in hosts] for hosts in (mine, theirs))
-            if mine != theirs:
-                return f"{one.name} was {_value(mine)} then and is {_value(theirs)} now"
+        for part in fields(self):
+            own, theirs = getattr(self, part.name), getattr(other, part.name)
+            if part.name == "hosts" and not names:
+                own, theirs = ([host.rpartition(":")[2] for host in hosts] for hosts in (own, theirs))
+            if own != theirs:
+                return f"{part.name} was {_value(own)} then and is {_value(theirs)} now"
         return ""
 
 
@@ -114,13 +114,13 @@ class Table:
     def reason(self, collective: Collective, line: Line) -> str:
         """Return why a line is there: what was measured at the largest size that it serves; empty: nothing was."""
         served = [
-            one for one in self.measured.get(collective, ()) if of_size(self.lines[collective], one.nbytes) is line
+            row for row in self.measured.get(collective, ()) if of_size(self.lines[collective], row.nbytes) is line
         ]
         if not served:
             return ""
         last = served[-1]
-        mine, default = duration(last.seconds), f"default {last.default} {duration(last.default_seconds)}"
-        return f"tuned {self.date}: {mine} at {bytes_text(last.nbytes)}, {default}"
+        seconds, default = duration(last.seconds), f"default {last.default} {duration(last.default_seconds)}"
+        return f"tuned {self.date}: {seconds} at {bytes_text(last.nbytes)}, {default}"
 
     # --- text ---
 
@@ -136,14 +136,14 @@ class Table:
             *(f"{name} = {_value(getattr(self, name))}" for name in _HEAD),
             "",
             "[tuned.cluster]",
-            *(f"{one.name} = {_value(getattr(self.cluster, one.name))}" for one in fields(Cluster)),
+            *(f"{field.name} = {_value(getattr(self.cluster, field.name))}" for field in fields(Cluster)),
         ]
         if self.racks is not None:
             out += ["", "[tuned.racks]", *(f"{name} = {_value(value)}" for name, value in asdict(self.racks).items())]
         for collective, lines in self.lines.items():
             rows = [{name: getattr(line, name) for name in _LINE} for line in lines]
             del rows[-1]["max_bytes"]  # it serves all larger sizes
-            seen = (_inline(asdict(one)) for one in self.measured.get(collective, ()))
+            seen = (_inline(asdict(row)) for row in self.measured.get(collective, ()))
             out += ["", f"[tuned.{collective.name.lower()}]", *_array("lines", map(_inline, rows))]
             out += _array("measured", seen)
         return "\n".join(out) + "\n"
@@ -164,14 +164,16 @@ class Table:
             raise ConfigError(f"it was measured with DDL {tuned.get('ddl')}, and this is {__version__}")
         try:
             cluster = Cluster(**_plain(tuned["cluster"], _CLUSTER))
-            known = {one.name.lower(): one for one in Collective}
+            known = {collective.name.lower(): collective for collective in Collective}
             of = {known[name]: part for name, part in tuned.items() if name not in (*_OTHERS, *_HEAD)}
             return Table(
-                lines={one: _lines(one, part["lines"], tuned) for one, part in of.items()},
+                lines={collective: _lines(collective, part["lines"], tuned) for collective, part in of.items()},
                 cluster=cluster,
                 **_plain({name: tuned[name] for name in _HEAD}, _HEAD),
                 racks=_racks(tuned["racks"], len(cluster.hosts)) if "racks" in tuned else None,
-                measured={one: tuple(_measured(row) for row in part["measured"]) for one, part in of.items()},
+                measured={
+                    collective: tuple(_measured(row) for row in part["measured"]) for collective, part in of.items()
+                },
                 machine=content,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -212,13 +214,13 @@ _MEASURED: Dict[str, type] = {
 
 def _plain(table: Any, types: Mapping[str, type]) -> Dict[str, Any]:
     """Return a table whose entries are exactly those of ``types``; lists become tuples."""
-    found: Dict[str, Any] = dict(table)
-    for name in {**types, **found}:
-        if name not in types or type(found[name]) is not types[name]:
-            raise TypeError(f"{name} = {found.get(name)!r}")
+    values: Dict[str, Any] = dict(table)
+    for name in {**types, **values}:
+        if name not in types or type(values[name]) is not types[name]:
+            raise TypeError(f"{name} = {values.get(name)!r}")
         if types[name] is list:
-            found[name] = tuple(map(str, found[name]))
-    return found
+            values[name] = tuple(map(str, values[name]))
+    return values
 
 
 def _measured(row: Any) -> Measured:
@@ -233,18 +235,18 @@ def _racks(part: Any, hosts: int) -> Racks:
 
 
 def _lines(collective: Collective, rows: Sequence[Any], tuned: Mapping[str, Any]) -> Lines:
-    found: List[Line] = []
+    lines: List[Line] = []
     for number, row in enumerate(rows):
         given = _plain(row if number < len(rows) - 1 else {"max_bytes": ANY, **row}, _LINE)
         separate = tuned["local_size"] < _size(tuned["topology"])
         line = line_for(collective, separate=separate, **given)
         sound = 0 <= line.piece_bytes < ANY and 1 <= line.in_flight <= MOST_IN_FLIGHT
-        if not (sound and (found[-1].max_bytes if found else -1) < line.max_bytes <= ANY):
+        if not (sound and (lines[-1].max_bytes if lines else -1) < line.max_bytes <= ANY):
             raise TypeError(f"line {number + 1} of {collective.name.lower()}: {_inline(row)}")
-        found.append(line)
-    if not found or found[-1].max_bytes != ANY:
+        lines.append(line)
+    if not lines or lines[-1].max_bytes != ANY:
         raise TypeError(f"{collective.name.lower()} has no last line without max_bytes, for all larger sizes")
-    return tuple(found)
+    return tuple(lines)
 
 
 def _size(topology: str) -> int:
@@ -271,7 +273,7 @@ def _machine_lines(machine: Mapping[str, Any]) -> List[str]:
     """Return the tables of a file of ``ddl simulate``; plain values stand before all tables."""
     out = [f"{name} = {_value(value)}" for name, value in machine.items() if isinstance(value, (str, int, float))]
     for name, value in machine.items():
-        for one in value if isinstance(value, list) else [value] if isinstance(value, dict) else []:
+        for table in value if isinstance(value, list) else [value] if isinstance(value, dict) else []:
             out += ["", f"[[{name}]]" if isinstance(value, list) else f"[{name}]"]
-            out += [f"{key} = {_value(entry)}" for key, entry in one.items()]
+            out += [f"{key} = {_value(entry)}" for key, entry in table.items()]
     return out

@@ -45,11 +45,11 @@ def test_shares_are_nested_and_nearly_even(size):
         for merge in way:
             ranks = merge.end - merge.first
             assert sorted(merge.merged) == list(range(merge.first, merge.end))
-            for part in (merge.mine, merge.theirs, merge.merged):
+            for part in (merge.own, merge.theirs, merge.merged):
                 chunks = [chunk for run in part.values() for chunk in run]
                 assert chunks == list(range(size))  # each once, in order
-            for part in (merge.mine, merge.theirs):
-                assert all(set(merge.merged[one]) <= set(run) for one, run in part.items())
+            for part in (merge.own, merge.theirs):
+                assert all(set(merge.merged[owner]) <= set(run) for owner, run in part.items())
             assert max(len(run) for run in merge.merged.values()) <= 2 * -(-size // ranks)
             if size & (size - 1) == 0:
                 assert {len(run) for run in merge.merged.values()} == {size // ranks}
@@ -90,17 +90,17 @@ def test_two_ranks_add_along_the_tree_by_any_algorithm(collective):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "topology", "found"),
+    ("algorithm", "topology", "order"),
     [
         ("direct", Topology.flat(4, shared=True), r"\(0, 1, 2, 3\)"),
         ("ring", Topology.flat(4), r"\(0, \(\(1, 2\), 3\)\)"),
         ("recursive_doubling", Topology.flat(4).with_order((0, 2, 1, 3)), r"\(\(0, 2\), \(1, 3\)\)"),
     ],
 )
-def test_another_order_is_refused(algorithm, topology, found):
+def test_another_order_is_refused(algorithm, topology, order):
     plans = [replace(plan, algorithm="canonical") for plan in plans_of(AR, algorithm, topology)]
     assert not verify(plans_of(AR, algorithm, topology)).canonical
-    with pytest.raises(PlanError, match=rf"rank 0.*summed in the order {found} instead of \(\(0, 1\), \(2, 3\)\)"):
+    with pytest.raises(PlanError, match=rf"rank 0.*summed in the order {order} instead of \(\(0, 1\), \(2, 3\)\)"):
         verify(plans)
 
 
@@ -151,10 +151,10 @@ def test_real_numbers_have_the_bits_of_the_tree(algorithm, dtype, data, size, se
 def test_other_algorithms_have_other_bits():
     """What the test above relies on: that another order shows."""
     rows = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
-    found = {}
+    bits = {}
     for algorithm in ("canonical", "ring", "multiring"):
         plans = plans_of(AR, algorithm, Topology.flat(4))
         outputs = run(plans, [dict(enumerate(row)) for row in rows], lambda a, b: np.float32(a + b), seed=1)
-        found[algorithm] = np.array(outputs[0]).tobytes()
-    assert found["canonical"] == tree_sum(rows, 0, 4).tobytes()
-    assert found["canonical"] not in (found["ring"], found["multiring"])
+        bits[algorithm] = np.array(outputs[0]).tobytes()
+    assert bits["canonical"] == tree_sum(rows, 0, 4).tobytes()
+    assert bits["canonical"] not in (bits["ring"], bits["multiring"])

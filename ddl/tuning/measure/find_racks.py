@@ -48,24 +48,24 @@ def find_racks(control: Communicator, seconds: float, tell: Tell) -> Tuple[Commu
     known, hosts = job.cluster().hosts, len(job.hosts)
     if job.settings.dimensions or not outer.size == hosts == len(known) >= FEWEST_HOSTS:
         return control, None
-    one = (hosts - 1) * _ROUND / _SHARE
-    if seconds < one:
-        tell(f"racks: not looked for; for {hosts} hosts, measure for at least {math.ceil(one)} seconds")
+    shortest = (hosts - 1) * _ROUND / _SHARE
+    if seconds < shortest:
+        tell(f"racks: not looked for; for {hosts} hosts, measure for at least {math.ceil(shortest)} seconds")
         return control, None
-    found = suspect(_meet(control, [ranks[0] for ranks in job.hosts], _SHARE * seconds))
-    if found is None:
+    guess = suspect(_meet(control, [ranks[0] for ranks in job.hosts], _SHARE * seconds))
+    if guess is None:
         tell("racks: none; no hosts get clearly more among themselves than from others where all talk at once")
         return control, None
     # Neither of the two is `control`, whose connections are warm from the barriers between turns: small calls show it.
-    default, laid_out = control._split(0), control._split(0, racks=found.groups)
+    default, laid_out = control._split(0), control._split(0, racks=guess.groups)
     assert default is not None and laid_out is not None  # every rank has the same color
     both = {_DEFAULT: default, _RACKS: laid_out}
     nbytes = _in_time(control, both, _SHARE * seconds)
     won, why = _race(control, both, nbytes) if nbytes else (None, "measure longer to see whether it helps")
     if nbytes is None or won is None:
-        tell(f"{found.text(known)}; not used: {why}")
+        tell(f"{guess.text(known)}; not used: {why}")
         return control, None
-    racks = Racks(**vars(found), nbytes=nbytes, seconds=won.seconds, default_seconds=won.default_seconds)
+    racks = Racks(**vars(guess), nbytes=nbytes, seconds=won.seconds, default_seconds=won.default_seconds)
     tell(racks.text(known))
     return laid_out, racks
 
@@ -89,33 +89,33 @@ def _meet(control: Communicator, speakers: Sequence[int], seconds: float) -> np.
 
 def _play(control: Communicator, speakers: Sequence[int], rounds: Rounds, rates: np.ndarray) -> None:
     """Meet whom this rank has to meet, and enter in ``rates`` what it got if it is less than what stands there."""
-    mine, theirs = np.zeros((2, _MESSAGE // 4), np.float32)
+    own, theirs = np.zeros((2, _MESSAGE // 4), np.float32)
     for pairs in rounds:
         pair = next((pair for pair in pairs if control.rank in (speakers[pair[0]], speakers[pair[1]])), None)
         if pair is None:
             control.barrier()
             continue
-        one, other = sorted(speakers[host] for host in pair)
-        leads, peer = control.rank == one, other if control.rank == one else one
-        _exchange(control, peer, mine[:1], theirs[:1])  # makes the connection
+        leader, other = sorted(speakers[host] for host in pair)
+        leads, peer = control.rank == leader, other if control.rank == leader else leader
+        _exchange(control, peer, own[:1], theirs[:1])  # makes the connection
         control.barrier()
-        rate = _talk(control, peer, leads, mine, theirs)
+        rate = _talk(control, peer, leads, own, theirs)
         rates[pair] = rates[pair[::-1]] = min(rates[pair], rate)
 
 
-def _talk(control: Communicator, peer: int, leads: bool, mine: np.ndarray, theirs: np.ndarray) -> float:
+def _talk(control: Communicator, peer: int, leads: bool, own: np.ndarray, theirs: np.ndarray) -> float:
     """Exchange messages until the one who leads says in one that it is the last; return bytes per second each way."""
-    mine[0] = theirs[0] = count = 0
+    own[0] = theirs[0] = count = 0
     begin = time.perf_counter()
-    while not (mine[0] or theirs[0]):
-        mine[0] = leads and time.perf_counter() - begin > _TALK
-        _exchange(control, peer, mine, theirs)
+    while not (own[0] or theirs[0]):
+        own[0] = leads and time.perf_counter() - begin > _TALK
+        _exchange(control, peer, own, theirs)
         count += 1
-    return count * mine.nbytes / (time.perf_counter() - begin)
+    return count * own.nbytes / (time.perf_counter() - begin)
 
 
-def _exchange(control: Communicator, peer: int, mine: np.ndarray, theirs: np.ndarray) -> None:
-    sent = control.send_async(mine, peer)
+def _exchange(control: Communicator, peer: int, own: np.ndarray, theirs: np.ndarray) -> None:
+    sent = control.send_async(own, peer)
     control.recv(theirs, peer)
     sent.wait()
 

@@ -27,7 +27,7 @@ _TRIPS, _FLOODS, _COPIES = 50, 3, 3
 def machine_of(world: Communicator) -> Dict[str, Any]:
     """Measure every dimension's link and the hosts' memory. Collective, blocking; the same is returned on all ranks."""
     topology = world.topology
-    found: Dict[str, Any] = {"mode": str(topology), "host": {"ranks": topology.local_size}}
+    machine: Dict[str, Any] = {"mode": str(topology), "host": {"ranks": topology.local_size}}
     rails = len(world._group.job.rails)
     networks: List[Dict[str, Any]] = []
     for number, dimension in enumerate(topology.dimensions):
@@ -36,13 +36,13 @@ def machine_of(world: Communicator) -> Dict[str, Any]:
         latency, bandwidth = _link(world, *_neighbours(topology, number))
         if dimension.shared:
             memory = {"latency_s": latency, "bandwidth_bytes_per_s": _memory_bandwidth(world)}
-            found["host"].setdefault("memory", memory)
+            machine["host"].setdefault("memory", memory)
         else:
             link = {"latency_s": latency, "bandwidth_bytes_per_s": bandwidth / rails, "rails": rails}
             networks.append({"name": dimension.name, "size": dimension.size, **link})
     if networks:
-        found["network"] = networks
-    return found
+        machine["network"] = networks
+    return machine
 
 
 def _neighbours(topology: Topology, dimension: int) -> Tuple[int, int]:

@@ -91,10 +91,10 @@ class Race:
 
     def _runner(self, number: int) -> Communicator:
         if number not in self._runners:
-            one = self._among[number]
-            offered = [known for known in COLLECTIVES if one.suits(known, self._topology)]
-            lines = {known: (one.line(known, self._topology),) for known in offered}
-            made = self._control._split(0, tuned=lines)
-            assert made is not None  # every rank has the same color
-            self._runners[number] = made
+            candidate = self._among[number]
+            offered = [known for known in COLLECTIVES if candidate.suits(known, self._topology)]
+            lines = {known: (candidate.line(known, self._topology),) for known in offered}
+            runner = self._control._split(0, tuned=lines)
+            assert runner is not None  # every rank has the same color
+            self._runners[number] = runner
         return self._runners[number]

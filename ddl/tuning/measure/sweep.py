@@ -72,14 +72,16 @@ def measure(
         before = 0
         for place, nbytes in enumerate(wanted):
             left = (seconds - race.elapsed()) / (len(collectives) - number)
-            grown = {one: took * nbytes / before for one, took in expected.items()}
+            grown = {number: took * nbytes / before for number, took in expected.items()}
             outcome = race.run(collective, nbytes, grown, left / (len(wanted) - place), left) if left > 0 else None
             progress(collective, nbytes, among, outcome)
             if outcome is None:
                 break
             expected, before = grown, nbytes
             outcomes[nbytes] = outcome
-        chosen = {nbytes: among[one.chosen].line(collective, group.topology) for nbytes, one in outcomes.items()}
+        chosen = {
+            nbytes: among[outcome.chosen].line(collective, group.topology) for nbytes, outcome in outcomes.items()
+        }
         lines[collective] = lines_of(chosen, select(collective, group.topology))
         measured[collective] = tuple(_row(nbytes, among, outcome) for nbytes, outcome in outcomes.items())
     table = Table(
@@ -98,9 +100,9 @@ def measure(
     return table
 
 
-def _row(nbytes: int, among: Sequence[Candidate], one: Outcome) -> Measured:
-    winner, default = among[one.chosen], among[one.default]
-    return Measured(nbytes, winner.algorithm, one.seconds, default.algorithm, one.default_seconds)
+def _row(nbytes: int, among: Sequence[Candidate], outcome: Outcome) -> Measured:
+    winner, default = among[outcome.chosen], among[outcome.default]
+    return Measured(nbytes, winner.algorithm, outcome.seconds, default.algorithm, outcome.default_seconds)
 
 
 def _prove(control: Communicator, collectives: Sequence[Collective], among: Sequence[Candidate]) -> None:
@@ -110,7 +112,9 @@ def _prove(control: Communicator, collectives: Sequence[Collective], among: Sequ
     if control.rank == 0:
         try:
             for collective in collectives:
-                for name in dict.fromkeys(one.algorithm for one in among if one.suits(collective, topology)):
+                for name in dict.fromkeys(
+                    candidate.algorithm for candidate in among if candidate.suits(collective, topology)
+                ):
                     verify([build(collective, name, topology, rank) for rank in range(topology.size)])
         except PlanError as error:
             problem = str(error)

@@ -59,9 +59,9 @@ class TimedCalls:
         """Return a copy of what one call makes of whole numbers that differ by rank; leaves zeros in the input."""
         self._input[:] = (np.arange(self._input.size) + 3 * self._rank) % 8
         self.run(world)
-        found: np.ndarray = self._output.copy()
+        values: np.ndarray = self._output.copy()
         self._input.fill(0)
-        return found
+        return values
 
 
 def _array(count: int) -> np.ndarray:

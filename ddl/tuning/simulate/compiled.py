@@ -125,7 +125,7 @@ class _Compiler:
     def _dimension(self, a: int, b: int) -> int:
         """Return the outermost dimension in which two ranks differ."""
         differ = [x != y for x, y in zip(self._topology.coordinates(a), self._topology.coordinates(b))]
-        return max((number for number, one in enumerate(differ) if one), default=0)
+        return max((number for number, differs in enumerate(differ) if differs), default=0)
 
     def _message(self, rank: int, peer: int, reduces: bool) -> Needs:
         which = (rank, peer, reduces)

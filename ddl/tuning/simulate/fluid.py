@@ -67,10 +67,10 @@ class Fluid:
 
     def resource(self, rate: float, burst: float = 0.0, burst_rate: float = inf) -> int:
         """Add a resource of ``rate`` units per second, with a bucket of ``burst`` units; return its number."""
-        made = _Resource(rate, burst, max(rate, burst_rate), burst)
-        self._resources.append(made)
+        resource = _Resource(rate, burst, max(rate, burst_rate), burst)
+        self._resources.append(resource)
         if burst > 0:
-            self._buckets.append(made)
+            self._buckets.append(resource)
         return len(self._resources) - 1
 
     def after(self, seconds: float, done: Callable[[], None]) -> None:

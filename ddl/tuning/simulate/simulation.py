@@ -74,12 +74,12 @@ def allreduces(
         return outcome
     lanes = []
     for line in lines:
-        mine = {number: one for number, one in enumerate(operations) if chosen[number] is line}
+        of_line = {number: operation for number, operation in enumerate(operations) if chosen[number] is line}
         symmetry: Symmetry = Everybody(topology.size)
         if not in_full and not stragglers:
             symmetry = symmetry_of(line.algorithm, topology, machine, MOST_IN_FULL)
-        if mine:
-            lanes.append(Lane(machine, topology, symmetry, line, mine, stragglers, watch))
+        if of_line:
+            lanes.append(Lane(machine, topology, symmetry, line, of_line, stragglers, watch))
             lanes[-1].run()
             outcome.exact &= symmetry.exact
     _collect(outcome, lanes, len(operations), watch)

@@ -128,9 +128,9 @@ class Exchanges:
         return (host & self._beyond) * self._unit + index
 
     def image(self, rank: int, other: int) -> int:
-        mine = rank // self._unit
+        block = rank // self._unit
         host, index = divmod(other, self._unit)
-        return (host ^ mine ^ (mine & self._beyond)) * self._unit + index
+        return (host ^ block ^ (block & self._beyond)) * self._unit + index
 
 
 def _power_of_two(number: int) -> bool:
