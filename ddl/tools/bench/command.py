@@ -26,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     kinds = parser.add_subparsers(metavar="WHAT", dest="kind", required=True)
     asked = next((word for word in rest if not word.startswith("-")), "")
     for name, (module, text) in KINDS.items():
-        one = kinds.add_parser(name, help=text, description=f"Measure {name}: {text}. Explained in docs/benchmarks.md.")
+        subparser = kinds.add_parser(
+            name, help=text, description=f"Measure {name}: {text}. Explained in docs/benchmarks.md."
+        )
         if name == asked:
-            importlib.import_module(module).add_arguments(one)
+            importlib.import_module(module).add_arguments(subparser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,9 +34,11 @@ def merge(round: int, ranks: Sequence[Dict[str, Any]]) -> Dict[int, Sample]:
     for key, first in ranks[0]["sizes"].items():
         of_ranks = [rank["sizes"][key] for rank in ranks]
         alone = int(key) <= LATENCY_BYTES
-        seconds = first["seconds"] if alone else [max(call) for call in zip(*(one["seconds"] for one in of_ranks))]
+        seconds = (
+            first["seconds"] if alone else [max(call) for call in zip(*(result["seconds"] for result in of_ranks))]
+        )
         probes = tuple(first["probes"]) if all(first["probes"]) else ()
-        samples[int(key)] = Sample(round, seconds, sum(one["cpu"] for one in of_ranks), first["calls"], probes)
+        samples[int(key)] = Sample(round, seconds, sum(result["cpu"] for result in of_ranks), first["calls"], probes)
     return samples
 
 

@@ -68,8 +68,8 @@ def run_all(name: str, commands: Sequence[Command], output: Path, ranks: int) ->
                 started.append(_Started(command, said))
             problem = _wait(started)
         finally:
-            for one in started:
-                one.end()
+            for worker in started:
+                worker.end()
         if not problem and not all((output / f"rank.{rank}.json").exists() for rank in range(ranks)):
             problem = "ended without writing its figures"
         if problem:
@@ -87,7 +87,7 @@ def _wait(started: Sequence[_Started]) -> str:
     """Wait until all have ended well, or one has not; return what went wrong, if anything."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        states = [one.process.poll() for one in started]
+        states = [worker.process.poll() for worker in started]
         failed = [state for state in states if state]
         if failed:
             return f"ended with status {failed[0]}"

@@ -20,17 +20,17 @@ def command() -> List[str]:
 
 def processor() -> Dict[str, str]:
     """Return model and features of the processor, as far as Linux tells."""
-    found: Dict[str, str] = {}
+    facts: Dict[str, str] = {}
     wanted = {"model name": "model", "flags": "flags", "Features": "flags", "CPU part": "model"}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
                 name, _, value = line.partition(":")
                 if name.strip() in wanted:
-                    found.setdefault(wanted[name.strip()], value.strip())
+                    facts.setdefault(wanted[name.strip()], value.strip())
     except OSError:
-        found["model"] = platform.processor()
-    return found
+        facts["model"] = platform.processor()
+    return facts
 
 
 def _read(path: str) -> str:

@@ -50,12 +50,12 @@ def compiled(name: str) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as directory:
-            made = Path(directory) / name
-            line = [path, *flags, "-o", str(made), str(SOURCES / f"{name}.cc")]
+            output = Path(directory) / name
+            line = [path, *flags, "-o", str(output), str(SOURCES / f"{name}.cc")]
             ended = subprocess.run(line, capture_output=True, text=True, timeout=300)
             if ended.returncode != 0:
                 raise Unavailable(f"{compiler} could not compile {name}.cc: {ended.stderr.strip()[-500:]}")
-            made.replace(target)  # at once: another run may be doing the same
+            output.replace(target)  # at once: another run may be doing the same
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{name}.cc could not be compiled: {error}") from error
     return target

@@ -20,12 +20,12 @@ MOST_CALLS = 3000
 def sizes(text: str) -> List[int]:
     """Return the bytes of a list like ``8,64K,4M``; argparse's error otherwise."""
     try:
-        found = [parse_size(entry) for entry in text.split(",")]
+        parsed = [parse_size(entry) for entry in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: each size must be {error}") from error
-    if not all(found):
+    if not all(parsed):
         raise argparse.ArgumentTypeError(f"{text!r}: a size of 0 bytes cannot be timed")
-    return found
+    return parsed
 
 
 def readable(nbytes: int) -> str:

@@ -43,23 +43,23 @@ def probe_library(ranks: int) -> str:
 
 def groups(round_trips: Sequence[float]) -> List[Tuple[float, float]]:
     """Return the (shortest, longest) round trip of each group, ascending."""
-    found: List[Tuple[float, float]] = []
+    ranges: List[Tuple[float, float]] = []
     for value in sorted(round_trips):
-        if found and value <= found[-1][1] * GAP:
-            found[-1] = (found[-1][0], value)
+        if ranges and value <= ranges[-1][1] * GAP:
+            ranges[-1] = (ranges[-1][0], value)
         else:
-            found.append((value, value))
-    return found
+            ranges.append((value, value))
+    return ranges
 
 
 def assign(samples: Mapping[str, Mapping[int, Sequence[S]]]) -> List[Tuple[float, float]]:
     """Set ``distance`` of all samples and return the groups. What was not probed is in group 0."""
-    every = [sample for sizes in samples.values() for some in sizes.values() for sample in some]
-    found = groups([probe for sample in every for probe in sample.probes])
+    every = [sample for sizes in samples.values() for of_size in sizes.values() for sample in of_size]
+    regimes = groups([probe for sample in every for probe in sample.probes])
     for sample in every:
-        at = [next(n for n, (low, high) in enumerate(found) if low <= probe <= high) for probe in sample.probes]
+        at = [next(n for n, (low, high) in enumerate(regimes) if low <= probe <= high) for probe in sample.probes]
         sample.distance = -1 if len(set(at)) > 1 else at[0] if at else 0
-    return found
+    return regimes
 
 
 def choose(
@@ -74,12 +74,12 @@ def choose(
 
 
 def _choose_one(samples: Mapping[str, List[S]]) -> Tuple[Dict[str, List[S]], bool]:
-    distances = {sample.distance for some in samples.values() for sample in some} - {-1}
+    distances = {sample.distance for series in samples.values() for sample in series} - {-1}
     least, best = 0, -1
     for distance in sorted(distances):
-        fewest = min(sum(sample.distance == distance for sample in some) for some in samples.values())
+        fewest = min(sum(sample.distance == distance for sample in series) for series in samples.values())
         if fewest > least:
             least, best = fewest, distance
     if best < 0:
         return dict(samples), False
-    return {name: [sample for sample in some if sample.distance == best] for name, some in samples.items()}, True
+    return {name: [sample for sample in series if sample.distance == best] for name, series in samples.items()}, True

@@ -29,18 +29,18 @@ def ratios(figures: All, subject: str, peers: Sequence[str], sizes: Sequence[int
     ``peer_over_subject`` is a ratio of medians: above 1 the subject is faster. ``of_limit`` is the subject's bandwidth
     over the limit's.
     """
-    found: Ratios = {}
+    table: Ratios = {}
     for nbytes in sizes:
-        mine = figures[subject][nbytes].median
+        subject_median = figures[subject][nbytes].median
         row: Dict[str, Any] = {}
         running = [name for name in peers if name in figures and name != subject]
         if running:
             best = min(running, key=lambda name: figures[name][nbytes].median)
-            row.update(best_peer=best, peer_over_subject=figures[best][nbytes].median / mine)
+            row.update(best_peer=best, peer_over_subject=figures[best][nbytes].median / subject_median)
         if "limit" in figures and subject != "limit":
-            row["of_limit"] = figures["limit"][nbytes].median / mine
-        found[nbytes] = row
-    return found
+            row["of_limit"] = figures["limit"][nbytes].median / subject_median
+        table[nbytes] = row
+    return table
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -68,8 +68,8 @@ def comparison(figures: All, subject: str, compared: Ratios, mixed: Sequence[int
 def details(figures: Mapping[int, Figures]) -> str:
     """Return the table of everything about one contestant."""
     rows = [["size", "calls", "min", "median", "p99", "alg GB/s", "bus GB/s", "CPU s/GB"]]
-    for nbytes, one in figures.items():
-        times = [duration(value) for value in (one.min, one.median, one.p99)]
-        bandwidths = [f"{one.algbw:.3g}", f"{one.busbw:.3g}", f"{one.cpu_per_gb:.3g}"]
-        rows.append([readable(nbytes), str(one.calls), *times, *bandwidths])
+    for nbytes, figure in figures.items():
+        times = [duration(value) for value in (figure.min, figure.median, figure.p99)]
+        bandwidths = [f"{figure.algbw:.3g}", f"{figure.busbw:.3g}", f"{figure.cpu_per_gb:.3g}"]
+        rows.append([readable(nbytes), str(figure.calls), *times, *bandwidths])
     return aligned(rows)

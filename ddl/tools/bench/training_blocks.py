@@ -57,33 +57,33 @@ def _block(number: int, of_ranks: Sequence[Any]) -> Block:
     probes = tuple(of_ranks[0]["probes"])
     return Block(
         number,
-        [one["seconds"] for one in of_ranks],
-        [one["cpu_seconds"] for one in of_ranks],
-        [one["waiting_seconds"] for one in of_ranks if "waiting_seconds" in one],
-        _others([one["whole"] for one in of_ranks]),
+        [result["seconds"] for result in of_ranks],
+        [result["cpu_seconds"] for result in of_ranks],
+        [result["waiting_seconds"] for result in of_ranks if "waiting_seconds" in result],
+        _others([result["whole"] for result in of_ranks]),
         probes if all(probes) else (),
     )
 
 
 def _others(whole: Sequence[Any]) -> float:
     """Return how many cores were busy with anything but the ranks, as far as that is certain."""
-    busy: float = max(one["busy_seconds"] for one in whole)
-    seconds: float = max(one["seconds"] for one in whole)
-    used: float = sum(one["cpu_seconds"] for one in whole)
+    busy: float = max(usage["busy_seconds"] for usage in whole)
+    seconds: float = max(usage["seconds"] for usage in whole)
+    used: float = sum(usage["cpu_seconds"] for usage in whole)
     return max(0.0, (busy - used - TICKS) / seconds)
 
 
 def choose(starts: Mapping[str, List[Start]], rounds: int) -> Chosen:
     """Return what to compare of all starts so far; it is enough if everyone has half of the blocks of ``rounds``."""
     blocks = {
-        name: [block for number, start in enumerate(some) for block in blocks_of(number, start)]
-        for name, some in starts.items()
+        name: [block for number, start in enumerate(of_name) for block in blocks_of(number, start)]
+        for name, of_name in starts.items()
     }
-    quiet = {name: {0: [block for block in some if block.others <= QUIET]} for name, some in blocks.items()}
+    quiet = {name: {0: [block for block in of_name if block.others <= QUIET]} for name, of_name in blocks.items()}
     distances = regimes.assign(quiet)
     compared, alike = regimes.choose(quiet, [0])[0]
     alike = alike and all(compared.values())
     fewest = min(map(len, compared.values()))
-    per_start = max((len(blocks_of(0, start)) for some in starts.values() for start in some), default=0)
+    per_start = max((len(blocks_of(0, start)) for of_name in starts.values() for start in of_name), default=0)
     enough = alike and 2 * fewest >= rounds * per_start
     return Chosen(starts, blocks, compared if alike else blocks, alike, enough, distances)

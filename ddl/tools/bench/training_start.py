@@ -97,7 +97,7 @@ class Running:
             hello = self._read(lines)
             self._lines[hello["rank"]] = lines
             self._report.append({**hello, "blocks": []})
-        self._report.sort(key=lambda one: int(one["rank"]))
+        self._report.sort(key=lambda entry: int(entry["rank"]))
         if self._save is not None:
             shutil.move(str(self._directory / "weights.npz"), str(self._save))
 

@@ -92,9 +92,9 @@ def size() -> int:
     return int(os.environ["DDL_SIZE"])
 
 
-def gather(store: Store, name: str, mine: str) -> List[str]:
+def gather(store: Store, name: str, value: str) -> List[str]:
     """Return what every rank passed, once all have."""
-    store.set(f"{name}.{rank()}", mine)
+    store.set(f"{name}.{rank()}", value)
     return [store.get(f"{name}.{other}").decode() for other in range(size())]
 
 
@@ -151,7 +151,7 @@ class Trainer:
         for _ in range(MEMORY_STEPS):
             self.step(lambda: seen.append(memory()))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        return {**seen[-1], "own_peak": max(one["own"] for one in seen), "rss_peak": peak}
+        return {**seen[-1], "own_peak": max(sample["own"] for sample in seen), "rss_peak": peak}
 
 
 def cpu_seconds() -> float:

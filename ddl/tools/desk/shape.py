@@ -36,10 +36,10 @@ def burst_bytes(rate: int) -> int:
 
 def parse_rate(text: str) -> Optional[int]:
     """Return the bits per second of ``250mbit`` or ``2.5gbit``, None for ``max``; ValueError otherwise."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text)
-    if text != "max" and found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text)
+    if text != "max" and match is None:
         raise ValueError(f"{text!r} is no rate such as 250mbit, 2.5gbit or max")
-    return int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]) if found else None
+    return int(float(match[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]) if match else None
 
 
 TWO_HOSTS = Shape(2)

@@ -138,7 +138,7 @@ def local_from_json(fields: Mapping[str, Any]) -> Local:
     """Read what ``dataclasses.asdict`` made of a Local."""
     values = dict(fields)
     values["interfaces"] = tuple(Interface(**entry) for entry in values["interfaces"])
-    values["names"] = {name: tuple(found) for name, found in values["names"].items()}
+    values["names"] = {name: tuple(addresses) for name, addresses in values["names"].items()}
     for name in ("unanswered", "refused"):
         values[name] = tuple(values[name])
     return Local(**values)

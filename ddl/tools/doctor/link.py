@@ -42,8 +42,8 @@ def try_large_packets(targets: Sequence[Target], mtus: Sequence[int]) -> List[Op
     """
     arrived: Dict[Target, List[int]] = {target: [] for target in targets}
     for start in range(0, len(targets), _AT_ONCE):
-        some = range(start, min(start + _AT_ONCE, len(targets)))
-        _send_datagrams({targets[at]: (TOKEN, mtus[at] - _HEADERS) for at in some}, arrived)
+        batch = range(start, min(start + _AT_ONCE, len(targets)))
+        _send_datagrams({targets[at]: (TOKEN, mtus[at] - _HEADERS) for at in batch}, arrived)
     return [mtu - _HEADERS in arrived[target] if arrived[target] else None for target, mtu in zip(targets, mtus)]
 
 

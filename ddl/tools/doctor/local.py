@@ -94,8 +94,8 @@ def _names(
     """Ask for the addresses of the hosts' names, and for the names of their addresses."""
 
     def forward(host: str) -> Tuple[str, ...]:
-        found = socket.getaddrinfo(bare_name(host), None, socket.AF_INET, socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        answers = socket.getaddrinfo(bare_name(host), None, socket.AF_INET, socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(entry[4][0]) for entry in answers))
 
     def backward(address: str) -> str:
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
@@ -113,13 +113,13 @@ def answers_in_time(ask: Callable[[str], _T], questions: Sequence[str], none: _T
     """Return the answers that came by ``deadline``; ``none`` where the answer was an error."""
     answers: Dict[str, _T] = {}
 
-    def one(question: str) -> None:
+    def ask_once(question: str) -> None:
         try:
             answers[question] = ask(question)
         except OSError:
             answers[question] = none
 
-    threads = [threading.Thread(target=one, args=(question,), daemon=True) for question in questions]
+    threads = [threading.Thread(target=ask_once, args=(question,), daemon=True) for question in questions]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -209,9 +209,9 @@ def _memfd_problem() -> str:
             for descriptor in received:
                 stack.callback(os.close, descriptor)
             step = "mmap of a memfd"
-            mine = stack.enter_context(mmap.mmap(memory, _MEMORY))
+            mapped = stack.enter_context(mmap.mmap(memory, _MEMORY))
             theirs = stack.enter_context(mmap.mmap(received[0], _MEMORY))
-            mine[-1] = 42
+            mapped[-1] = 42
             return "" if theirs[-1] == 42 else "what one process writes to a memfd is not what the other reads"
         except (OSError, IndexError) as error:
             return f"{step}: {error}"
@@ -231,7 +231,7 @@ def _container(environ: Mapping[str, str]) -> str:
 
 def _refused() -> Tuple[str, ...]:
     """Return what DDL, or what is commonly run with it, asks of the kernel and is not given."""
-    found = []
+    refused = []
     with contextlib.suppress(AttributeError):
         tries: Tuple[Tuple[str, Callable[[], object]], ...] = (
             ("sched_setaffinity", lambda: os.sched_setaffinity(0, os.sched_getaffinity(0))),
@@ -241,8 +241,8 @@ def _refused() -> Tuple[str, ...]:
             try:
                 attempt()
             except OSError:
-                found.append(name)
-    return tuple(found)
+                refused.append(name)
+    return tuple(refused)
 
 
 def _congestion() -> Optional[bytes]:

@@ -46,14 +46,14 @@ class _Probe:
     def run(self) -> str:
         """Do everything but prove memory; return why that need not be tried, if it need not."""
         with contextlib.ExitStack() as stack:
-            mine: Dict[str, Any] = {"host": self._host}
+            offer: Dict[str, Any] = {"host": self._host}
             if self._leads:
                 token = secrets.token_bytes(TOKEN)
                 responder = Responder(self._identity.secret, token)
                 stack.callback(responder.close)
-                mine.update(token=token.hex(), ports=responder.ports, datagrams=responder.datagram_port)
-                mine.update(chosen=self._chosen, interfaces=[dataclasses.asdict(entry) for entry in interfaces()])
-            met = [json.loads(text) for text in self._meet(json.dumps(mine))]
+                offer.update(token=token.hex(), ports=responder.ports, datagrams=responder.datagram_port)
+                offer.update(chosen=self._chosen, interfaces=[dataclasses.asdict(entry) for entry in interfaces()])
+            met = [json.loads(text) for text in self._meet(json.dumps(offer))]
             others = sorted((entry for entry in met if "token" in entry), key=lambda entry: int(entry["host"]))
             problem = ""
             if self._leads:
@@ -94,28 +94,28 @@ class _Probe:
 
     def _reach(self, hosts: Sequence[Dict[str, Any]]) -> Dict[int, List[Tuple[Link, Target]]]:
         """Connect to every address of every host, all at once, and say what can be said before anybody's turn."""
-        mine = interfaces()
-        names = {entry.address: entry for entry in mine}
+        own_interfaces = interfaces()
+        names = {entry.address: entry for entry in own_interfaces}
         places: List[Tuple[Dict[str, Any], Interface]] = []
         for entry in hosts:
             there = [Interface(**fields) for fields in entry["interfaces"]]
-            if entry["chosen"] not in [one.address for one in there]:
+            if entry["chosen"] not in [interface.address for interface in there]:
                 there.append(Interface("?", entry["chosen"]))  # loopback, say: it shall be seen not to work
             # An address that is ours, too, as a bridge of containers has it on every host, leads to ourselves.
-            places += [(entry, one) for one in there if one.address not in names]
+            places += [(entry, interface) for interface in there if interface.address not in names]
         ports: Dict[Tuple[int, str], List[Target]] = {}
-        for entry, one in places:
+        for entry, interface in places:
             token = bytes.fromhex(entry["token"])
-            ports[entry["host"], one.address] = [
-                Target(entry["host"], one.address, port, token) for port in entry["ports"]
+            ports[entry["host"], interface.address] = [
+                Target(entry["host"], interface.address, port, token) for port in entry["ports"]
             ]
         attempts = connect_all([target for tried in ports.values() for target in tried])
         self._meet_leaders("connected")
         good = []
-        for entry, one in places:
-            tried = [attempts[target] for target in ports[entry["host"], one.address]]
+        for entry, interface in places:
+            tried = [attempts[target] for target in ports[entry["host"], interface.address]]
             best = next((attempt for attempt in tried if not attempt.problem), tried[0])
-            good.append((entry, one, best, tuple(attempt.problem for attempt in tried)))
+            good.append((entry, interface, best, tuple(attempt.problem for attempt in tried)))
         return self._with_large_packets(good, names, ports)
 
     def _meet_leaders(self, value: str) -> None:
@@ -127,38 +127,40 @@ class _Probe:
 
     def _with_large_packets(
         self,
-        found: Sequence[Tuple[Dict[str, Any], Interface, Attempt, Tuple[str, ...]]],
-        mine: Dict[str, Interface],
+        reached: Sequence[Tuple[Dict[str, Any], Interface, Attempt, Tuple[str, ...]]],
+        by_address: Dict[str, Interface],
         ports: Dict[Tuple[int, str], List[Target]],
     ) -> Dict[int, List[Tuple[Link, Target]]]:
-        usable = [(entry, one, best) for entry, one, best, _ in found if not best.problem and not best.stranger]
+        usable = [
+            (entry, interface, best) for entry, interface, best, _ in reached if not best.problem and not best.stranger
+        ]
         targets = [
-            Target(entry["host"], one.address, entry["datagrams"], bytes.fromhex(entry["token"]))
-            for entry, one, _ in usable
+            Target(entry["host"], interface.address, entry["datagrams"], bytes.fromhex(entry["token"]))
+            for entry, interface, _ in usable
         ]
         mtus = []
-        for _, one, best in usable:
-            here = mine.get(best.source)
-            mtus.append(min(one.mtu, here.mtu if here is not None else one.mtu))
+        for _, interface, best in usable:
+            here = by_address.get(best.source)
+            mtus.append(min(interface.mtu, here.mtu if here is not None else interface.mtu))
         passed = dict(zip(((t.host, t.address) for t in targets), try_large_packets(targets, mtus)))
         links: Dict[int, List[Tuple[Link, Target]]] = {}
-        for entry, one, best, problems in found:
-            host, here = int(entry["host"]), mine.get(best.source)
+        for entry, interface, best, problems in reached:
+            host, here = int(entry["host"]), by_address.get(best.source)
             place = next(
-                (t for t, problem in zip(ports[host, one.address], problems) if not problem),
-                ports[host, one.address][0],
+                (t for t, problem in zip(ports[host, interface.address], problems) if not problem),
+                ports[host, interface.address][0],
             )
             link = Link(
                 source=self._host,
                 target=host,
-                address=one.address,
+                address=interface.address,
                 interface=here.name if here is not None else "",
-                target_interface=one.name,
+                target_interface=interface.name,
                 problem=best.problem,
                 ports=problems,
                 stranger=best.stranger,
                 mtu=best.mtu,
-                large=passed.get((host, one.address)),
+                large=passed.get((host, interface.address)),
             )
             links.setdefault(host, []).append((link, place))
         return links

@@ -76,4 +76,4 @@ def _network(entry: Interface) -> str:
 
 def _interface(facts: Facts, host: int, address: str) -> Optional[Interface]:
     local = facts.host(host).local
-    return next((one for one in local.interfaces if one.address == address), None) if local is not None else None
+    return next((entry for entry in local.interfaces if entry.address == address), None) if local is not None else None

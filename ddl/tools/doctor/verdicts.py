@@ -25,5 +25,5 @@ CHECKS: Tuple[Callable[[Facts], List[Verdict]], ...] = (
 
 def judge(facts: Facts) -> List[Verdict]:
     """Return all verdicts: what is well first, errors last."""
-    found = merged(verdict for check in CHECKS for verdict in check(facts))
-    return sorted(found, key=lambda verdict: (OK, WARNING, ERROR).index(verdict.level))
+    verdicts = merged(verdict for check in CHECKS for verdict in check(facts))
+    return sorted(verdicts, key=lambda verdict: (OK, WARNING, ERROR).index(verdict.level))

@@ -24,59 +24,62 @@ _COLUMNS: Dict[str, Tuple[Callable[[Counts], int], bool]] = {
 }
 
 
-def report(found: Figures, seconds: float) -> List[str]:
+def report(figures: Figures, seconds: float) -> List[str]:
     """Return the lines about all ranks; ``seconds``: what it takes to verify them."""
-    return [_title(found), *_verdict(found, seconds), "", *_sizes(found), "", *_table(found), *_paper(found)]
+    return [_title(figures), *_verdict(figures, seconds), "", *_sizes(figures), "", *_table(figures), *_paper(figures)]
 
 
-def _title(found: Figures) -> str:
-    size, local = found.topology.size, found.topology.local_size
+def _title(figures: Figures) -> str:
+    size, local = figures.topology.size, figures.topology.local_size
     sharing = "all share memory" if local == size else f"groups of {local} share memory"
     sharing = "no two share memory" if local == 1 else sharing
     who = f"{size} ranks, {sharing}" if size > 1 else "one rank"
-    what = f"{found.collective.name.lower()} of {bytes_text(found.nbytes)}" if found.chunks else "barrier"
-    return f"{what} by {found.line.algorithm} on {found.topology}: {who}"
+    what = f"{figures.collective.name.lower()} of {bytes_text(figures.nbytes)}" if figures.chunks else "barrier"
+    return f"{what} by {figures.line.algorithm} on {figures.topology}: {who}"
 
 
-def _verdict(found: Figures, seconds: float) -> List[str]:
-    if not found.verified:
+def _verdict(figures: Figures, seconds: float) -> List[str]:
+    if not figures.verified:
         return [f"NOT VERIFIED: with so many ranks that takes about {duration(seconds)}; --verify does it"]
     right = "verified: the result is right, nobody waits for ever and nothing is overwritten, at any speeds"
     return (
         [right, "          sums go along the canonical tree: the same bits on any hosts"]
-        if found.canonical
+        if figures.canonical
         else [right]
     )
 
 
-def _sizes(found: Figures) -> List[str]:
-    rounds = "not known, as it was not verified" if found.rounds is None else str(found.rounds)
+def _sizes(figures: Figures) -> List[str]:
+    rounds = "not known, as it was not verified" if figures.rounds is None else str(figures.rounds)
     lines = [f"rounds  {rounds}"]
-    if found.chunks:
-        lines.append(f"chunks  {found.chunks} of {bytes_text(found.chunk_bytes)}")
+    if figures.chunks:
+        lines.append(f"chunks  {figures.chunks} of {bytes_text(figures.chunk_bytes)}")
         pieces = "one"
-        if found.pieces > 1:
-            size = bytes_text(found.line.piece_bytes)
-            pieces = f"about {found.pieces} of {size}, {found.line.in_flight} at once; each runs the plan once"
+        if figures.pieces > 1:
+            size = bytes_text(figures.line.piece_bytes)
+            pieces = f"about {figures.pieces} of {size}, {figures.line.in_flight} at once; each runs the plan once"
         lines.append(f"pieces  {pieces}")
     return lines
 
 
-def _table(found: Figures) -> List[str]:
+def _table(figures: Figures) -> List[str]:
     """A line for each dimension over which anything goes, and their sum."""
-    names = [f"between {dimension.name}" for dimension in found.topology.dimensions]
-    alike = len({(rank.everybody, rank.dimensions) for rank in found.ranks}) == 1
-    who = "each rank" if alike and found.verified else "least–most" if found.verified else f"rank {found.ranks[0].rank}"
-    rows = [(name, [rank.dimensions[d] for rank in found.ranks]) for d, name in enumerate(names)]
-    rows = [(name, counts) for name, counts in rows if any(one != Counts() for one in counts)]
+    names = [f"between {dimension.name}" for dimension in figures.topology.dimensions]
+    alike = len({(rank.everybody, rank.dimensions) for rank in figures.ranks}) == 1
+    if figures.verified:
+        who = "each rank" if alike else "least–most"
+    else:
+        who = f"rank {figures.ranks[0].rank}"
+    rows = [(name, [rank.dimensions[d] for rank in figures.ranks]) for d, name in enumerate(names)]
+    rows = [(name, counts) for name, counts in rows if any(count != Counts() for count in counts)]
     if not rows:
         return [f"{who}: nothing is sent, read or written"]
-    everybody = [rank.everybody for rank in found.ranks]
+    everybody = [rank.everybody for rank in figures.ranks]
     columns = [name for name, (of, _) in _COLUMNS.items() if any(map(of, everybody))]
     cells = [[who, *columns]]
-    cells += [[name, *(_cell(found, column, counts) for column in columns)] for name, counts in rows]
+    cells += [[name, *(_cell(figures, column, counts) for column in columns)] for name, counts in rows]
     if len(rows) > 1:
-        cells.append(["together", *(_cell(found, column, everybody) for column in columns)])
+        cells.append(["together", *(_cell(figures, column, everybody) for column in columns)])
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
@@ -84,19 +87,19 @@ def _table(found: Figures) -> List[str]:
     ]
 
 
-def _cell(found: Figures, column: str, counts: Sequence[Counts]) -> str:
+def _cell(figures: Figures, column: str, counts: Sequence[Counts]) -> str:
     of, in_chunks = _COLUMNS[column]
     least, most = min(map(of, counts)), max(map(of, counts))
-    texts = [bytes_text(n * found.chunk_bytes) if in_chunks and n else str(n) for n in (least, most)]
+    texts = [bytes_text(n * figures.chunk_bytes) if in_chunks and n else str(n) for n in (least, most)]
     return ("-" if not most else texts[0]) if least == most else "–".join(texts)
 
 
-def _paper(found: Figures) -> List[str]:
-    if found.paper is None or found.topology.size == 1:
+def _paper(figures: Figures) -> List[str]:
+    if figures.paper is None or figures.topology.size == 1:
         return []
-    messages, nbytes = found.paper
-    moved = [rank.everybody.chunks_sent + rank.everybody.chunks_direct for rank in found.ranks]
-    least, most = (bytes_text(n * found.chunk_bytes) for n in (min(moved), max(moved)))
+    messages, nbytes = figures.paper
+    moved = [rank.everybody.chunks_sent + rank.everybody.chunks_direct for rank in figures.ranks]
+    least, most = (bytes_text(n * figures.chunk_bytes) for n in (min(moved), max(moved)))
     here = least if least == most else f"{least} to {most}"
     return [
         "",

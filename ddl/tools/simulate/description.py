@@ -120,7 +120,7 @@ def parse(content: Table) -> Description:
     networks = content.get("network", [])
     if not isinstance(networks, list):
         raise ConfigError("network must be a list of tables: write [[network]]")
-    levels += [_level(number, one) for number, one in enumerate(networks)]
+    levels += [_level(number, network) for number, network in enumerate(networks)]
     wire = content.get("wire_bytes_per_byte", 1.0)
     if isinstance(wire, bool) or not isinstance(wire, (int, float)):
         raise ConfigError(f"wire_bytes_per_byte = {wire!r} is no number")
@@ -154,13 +154,15 @@ class _Burst:
 
 
 def _assumptions(entries: Any) -> Tuple[Assumption, ...]:
-    found: List[Assumption] = []
+    assumptions: List[Assumption] = []
     for entry in entries if isinstance(entries, list) else [entries]:
-        made: Assumption = _build(Assumption, "[[assumption]]", entry)
-        if made.standing not in _STANDINGS:
-            raise ConfigError(f"[[assumption]] standing = {made.standing!r} must be one of {', '.join(_STANDINGS)}")
-        found.append(made)
-    return tuple(found)
+        assumption: Assumption = _build(Assumption, "[[assumption]]", entry)
+        if assumption.standing not in _STANDINGS:
+            raise ConfigError(
+                f"[[assumption]] standing = {assumption.standing!r} must be one of {', '.join(_STANDINGS)}"
+            )
+        assumptions.append(assumption)
+    return tuple(assumptions)
 
 
 # --- tables into data classes ---
@@ -194,7 +196,7 @@ def _build(kind: Type[Any], where: str, table: Any) -> Any:
     """Make a data class of plain fields from a table of the same names."""
     if not isinstance(table, dict):
         raise ConfigError(f"{where} is no table")
-    types = {one.name: str(one.type).replace("Optional[", "").rstrip("]") for one in fields(kind)}
+    types = {field.name: str(field.type).replace("Optional[", "").rstrip("]") for field in fields(kind)}
     _refuse_unknown(where, table, tuple(types))
     for name, value in table.items():
         if not isinstance(value, _TYPES[types[name]]) or (isinstance(value, bool) and types[name] != "bool"):

@@ -101,7 +101,7 @@ def notes(outcomes: Sequence[Outcome]) -> List[str]:
 
 def assumed(assumptions: Sequence[Assumption]) -> List[str]:
     """Return a line for each assumption, with its standing."""
-    return [f"{one.standing:<8} {one.text}" for one in assumptions]
+    return [f"{assumption.standing:<8} {assumption.text}" for assumption in assumptions]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> List[str]:

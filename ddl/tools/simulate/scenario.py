@@ -80,14 +80,14 @@ def workload(description: Description, arguments: argparse.Namespace) -> Workloa
 
 def stragglers_of(words: Sequence[str]) -> Dict[int, Lateness]:
     """Read ``RANK:+20ms`` and ``RANK:x1.5``. Raises ``ConfigError``."""
-    found = {}
+    delays = {}
     for word in words:
         match = _LATE.fullmatch(word)
         if match is None or match[3] and float(match[3]) <= 0:
             raise ConfigError(f"--straggler {word}: write RANK:+20ms (so much later) or RANK:x1.5 (so much slower)")
         late = Lateness(factor=float(match[3])) if match[3] else Lateness(plus_s=float(match[2]) / 1e3)
-        found[int(match[1])] = late
-    return found
+        delays[int(match[1])] = late
+    return delays
 
 
 def lines_for(place: Place, arguments: argparse.Namespace) -> Tuple[Line, ...]:

@@ -69,8 +69,8 @@ def _band(pen: Pen, place: Place, step: Step, rank: int, used: List[int], y: flo
         _box(pen, step, computed, ended, y, _EXPOSED, f"exposed {duration(ended - computed)}")
     for row, dimension in enumerate(used):
         below = y + _ROW * (row + 1)
-        one = place.topology.dimensions[dimension]
-        label = f"{one.name} ({one.size}{', memory' if one.shared else ''})"
+        level = place.topology.dimensions[dimension]
+        label = f"{level.name} ({level.size}{', memory' if level.shared else ''})"
         pen.text(_MARGIN + 12, below + 14, shortened(label, 11, _LEFT - 20), size=11, color=_GREY, hint=label)
         for span in _joined(step, [s for s in step.outcome.spans[rank] if s.dimension == dimension]):
             bucket = step.buckets[span.operation]
@@ -83,7 +83,7 @@ def _joined(step: Step, spans: List[Span]) -> List[Span]:
     """Close the gaps that nobody would see: there may be thousands of messages."""
     near = _NARROW * step.step_s / _WIDE
     joined: List[Span] = []
-    for span in sorted(spans, key=lambda one: (one.operation, one.begin)):
+    for span in sorted(spans, key=lambda entry: (entry.operation, entry.begin)):
         last = joined[-1] if joined else None
         if last is not None and last.operation == span.operation and span.begin <= last.end + near:
             joined[-1] = Span(last.operation, last.dimension, last.begin, max(last.end, span.end))

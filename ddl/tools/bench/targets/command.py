@@ -69,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
             written["targets"][name] = _measure(name, arguments, written["targets"])
             if arguments.json:  # what was measured stays, whatever becomes of the rest
                 arguments.json.write_text(json.dumps(written, indent=1) + "\n")
-    found = rows.of_json(written)
-    mine = [row for row in found if row.target in arguments.only]
-    print(machine.describe(machine.facts()) + "\n\n" + rows.text(mine))
+    all_rows = rows.of_json(written)
+    wanted = [row for row in all_rows if row.target in arguments.only]
+    print(machine.describe(machine.facts()) + "\n\n" + rows.text(wanted))
     if arguments.document:
-        arguments.document.write_text(rows.insert(arguments.document.read_text(), rows.markdown(found)))
-    missed = [row for row in mine if not row.met]
+        arguments.document.write_text(rows.insert(arguments.document.read_text(), rows.markdown(all_rows)))
+    missed = [row for row in wanted if not row.met]
     if missed:
         print(f"missed: {', '.join(f'{row.target} ({row.what})' for row in missed)}", file=sys.stderr)
     return int(bool(missed))
@@ -107,7 +107,7 @@ def _measure(name: str, arguments: argparse.Namespace, others: Content) -> Conte
     if name == "f":
         cuts = cut.measure(_CUT * arguments.size, arguments.rounds)
         judged = [cut.row(_CUT * arguments.size, cuts)]
-        about.update(jobs=[[one["layout"], [_CUT * arguments.size]] for one in cuts], cuts=cuts)
+        about.update(jobs=[[cut["layout"], [_CUT * arguments.size]] for cut in cuts], cuts=cuts)
     elif name == "g":
         jobs = [job for other in others.values() for job in other.get("jobs", [])]
         if not jobs:
@@ -141,7 +141,10 @@ def _time(name: str, arguments: argparse.Namespace) -> Tuple[List[rows.Row], Con
                 "processors": seen.processors.shares(),
                 "stream": seen.stream,
                 "figures": {
-                    who: {nbytes: dataclasses.asdict(Figures.of(some, nbytes, factor)) for nbytes, some in of.items()}
+                    who: {
+                        nbytes: dataclasses.asdict(Figures.of(samples, nbytes, factor))
+                        for nbytes, samples in of.items()
+                    }
                     for who, of in seen.samples.items()
                 },
             }

@@ -44,13 +44,13 @@ def neighbours(layout: Mapping[str, Any], nbytes: int) -> int:
     return max(len(build(Collective.ALLREDUCE, line.algorithm, topology, rank).peers) for rank in range(topology.size))
 
 
-def rows(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> List[Row]:
+def rows(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> List[Row]:
     """Judge 64 ranks by 16: for each of two neighbours a dimension, a rank may need what it needs for one there."""
-    made = []
+    listed = []
     for dimensions, (few, many) in enumerate(zip(FEW, MANY), start=1):
-        most = {name: max(rank["connections"] for rank in found[name]) for name in (few, many)}
-        small = {name: neighbours(found[name][0]["layout"], SMALL) for name in (few, many)}
-        large = {name: neighbours(found[name][0]["layout"], LARGE) for name in (few, many)}
+        most = {name: max(rank["connections"] for rank in results[name]) for name in (few, many)}
+        small = {name: neighbours(results[name][0]["layout"], SMALL) for name in (few, many)}
+        large = {name: neighbours(results[name][0]["layout"], LARGE) for name in (few, many)}
         allowed = small[many] + 2 * dimensions * (most[few] - small[few]) / large[few]
         counts = [
             f"{name}: {most[name]}, of which {small[name]} for small operations, the rest to {large[name]} neighbours"
@@ -58,5 +58,5 @@ def rows(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> List[Row]:
         ]
         what = f"connections of a rank, {many} ranks"
         row = Row("h", what, most[many] / allowed, f"as by {few}", 1, note="; ".join(counts))
-        made.append(dataclasses.replace(row, ours=most[many], bound=allowed, counted=True))
-    return made
+        listed.append(dataclasses.replace(row, ours=most[many], bound=allowed, counted=True))
+    return listed

@@ -28,18 +28,18 @@ _LOOKS = 100
 def data_connections() -> int:
     """Return how many established TCP connections this process has, but for those to the job's store."""
     store = parse_address(os.environ["DDL_STORE"])[1]
-    mine: Set[str] = set()
+    own_sockets: Set[str] = set()
     for entry in os.listdir("/proc/self/fd"):
         try:
-            mine.add(os.readlink(f"/proc/self/fd/{entry}"))
+            own_sockets.add(os.readlink(f"/proc/self/fd/{entry}"))
         except FileNotFoundError:
             continue  # the directory's own
-    found = 0
+    count = 0
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
         _, _, remote, state, *rest = line.split()
         if state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) != store:
-            found += f"socket:[{rest[5]}]" in mine
-    return found
+            count += f"socket:[{rest[5]}]" in own_sockets
+    return count
 
 
 def settled() -> int:

@@ -40,7 +40,12 @@ def main() -> None:
     before = [once() for _ in range(_BEFORE)]
     whole = [end - begin for begin, end, _ in before]
     *cut, bits = once(str(sorted(whole)[_BEFORE // 2]))
-    seen = {"whole": whole, "cut": cut, "bits": [bits, *(one[2] for one in before)], "layout": layout_of(ddl.world())}
+    seen = {
+        "whole": whole,
+        "cut": cut,
+        "bits": [bits, *(result[2] for result in before)],
+        "layout": layout_of(ddl.world()),
+    }
     Path(sys.argv[1], f"rank.{rank}.json").write_text(json.dumps(seen))
     ddl.shutdown()
 

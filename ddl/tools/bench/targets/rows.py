@@ -74,5 +74,5 @@ def of_json(written: Mapping[str, Any]) -> List[Row]:
     """Return all rows of a results file, in the order of the targets."""
     names = {field.name for field in dataclasses.fields(Row)}
     targets = written["targets"]
-    found = [row for name in sorted(targets) for row in targets[name]["rows"]]
-    return [Row(**{key: value for key, value in row.items() if key in names}) for row in found]
+    entries = [row for name in sorted(targets) for row in targets[name]["rows"]]
+    return [Row(**{key: value for key, value in row.items() if key in names}) for row in entries]

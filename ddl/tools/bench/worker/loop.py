@@ -88,7 +88,7 @@ def after_barriers(
 ) -> Tuple[List[float], float, Any]:
     """Time ``calls`` calls, each after its buffer was written and all ranks have met; returns as ``back_to_back``."""
     clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
-    one = bits_of(work.dtype, np.ones(1))[0]
+    bits_of_1 = bits_of(work.dtype, np.ones(1))[0]
     seconds: List[float] = []
     cpu, returned = 0, None
     for i in range(calls):
@@ -97,7 +97,7 @@ def after_barriers(
         if i == calls - 1 and last_salt:
             fill(slot, work, library.rank, last_salt)
         else:
-            slot.source.fill(one)
+            slot.source.fill(bits_of_1)
         library.barrier()
         cpu_start = cpu_clock()
         start = clock()

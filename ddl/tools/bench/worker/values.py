@@ -82,9 +82,9 @@ def expected(work: Work, rank: int, salt: int, root: int) -> np.ndarray:
         return contribution(work, root, salt, root)
     if work.collective == "allgather":
         return np.concatenate([contribution(work, other, salt, root) for other in range(size)])
-    mine = slice(rank * share, (rank + 1) * share)
+    own_share = slice(rank * share, (rank + 1) * share)
     if work.collective == "alltoall":
-        return np.concatenate([contribution(work, other, salt, root)[mine] for other in range(size)])
+        return np.concatenate([contribution(work, other, salt, root)[own_share] for other in range(size)])
     total = np.sum([_one_period(other, size, salt) for other in range(size)], axis=0)
     everywhere = _repeated(work.dtype, total, work.count)
-    return everywhere[mine] if work.collective == "reducescatter" else everywhere
+    return everywhere[own_share] if work.collective == "reducescatter" else everywhere

@@ -35,7 +35,7 @@ def interface(facts: Facts) -> List[Verdict]:
             yield ERROR, f"{chosen.name} ({chosen.address}) has no carrier", "plug its cable in, or choose another one"
         yield from _routes(facts, local)
 
-    found = []
+    verdicts = []
     for verdict in each_host(facts, "interface", "", problems):
         if verdict.level == OK:  # it is worth a look, and the same on all hosts where names are
             name = verdict.hosts[0]
@@ -43,8 +43,8 @@ def interface(facts: Facts) -> List[Verdict]:
             entry = local.interface
             text = f"data goes by {entry.name}" if entry is not None else "loopback, as there is only this host"
             verdict = Verdict(OK, "interface", verdict.hosts, text)
-        found.append(verdict)
-    return found + _twins(facts)
+        verdicts.append(verdict)
+    return verdicts + _twins(facts)
 
 
 def _routes(facts: Facts, local: Local) -> _Problems:
@@ -100,18 +100,18 @@ def names(facts: Facts) -> List[Verdict]:
 
 
 def _forward(host: Host, local: Local, other: Host, owners: Dict[str, str]) -> _Problems:
-    found = local.names.get(other.name)
-    if found is None or set(found) & set(other.addresses) or (host is other and all(map(_loopback, found))):
+    resolved = local.names.get(other.name)
+    if resolved is None or set(resolved) & set(other.addresses) or (host is other and all(map(_loopback, resolved))):
         return  # a host's own name has a verdict of its own
-    if not found:
+    if not resolved:
         yield WARNING, f"the name {other.name} is not known", _NAMES + "; ddlrun needs it only where it is started"
         return
-    strangers = sorted({owners[address] for address in found if address in owners})
-    if strangers or all(map(_loopback, found)):
+    strangers = sorted({owners[address] for address in resolved if address in owners})
+    if strangers or all(map(_loopback, resolved)):
         who = " and ".join(strangers) or "this host itself"
-        yield ERROR, f"the name {other.name} leads to {', '.join(found)}, which is {who}", _NAMES
+        yield ERROR, f"the name {other.name} leads to {', '.join(resolved)}, which is {who}", _NAMES
     else:
-        text = f"the name {other.name} leads to {', '.join(found)}, which is no address of its interfaces"
+        text = f"the name {other.name} leads to {', '.join(resolved)}, which is no address of its interfaces"
         yield WARNING, text, _NAMES + ", unless addresses are translated on the way"
 
 

@@ -79,18 +79,18 @@ def sharing(facts: Facts) -> List[Verdict]:
         remedy = "mend what else is found; without the native core on every host there is no job"
         concerned = tuple(host.name for host in facts.hosts if host.local is not None)
         return [Verdict(ERROR, "sharing", concerned, f"ranks did not meet: {problem}", remedy)] if problem else []
-    found = []
+    verdicts = []
     for host in facts.hosts:
         groups = [group for group in facts.groups if set(group) & set(host.ranks)]
         if host.local is None or len(host.ranks) < 2:
             continue
         if len(groups) == 1:
-            found.append(Verdict(OK, "sharing", (host.name,), "the ranks of a host share memory: proved"))
+            verdicts.append(Verdict(OK, "sharing", (host.name,), "the ranks of a host share memory: proved"))
         else:
             text = f"its {len(host.ranks)} ranks are in {len(groups)} groups that share no memory, and use TCP instead"
             remedy = "run them in one container, with one network namespace, and without DDL_SHM=0"
-            found.append(Verdict(WARNING, "sharing", (host.name,), text, remedy))
-    return found
+            verdicts.append(Verdict(WARNING, "sharing", (host.name,), text, remedy))
+    return verdicts
 
 
 def cpus(facts: Facts) -> List[Verdict]:

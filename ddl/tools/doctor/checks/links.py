@@ -28,14 +28,14 @@ _FIREWALL = "let the hosts of a job connect to one another on all ports from 327
 def on_rails(facts: Facts) -> List[Tuple[Link, bool]]:
     """Return the links that a job could use, and whether it would: the others only happen to have addresses."""
     chosen = {host.number: local.chosen for host, local in present(facts)}
-    found = []
+    marked = []
     for link in facts.links:
         local = facts.host(link.source).local
         if chosen.get(link.target) == link.address:
-            found.append((link, True))
+            marked.append((link, True))
         elif local is not None and (not link.problem or _network(link.address, local.interfaces)) and not link.stranger:
-            found.append((link, False))
-    return found
+            marked.append((link, False))
+    return marked
 
 
 def _network(address: str, interfaces: Iterable[Interface]) -> str:
@@ -56,7 +56,7 @@ def _together(facts: Facts, check: str, links: Iterable[Tuple[str, str, str, Lin
     groups: Dict[Tuple[str, str, str], List[Link]] = {}
     for level, text, remedy, link in links:
         groups.setdefault((level, text, remedy), []).append(link)
-    found = []
+    verdicts = []
     for (level, text, remedy), concerned in groups.items():
         name = {link.source: facts.host(link.source).name for link in concerned}
         name.update({link.target: facts.host(link.target).name for link in concerned})
@@ -64,16 +64,16 @@ def _together(facts: Facts, check: str, links: Iterable[Tuple[str, str, str, Lin
         blamed = [number for number in name if len(common) != 1 or number in common]
         ordered = sorted(concerned, key=lambda link: (link.source, link.target))
         pairs = pairs_text((name[link.source], name[link.target]) for link in ordered)
-        found.append(
+        verdicts.append(
             Verdict(level, check, tuple(name[number] for number in sorted(blamed)), f"{pairs}: {text}", remedy)
         )
-    return found
+    return verdicts
 
 
-def _well(facts: Facts, check: str, found: List[Verdict], text: Callable[[], str]) -> List[Verdict]:
+def _well(facts: Facts, check: str, verdicts: List[Verdict], text: Callable[[], str]) -> List[Verdict]:
     """Say that all is well, if there is something to say it of."""
     hosts = tuple(host.name for host, _ in present(facts))
-    return found or ([Verdict(OK, check, hosts, text())] if facts.links else [])
+    return verdicts or ([Verdict(OK, check, hosts, text())] if facts.links else [])
 
 
 def ports(facts: Facts) -> List[Verdict]:
@@ -86,9 +86,9 @@ def ports(facts: Facts) -> List[Verdict]:
             remedy = "free that address of its second user, or choose another network: --network-interface"
             troubled.append((level, text, remedy, link))
         elif failed:
-            some = "" if all(link.ports) else "some ports only: "
+            which = "" if all(link.ports) else "some ports only: "
             said, remedy = _SAID.get(failed[0], (f"connecting ends with '{failed[0]}'", _FIREWALL))
-            troubled.append((level, f"{some}{said} on {rail}", remedy, link))
+            troubled.append((level, f"{which}{said} on {rail}", remedy, link))
     return _well(facts, "ports", _together(facts, "ports", troubled), lambda: "every host reaches every other one")
 
 
@@ -124,8 +124,8 @@ def mtu(facts: Facts) -> List[Verdict]:
 
 def _ends(facts: Facts, link: Link) -> Tuple[Optional[Interface], Optional[Interface]]:
     source, target = facts.host(link.source).local, facts.host(link.target).local
-    here = next((one for one in source.interfaces if one.name == link.interface), None) if source else None
-    there = next((one for one in target.interfaces if one.address == link.address), None) if target else None
+    here = next((entry for entry in source.interfaces if entry.name == link.interface), None) if source else None
+    there = next((entry for entry in target.interfaces if entry.address == link.address), None) if target else None
     return here, there
 
 
@@ -184,13 +184,13 @@ def bandwidth(facts: Facts) -> List[Verdict]:
             text = f"less than {rate(_SLOW)} on {rail}: a hundred MB take seconds to average"
             remedy = "use a faster network (--network-interface), and DDL_WIRE=bf16, which halves what is sent"
             troubled.append((WARNING, text, remedy, link))
-    found = _together(facts, "bandwidth", troubled) + _unequal_rails(facts, typical)
+    verdicts = _together(facts, "bandwidth", troubled) + _unequal_rails(facts, typical)
     if not typical:
-        return found
+        return verdicts
     return _well(
         facts,
         "bandwidth",
-        found,
+        verdicts,
         lambda: ", ".join(f"{rate(value)} on {rail}" for rail, value in sorted(typical.items())) + ", one connection",
     )
 
@@ -201,19 +201,19 @@ def _unequal_rails(facts: Facts, typical: Dict[str, float]) -> List[Verdict]:
     hosts = tuple(host.name for host, _ in present(facts))
     if not typical or not used & set(typical):
         return []
-    mine = max(used & set(typical), key=lambda rail: typical[rail])
-    found = []
+    used_rail = max(used & set(typical), key=lambda rail: typical[rail])
+    verdicts = []
     for rail, value in sorted(typical.items()):
         if rail in used:
             continue
-        text = f"{rail} carries {rate(value)}, {mine} {rate(typical[mine])}"
-        if value > 2 * typical[mine]:
+        text = f"{rail} carries {rate(value)}, {used_rail} {rate(typical[used_rail])}"
+        if value > 2 * typical[used_rail]:
             remedy = f"let data go by the faster one: --network-interface {rail}"
-            found.append(Verdict(WARNING, "bandwidth", hosts, text + ", which is the one used", remedy))
-        elif value < typical[mine] / 2:
+            verdicts.append(Verdict(WARNING, "bandwidth", hosts, text + ", which is the one used", remedy))
+        elif value < typical[used_rail] / 2:
             remedy = f"if {rail} should be as fast, see 'ethtool {rail}' for its speed, and its cable and switch port"
-            found.append(Verdict(WARNING, "bandwidth", hosts, text, remedy))
-    return found
+            verdicts.append(Verdict(WARNING, "bandwidth", hosts, text, remedy))
+    return verdicts
 
 
 def clock(facts: Facts) -> List[Verdict]:

@@ -64,19 +64,19 @@ def diagnose(problem: str) -> Tuple[str, str]:
 
 
 def starting(facts: Facts) -> List[Verdict]:
-    found = []
+    verdicts = []
     for host in facts.hosts:
         if host.problem:
             check, remedy = diagnose(host.problem)
             text = " ".join(host.problem.split())
-            found.append(Verdict(ERROR, check, (host.name,), text, remedy.replace("HOST", host.name)))
+            verdicts.append(Verdict(ERROR, check, (host.name,), text, remedy.replace("HOST", host.name)))
         elif host.local is not None:
             said = f"ranks start; DDL {host.local.version}, Python {host.local.python}"
-            found.append(Verdict(OK, "start", (host.name,), said))
+            verdicts.append(Verdict(OK, "start", (host.name,), said))
         else:
             remedy = "see what the check 'probe' says, and try again"
-            found.append(Verdict(ERROR, "start", (host.name,), "it was reached, but said nothing of itself", remedy))
-    return found
+            verdicts.append(Verdict(ERROR, "start", (host.name,), "it was reached, but said nothing of itself", remedy))
+    return verdicts
 
 
 def core(facts: Facts) -> List[Verdict]:
@@ -111,14 +111,14 @@ def script(facts: Facts) -> List[Verdict]:
 
 def probe(facts: Facts) -> List[Verdict]:
     """Whether the measurement itself came to its end."""
-    found = []
+    verdicts = []
     again = "try again; 'ddlrun -v' on the same hosts shows more, and if that works, too, please report this"
     late = [host.name for host in facts.hosts if host.local is not None and not host.finished]
     if facts.failure:
-        found.append(Verdict(ERROR, "probe", tuple(late), f"measuring did not end well: {facts.failure}", again))
+        verdicts.append(Verdict(ERROR, "probe", tuple(late), f"measuring did not end well: {facts.failure}", again))
     elif late:
-        found.append(Verdict(ERROR, "probe", tuple(late), "measuring was not finished", again))
-    return found
+        verdicts.append(Verdict(ERROR, "probe", tuple(late), "measuring was not finished", again))
+    return verdicts
 
 
 CHECKS = (starting, core, directory, script, probe)

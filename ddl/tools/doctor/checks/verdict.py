@@ -32,11 +32,11 @@ def each_host(
     facts: Facts, check: str, well: str, problems: Callable[[Host, Local], Iterable[Tuple[str, str, str]]]
 ) -> List[Verdict]:
     """Ask ``problems`` (level, text, remedy) of every host; where there are none, all is ``well``."""
-    found = []
+    verdicts = []
     for host, local in present(facts):
         said = list(problems(host, local)) or [(OK, well, "")]
-        found += [Verdict(level, check, (host.name,), text, remedy) for level, text, remedy in said]
-    return found
+        verdicts += [Verdict(level, check, (host.name,), text, remedy) for level, text, remedy in said]
+    return verdicts
 
 
 def merged(verdicts: Iterable[Verdict]) -> List[Verdict]:
