@@ -55,9 +55,9 @@ def reduction(op: Any, tensor: torch.Tensor) -> Tuple[ReduceOp, Any]:
     """Return DDL's operator, and what to multiply by first, or None. ``InvalidArgument`` if it is not defined."""
     if op == dist.ReduceOp.PREMUL_SUM:
         return ddl.Sum, op.__getstate__()[1]
-    for known, mine in _REDUCTIONS:
-        if op == known and (mine in (ddl.Sum, ddl.Average) or not tensor.is_complex()):
-            return mine, None
+    for known, ddl_op in _REDUCTIONS:
+        if op == known and (ddl_op in (ddl.Sum, ddl.Average) or not tensor.is_complex()):
+            return ddl_op, None
     raise InvalidArgument(f"{op} is not defined for tensors of type {tensor.dtype}")
 
 

@@ -50,7 +50,7 @@ class Unwaited:
 @functools.cache
 def torch_keeps_works() -> bool:
     """Return whether C++ that has called a verb in Python keeps the Python half of the work that it got."""
-    made: List[weakref.ref[Any]] = []
+    refs: List[weakref.ref[Any]] = []
     base: Any = dist.ProcessGroup
 
     class Work(dist.Work):
@@ -59,11 +59,11 @@ def torch_keeps_works() -> bool:
     class Group(base):  # type: ignore[misc]
         def barrier(self, _: Any = None) -> Work:
             work = Work()
-            made.append(weakref.ref(work))
+            refs.append(weakref.ref(work))
             return work
 
     held = base.barrier(Group(0, 1))  # C++, which calls the barrier above
-    alive = made[0]() is not None
+    alive = refs[0]() is not None
     del held
     return alive
 

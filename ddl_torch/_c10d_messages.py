@@ -282,8 +282,8 @@ class Messages:
 
     def _match_tagged(self) -> None:
         for receive in list(self._waiting_tagged):
-            found = (m for m in self._arrived if m.tag == receive.tag and receive.wanted in (None, m.source))
-            message = next(found, None)
+            matching = (m for m in self._arrived if m.tag == receive.tag and receive.wanted in (None, m.source))
+            message = next(matching, None)
             if message is not None:
                 self._waiting_tagged.remove(receive)
                 self._deliver(message, receive)

@@ -70,8 +70,8 @@ class Verbs:
         """Overwrite ``tensor`` by that of ``root``."""
         self._calls.check_rank("broadcast", "src", root)
         own, finish = in_place(tensor, "broadcast")
-        mine = moved(own, "broadcast")
-        call = Call(Collective.BROADCAST, mine if self._rank == root else None, mine, None, root=root)
+        input = moved(own, "broadcast")
+        call = Call(Collective.BROADCAST, input if self._rank == root else None, input, None, root=root)
         return self._issue(call), finish
 
     def allgather(self, targets: Tensors, tensor: torch.Tensor) -> List[Part]:
@@ -96,8 +96,8 @@ class Verbs:
         return self._gather_rows(own, tensor, "all_gather_single"), finish
 
     def _gather_rows(self, rows: torch.Tensor, tensor: torch.Tensor, verb: str) -> Optional[ddl.Work]:
-        mine = moved(tensor, verb)
-        return self._issue(Call(Collective.ALLGATHER, mine, moved(rows, verb), None, part_lengths=[mine.numel()]))
+        input = moved(tensor, verb)
+        return self._issue(Call(Collective.ALLGATHER, input, moved(rows, verb), None, part_lengths=[input.numel()]))
 
     # --- to or from one rank ---
 
@@ -108,9 +108,9 @@ class Verbs:
             return self.allreduce(tensor if self._rank == root else tensor.clone(), op)
         own, finish = in_place(tensor, "reduce")
         ddl_op, factor = reduction(op, tensor)
-        mine = own if factor is None else own * factor
+        input = own if factor is None else own * factor
         output = own if self._rank == root else None
-        return self._issue(Call(Collective.REDUCE, mine, output, None, ddl_op, root)), finish
+        return self._issue(Call(Collective.REDUCE, input, output, None, ddl_op, root)), finish
 
     def gather(self, targets: Optional[Tensors], tensor: torch.Tensor, root: int) -> Part:
         """Fill ``targets[r]``, which only ``root`` has, with ``tensor`` of rank r."""
@@ -149,10 +149,10 @@ class Verbs:
         return self._rooted(Collective.SCATTER, block, rows, block, root), finish
 
     def _rooted(
-        self, collective: Collective, block: torch.Tensor, mine: Any, output: Any, root: int
+        self, collective: Collective, block: torch.Tensor, input: Any, output: Any, root: int
     ) -> Optional[ddl.Work]:
         """Make a call on blocks like ``block``, of which only the root has all."""
-        call = Call(collective, mine, output, None, root=root, part_lengths=[block.numel()])
+        call = Call(collective, input, output, None, root=root, part_lengths=[block.numel()])
         call.bytes = block.numel() * block.element_size() * self._size
         return self._issue(call)
 
@@ -165,8 +165,8 @@ class Verbs:
         if all(source.numel() == target.numel() for source in sources):
             return [self.reducescatter_single(target, _flat(sources, "reduce_scatter"), op)]
         target.detach().copy_(sources[self._rank].detach().reshape(target.shape))
-        mine = [target if rank == self._rank else source.clone() for rank, source in enumerate(sources)]
-        return [self.reduce(tensor, rank, op) for rank, tensor in enumerate(mine)]
+        blocks = [target if rank == self._rank else source.clone() for rank, source in enumerate(sources)]
+        return [self.reduce(tensor, rank, op) for rank, tensor in enumerate(blocks)]
 
     def reducescatter_single(self, target: torch.Tensor, tensor: torch.Tensor, op: Any) -> Part:
         """Combine ``tensor`` over all ranks; rank r gets the r-th part in ``target``."""
@@ -187,8 +187,8 @@ class Verbs:
             return work, keep_part
         own, finish = in_place(target, "reduce_scatter")
         ddl_op, factor = reduction(op, tensor)
-        mine = alias(tensor.contiguous() if factor is None else tensor * factor, "reduce_scatter")
-        return self._issue(Call(Collective.REDUCESCATTER, mine, own, None, ddl_op, part_lengths=[own.numel()])), finish
+        input = alias(tensor.contiguous() if factor is None else tensor * factor, "reduce_scatter")
+        return self._issue(Call(Collective.REDUCESCATTER, input, own, None, ddl_op, part_lengths=[own.numel()])), finish
 
     def alltoall_single(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
@@ -210,8 +210,8 @@ class Verbs:
                 f"all_to_all: {tensor.shape[0]} rows, to become {output.shape[0]}, are not as many for each of "
                 f"{self._size} ranks; give splits"
             )
-        mine, parts = moved(tensor, "all_to_all"), [moved(own, "all_to_all").numel() // self._size]
-        return self._issue(Call(Collective.ALLTOALL, mine, moved(own, "all_to_all"), None, part_lengths=parts)), finish
+        input, parts = moved(tensor, "all_to_all"), [moved(own, "all_to_all").numel() // self._size]
+        return self._issue(Call(Collective.ALLTOALL, input, moved(own, "all_to_all"), None, part_lengths=parts)), finish
 
     def alltoall(self, targets: Tensors, sources: Tensors) -> Part:
         """Send ``sources[r]`` to rank r, receive ``targets[r]`` from it. They may have different sizes."""
@@ -241,10 +241,10 @@ class Verbs:
                 f"all_to_all: rank {source} sends {sent[source, target]} elements to rank {target}, which expects "
                 f"{wanted[target, source]}"
             )
-        mine = moved(tensor, "all_to_all")
-        call = Call(Collective.ALLTOALL, mine, moved(output, "all_to_all"), None, count_differs=True)
+        input = moved(tensor, "all_to_all")
+        call = Call(Collective.ALLTOALL, input, moved(output, "all_to_all"), None, count_differs=True)
         call.part_lengths = [int(count) for count in sent.ravel()]
-        call.bytes = int(sent.sum(axis=1).max()) * mine.element_size()
+        call.bytes = int(sent.sum(axis=1).max()) * input.element_size()
         return self._issue(call)
 
     # --- no data, and from one to another ---

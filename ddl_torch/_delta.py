@@ -60,7 +60,7 @@ class DeltaReducer:
         check_same_on_all_ranks(self.communicator, ["op=Adasum"], moving)
         self._moving = [p for _, p in moving]
         wide, narrow = ([p for p in self._moving if (p.dtype in _WIDE) == is_wide] for is_wide in (True, False))
-        self._deltas = [_Deltas(self.communicator, some) for some in (wide, narrow) if some]
+        self._deltas = [_Deltas(self.communicator, tensors) for tensors in (wide, narrow) if tensors]
 
     def before_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
         """Keep the weights that all ranks have. A closure evaluates the rank's own loss."""

@@ -59,8 +59,8 @@ class GradientCheck:
         if number % self._every:
             return None
         kept, self._kept = self._kept, []
-        found = [finding for finding in (self._examine(*one) for one in kept) if finding is not None]
-        answers: List[Optional[Finding]] = self._communicator.allgather_object(min(found, default=None))
+        findings = [finding for finding in (self._examine(*entry) for entry in kept) if finding is not None]
+        answers: List[Optional[Finding]] = self._communicator.allgather_object(min(findings, default=None))
         first = min((answer for answer in answers if answer is not None), default=None)
         if first is None:
             return None

@@ -46,7 +46,7 @@ def named(optimizer: torch.optim.Optimizer, given: Optional[NamedParameters]) ->
     }
     if given is None:
         return list(own.values())
-    found: Dict[int, Tuple[str, torch.Tensor]] = {}
+    unique: Dict[int, Tuple[str, torch.Tensor]] = {}
     names = set()
     for pair in given:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -56,13 +56,13 @@ def named(optimizer: torch.optim.Optimizer, given: Optional[NamedParameters]) ->
             raise ddl.InvalidArgument(f"named_parameters has the name {name!r} twice; names must be unique")
         names.add(name)
         if id(parameter) in own:
-            found.setdefault(id(parameter), (name, parameter))
-    missing = [f"{where} of shape {tuple(p.shape)}" for key, (where, p) in own.items() if key not in found]
+            unique.setdefault(id(parameter), (name, parameter))
+    missing = [f"{where} of shape {tuple(p.shape)}" for key, (where, p) in own.items() if key not in unique]
     if missing:
         raise ddl.InvalidArgument(
             f"named_parameters lacks {len(missing)} of the optimizer's parameters: {', '.join(missing[:5])}"
         )
-    return list(found.values())
+    return list(unique.values())
 
 
 def group_numbers(parameters: Sequence[torch.Tensor], groups: Optional[Groups]) -> Dict[torch.Tensor, int]:

@@ -44,10 +44,10 @@ def send_compressed(
     for numbers in by_type.values():
         together = torch.cat([pairs[i][0].reshape(-1) for i in numbers])
         operations.append(_operations.allreduce(together, op, 1.0 / predivide, predivide, True))
-    waits = [_begun(one, communicator, overlap) for one in operations]
+    waits = [_begun(operation, communicator, overlap) for operation in operations]
 
     def finish() -> None:
-        _, *reduced = (one.finish(wait()) for one, wait in zip(operations, waits))
+        _, *reduced = (operation.finish(wait()) for operation, wait in zip(operations, waits))
         gradients = _gradients(bucket)
         for numbers, together in zip(by_type.values(), reduced):
             parts = torch.split(together, [pairs[i][0].numel() for i in numbers])

@@ -29,19 +29,19 @@ def communicator_for(
     ``members`` are ranks of the default group; empty: this is the default group, whose ranks find one another by
     ddlrun, or by what rank 0 puts into ``store``. A ``timeout`` other than torch's default is that of each operation.
     """
-    seconds, mine = seconds_of(timeout), members[rank] if members else rank
+    seconds, own_rank = seconds_of(timeout), members[rank] if members else rank
     if members and len(members) < ddl.size():
         part = ddl.world().subset(members, timeout=seconds)
         return part, part.close
     begun_here = not ddl.is_initialized()
     if begun_here:
-        api.join(lambda: _who(store, mine, size))
+        api.join(lambda: _who(store, own_rank, size))
     world = ddl.world()
-    if (world.rank, world.size) != (mine, size):
+    if (world.rank, world.size) != (own_rank, size):
         if begun_here:
             ddl.shutdown()
         raise ConfigError(
-            f"torch.distributed was told that this is rank {mine} of {size}, but it is rank {world.rank} of "
+            f"torch.distributed was told that this is rank {own_rank} of {size}, but it is rank {world.rank} of "
             f"{world.size} of DDL's job (DDL_RANK, DDL_SIZE); give init_process_group the same numbers, or none"
         )
     if seconds is None and begun_here and members == sorted(members):
@@ -63,14 +63,14 @@ def _who(store: Store, rank: int, size: int) -> Tuple[Identity, Settings]:
     hosts = [str(store.get(f"ddl/host/{other}"), "utf-8") for other in range(size)]
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     number = list(dict.fromkeys(hosts)).index(hosts[rank])
-    found = launched.Launched("torch.distributed", rank, size, here.index(rank), len(here), number, len(set(hosts)), "")
+    who = launched.Launched("torch.distributed", rank, size, here.index(rank), len(here), number, len(set(hosts)), "")
 
     def share(text: Optional[str]) -> str:
         if text is not None:
             store.set("ddl/job", text)
         return str(store.get("ddl/job"), "utf-8")
 
-    return launched.join(found, share, settings), settings
+    return launched.join(who, share, settings), settings
 
 
 def by_launcher(
@@ -85,20 +85,22 @@ def by_launcher(
         yield from rendezvous("env://", timeout=timeout)
         return
     settings = Settings.from_environ(os.environ)
-    found = launched.identity(os.environ, settings)
-    if found is None:
+    identity = launched.identity(os.environ, settings)
+    if identity is None:
         yield HashStore(), 0, 1  # as everywhere in DDL: a job of its own
         return
     store: Store
     key = f"torch/store/{next(_stores)}"
-    asking = StoreClient(found.store, found.secret, found.rank, settings.start_timeout)
+    asking = StoreClient(identity.store, identity.secret, identity.rank, settings.start_timeout)
     try:
-        if found.rank == 0:
-            store = TCPStore("127.0.0.1", 0, found.size, True, timeout, wait_for_workers=False)
+        if identity.rank == 0:
+            store = TCPStore("127.0.0.1", 0, identity.size, True, timeout, wait_for_workers=False)
             asking.set(key, str(store.port))
         else:
             port = int(asking.get(key, settings.start_timeout))
-            store = TCPStore(parse_address(found.store)[0], port, found.size, False, timeout, wait_for_workers=False)
+            store = TCPStore(
+                parse_address(identity.store)[0], port, identity.size, False, timeout, wait_for_workers=False
+            )
     finally:
         asking.close()
-    yield store, found.rank, found.size
+    yield store, identity.rank, identity.size

@@ -45,8 +45,8 @@ def _decompress(tensors: Tensors, contexts: Sequence[Any], compression: Any) -> 
 
 
 def _allreduce(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, in_place: bool) -> Several:
-    some = [_operations.allreduce(tensor, op, prescale, postscale, in_place) for tensor in tensors]
-    return _operations.grouped(some, "allreduce")
+    operations = [_operations.allreduce(tensor, op, prescale, postscale, in_place) for tensor in tensors]
+    return _operations.grouped(operations, "allreduce")
 
 
 @naming_rank
@@ -69,8 +69,8 @@ def grouped_allreduce(
     kind = choose_op(average, op)
     where = Where(process_set, communicator)
 
-    def run(some: Tensors) -> List[torch.Tensor]:
-        small, contexts = _compress(some, compression, "allreduce")
+    def run(values: Tensors) -> List[torch.Tensor]:
+        small, contexts = _compress(values, compression, "allreduce")
         results = where.run(_allreduce(small, kind, prescale_factor, postscale_factor, False), name)
         return _decompress(results, contexts, compression)
 
@@ -152,8 +152,8 @@ def grouped_allgather(
     def back(gradients: Tensors) -> List[torch.Tensor]:
         return [own_rows(gradient, len(tensor), where) for gradient, tensor in zip(gradients, tensors)]
 
-    def run(some: Tensors) -> List[torch.Tensor]:
-        gathered: List[torch.Tensor] = where.run(_allgather(some), name)
+    def run(values: Tensors) -> List[torch.Tensor]:
+        gathered: List[torch.Tensor] = where.run(_allgather(values), name)
         return gathered
 
     return list(differentiable(run, back, tensors))
@@ -172,8 +172,8 @@ def grouped_allgather_async(
 
 
 def _reducescatter(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float) -> Several:
-    some = [_operations.reducescatter(tensor, op, prescale, postscale) for tensor in tensors]
-    return _operations.grouped(some, "reducescatter")
+    operations = [_operations.reducescatter(tensor, op, prescale, postscale) for tensor in tensors]
+    return _operations.grouped(operations, "reducescatter")
 
 
 @naming_rank
@@ -195,8 +195,8 @@ def grouped_reducescatter(
     kind = parse_op(op, "grouped_reducescatter")
     where = Where(process_set, communicator)
 
-    def run(some: Tensors) -> List[torch.Tensor]:
-        small, contexts = _compress(some, compression, "reducescatter")
+    def run(values: Tensors) -> List[torch.Tensor]:
+        small, contexts = _compress(values, compression, "reducescatter")
         results = where.run(_reducescatter(small, kind, prescale_factor, postscale_factor), name)
         return _decompress(results, contexts, compression)
 

@@ -283,10 +283,10 @@ def _ranks_of(
         assert group is not None
         return group, False
     # A rank that is not in the process set averages with nobody.
-    made = ddl.world().subset([ddl.rank()]) if group is None else optimizers.communicator()
-    if made is not ddl.world():
-        own.append(made)
-    return made, group is not None
+    comm = ddl.world().subset([ddl.rank()]) if group is None else optimizers.communicator()
+    if comm is not ddl.world():
+        own.append(comm)
+    return comm, group is not None
 
 
 def _close(communicators: List[ddl.Communicator]) -> None:

@@ -26,8 +26,8 @@ def epoch_order(length: int, shuffle: bool, seed: int) -> torch.Tensor:
 
 def dealt(order: torch.Tensor, start: int, rank: int, size: int, count: int) -> torch.Tensor:
     """Return ``count`` entries of ``order``: every ``size``-th, from the ``rank``-th after ``start`` on."""
-    mine = torch.arange(count) * size + start + rank
-    return order[mine % max(1, len(order))]  # what is past the end is padding, from the order's start
+    positions = torch.arange(count) * size + start + rank
+    return order[positions % max(1, len(order))]  # what is past the end is padding, from the order's start
 
 
 class ShardedSampler(torch.utils.data.Sampler[int]):

@@ -46,8 +46,8 @@ def _named_tensors(params: Any) -> Tuple[List[Tuple[str, torch.Tensor]], str]:
     if isinstance(params, torch.nn.Module) or not isinstance(params, Iterable):
         return [], f"params is a {type(params).__name__}; {wanted}"
     given = list(params.items() if isinstance(params, Mapping) else params)
-    named = [one if isinstance(one, tuple) else (f"number {i}", one) for i, one in enumerate(given)]
-    if any(len(one) != 2 for one in named):
+    named = [entry if isinstance(entry, tuple) else (f"number {i}", entry) for i, entry in enumerate(given)]
+    if any(len(entry) != 2 for entry in named):
         return [], f"params has a tuple that is no pair (name, tensor); {wanted}"
     pairs = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     for name, tensor in pairs:
@@ -103,7 +103,7 @@ def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimiz
     if model is None:
         return ""
     having = {id(parameter) for parameter in model.parameters()}
-    lacking = [p for one in optimizer.param_groups for p in one["params"] if id(p) not in having]
+    lacking = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in having]
     if not lacking:
         return ""
     return (
@@ -115,8 +115,8 @@ def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimiz
 def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Load a state dictionary exactly: ``load_state_dict`` alone casts state to the type of its parameter."""
     optimizer.load_state_dict(state)
-    own = [parameter for one in optimizer.param_groups for parameter in one["params"]]
-    numbers = [number for one in state["param_groups"] for number in one["params"]]
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
     for parameter, number in zip(own, numbers):
         if number in state["state"]:
             optimizer.state[parameter] = state["state"][number]
@@ -128,9 +128,9 @@ def _take_apart(value: Any, tensors: List[torch.Tensor]) -> Any:
         tensors.append(value)
         return ("tensor", str(value.dtype).split(".")[-1], list(value.shape))
     if isinstance(value, dict):
-        return ("dict", [(key, _take_apart(one, tensors)) for key, one in value.items()])
+        return ("dict", [(key, _take_apart(part, tensors)) for key, part in value.items()])
     if isinstance(value, (list, tuple)):
-        return (type(value).__name__, [_take_apart(one, tensors) for one in value])
+        return (type(value).__name__, [_take_apart(part, tensors) for part in value])
     return ("plain", value)
 
 
@@ -142,10 +142,10 @@ def _put_together(described: Any, root_rank: int, group: ddl.Communicator) -> An
         _broadcast(tensor, root_rank, group)
         return tensor
     if kind == "dict":
-        return {key: _put_together(one, root_rank, group) for key, one in rest[0]}
+        return {key: _put_together(part, root_rank, group) for key, part in rest[0]}
     if kind == "plain":
         return rest[0]
-    values = [_put_together(one, root_rank, group) for one in rest[0]]
+    values = [_put_together(part, root_rank, group) for part in rest[0]]
     return tuple(values) if kind == "tuple" else values
 
 
