@@ -164,11 +164,11 @@ def measure(jobs: Jobs, name: str, rounds: int) -> Tuple[Dict[str, List[float]],
             taken = max(jobs.ask(verb, who, name, MODELS[name]))
             if number > 0:  # the first round looks for memory
                 seconds[f"{verb} {who}"].append(taken)
-    found = {who: jobs.ask("weights", who, name) for who in ("ddl", "naive")}
-    said = [f"{who}: the ranks' weights differ" for who, ranks in found.items() if len(set(ranks)) > 1]
-    mine, other = found["ddl"][0][1], found["naive"][0][1]
-    if abs(mine - other) > 1e-5 * mine:
-        said.append(f"the weights of naive have the length {other}, those of ddl {mine}")
+    weights = {who: jobs.ask("weights", who, name) for who in ("ddl", "naive")}
+    said = [f"{who}: the ranks' weights differ" for who, ranks in weights.items() if len(set(ranks)) > 1]
+    length, other = weights["ddl"][0][1], weights["naive"][0][1]
+    if abs(length - other) > 1e-5 * length:
+        said.append(f"the weights of naive have the length {other}, those of ddl {length}")
     return seconds, said
 
 

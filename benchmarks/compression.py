@@ -56,7 +56,7 @@ ids = torch.randint(width, (layers, 4), generator=generator)
 def loss(model):
     if kind == "linear":
         return model(x).square().mean()
-    return sum(table(some).square().mean() for table, some in zip(model, ids))
+    return sum(table(rows).square().mean() for table, rows in zip(model, ids))
 
 def step(method):
     model, optimizer = ways[method]
@@ -88,8 +88,8 @@ def measure(options: argparse.Namespace) -> Dict[str, List[float]]:
         # A host has one core of a machine with two: who waits awake takes it from the computation.
         environ = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0", "OMP_NUM_THREADS": "1"}
         out = cluster.run(cluster.hosts[0], line, env=environ, cwd=ROOT, timeout=170).stdout
-    found: Dict[str, List[float]] = json.loads(out.strip().splitlines()[-1])
-    return found
+    seconds: Dict[str, List[float]] = json.loads(out.strip().splitlines()[-1])
+    return seconds
 
 
 def main() -> int:

@@ -37,15 +37,15 @@ def medians(comms: List[ddl.Communicator], x: np.ndarray) -> List[float]:
     once = float(ddl.allreduce(np.float64(time.perf_counter() - begin), op=ddl.Max))
     together = max(1, int(BLOCK / once))
     rounds = int(min(max(SECONDS / (once * together * len(steps)), 5), 300))
-    found: List[List[float]] = [[] for _ in steps]
+    times: List[List[float]] = [[] for _ in steps]
     for _ in range(rounds):
-        for seconds, step in zip(found, steps):
+        for seconds, step in zip(times, steps):
             step()
             begin = time.perf_counter()
             for _ in range(together):
                 step()
             seconds.append((time.perf_counter() - begin) / together)
-    slowest = ddl.allreduce(np.array(found), op=ddl.Max)
+    slowest = ddl.allreduce(np.array(times), op=ddl.Max)
     return [statistics.median(row) for row in slowest.tolist()]
 
 

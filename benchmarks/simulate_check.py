@@ -57,11 +57,11 @@ def links(cluster: Cluster) -> List[Dict[str, float]]:
     """Return what ``ddl doctor`` finds between each two hosts, three times: latency in s, bandwidth in bits/s."""
     hosts = ",".join(f"{host}:{cluster.shape.slots}" for host in cluster.hosts)
     line = [sys.executable, "-m", "ddl.tools", "doctor", "-H", hosts, "--json", "-"]
-    found: List[Dict[str, float]] = []
+    measured: List[Dict[str, float]] = []
     for _ in range(3):
         done = cluster.run("node1", line, env=ENVIRONMENT, cwd=ROOT, timeout=100)
-        found += json.loads(done.stdout)["facts"]["links"]
-    return found
+        measured += json.loads(done.stdout)["facts"]["links"]
+    return measured
 
 
 def copied_bytes_per_s() -> float:
@@ -78,11 +78,11 @@ def copied_bytes_per_s() -> float:
 
 def way_to_a_process() -> float:
     """Return the seconds from a process to another on this machine that sleeps: half of there and back."""
-    (mine, theirs), (back, answer) = os.pipe(), os.pipe()
+    (reader, theirs), (back, answer) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         for _ in range(200):
-            os.write(answer, os.read(mine, 1))
+            os.write(answer, os.read(reader, 1))
         os._exit(0)
     seconds = []
     for _ in range(200):
@@ -91,7 +91,7 @@ def way_to_a_process() -> float:
         os.read(back, 1)
         seconds.append((time.perf_counter() - begin) / 2)
     os.waitpid(child, 0)
-    for end in (mine, theirs, back, answer):
+    for end in (reader, theirs, back, answer):
         os.close(end)
     return statistics.median(seconds)
 
@@ -106,14 +106,14 @@ def describe(cluster: Cluster, unshaped_bits_per_s: float) -> Dict[str, Any]:
     if shape.racks > 1:
         levels.append(("racks", shape.racks, shape.uplink, True))
     for name, size, rate, across in levels:
-        mine = [one for one in seen if (shape.rack(one["source"]) != shape.rack(one["target"])) == across]
+        chosen = [link for link in seen if (shape.rack(link["source"]) != shape.rack(link["target"])) == across]
         assert rate is not None
         content["network"].append(
             {
                 "name": name,
                 "size": size,
-                "latency_s": statistics.median(link["latency"] for link in mine),
-                "bandwidth_bytes_per_s": statistics.median(link["bandwidth"] for link in mine) / 8 * WIRE,
+                "latency_s": statistics.median(link["latency"] for link in chosen),
+                "bandwidth_bytes_per_s": statistics.median(link["bandwidth"] for link in chosen) / 8 * WIRE,
                 "burst_bytes": burst_bytes(rate),
                 "burst_bytes_per_s": unshaped_bits_per_s / 8 * WIRE,
             }
@@ -143,11 +143,11 @@ def measure(cluster: Cluster, wanted: Sequence[int], rounds: int) -> Dict[int, L
         ]
         cluster.run("node1", line, env=ENVIRONMENT, cwd=ROOT, timeout=170)
         ranks = [json.loads(Path(output, f"rank.{r}.json").read_text()) for r in range(shape.hosts * shape.slots)]
-    found = {}
+    calls = {}
     for nbytes in wanted:
         begins, ends = (np.array([rank[str(nbytes)][which] for rank in ranks]) for which in (0, 1))
-        found[nbytes] = [float(seconds) for seconds in ends.max(axis=0) - begins.max(axis=0)]
-    return found
+        calls[nbytes] = [float(seconds) for seconds in ends.max(axis=0) - begins.max(axis=0)]
+    return calls
 
 
 def modelled(content: Dict[str, Any], nbytes: int) -> float:

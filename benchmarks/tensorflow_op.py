@@ -84,9 +84,9 @@ ONCE = ("function", "numpy_function", "no op")  #: what is called once instead o
 
 def medians(steps: Dict[str, Callable[[], Any]]) -> List[float]:
     """Return the seconds of one all-reduce by each way."""
-    found: List[List[float]] = [[] for _ in steps]
+    durations: List[List[float]] = [[] for _ in steps]
     for number in range(ROUNDS + 3):
-        for (name, step), seconds in zip(steps.items(), found):
+        for (name, step), seconds in zip(steps.items(), durations):
             times = 1 if name in ONCE else CHAIN
             ddl.barrier()
             begin = time.perf_counter()
@@ -94,7 +94,7 @@ def medians(steps: Dict[str, Callable[[], Any]]) -> List[float]:
                 step()
             if number >= 3:
                 seconds.append((time.perf_counter() - begin) / CHAIN)
-    slowest = ddl.allreduce(np.array(found), op=ddl.Max)
+    slowest = ddl.allreduce(np.array(durations), op=ddl.Max)
     return [statistics.median(row) for row in slowest.tolist()]
 
 

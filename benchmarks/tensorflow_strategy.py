@@ -77,7 +77,7 @@ class Training:
         optimizer.build(self.model.trainable_variables)
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-        def one(images: Any, labels: Any) -> Any:
+        def on_replica(images: Any, labels: Any) -> Any:
             with tf.GradientTape() as tape:
                 # Inside a strategy Keras divides it by the number of replicas, and adds their gradients up.
                 loss = loss_of(labels, self.model(images, training=True))
@@ -85,7 +85,7 @@ class Training:
             optimizer.apply(average(tape).gradient(loss, variables), self.model.trainable_variables)
             return loss
 
-        replicated = one if strategy is None else lambda *batch: strategy.run(one, batch)
+        replicated = on_replica if strategy is None else lambda *batch: strategy.run(on_replica, batch)
         compiled = tf.function(replicated)
         batch = data(name, rank)
         self.step: Step = lambda: compiled(*batch)
@@ -185,8 +185,8 @@ def measure(name: str, rounds: int, ddl: Any) -> Tuple[Dict[str, List[float]], L
         for kind in STRATEGIES:
             started.append(Strategy(kind, name, rank, core.broadcast_object(free_ports(size))))
         contestants: Dict[str, Any] = {"ddl": Training(name, rank, ddl.DistributedGradientTape)}
-        for one in started:
-            one.answer()  # it is ready
+        for job in started:
+            job.answer()  # it is ready
         contestants.update(zip(STRATEGIES, started))
         contestants["alone"] = Training(name, rank, lambda tape: tape)
         seconds: Dict[str, List[float]] = {who: [] for who in contestants}
@@ -196,20 +196,22 @@ def measure(name: str, rounds: int, ddl: Any) -> Tuple[Dict[str, List[float]], L
                 taken = float(core.allreduce(contestant.seconds(steps), op=core.Max))
                 if number > 0:  # the first round traces
                     seconds[who].append(taken)
-        found = core.allgather_object({who: contestants[who].weights() for who in ("ddl", *STRATEGIES)})
+        weights = core.allgather_object({who: contestants[who].weights() for who in ("ddl", *STRATEGIES)})
     finally:  # only now, as a strategy ends when one of its processes does
-        for one in started:
-            one.end()
-    return seconds, wrong(found)
+        for job in started:
+            job.end()
+    return seconds, wrong(weights)
 
 
-def wrong(found: List[Dict[str, Tuple[int, float]]]) -> List[str]:
+def wrong(weights: List[Dict[str, Tuple[int, float]]]) -> List[str]:
     """Return what is wrong with the weights, by rank and contestant."""
-    said = [f"{who}: the ranks' weights differ" for who in found[0] if len({one[who][0] for one in found}) > 1]
-    length = found[0]["ddl"][1]
+    said = [
+        f"{who}: the ranks' weights differ" for who in weights[0] if len({of_rank[who][0] for of_rank in weights}) > 1
+    ]
+    length = weights[0]["ddl"][1]
     return said + [
         f"{who}: the weights have the length {other}, those of ddl {length}"
-        for who, (_, other) in found[0].items()
+        for who, (_, other) in weights[0].items()
         if abs(other - length) > 1e-4 * length
     ]
 

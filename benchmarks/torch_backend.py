@@ -54,7 +54,9 @@ def main() -> None:
     seconds: Dict[str, Dict[str, List[float]]] = {}
     for name, count, verb, arguments in kinds():
         if re.search(options.only, name):
-            able = {who: getattr(one, verb) for who, one in contestants.items() if hasattr(one, verb)}
+            able = {
+                who: getattr(contestant, verb) for who, contestant in contestants.items() if hasattr(contestant, verb)
+            }
             seconds[name] = in_turns({who: make(*arguments) for who, make in able.items()}, count)
     if dist.get_rank() == 0:
         print(f"{len(everybody)} ranks, torch {torch.__version__}, {describe(machine)}")
@@ -100,12 +102,12 @@ class Torch:
         return lambda: dist.all_reduce(x, group=self.group)
 
     def gather(self, numbers: int) -> Work:
-        mine, whole = torch.zeros(numbers), torch.zeros(numbers * dist.get_world_size())
-        return lambda: self.group.all_gather_single(whole, mine).wait()
+        own, whole = torch.zeros(numbers), torch.zeros(numbers * dist.get_world_size())
+        return lambda: self.group.all_gather_single(whole, own).wait()
 
     def scatter(self, numbers: int) -> Work:
-        mine, whole = torch.zeros(numbers), torch.zeros(numbers * dist.get_world_size())
-        return lambda: self.group.reduce_scatter_single(mine, whole).wait()
+        own, whole = torch.zeros(numbers), torch.zeros(numbers * dist.get_world_size())
+        return lambda: self.group.reduce_scatter_single(own, whole).wait()
 
     def there_and_back(self, numbers: int, tag: int, any_source: bool) -> Work:
         """Ranks 0 and 1 send one another a message, in turn; the time is that of two."""
@@ -146,12 +148,12 @@ class Mpi:
         return lambda: self.world.Allreduce(self.mpi.IN_PLACE, x)
 
     def gather(self, numbers: int) -> Work:
-        mine, whole = torch.zeros(numbers).numpy(), torch.zeros(numbers * self.world.size).numpy()
-        return lambda: self.world.Allgather(mine, whole)
+        own, whole = torch.zeros(numbers).numpy(), torch.zeros(numbers * self.world.size).numpy()
+        return lambda: self.world.Allgather(own, whole)
 
     def scatter(self, numbers: int) -> Work:
-        mine, whole = torch.zeros(numbers).numpy(), torch.zeros(numbers * self.world.size).numpy()
-        return lambda: self.world.Reduce_scatter_block(whole, mine)
+        own, whole = torch.zeros(numbers).numpy(), torch.zeros(numbers * self.world.size).numpy()
+        return lambda: self.world.Reduce_scatter_block(whole, own)
 
     def there_and_back(self, numbers: int, tag: int, any_source: bool) -> Work:
         x, peer = torch.zeros(numbers).numpy(), 1 - self.world.rank
@@ -161,8 +163,8 @@ class Mpi:
 
 def turns(send: Work, recv: Work) -> Work:
     """Return what ranks 0 and 1 do for a message there and one back; the others have nothing to do."""
-    mine = {0: (send, recv), 1: (recv, send)}.get(dist.get_rank(), ())
-    return lambda: [one() for one in mine]
+    calls = {0: (send, recv), 1: (recv, send)}.get(dist.get_rank(), ())
+    return lambda: [call() for call in calls]
 
 
 def network() -> torch.nn.Sequential:
@@ -205,8 +207,8 @@ def table(seconds: Dict[str, Dict[str, List[float]]], names: List[str]) -> List[
     """Return each kind's medians, and DDL's as a part of each other's."""
     others = names[1:]
     rows = [["", *names, *(f"ddl/{name}" for name in others)]]
-    for kind, found in seconds.items():
-        median = {name: statistics.median(rounds) for name, rounds in found.items()}
+    for kind, of_kind in seconds.items():
+        median = {name: statistics.median(rounds) for name, rounds in of_kind.items()}
         ratios = [f"{median['ddl'] / median[name]:.2f}" if name in median else "-" for name in others]
         rows.append([kind, *(duration(median[name]) if name in median else "-" for name in names), *ratios])
     return rows

@@ -44,7 +44,7 @@ def step_seconds(width: int) -> Dict[int, float]:
             took = ddl.allreduce(torch.tensor([time.perf_counter() - begin], dtype=torch.float64), op=ddl.Max)
             if number > 0:  # the first step lays out and connects
                 seconds[check].append(took.item())
-    return {check: statistics.median(found) for check, found in seconds.items()}
+    return {check: statistics.median(rounds) for check, rounds in seconds.items()}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ import json, sys, time
 import numpy as np
 import ddl
 ddl.init()
-control, found = ddl.split(0), {}
+control, medians = ddl.split(0), {}
 for nbytes in map(int, sys.argv[1].split(",")):
     x, seconds = np.zeros(nbytes // 4, np.float32), []
     for _ in range(3 + max(10, min(150, 10_000_000 // nbytes))):
@@ -41,9 +41,9 @@ for nbytes in map(int, sys.argv[1].split(",")):
         begin = time.perf_counter()
         ddl.allreduce_(x, op=ddl.Sum)
         seconds.append(time.perf_counter() - begin)
-    found[nbytes] = float(np.median(control.allreduce(np.array(seconds[3:]), op=ddl.Max)))
+    medians[nbytes] = float(np.median(control.allreduce(np.array(seconds[3:]), op=ddl.Max)))
 if ddl.rank() == 0:
-    print(json.dumps(found))
+    print(json.dumps(medians))
 """
 
 
@@ -58,13 +58,13 @@ def run(cluster: Cluster, command: Sequence[str], *words: str, **more: str) -> s
 
 def compare(cluster: Cluster, table: str, wanted: List[int], starts: int) -> Dict[int, List[Tuple[float, float]]]:
     """Return for each size and start the seconds by the built-in table and by ``table``."""
-    found: Dict[int, List[Tuple[float, float]]] = {nbytes: [] for nbytes in wanted}
+    pairs: Dict[int, List[Tuple[float, float]]] = {nbytes: [] for nbytes in wanted}
     for _ in range(starts):
         program = ("--no-prefix", sys.executable, "-c", PROGRAM, ",".join(map(str, wanted)))
         default, tuned = (json.loads(run(cluster, ["ddl.launch"], *program, DDL_TUNED=by)) for by in ("off", table))
-        for nbytes, both in found.items():
+        for nbytes, both in pairs.items():
             both.append((default[str(nbytes)], tuned[str(nbytes)]))
-    return found
+    return pairs
 
 
 def main() -> int:
@@ -76,9 +76,9 @@ def main() -> int:
     with Cluster(SHAPE) as cluster, tempfile.TemporaryDirectory(prefix="ddl-tune-") as directory:
         table = str(Path(directory, "tuned.toml"))
         print(run(cluster, ["ddl.tools", "tune"], "--seconds", arguments.seconds, "--output", table))
-        found = compare(cluster, table, arguments.sizes, arguments.starts)
+        pairs = compare(cluster, table, arguments.sizes, arguments.starts)
     rows, worst = [("size", "built-in", "tuned", "built-in / tuned")], 0.0
-    for nbytes, both in found.items():
+    for nbytes, both in pairs.items():
         default, tuned = (statistics.median(seconds) for seconds in zip(*both))
         worst = max(worst, tuned / default)
         rows.append((readable(nbytes), duration(default), duration(tuned), f"{default / tuned:.2f}"))

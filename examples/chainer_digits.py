@@ -130,8 +130,8 @@ def main() -> None:
     updater = chainer.training.StandardUpdater(iterator, optimizer, converter=share)
     trainer = chainer.training.Trainer(updater, (options.epochs, "epoch"), out=".")
 
-    mine = chainermn.scatter_dataset(chainer.datasets.TupleDataset(*test), comm)  # (MN)
-    tests = chainer.iterators.SerialIterator(mine, len(mine), repeat=False, shuffle=False)
+    own_test = chainermn.scatter_dataset(chainer.datasets.TupleDataset(*test), comm)  # (MN)
+    tests = chainer.iterators.SerialIterator(own_test, len(own_test), repeat=False, shuffle=False)
     evaluator = extensions.Evaluator(tests, model)
     evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)  # (MN)
     trainer.extend(evaluator, trigger=(options.epochs, "epoch"))

@@ -49,17 +49,17 @@ def main() -> None:
         losses = []
         batches = np.split(order.permutation(len(x)), range(options.batch_size, len(x), options.batch_size))
         for batch in batches[: len(x) // options.batch_size]:
-            mine = batch[ddl.rank() :: ddl.size()]  # (DDL)
-            optimizer.update(model, x[mine], y[mine])
+            own = batch[ddl.rank() :: ddl.size()]  # (DDL)
+            optimizer.update(model, x[own], y[own])
             losses.append(float(model.loss.array))
         loss = float(ddl.allreduce(np.mean(losses)))  # (DDL)
         clock.epoch_ends(len(losses) * options.batch_size)
         if ddl.rank() == 0:
             print(f"epoch {epoch + 1:2d}/{options.epochs}: training loss {loss:.4f}", flush=True)
 
-    mine = slice(ddl.rank(), None, ddl.size())  # (DDL)
+    own = slice(ddl.rank(), None, ddl.size())  # (DDL)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        right = (model.predictor(test[0][mine]).array.argmax(1) == test[1][mine]).sum()
+        right = (model.predictor(test[0][own]).array.argmax(1) == test[1][own]).sum()
     right = ddl.allreduce(right, op=ddl.Sum)  # (DDL)
     report(options, ddl.rank(), ddl.size(), clock, loss, float(right / len(test[0])))
 

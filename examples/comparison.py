@@ -19,14 +19,18 @@ HERE = Path(__file__).resolve().parent
 
 def parser(ways: Sequence[str] = (), epochs: int = 8, width: int = 32) -> argparse.ArgumentParser:
     """Return a parser of the options that a demo hands to its examples; ``ways``: the demo's names of these."""
-    made = argparse.ArgumentParser(description="Compare one process with several ranks on handwritten digits.")
-    made.add_argument("--ranks", type=int, default=2, help="how many ranks to start (%(default)s)")
-    made.add_argument("--epochs", type=int, default=epochs, help="passes over the digits (%(default)s)")
-    made.add_argument("--batch-size", type=int, default=128, help="digits of all ranks in a step (%(default)s)")
-    made.add_argument("--width", type=int, default=width, help="channels or units of a layer (%(default)s)")
+    argument_parser = argparse.ArgumentParser(
+        description="Compare one process with several ranks on handwritten digits."
+    )
+    argument_parser.add_argument("--ranks", type=int, default=2, help="how many ranks to start (%(default)s)")
+    argument_parser.add_argument("--epochs", type=int, default=epochs, help="passes over the digits (%(default)s)")
+    argument_parser.add_argument(
+        "--batch-size", type=int, default=128, help="digits of all ranks in a step (%(default)s)"
+    )
+    argument_parser.add_argument("--width", type=int, default=width, help="channels or units of a layer (%(default)s)")
     if ways:
-        made.add_argument("--only", choices=ways, help="one of the ways")
-    return made
+        argument_parser.add_argument("--only", choices=ways, help="one of the ways")
+    return argument_parser
 
 
 def environment(**variables: str) -> Dict[str, str]:
@@ -79,12 +83,12 @@ def show(
     communicating: str = "an average is waited for, or under way, also where the ranks compute meanwhile",
 ) -> None:
     """Print the table; ``what``: of which digits the loss is; ``communicating``: what counts as that."""
-    width = max(len(one["way"]) for one in runs)
+    width = max(len(run["way"]) for run in runs)
     print(f"\n{'way':<{width}}  ranks  {what + ' loss':>13}  test accuracy  images/s  communicating")
-    for one in runs:
+    for run in runs:
         print(
-            f"{one['way']:<{width}}  {one['ranks']:5d}  {one['loss']:13.4f}  {one['accuracy']:13.1%}  "
-            f"{one['images_per_s']:8.0f}  {one['communicating']:13.1%}"
+            f"{run['way']:<{width}}  {run['ranks']:5d}  {run['loss']:13.4f}  {run['accuracy']:13.1%}  "
+            f"{run['images_per_s']:8.0f}  {run['communicating']:13.1%}"
         )
     print(f"(communicating: {communicating})")
     ranks, cores = runs[-1]["ranks"], len(os.sched_getaffinity(0))

@@ -50,12 +50,12 @@ def run(title: str, command: List[str], given: argparse.Namespace, *, short: boo
 
 def table(runs: List[Dict[str, Any]]) -> str:
     lines = ["ranks  threads each  test accuracy  images/s  waiting for others  speed-up"]
-    for one in runs:
-        gain = one["images_per_s"] / runs[0]["images_per_s"]
-        accuracy = "(short run)" if one["short"] else f"{one['accuracy']:.1%}"
+    for run in runs:
+        gain = run["images_per_s"] / runs[0]["images_per_s"]
+        accuracy = "(short run)" if run["short"] else f"{run['accuracy']:.1%}"
         lines.append(
-            f"{one['ranks']:5d}  {one['threads']:12d}  {accuracy:>13}  {one['images_per_s']:8.0f}  "
-            f"{one['waiting_share']:18.1%}  {gain:7.2f}x"
+            f"{run['ranks']:5d}  {run['threads']:12d}  {accuracy:>13}  {run['images_per_s']:8.0f}  "
+            f"{run['waiting_share']:18.1%}  {gain:7.2f}x"
         )
     return "\n".join(lines)
 

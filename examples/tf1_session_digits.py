@@ -23,8 +23,8 @@ def shares(train: Digits, batch: int, generator: np.random.Generator) -> Iterato
     x, y = train
     order = generator.permutation(len(x))
     for start in range(0, len(x) - batch + 1, batch):
-        mine = order[start : start + batch][ddl.rank() :: ddl.size()]  # (DDL)
-        yield x[mine], y[mine]
+        own = order[start : start + batch][ddl.rank() :: ddl.size()]  # (DDL)
+        yield x[own], y[own]
 
 
 def layer(x: Any, width: int, name: str) -> Any:
@@ -74,8 +74,8 @@ def main() -> None:
             if ddl.rank() == 0:
                 print(f"epoch {epoch + 1:2d}/{options.epochs}: training loss {mean:.4f}", flush=True)
         measured = clock.stop()
-        mine = slice(ddl.rank(), None, ddl.size())  # (DDL)
-        recognised = int(session.run(sum_of, {images: x[mine], labels: y[mine]}))
+        own = slice(ddl.rank(), None, ddl.size())  # (DDL)
+        recognised = int(session.run(sum_of, {images: x[own], labels: y[own]}))
     report(options, measured, mean, recognised, len(y))
 
 

@@ -132,8 +132,8 @@ def main() -> None:
     history = model.fit(dataset, epochs=options.epochs, callbacks=callbacks, verbose=verbose, shuffle=False)
     measured = clock.stop()
 
-    mine = slice(ddl.rank(), None, ddl.size())  # (DDL)
-    right = int((model.predict(x[mine], verbose=0).argmax(1) == y[mine]).sum())
+    own = slice(ddl.rank(), None, ddl.size())  # (DDL)
+    right = int((model.predict(x[own], verbose=0).argmax(1) == y[own]).sum())
     right = int(ddl.allreduce(right, op=ddl.Sum))  # (DDL)
     report(options, measured, history.history["loss"][-1], right, len(y))
 

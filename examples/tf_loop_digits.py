@@ -49,8 +49,8 @@ def main() -> None:
             print(f"epoch {epoch + 1:2d}/{options.epochs}: training loss {mean:.4f}", flush=True)
     measured = clock.stop()
 
-    mine = slice(ddl.rank(), None, ddl.size())  # (DDL)
-    right = tf.reduce_sum(tf.cast(tf.argmax(model(x[mine]), 1) == y[mine], tf.int32))
+    own = slice(ddl.rank(), None, ddl.size())  # (DDL)
+    right = tf.reduce_sum(tf.cast(tf.argmax(model(x[own]), 1) == y[own], tf.int32))
     right = int(ddl.allreduce(right, op=ddl.Sum))  # (DDL)
     report(options, measured, mean, right, len(y))
 

@@ -94,8 +94,8 @@ def main() -> None:
         losses = ddl.MetricAverage("loss")  # (DDL)
         order = random.permutation(len(images))  # the same on all ranks, which have the same seed
         for batch in order[: steps * options.batch_size].reshape(steps, -1):
-            mine = batch[ddl.rank() :: ddl.size()]  # (DDL)
-            losses.update({"loss": step(images[mine], labels[mine])}, weight=len(mine))
+            own = batch[ddl.rank() :: ddl.size()]  # (DDL)
+            losses.update({"loss": step(images[own], labels[own])}, weight=len(own))
         mean = losses.compute()["loss"]
         if ddl.rank() == 0:
             print(f"epoch {epoch + 1:2d}/{options.epochs}: training loss {mean:.4f}", flush=True)

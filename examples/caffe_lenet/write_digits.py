@@ -28,9 +28,9 @@ TRAINED = 1500
 
 def digits() -> Tuple[np.ndarray, np.ndarray]:
     """Return pixels, uint8 from 0 to 16 and of shape (1797, 1, 8, 8), and labels; shuffled, always alike."""
-    found = load_digits()
-    order = np.random.RandomState(0).permutation(len(found.target))
-    return found.images[order, None].astype(np.uint8), found.target[order]
+    bunch = load_digits()
+    order = np.random.RandomState(0).permutation(len(bunch.target))
+    return bunch.images[order, None].astype(np.uint8), bunch.target[order]
 
 
 def write_hdf5(folder: Path, name: str, pixels: np.ndarray, labels: np.ndarray) -> None:
