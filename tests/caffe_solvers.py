@@ -62,14 +62,14 @@ def write(folder, *, inputs, kind="plain", solver="SGD", lr=0.1, more="", name="
 
 def parameters(solver):
     """Return copies of all blobs, each once."""
-    found = {blob.data.ctypes.data: blob.data.copy() for blobs in solver.net.params.values() for blob in blobs}
-    return list(found.values())
+    unique = {blob.data.ctypes.data: blob.data.copy() for blobs in solver.net.params.values() for blob in blobs}
+    return list(unique.values())
 
 
-def distance(some, others):
+def distance(first, others):
     """Return how far apart two lists of arrays are, relative to their norm."""
-    one, other = (np.concatenate([array.ravel() for array in arrays]).astype("d") for arrays in (some, others))
-    return np.linalg.norm(one - other) / np.linalg.norm(one)
+    vector, other = (np.concatenate([array.ravel() for array in arrays]).astype("d") for arrays in (first, others))
+    return np.linalg.norm(vector - other) / np.linalg.norm(vector)
 
 
 def same_everywhere(arrays):

@@ -38,49 +38,49 @@ def ramp(comm, *shape, dtype="f"):
 
 def arrays(comm):
     rank, size = comm.rank, comm.size
-    found = {}
+    results = {}
     for dtype in ("f", "d", "i4", "i8"):
-        found[f"allreduce {dtype}"] = comm.allreduce(ramp(comm, 2, 3, dtype=dtype))
-        found[f"allgather {dtype}"] = comm.allgather(ramp(comm, 1 + rank, 3, dtype=dtype))
-        found[f"gather {dtype}"] = comm.gather(ramp(comm, 3, 1 + rank, dtype=dtype), root=size - 1)
-        found[f"bcast {dtype}"] = comm.bcast(ramp(comm, 2, 2, dtype=dtype) if rank == 1 else None, root=1)
-        found[f"alltoall {dtype}"] = comm.alltoall(tuple(ramp(comm, rank + 1, to, dtype=dtype) for to in range(size)))
+        results[f"allreduce {dtype}"] = comm.allreduce(ramp(comm, 2, 3, dtype=dtype))
+        results[f"allgather {dtype}"] = comm.allgather(ramp(comm, 1 + rank, 3, dtype=dtype))
+        results[f"gather {dtype}"] = comm.gather(ramp(comm, 3, 1 + rank, dtype=dtype), root=size - 1)
+        results[f"bcast {dtype}"] = comm.bcast(ramp(comm, 2, 2, dtype=dtype) if rank == 1 else None, root=1)
+        results[f"alltoall {dtype}"] = comm.alltoall(tuple(ramp(comm, rank + 1, to, dtype=dtype) for to in range(size)))
         several = tuple(ramp(comm, 2 + to, 1, dtype=dtype) for to in range(size)) if rank == 1 else None
-        found[f"scatter {dtype}"] = comm.scatter(several, root=1)
-        found[f"scatter rows {dtype}"] = comm.scatter(ramp(comm, size, 3, dtype=dtype) if rank == 0 else None)
+        results[f"scatter {dtype}"] = comm.scatter(several, root=1)
+        results[f"scatter rows {dtype}"] = comm.scatter(ramp(comm, size, 3, dtype=dtype) if rank == 0 else None)
     for dtype in ("f2", "f", "d"):
         mean = ramp(comm, 5, dtype=dtype)
         comm._multi_node_mean(None, mean)
         other = np.zeros_like(mean)
         comm._multi_node_mean(ramp(comm, 5, dtype=dtype), other)
-        found[f"mean {dtype}"] = [mean, other]
-    return found
+        results[f"mean {dtype}"] = [mean, other]
+    return results
 
 
 def messages(comm):
     to, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    found = []
+    results = []
     for first, second in ((True, False), (False, True)):
         if (comm.rank % 2 == 0) == first:
             comm.send(ramp(comm, 3, 2), to, 1)
             comm.send((ramp(comm, 2), ramp(comm, 0), ramp(comm, 1, 3)), to, 2)
             comm.send(ramp(comm, 2, dtype="f2"), to, 3)
         if (comm.rank % 2 == 0) == second:
-            found += [comm.recv(source, tag) for tag in (1, 2, 3)]
+            results += [comm.recv(source, tag) for tag in (1, 2, 3)]
     comm.send_obj({"from": comm.rank, "more": (1, [2.0, None])}, to, 5)
     comm.send_obj("later", dest=to, tag=6)
-    found += [comm.recv_obj(source, tag=6), comm.recv_obj(source=source)]  # in the other order
-    found.append(comm.bcast_obj([comm.rank, "x" * 10] if comm.rank == 1 else None, root=1))
-    found += [comm.gather_obj((comm.rank, None), root=1), comm.allreduce_obj(comm.rank + 0.5)]
-    found.append(comm.allreduce_obj(ramp(comm, 2)))
-    return found
+    results += [comm.recv_obj(source, tag=6), comm.recv_obj(source=source)]  # in the other order
+    results.append(comm.bcast_obj([comm.rank, "x" * 10] if comm.rank == 1 else None, root=1))
+    results += [comm.gather_obj((comm.rank, None), root=1), comm.allreduce_obj(comm.rank + 0.5)]
+    results.append(comm.allreduce_obj(ramp(comm, 2)))
+    return results
 
 
 def parts(comm):
     half = comm.split(comm.rank % 2, -comm.rank)
-    found = [half.rank, half.size, half.bcast_obj("of half" if half.rank == 0 else None)]
-    found += [half.allreduce(ramp(comm, 3)), comm.split(0, comm.rank).size]
-    return [*found, comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size]
+    results = [half.rank, half.size, half.bcast_obj("of half" if half.rank == 0 else None)]
+    results += [half.allreduce(ramp(comm, 3)), comm.split(0, comm.rank).size]
+    return [*results, comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size]
 
 
 # --- functions, links ---
@@ -90,43 +90,43 @@ def gradients_of(inputs, outputs):
     """Return the outputs, and the gradients of a loss that weighs each of them."""
     loss = sum((2.0 + i) * F.sum(output * output) for i, output in enumerate(outputs))
     loss.backward()
-    return [output.array for output in outputs] + [one.grad for one in inputs]
+    return [output.array for output in outputs] + [variable.grad for variable in inputs]
 
 
 def functions(comm):
     def variables(count):
         return [chainer.Variable(ramp(comm, 2, 3) / 10 + i) for i in range(count)]
 
-    found = {}
+    results = {}
     (x,) = variables(1)
-    found["allgather"] = gradients_of([x], MF.allgather(comm, x))
+    results["allgather"] = gradients_of([x], MF.allgather(comm, x))
     xs = variables(comm.size)
-    found["alltoall"] = gradients_of(xs, MF.alltoall(comm, tuple(xs)))
+    results["alltoall"] = gradients_of(xs, MF.alltoall(comm, tuple(xs)))
     (x,) = variables(1)
-    found["bcast"] = gradients_of([x], [MF.bcast(comm, x, root=1)])
+    results["bcast"] = gradients_of([x], [MF.bcast(comm, x, root=1)])
     (x,) = variables(1)
     gathered = MF.gather(comm, x, root=0)
-    found["gather"] = gradients_of([x], gathered if comm.rank == 0 else [gathered])
+    results["gather"] = gradients_of([x], gathered if comm.rank == 0 else [gathered])
     xs = variables(comm.size)
-    found["scatter"] = gradients_of(xs, [MF.scatter(comm, tuple(xs) if comm.rank == 0 else xs[0], root=0)])
+    results["scatter"] = gradients_of(xs, [MF.scatter(comm, tuple(xs) if comm.rank == 0 else xs[0], root=0)])
     (x,) = variables(1)
     if comm.rank == 0:
         away = MF.send(x, comm, rank=1, tag=4)
         back = MF.recv(comm, rank=1, delegate_variable=away, tag=5)
         (kept,) = MF.pseudo_connect(away, x * 2)
-        found["send, recv"] = gradients_of([x], [back]), kept.array
+        results["send, recv"] = gradients_of([x], [back]), kept.array
     elif comm.rank == 1:
         MF.send(MF.recv(comm, rank=0, tag=4) ** 2, comm, rank=0, tag=5).backward()
-    return found
+    return results
 
 
 def batch_normalization(comm):
     x = chainer.Variable(ramp(comm, 4, 3) / 7)
     norm = chainermn.links.MultiNodeBatchNormalization(3, comm)
-    found = gradients_of([x], [norm(x)])
+    results = gradients_of([x], [norm(x)])
     model = chainer.Sequential(L.Linear(3, 4, initialW=np.ones((4, 3), "f")), L.BatchNormalization(4))
     model = chainermn.links.create_mnbn_model(model, comm)
-    return [*found, norm.avg_mean, norm.avg_var, model(ramp(comm, 5, 3)).array]
+    return [*results, norm.avg_mean, norm.avg_var, model(ramp(comm, 5, 3)).array]
 
 
 class OnTwo(chainermn.MultiNodeChainList):
@@ -149,7 +149,7 @@ def model_parallel(comm):
     model.cleargrads()
     y = model(chainer.Variable(ramp(comm, 2, 3)))
     (y if pair.rank == 0 else F.sum(y * y)).backward()
-    found = [parameter.grad for _, parameter in sorted(model.namedparams())]
+    gradients = [parameter.grad for _, parameter in sorted(model.namedparams())]
     np.random.seed(3)
     rnn = chainermn.links.create_multi_node_n_step_rnn(
         L.NStepLSTM(1, 2, 2, 0.0), pair, rank_in=None if pair.rank == 0 else 0, rank_out=1 if pair.rank == 0 else None
@@ -158,7 +158,7 @@ def model_parallel(comm):
     hidden, cells, _, delegate = rnn([ramp(comm, 2, 2) / 9])
     loss = delegate if pair.rank == 0 else F.sum(hidden) + F.sum(cells)
     loss.backward()
-    return [*found, hidden.array, *(parameter.grad for _, parameter in sorted(rnn.namedparams()))]
+    return [*gradients, hidden.array, *(parameter.grad for _, parameter in sorted(rnn.namedparams()))]
 
 
 # --- data ---
@@ -176,19 +176,19 @@ class Odd:
 
 def data(comm):
     whole = chainer.datasets.TupleDataset(ramp(comm, 9, 2), np.arange(9)) if comm.rank == 0 else None
-    found = {"scattered": list(chainermn.scatter_dataset(whole, comm, shuffle=True, seed=1))}
+    results = {"scattered": list(chainermn.scatter_dataset(whole, comm, shuffle=True, seed=1))}
     uneven = chainermn.scatter_dataset([Odd(i) for i in range(9)], comm, root=1, force_equal_length=False)
-    found["uneven"] = [one.number for one in uneven]
-    found["index"] = chainermn.scatter_index(11, comm)
-    found["empty"] = list(chainermn.datasets.create_empty_dataset(range(3)))
+    results["uneven"] = [sample.number for sample in uneven]
+    results["index"] = chainermn.scatter_index(11, comm)
+    results["empty"] = list(chainermn.datasets.create_empty_dataset(range(3)))
     np.random.seed(comm.rank)
     pairs = [(np.full(2, i, "f"), np.float32(i)) for i in range(5)]
     source = chainer.iterators.SerialIterator(pairs, 2, repeat=False, shuffle=False) if comm.rank == 0 else None
-    found["multi-node"] = list(chainermn.iterators.create_multi_node_iterator(source, comm))
-    mine = chainer.iterators.SerialIterator(list(range(8)), 4)
-    synchronized = chainermn.iterators.create_synchronized_iterator(mine, comm)
-    found["synchronized"] = [next(synchronized) for _ in range(3)]
-    return found
+    results["multi-node"] = list(chainermn.iterators.create_multi_node_iterator(source, comm))
+    iterator = chainer.iterators.SerialIterator(list(range(8)), 4)
+    synchronized = chainermn.iterators.create_synchronized_iterator(iterator, comm)
+    results["synchronized"] = [next(synchronized) for _ in range(3)]
+    return results
 
 
 # --- training ---
@@ -215,8 +215,8 @@ def batches(rank=0, size=1, dtype="f"):
     random = np.random.RandomState(5)
     x = random.randn(STEPS, GLOBAL, 1, 4, 4).astype(dtype)
     y = (x[:, :, 0, 0, 0] > 0).astype("i")
-    mine = slice(rank * GLOBAL // size, (rank + 1) * GLOBAL // size)
-    return list(zip(x[:, mine], y[:, mine]))
+    rows = slice(rank * GLOBAL // size, (rank + 1) * GLOBAL // size)
+    return list(zip(x[:, rows], y[:, rows]))
 
 
 OPTIMIZERS = {
@@ -242,15 +242,15 @@ def trained(name, comm=None, dtype="f"):
     with chainer.using_config("dtype", np.dtype(dtype)):
         rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
         model = L.Classifier(Network(seed=rank))  # other weights on each rank, until they are broadcast
-        mine = batches(rank, size, dtype)
-        model(*mine[0])  # with one process's weights, from a state that the others do not have
+        own = batches(rank, size, dtype)
+        model(*own[0])  # with one process's weights, from a state that the others do not have
         optimizer = OPTIMIZERS[name]()
         if comm is not None:
             optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
         optimizer.setup(model)
         for hook in hooks(name):
             optimizer.add_hook(hook)
-        for batch in [*mine[: comm is not None], *mine]:  # ChainerMN's first update broadcasts, and does nothing else
+        for batch in [*own[: comm is not None], *own]:  # ChainerMN's first update broadcasts, and does nothing else
             optimizer.update(model, *batch)
         return weights(model)
 
@@ -261,7 +261,7 @@ def training(comm):
 
 def means(comm):
     """Gradients of all types, also of a parameter with two names; with and without zeros for those that are missing."""
-    found = []
+    results = []
     for dtype in ("f2", "f", "d"):
         for zero_fill in (False, True):
             model = chainer.Chain(a=L.Linear(3, 2), b=L.Linear(4, 3), c=L.Linear(None, 2))
@@ -273,8 +273,8 @@ def means(comm):
             model.a.b.grad = ramp(comm, 2, dtype=dtype)
             model.b.W.grad = ramp(comm, 3, 4, dtype=dtype)
             comm.multi_node_mean_grad(model, zero_fill)
-            found += [parameter.grad for _, parameter in sorted(model.namedparams(False))]
-    return found
+            results += [parameter.grad for _, parameter in sorted(model.namedparams(False))]
+    return results
 
 
 def trainer_with_extensions(comm):
@@ -323,10 +323,10 @@ def trainer_with_extensions(comm):
     saved()
     generic = chainermn.extensions.GenericMultiNodeEvaluator(comm, test, model)
     gathered = generic(trainer)
-    found = {"evaluated": evaluator(trainer), "losses": losses, "resumed": resumed, "weights": weights(model)}
-    found["generic"] = None if gathered is None else [float(one.array) for one in gathered]
-    found["files"] = sorted(path.name.partition("iter")[0] for path in folder.glob("snapshot*"))
-    return found, [model.predictor[1].avg_mean, model.predictor[1].avg_var]
+    results = {"evaluated": evaluator(trainer), "losses": losses, "resumed": resumed, "weights": weights(model)}
+    results["generic"] = None if gathered is None else [float(variable.array) for variable in gathered]
+    results["files"] = sorted(path.name.partition("iter")[0] for path in folder.glob("snapshot*"))
+    return results, [model.predictor[1].avg_mean, model.predictor[1].avg_var]
 
 
 CASES = [arrays, messages, parts, functions, batch_normalization, model_parallel, data, training, means]

@@ -135,7 +135,7 @@ def run(
     with StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):
-            mine, theirs = _context.Pipe(duplex=False)
+            receiver, theirs = _context.Pipe(duplex=False)
             variables = environment(rank, size, store.address, secret.hex())
             variables.update({"DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100"})
             variables.update(env or {})
@@ -146,7 +146,7 @@ def run(
             process.start()
             theirs.close()
             processes.append(process)
-            ends.append(mine)
+            ends.append(receiver)
         try:
             if on_start is not None:
                 on_start([process.pid or 0 for process in processes])

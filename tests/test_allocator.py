@@ -59,8 +59,8 @@ def faults(tune: str = "", **environ: str) -> int:
     ],
 )
 def test_freed_memory_is_kept(tune: str, environ: Dict[str, str], kept: bool) -> None:
-    found = faults(tune, **environ)
-    assert found < PAGES // 100 if kept else found >= PAGES // 2
+    faulted = faults(tune, **environ)
+    assert faulted < PAGES // 100 if kept else faulted >= PAGES // 2
 
 
 def test_it_is_tuned_once_and_can_be_left_alone(

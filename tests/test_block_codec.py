@@ -148,17 +148,17 @@ def test_what_was_decoded_is_coded_without_loss(kernels: str) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("divisor", "finish"), [(1, False), (3, False), (1, True), (4, True), (3, True)])
 def test_sums_are_float32_and_finished_once(count: int, divisor: int, finish: bool) -> None:
-    mine, theirs = sample(count, 1), sample(count, 2)
+    own, theirs = sample(count, 1), sample(count, 2)
     old = np.random.default_rng(count).standard_normal(count).astype(np.float32)
     with np.errstate(all="ignore"):
         sent, means, _ = oracle(theirs)
-        total = mine + means if divisor == 1 else (mine + means) / np.float32(divisor)
+        total = own + means if divisor == 1 else (own + means) / np.float32(divisor)
         _, rounded, kept = oracle(total, old)
     want = rounded if finish else total
     for kernels in KERNELS:
         target, residual = raw(np.zeros(count, np.float32), 4), raw(old, 8)
         _core.add_encoded(
-            MXINT8, target, raw(mine), raw(np.frombuffer(sent, np.uint8), 1), divisor, finish, kernels, residual
+            MXINT8, target, raw(own), raw(np.frombuffer(sent, np.uint8), 1), divisor, finish, kernels, residual
         )
         check_around(target)
         check_around(residual)
@@ -167,12 +167,12 @@ def test_sums_are_float32_and_finished_once(count: int, divisor: int, finish: bo
 
 
 def test_in_place_and_without_a_name() -> None:
-    mine = np.arange(100, dtype=np.float32)
+    own = np.arange(100, dtype=np.float32)
     theirs = np.frombuffer(oracle(np.full(100, 2.0, np.float32))[0], np.uint8)
     for kernels in (*KERNELS, None):
-        total = mine.copy()
+        total = own.copy()
         _core.add_encoded(MXINT8, total.view(np.uint8), total.view(np.uint8), theirs, 2, False, kernels)
-        assert (total == (mine + 2) / 2).all()
+        assert (total == (own + 2) / 2).all()
 
 
 def test_what_the_bindings_refuse() -> None:

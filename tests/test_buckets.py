@@ -104,11 +104,11 @@ def test_properties(sizes, bucket_bytes, first_bucket_bytes):
 
 
 def test_groups_are_given_as_lists_or_as_their_number():
-    some = [object() for _ in range(5)]
-    assert group_numbers(some, None) == group_numbers(some, 0) == group_numbers(some, []) == []
-    assert group_numbers(some, 2) == list(zip(some, [0, 0, 0, 1, 1]))
-    assert group_numbers(some, [some[3:], some[:1]]) == [(some[3], 0), (some[4], 0), (some[0], 1)]
+    tensors = [object() for _ in range(5)]
+    assert group_numbers(tensors, None) == group_numbers(tensors, 0) == group_numbers(tensors, []) == []
+    assert group_numbers(tensors, 2) == list(zip(tensors, [0, 0, 0, 1, 1]))
+    assert group_numbers(tensors, [tensors[3:], tensors[:1]]) == [(tensors[3], 0), (tensors[4], 0), (tensors[0], 1)]
     with pytest.raises(InvalidArgument, match="groups=-1"):
-        group_numbers(some, -1)
+        group_numbers(tensors, -1)
     with pytest.raises(InvalidArgument, match="groups 0 and 1 have the same"):
-        group_numbers(some, [some[:2], some[1:]])
+        group_numbers(tensors, [tensors[:2], tensors[1:]])

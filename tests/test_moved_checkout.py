@@ -77,25 +77,25 @@ def discard(environment: Path) -> str:
 
 def test_an_environment_of_another_place_is_discarded(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
-    made = tmp_path / "first" / ".venv"
-    assert discard(made) == ""  # there is none
-    venv.create(made, symlinks=True)
-    assert discard(made) == "" and made.exists()
+    environment = tmp_path / "first" / ".venv"
+    assert discard(environment) == ""  # there is none
+    venv.create(environment, symlinks=True)
+    assert discard(environment) == "" and environment.exists()
     (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / ".venv").symlink_to(made)
-    assert discard(tmp_path / "linked" / ".venv") == "" and made.exists()
+    (tmp_path / "linked" / ".venv").symlink_to(environment)
+    assert discard(tmp_path / "linked" / ".venv") == "" and environment.exists()
     shutil.copytree(tmp_path / "first", tmp_path / "copied", symlinks=True)
     (tmp_path / "first").rename(tmp_path / "moved")
     for place in ("copied", "moved"):
         foreign = tmp_path / place / ".venv"
-        assert discard(foreign) == f"make: .venv was made in {made}, or its Python is gone: it is made anew\n"
+        assert discard(foreign) == f"make: .venv was made in {environment}, or its Python is gone: it is made anew\n"
         assert not foreign.exists()
 
 
 def test_an_environment_without_its_python_is_discarded(tmp_path: Path) -> None:
-    made = tmp_path / ".venv"
-    venv.create(made, symlinks=True)
+    environment = tmp_path / ".venv"
+    venv.create(environment, symlinks=True)
     for name in ("python", "python3"):
-        (made / "bin" / name).unlink()
-        (made / "bin" / name).symlink_to("/nonexistent/python3")
-    assert "it is made anew" in discard(made) and not made.exists()
+        (environment / "bin" / name).unlink()
+        (environment / "bin" / name).symlink_to("/nonexistent/python3")
+    assert "it is made anew" in discard(environment) and not environment.exists()

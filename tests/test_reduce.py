@@ -209,8 +209,8 @@ def test_all_values_of_the_half_types(dtype: str, op: str, kernels: str):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types_round_once(dtype: str, kernels: str):
     """1 + 3 * (half of the last place) rounds to one place above when accumulated wide, and to 1 when not."""
-    one, half_place, expected = {"float16": (0x3C00, 0x1000, 0x3C02), "bfloat16": (0x3F80, 0x3B80, 0x3F82)}[dtype]
-    srcs = [np.full(40, bits, np.uint16).view(storage(dtype)) for bits in (one, *[half_place] * 3)]
+    unit, half_place, expected = {"float16": (0x3C00, 0x1000, 0x3C02), "bfloat16": (0x3F80, 0x3B80, 0x3F82)}[dtype]
+    srcs = [np.full(40, bits, np.uint16).view(storage(dtype)) for bits in (unit, *[half_place] * 3)]
     assert (run(dtype, "sum", srcs, kernels=kernels).view(np.uint16) == expected).all()
 
 
@@ -257,24 +257,24 @@ def test_integers_at_their_limits(dtype: str, op: str, kernels: str):
 def test_known_answers(kernels: str):
     """A few by hand, so that an error which oracle and kernel share is seen."""
 
-    def one(dtype: str, op: str, values: List[object], divisor: int = 1) -> object:
+    def reduced(dtype: str, op: str, values: List[object], divisor: int = 1) -> object:
         return run(dtype, op, [np.array([v] * 20, storage(dtype)) for v in values], divisor, kernels)[19]
 
-    assert one("int8", "sum", [127, 1]) == -128
-    assert one("int8", "average", [-128], 128) == -1
-    assert one("int32", "average", [-7, 0], 2) == -3
-    assert one("uint64", "product", [2**63 + 3, 2]) == 6
-    assert one("float32", "average", [1.0, 0.0, 0.0], 3) == np.float32(1) / np.float32(3)
-    assert one("bool", "sum", [0, 200]) == 1
-    assert one("bool", "product", [3, 4]) == 1
-    assert one("bool", "average", [1, 1], 2) == 1
-    assert one("float16", "sum", [65504.0, 15.0]) == np.float16(65504.0)
-    assert one("float16", "sum", [65504.0, 16.0]) == np.float16(np.inf)
+    assert reduced("int8", "sum", [127, 1]) == -128
+    assert reduced("int8", "average", [-128], 128) == -1
+    assert reduced("int32", "average", [-7, 0], 2) == -3
+    assert reduced("uint64", "product", [2**63 + 3, 2]) == 6
+    assert reduced("float32", "average", [1.0, 0.0, 0.0], 3) == np.float32(1) / np.float32(3)
+    assert reduced("bool", "sum", [0, 200]) == 1
+    assert reduced("bool", "product", [3, 4]) == 1
+    assert reduced("bool", "average", [1, 1], 2) == 1
+    assert reduced("float16", "sum", [65504.0, 15.0]) == np.float16(65504.0)
+    assert reduced("float16", "sum", [65504.0, 16.0]) == np.float16(np.inf)
     for op in ("min", "max"):
-        assert np.isnan(one("float32", op, [np.nan, 1.0])) and np.isnan(one("float32", op, [1.0, np.nan, 2.0]))
-        assert np.signbit(one("float32", op, [-0.0, 0.0])) and not np.signbit(one("float32", op, [0.0, -0.0]))
-    assert one("float64", "sum", [5e-324, 5e-324]) == 1e-323
-    assert np.isnan(one("float32", "sum", [np.inf, -np.inf]))
+        assert np.isnan(reduced("float32", op, [np.nan, 1.0])) and np.isnan(reduced("float32", op, [1.0, np.nan, 2.0]))
+        assert np.signbit(reduced("float32", op, [-0.0, 0.0])) and not np.signbit(reduced("float32", op, [0.0, -0.0]))
+    assert reduced("float64", "sum", [5e-324, 5e-324]) == 1e-323
+    assert np.isnan(reduced("float32", "sum", [np.inf, -np.inf]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

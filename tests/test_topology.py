@@ -34,10 +34,10 @@ def test_coordinates_and_ranks_are_inverse(topology):
 @given(shuffled())
 def test_a_group_differs_in_one_coordinate(topology):
     for rank in range(topology.size):
-        mine = topology.coordinates(rank)
+        own = topology.coordinates(rank)
         for dimension, d in enumerate(topology.dimensions):
             group = topology.group(rank, dimension)
-            expected = [mine[:dimension] + (c,) + mine[dimension + 1 :] for c in range(d.size)]
+            expected = [own[:dimension] + (c,) + own[dimension + 1 :] for c in range(d.size)]
             assert [topology.coordinates(other) for other in group] == expected
 
 

@@ -49,5 +49,5 @@ def test_nothing_runs_beside_what_is_alone(tmp_path: Path) -> None:
     spans: List[Tuple[float, float, str]] = []
     for mark, begin, end in (text.split() for text in log.read_text().splitlines()):
         spans.append((float(begin), float(end), mark))
-    together = {(one[2], other[2]) for one, other in combinations(sorted(spans), 2) if other[0] < one[1]}
+    together = {(span[2], other[2]) for span, other in combinations(sorted(spans), 2) if other[0] < span[1]}
     assert together == {("any", "any")}

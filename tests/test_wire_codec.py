@@ -89,12 +89,12 @@ def decode(codec: int, coded: np.ndarray, kernels: str, offset: int = 0) -> np.n
 
 
 def add(
-    codec: int, mine: np.ndarray, theirs: np.ndarray, divisor: int, finish: bool, kernels: str, offset: int = 0
+    codec: int, values: np.ndarray, theirs: np.ndarray, divisor: int, finish: bool, kernels: str, offset: int = 0
 ) -> np.ndarray:
-    target = Guarded(mine.nbytes, offset)
-    own = misaligned(mine, offset * 3 % 64)
+    target = Guarded(values.nbytes, offset)
+    own = misaligned(values, offset * 3 % 64)
     _core.add_encoded(codec, target.inside, own, misaligned(theirs, offset * 5 % 64), divisor, finish, kernels)
-    assert own.tobytes() == mine.tobytes()
+    assert own.tobytes() == values.tobytes()
     return target.take(np.float32)
 
 
@@ -185,16 +185,16 @@ def test_rounds_to_nearest_ties_to_even(codec: int, values: List[float], offset:
 )
 @settings(max_examples=100)
 def test_sums_are_float32(codec: int, pairs: List[tuple], divisor: int, finish: bool, offset: int) -> None:
-    mine = np.array([pair[0] for pair in pairs], np.float32)
+    own = np.array([pair[0] for pair in pairs], np.float32)
     theirs = np.array([pair[1] for pair in pairs], np.uint16)
     with np.errstate(all="ignore"):
-        total = mine + back(theirs, codec)
+        total = own + back(theirs, codec)
         want = total if divisor == 1 else total / np.float32(divisor)
         if finish:
             want = back(np.array([max(0, rounded(value, codec)) for value in want.tolist()], np.uint16), codec)
     lost = np.isnan(total)
     for kernels in KERNELS:
-        got = add(codec, mine, theirs, divisor, finish, kernels, offset)
+        got = add(codec, own, theirs, divisor, finish, kernels, offset)
         assert (np.isnan(got) == lost).all()
         assert got[~lost].tobytes() == want[~lost].tobytes(), (got, want)
         if finish:
@@ -203,12 +203,12 @@ def test_sums_are_float32(codec: int, pairs: List[tuple], divisor: int, finish: 
 
 
 def test_in_place_and_without_a_name() -> None:
-    mine = np.arange(100, dtype=np.float32)
+    own = np.arange(100, dtype=np.float32)
     theirs = encode(BF16, np.full(100, 2.0, np.float32), KERNELS[0]).view(np.uint8)
     for kernels in (*KERNELS, None):
-        total = mine.copy()
+        total = own.copy()
         _core.add_encoded(BF16, total.view(np.uint8), total.view(np.uint8), theirs, 2, False, kernels)
-        assert (total == (mine + 2) / 2).all()
+        assert (total == (own + 2) / 2).all()
 
 
 def test_what_the_bindings_refuse() -> None:

@@ -22,10 +22,10 @@ MATRICES = ("Muon",)
 
 def classes() -> Dict[str, type]:
     """Name -> class of each public optimizer in ``torch.optim``."""
-    found = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
     return {
         name: kind
-        for name, kind in found.items()
+        for name, kind in kinds.items()
         if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
 

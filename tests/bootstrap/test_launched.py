@@ -52,7 +52,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1"
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("environ", "identity"),
     [
         (TORCHRUN, Launched("torchrun", 3, 4, 1, 2, 1, 2, "none-0-a-29500")),
         (OPENMPI, Launched("Open MPI's mpiexec", 1, 4, 0, 2, 0, 0, "prterun-a-17@1")),
@@ -66,8 +66,8 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1"
         ({"PMI_RANK": "0"}, None),
     ],
 )
-def test_what_launchers_say(environ: Dict[str, str], found: Launched) -> None:
-    assert detect(environ) == found
+def test_what_launchers_say(environ: Dict[str, str], identity: Launched) -> None:
+    assert detect(environ) == identity
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_options_of_ibms_caffe_and_a_resumed_job(tmp_path):
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr
     assert "restoring history" in text and re.findall(r"Iteration (\d+), Testing net", text) == ["8"]
-    assert all(np.array_equal(one, other) for one, other in zip(first, weights(tmp_path, 8)))
+    assert all(np.array_equal(array, other) for array, other in zip(first, weights(tmp_path, 8)))
 
 
 def test_snapshots_are_named_as_caffe_names_them(tmp_path):

@@ -49,20 +49,20 @@ def reads(inputs, folder):
     solver = caffe.get_solver(caffe_solvers.write(f"{folder}/{ddl.rank()}", inputs=inputs))
     if "MemoryData" in inputs:
         ddl_caffe.set_input_arrays(solver, rows(), np.zeros(32))
-    found = []
+    numbers = []
     for _ in range(3):
         solver.net.forward()
-        found += solver.net.blobs["data"].data[..., 0].ravel().tolist()
-    assert ddl_caffe.shard(rows()[:13]).ravel()[::5].tolist() == found[: 13 // ddl.size()]
-    return found
+        numbers += solver.net.blobs["data"].data[..., 0].ravel().tolist()
+    assert ddl_caffe.shard(rows()[:13]).ravel()[::5].tolist() == numbers[: 13 // ddl.size()]
+    return numbers
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("write", [write_hdf5, write_lmdb, write_memory], ids=["HDF5Data", "Data", "MemoryData"])
 def test_ranks_share_the_rows(write, size, tmp_path):
-    for rank, found in enumerate(ranks.run(size, reads, write(tmp_path), str(tmp_path))):
+    for rank, numbers in enumerate(ranks.run(size, reads, write(tmp_path), str(tmp_path))):
         count = len(rows())
-        assert found == [(rank + size * i) % count for i in range(3 * BATCH)]
+        assert numbers == [(rank + size * i) % count for i in range(3 * BATCH)]
 
 
 def refuses(folder):

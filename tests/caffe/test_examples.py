@@ -23,10 +23,10 @@ def test_demo_prints_its_table():
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [text.split() for text in done.stdout.splitlines() if text[:4] in ("hdf5", "lmdb")]
     assert [row[:2] for row in rows] == [["hdf5", "1"], ["hdf5", "2"], ["lmdb", "1"], ["lmdb", "2"]]
-    for one, two in (rows[:2], rows[2:]):
-        assert float(one[2]) == pytest.approx(float(two[2]), rel=1e-2)
-        assert min(float(row[3].rstrip("%")) for row in (one, two)) > 80
-        assert one[5] == "0.0%" and 0 < float(two[5].rstrip("%")) < 100
+    for alone, two in (rows[:2], rows[2:]):
+        assert float(alone[2]) == pytest.approx(float(two[2]), rel=1e-2)
+        assert min(float(row[3].rstrip("%")) for row in (alone, two)) > 80
+        assert alone[5] == "0.0%" and 0 < float(two[5].rstrip("%")) < 100
 
 
 def test_the_demo_refuses_what_it_cannot_share():

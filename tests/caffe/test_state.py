@@ -51,8 +51,8 @@ def continues(folder):
     ddl_caffe.attach(resumed)
     assert resumed.iter == STEPS
     resumed.step(STEPS)
-    for one, other in zip(caffe_solvers.parameters(whole), caffe_solvers.parameters(resumed)):
-        assert np.array_equal(one, other)
+    for parameter, other in zip(caffe_solvers.parameters(whole), caffe_solvers.parameters(resumed)):
+        assert np.array_equal(parameter, other)
     assert caffe_solvers.same_everywhere(caffe_solvers.parameters(resumed)) and size > 1
 
 
@@ -104,7 +104,7 @@ def scores(folder):
     data, labels = caffe_solvers.arrays()
     ddl_caffe.set_input_arrays(solver, data, labels)
     ddl_caffe.attach(solver)
-    tested, found = solver.test_nets[0], []
+    tested, results = solver.test_nets[0], []
     for steps in (0, STEPS):  # before the first step all ranks get the weights of rank 0, too
         solver.step(steps)
         tested.set_input_arrays(data[:28], labels[:28])
@@ -113,12 +113,12 @@ def scores(folder):
         alone = [{name: float(value) for name, value in tested.forward().items()} for _ in range(7)]
         assert set(together) == {"loss", "accuracy"}
         for name, value in together.items():
-            np.testing.assert_allclose(value, np.mean([one[name] for one in alone]), rtol=1e-6)
-        found.append({name: float(value) for name, value in together.items()})
+            np.testing.assert_allclose(value, np.mean([score[name] for score in alone]), rtol=1e-6)
+        results.append({name: float(value) for name, value in together.items()})
     for arguments in ({"iterations": 0}, {"iterations": 1, "net": 1}):
         with pytest.raises(ddl.InvalidArgument, match=r"test: .*there are 1 test nets"):
             ddl_caffe.test(solver, **arguments)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -53,9 +53,9 @@ def trains_alike(folder):
     for way in WAYS:
         alone = train(folder, way, 1)
         for how in ({}, {"overlap": False}, {"bucket_bytes": 0}):
-            mine = train(folder, way, ddl.size(), **how)
-            assert caffe_solvers.distance(alone, mine) < 1e-6, (way, how)
-            assert caffe_solvers.same_everywhere(mine), (way, how)
+            weights = train(folder, way, ddl.size(), **how)
+            assert caffe_solvers.distance(alone, weights) < 1e-6, (way, how)
+            assert caffe_solvers.same_everywhere(weights), (way, how)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -87,13 +87,13 @@ def by_hand(folder):
                 net.backward()
                 averaging.on_gradients_ready()
                 solver.apply_update()
-        mine = net.params["first"][0].data.copy()
+        weight = net.params["first"][0].data.copy()
         net.forward()
         net.backward()  # outside of a step nothing is sent
         with pytest.raises(ddl.InvalidState, match="call on_start first"):
             averaging.on_gradients_ready()
-        assert caffe_solvers.same_everywhere([mine])
-        weights.append(mine)
+        assert caffe_solvers.same_everywhere([weight])
+        weights.append(weight)
     assert np.array_equal(*weights)
 
 
@@ -127,11 +127,11 @@ def averages_statistics(folder):
     own, _ = norms(folder, "norm", 5, attached=False)
     averaged, everything = norms(folder, "norm", 5, attached=True)
     assert caffe_solvers.same_everywhere(everything)
-    assert caffe_solvers.distance([ddl.allreduce(mine) for mine in own], averaged) < 1e-6
+    assert caffe_solvers.distance([ddl.allreduce(array) for array in own], averaged) < 1e-6
     assert caffe_solvers.distance(own, averaged) > 1e-3
     before, _ = norms(folder, "frozen", 0, attached=True)
     after, everything = norms(folder, "frozen", 5, attached=True, lr=0.1)
-    assert all(np.array_equal(one, other) for one, other in zip(before, after))
+    assert all(np.array_equal(array, other) for array, other in zip(before, after))
     assert caffe_solvers.same_everywhere(everything)
 
 

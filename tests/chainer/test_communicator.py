@@ -32,8 +32,8 @@ def makes():
     comm.set_config("batched_copy")
     assert comm.get_config("batched_copy") is True and comm.get_config() == {"batched_copy": True}
     with comm.config_scope():
-        comm.mine = 3
-    assert comm.get_config("mine") == 3 and "mine" not in ddl_chainer.create_communicator().get_config()
+        comm.own = 3
+    assert comm.get_config("own") == 3 and "own" not in ddl_chainer.create_communicator().get_config()
     with pytest.raises(ValueError, match="Unknown config: nccl"):
         comm.set_config("nccl")
     with pytest.raises(ValueError, match="does not support double buffering"):
@@ -43,8 +43,8 @@ def makes():
 
 def test_makes_a_communicator():
     hosts = {0: "b", 1: "a", 2: "a", 3: "b"}
-    found = ranks.run(4, makes, initialise=False, env_of=lambda rank: {"DDL_HOST_ID": hosts[rank]})
-    assert found == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2], [1, 2, 0, 2]]
+    results = ranks.run(4, makes, initialise=False, env_of=lambda rank: {"DDL_HOST_ID": hosts[rank]})
+    assert results == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2], [1, 2, 0, 2]]
 
 
 def splits():
@@ -80,14 +80,14 @@ def all_types():
     for kind in ("f2", "f", "d", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"):
         for x in (np.ones((), kind), np.ones((0, 3), kind), np.arange(6).reshape(2, 3).astype(kind).T):
             everybody = comm.allgather(x), comm.alltoall([x] * comm.size), comm.gather(x, 1) or [x] * comm.size
-            for one in (*sum(map(list, everybody), []), comm.bcast(x, 1), comm.scatter([x] * comm.size, 1)):
-                assert one.dtype == x.dtype and one.shape == x.shape and (one == x).all()
+            for result in (*sum(map(list, everybody), []), comm.bcast(x, 1), comm.scatter([x] * comm.size, 1)):
+                assert result.dtype == x.dtype and result.shape == x.shape and (result == x).all()
             if comm.rank == 0:
                 comm.send(x, 1)
                 comm.send([x, x], 1)
             elif comm.rank == 1:
-                one, pair = comm.recv(0), comm.recv(0)
-                assert one.dtype == x.dtype and (one == x).all() and type(pair) is tuple
+                array, pair = comm.recv(0), comm.recv(0)
+                assert array.dtype == x.dtype and (array == x).all() and type(pair) is tuple
                 assert [part.shape for part in pair] == [x.shape] * 2 and (pair[1] == x).all()
             if kind != "?":
                 assert (comm.allreduce(x) == comm.size * x).all()
@@ -117,11 +117,11 @@ def complex_numbers():
             if rank == 0:
                 comm.send((x, x), 1)
             elif rank == 1:
-                results += [(one, everybody[0]) for one in comm.recv(0)]
+                results += [(answer, everybody[0]) for answer in comm.recv(0)]
             mean = x.copy()
             comm._multi_node_mean(None, mean)
-            for one, other in (*results, (mean, sum(everybody) / size)):
-                assert one.dtype == kind and one.shape == x.shape and (one == other).all()
+            for result, other in (*results, (mean, sum(everybody) / size)):
+                assert result.dtype == kind and result.shape == x.shape and (result == other).all()
         for shape in ((2, 3), (300, 300)):  # together with others, and sent from where it is
             model = chainer.Link()
             with model.init_scope():

@@ -37,12 +37,12 @@ def test_two_ranks_come_to_what_one_process_does(name, tmp_path):
         ranks.run(size, run_example, name, str(tmp_path), *options, initialise=False)
         results.append(json.loads(path.read_text()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.json", "2.json"]  # and no log of Chainer's
-    one, two = results
-    assert (one["ranks"], two["ranks"]) == (1, 2)
-    assert two["loss"] == pytest.approx(one["loss"], rel=0.02)
-    assert min(one["accuracy"], two["accuracy"]) > 0.9
-    assert min(one["images_per_s"], two["images_per_s"]) > 0
-    assert one["communicating"] == 0 < two["communicating"] < 1
+    alone, two = results
+    assert (alone["ranks"], two["ranks"]) == (1, 2)
+    assert two["loss"] == pytest.approx(alone["loss"], rel=0.02)
+    assert min(alone["accuracy"], two["accuracy"]) > 0.9
+    assert min(alone["images_per_s"], two["images_per_s"]) > 0
+    assert alone["communicating"] == 0 < two["communicating"] < 1
 
 
 def output_of(*line):

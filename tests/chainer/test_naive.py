@@ -34,23 +34,23 @@ def on_naive(size, folder):
     return [pickle.loads(Path(folder, f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 
-def check(mine, other, close, where):
+def check(own, other, close, where):
     """Fail unless both are the same, or as close as the order of additions lets them be."""
-    assert type(mine) is type(other), where
-    if isinstance(mine, dict):
-        assert mine.keys() == other.keys(), where
-        for key in mine:
-            check(mine[key], other[key], close, f"{where}, {key}")
-    elif isinstance(mine, (list, tuple)):
-        assert len(mine) == len(other), where
-        for number, (one, another) in enumerate(zip(mine, other)):
-            check(one, another, close, f"{where}, {number}")
-    elif isinstance(mine, (np.ndarray, np.floating, float)):
-        one, another = np.asarray(mine), np.asarray(other)
-        assert (one.dtype, one.shape) == (another.dtype, another.shape), where
-        assert np.allclose(one, another, **close(one.dtype)) if one.size else True, f"{where}: {one}, {another}"
+    assert type(own) is type(other), where
+    if isinstance(own, dict):
+        assert own.keys() == other.keys(), where
+        for key in own:
+            check(own[key], other[key], close, f"{where}, {key}")
+    elif isinstance(own, (list, tuple)):
+        assert len(own) == len(other), where
+        for number, (entry, another) in enumerate(zip(own, other)):
+            check(entry, another, close, f"{where}, {number}")
+    elif isinstance(own, (np.ndarray, np.floating, float)):
+        array, another = np.asarray(own), np.asarray(other)
+        assert (array.dtype, array.shape) == (another.dtype, another.shape), where
+        assert np.allclose(array, another, **close(array.dtype)) if array.size else True, f"{where}: {array}, {another}"
     else:
-        assert mine == other, where
+        assert own == other, where
 
 
 def equal_bits(dtype):
@@ -66,9 +66,9 @@ def test_what_naive_does(size, close, tmp_path):
     """A sum of two has one order only; with more ranks the last bits may differ."""
     (tmp_path / "naive").mkdir()
     naive = on_naive(size, tmp_path / "naive")
-    mine = ranks.run(size, on_ddl, initialise=False, env={"CHAINER_CASES": str(tmp_path)})
-    assert [list(one) for one in mine] == [[case.__name__ for case in cases.CASES]] * size
+    results = ranks.run(size, on_ddl, initialise=False, env={"CHAINER_CASES": str(tmp_path)})
+    assert [list(result) for result in results] == [[case.__name__ for case in cases.CASES]] * size
     for rank in range(size):
-        check(mine[rank], naive[rank], close, f"rank {rank}")
-    for other in mine[1:]:  # the ranks have the same weights, to the bit
-        check(mine[0]["training"], other["training"], equal_bits, "ranks")
+        check(results[rank], naive[rank], close, f"rank {rank}")
+    for other in results[1:]:  # the ranks have the same weights, to the bit
+        check(results[0]["training"], other["training"], equal_bits, "ranks")

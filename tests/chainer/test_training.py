@@ -20,14 +20,14 @@ def with_hook(name, dtype):
 
     with chainer.using_config("dtype", np.dtype(dtype)):
         model = chainer.links.Classifier(cases.Network(seed=ddl.rank()))
-        mine = cases.batches(ddl.rank(), ddl.size(), dtype)
-        model(*mine[0])  # all layers have their sizes now
+        batches = cases.batches(ddl.rank(), ddl.size(), dtype)
+        model(*batches[0])  # all layers have their sizes now
         ddl_chainer.broadcast_parameters(model)
         optimizer = cases.OPTIMIZERS[name]().setup(model)
         optimizer.add_hook(ddl_chainer.AverageGradients())
         for hook in cases.hooks(name):
             optimizer.add_hook(hook)
-        for batch in mine:
+        for batch in batches:
             optimizer.update(model, *batch)
         return cases.weights(model)
 

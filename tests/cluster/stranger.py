@@ -49,17 +49,17 @@ VISITS: Dict[str, Callable[[socket.socket], None]] = {
 
 
 def main() -> None:
-    made = 0
+    count = 0
     for target in sys.argv[1:]:
         host, _, port = target.rpartition(":")
         for visit in VISITS.values():
             with socket.create_connection((host, int(port)), timeout=5) as sock:
-                made += 1
+                count += 1
                 try:
                     visit(sock)
                 except OSError:
                     continue  # thrown out, as it should be
-    print(made)
+    print(count)
 
 
 if __name__ == "__main__":

@@ -19,17 +19,17 @@ import numpy as np
 import ddl
 ddl.init()
 hosts = ddl.allgather_object(ddl.world()._group.job.peers[ddl.rank()].host)
-found = {}
+digests = {}
 for deterministic in (True, False):
     comm = ddl.split(0, deterministic=deterministic)
     digest = hashlib.sha256()
     for count in (5, 20_011, 1_500_007):
         x = np.random.default_rng([ddl.rank(), count]).standard_normal(count).astype(np.float32)
         digest.update(comm.allreduce(x).tobytes())
-    found[deterministic] = digest.hexdigest()
-assert len(set(ddl.allgather_object(found[True]))) == len(set(ddl.allgather_object(found[False]))) == 1
+    digests[deterministic] = digest.hexdigest()
+assert len(set(ddl.allgather_object(digests[True]))) == len(set(ddl.allgather_object(digests[False]))) == 1
 if ddl.rank() == 0:
-    print(",".join(hosts), found[True], found[False])
+    print(",".join(hosts), digests[True], digests[False])
 """
 #: Hosts by rank, as ddlrun is told.
 PLACES = {"node1:4": "1111", "node1:2,node2:2": "1122", "node1:3,node2:1": "1112"}
@@ -45,9 +45,9 @@ def test_any_hosts_have_the_same_bits(own_cluster: Cluster) -> None:
         variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TUNED": "off"}
         job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=240, check=False)
         assert job.returncode == 0, job.stderr
-        names, one, other = job.stdout.split()
+        names, first, other = job.stdout.split()
         assert names.replace("node", "").replace(",", "") == expected
-        bits.add(one)
+        bits.add(first)
         usual.add(other)
     assert len(bits) == 1
     assert len(usual) > 1  # so that these inputs show another order

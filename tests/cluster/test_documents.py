@@ -18,9 +18,9 @@ TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.si
 
 
 def commands(document: str) -> List[str]:
-    found = re.findall(r"^    (ddlrun .*)$", (ROOT / "docs" / document).read_text(), re.MULTILINE)
-    assert found, document
-    return found
+    lines = re.findall(r"^    (ddlrun .*)$", (ROOT / "docs" / document).read_text(), re.MULTILINE)
+    assert lines, document
+    return lines
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,9 @@ def environ() -> Dict[str, str]:
 
 
 def result(output: str) -> List[float]:
-    found = re.search(r"RESULT \d+ ([\d.]+) ([\d.]+) same=True", output)
-    assert found is not None, output
-    return [float(found[1]), float(found[2])]
+    match = re.search(r"RESULT \d+ ([\d.]+) ([\d.]+) same=True", output)
+    assert match is not None, output
+    return [float(match[1]), float(match[2])]
 
 
 @pytest.mark.parametrize("cluster", [FOUR_HOSTS], indirect=True)

@@ -46,8 +46,8 @@ def test_every_host_is_apart_from_the_others_and_from_this_machine(cluster: Clus
 @on("2 rails")
 def test_every_rail_has_a_subnet(cluster: Cluster):
     for number, host in enumerate(cluster.hosts, start=1):
-        found = cluster.run(host, ["ip", "-o", "-4", "addr", "show", "scope", "global"]).stdout.splitlines()
-        assert [line.split()[1:4] for line in found] == [
+        lines = cluster.run(host, ["ip", "-o", "-4", "addr", "show", "scope", "global"]).stdout.splitlines()
+        assert [line.split()[1:4] for line in lines] == [
             ["rail0", "inet", f"10.77.0.{number}/24"],
             ["rail1", "inet", f"10.77.1.{number}/24"],
         ]

@@ -39,9 +39,9 @@ def missing(reason: str) -> None:
 
 
 def result(output: str) -> List[float]:
-    found = re.search(r"RESULT \d+ ([\d.]+) ([\d.]+)", output)
-    assert found is not None, output
-    return [float(found[1]), float(found[2])]
+    match = re.search(r"RESULT \d+ ([\d.]+) ([\d.]+)", output)
+    assert match is not None, output
+    return [float(match[1]), float(match[2])]
 
 
 @pytest.fixture(scope="module")

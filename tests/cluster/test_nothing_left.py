@@ -41,13 +41,13 @@ def outside() -> Set[str]:
 
 def running() -> Dict[Tuple[str, str], Set[str]]:
     """All processes, by number and start, since numbers come again, with their namespaces."""
-    found = {}
+    processes = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
             namespaces = {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "mnt", "uts", "ipc", "pid")}
             start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-            found[pid, start] = namespaces
-    return found
+            processes[pid, start] = namespaces
+    return processes
 
 
 class Traces:

@@ -20,8 +20,8 @@ def test_the_check_runs(clusters_can_be_built: None, tmp_path: Path) -> None:
     options = ["--sizes", "256K,1M", "--rounds", "2", "--json", str(tmp_path / "found.json")]
     ended = subprocess.run([*line, *options], capture_output=True, text=True, timeout=240)
     assert "farthest off" in ended.stdout, ended.stderr
-    found = json.loads((tmp_path / "found.json").read_text())["layouts"]["two hosts"]
-    assert [len(seconds) for seconds in found["seconds"].values()] == [2, 2]
-    (network,) = found["machine"]["network"]
+    layout = json.loads((tmp_path / "found.json").read_text())["layouts"]["two hosts"]
+    assert [len(seconds) for seconds in layout["seconds"].values()] == [2, 2]
+    (network,) = layout["machine"]["network"]
     assert network["size"] == 2 and network["burst_bytes"] == 125_000
     assert 50e6 < network["bandwidth_bytes_per_s"] < 250e6 and 0 < network["latency_s"] < 0.01

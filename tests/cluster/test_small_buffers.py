@@ -24,7 +24,7 @@ for step in range(2):
     if rank == 1 and step % 2:
         time.sleep(0.3)
     x = [np.full(1_500_017, rank + number + 1, np.int32) for number in range(3)]
-    works = [ddl.allreduce_async_(one, op=ddl.Sum) for one in x]
+    works = [ddl.allreduce_async_(array, op=ddl.Sum) for array in x]
     gathered = ddl.allgather(np.full((100_003,), rank, np.int32)[None])
     swapped = ddl.alltoall(np.repeat(np.arange(size, dtype=np.int32) + 10 * rank, 100_001))
     for number, work in enumerate(works):

@@ -37,14 +37,14 @@ print("right", flush=True)
 
 def listening(cluster: Cluster, hosts: List[str]) -> List[str]:
     """Where anything of ours listens on ``hosts``; sshd's port is its own affair."""
-    found = []
+    open_ports = []
     for host in hosts:
         for line in cluster.run(host, ["ss", "-Htln"]).stdout.splitlines():
             address, _, port = line.split()[3].rpartition(":")
             if port != "22":
                 assert not address.startswith("127."), f"{host} listens on {address} only"
-                found.append(f"{cluster.address(host)}:{port}")
-    return found
+                open_ports.append(f"{cluster.address(host)}:{port}")
+    return open_ports
 
 
 @pytest.mark.slow

@@ -41,10 +41,10 @@ def run(hosts: Cluster, home: Path, *line: str, **more: str) -> subprocess.Compl
 
 
 def commands() -> List[str]:
-    found = re.findall(
+    lines = re.findall(
         r"^    ((?:DDL_LOG=info )?ddl.*?)(?: {2,}#.*)?$", (ROOT / "docs" / "tune.md").read_text(), re.MULTILINE
     )
-    return [command for command in found if "INFO" not in command]
+    return [command for command in lines if "INFO" not in command]
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ def main() -> None:
         ddl.broadcast_(weight, root=0)
     order = np.random.default_rng(3).permutation(len(x))
     for start in range(0, len(x) - BATCH, BATCH):
-        mine = order[start : start + BATCH][ddl.rank() :: ddl.size()]
-        _, gradients = loss_and_gradients(weights, x[mine], y[mine])
+        own = order[start : start + BATCH][ddl.rank() :: ddl.size()]
+        _, gradients = loss_and_gradients(weights, x[own], y[own])
         for weight, momentum, gradient in zip(weights, momenta, gradients):
             momentum *= 0.9
             momentum += ddl.allreduce(gradient)

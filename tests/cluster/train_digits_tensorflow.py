@@ -39,12 +39,12 @@ def main() -> None:
 
     batches = np.random.default_rng(3).permutation(len(x) // BATCH * BATCH).reshape(-1, BATCH)
     shares = batches[:, ddl.rank() :: ddl.size()]
-    for mine in shares:
-        step(x[mine], y[mine])
-    mine = shares.reshape(-1)
+    for share in shares:
+        step(x[share], y[share])
+    own = shares.reshape(-1)
     model.compile(ddl.DistributedOptimizer(optimizer, check_every=10), loss_of)
     hooks = [callbacks.BroadcastGlobalVariablesCallback(0)]
-    model.fit(x[mine], y[mine], BATCH // ddl.size(), shuffle=False, callbacks=hooks, verbose=0)
+    model.fit(x[own], y[own], BATCH // ddl.size(), shuffle=False, callbacks=hooks, verbose=0)
 
     flat = np.concatenate([weights.ravel() for weights in model.get_weights()])
     same = len(set(ddl.allgather_object(zlib.crc32(flat.tobytes())))) == 1

@@ -28,9 +28,9 @@ def main() -> None:
     optimizer = ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9))
     order = torch.from_numpy(np.random.default_rng(3).permutation(len(x)))
     for start in range(0, len(x) - BATCH, BATCH):
-        mine = order[start : start + BATCH][ddl.rank() :: ddl.size()]
+        own = order[start : start + BATCH][ddl.rank() :: ddl.size()]
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
+        torch.nn.functional.cross_entropy(model(x[own]), y[own]).backward()
         optimizer.step()
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(x), y).item()

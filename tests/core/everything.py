@@ -13,17 +13,17 @@ import ddl
 def reductions(comm: ddl.Communicator, count: int, root: int, shared: bool) -> None:
     rank, size = comm.rank, comm.size
     for dtype, op in (("float32", ddl.Sum), ("int16", ddl.Average)):
-        mine = placed(contribution(dtype, op, rank, size, count, salt=root), shared)
+        own = placed(contribution(dtype, op, rank, size, count, salt=root), shared)
         want = expected(dtype, op, size, count, salt=root)
-        check_equal(comm.allreduce(mine, op=op), want, f"allreduce {count} {dtype}")
-        reduced = comm.reduce(mine, root=root, op=op)
+        check_equal(comm.allreduce(own, op=op), want, f"allreduce {count} {dtype}")
+        reduced = comm.reduce(own, root=root, op=op)
         assert (reduced is None) == (rank != root)
         if reduced is not None:
             check_equal(reduced, want, f"reduce {count} {dtype} to {root}")
         rows = count // 3  # rows of three; what is left over is left out
         share = split(rows, size)
         start = sum(share[:rank])
-        got = comm.reducescatter(mine[: rows * 3].reshape(rows, 3), op=op)
+        got = comm.reducescatter(own[: rows * 3].reshape(rows, 3), op=op)
         want_rows = want[: rows * 3].reshape(rows, 3)[start : start + share[rank]]
         check_equal(got, want_rows, f"reducescatter {rows} rows of {dtype}")
     x = placed(contribution("float32", ddl.Sum, rank, size, count), shared)
@@ -37,12 +37,12 @@ def split(rows: int, size: int) -> List[int]:
 
 
 def broadcasts(comm: ddl.Communicator, count: int, root: int, shared: bool) -> None:
-    mine = placed(numbers(comm.rank, count), shared)
+    own = placed(numbers(comm.rank, count), shared)
     want = numbers(root, count)
-    check_equal(comm.broadcast(mine, root=root), want, f"broadcast {count} from {root}")
-    check_equal(mine, numbers(comm.rank, count), "broadcast: the input was changed")
-    assert comm.broadcast_(mine, root=root) is mine
-    check_equal(mine, want, f"broadcast_ {count} from {root}")
+    check_equal(comm.broadcast(own, root=root), want, f"broadcast {count} from {root}")
+    check_equal(own, numbers(comm.rank, count), "broadcast: the input was changed")
+    assert comm.broadcast_(own, root=root) is own
+    check_equal(own, want, f"broadcast_ {count} from {root}")
 
 
 def rows_of(rank: int, count: int, size: int) -> int:
@@ -53,10 +53,10 @@ def rows_of(rank: int, count: int, size: int) -> int:
 def gathers(comm: ddl.Communicator, count: int, root: int, shared: bool) -> None:
     rank, size = comm.rank, comm.size
     arrays = [numbers(r, 2 * rows_of(r, count, size)).reshape(-1, 2) for r in range(size)]
-    mine = placed(arrays[rank], shared)
+    own = placed(arrays[rank], shared)
     want = np.concatenate(arrays)
-    check_equal(comm.allgather(mine), want, f"allgather of {[len(a) for a in arrays]} rows")
-    gathered = comm.gather(mine, root=root)
+    check_equal(comm.allgather(own), want, f"allgather of {[len(a) for a in arrays]} rows")
+    gathered = comm.gather(own, root=root)
     assert (gathered is None) == (rank != root)
     if gathered is not None:
         check_equal(gathered, want, f"gather of {[len(a) for a in arrays]} rows to {root}")
@@ -83,11 +83,11 @@ def exchanges(comm: ddl.Communicator, count: int, shared: bool) -> None:
     check_equal(got, np.concatenate(parts), f"alltoall by splits {splits}")
     assert list(received) == [splits[a][rank] for a in range(size)]
     even = count // size
-    mine = placed(numbers(rank, even * size * 2).reshape(even * size, 2), shared)
+    own = placed(numbers(rank, even * size * 2).reshape(even * size, 2), shared)
     want = np.concatenate(
         [numbers(a, even * size * 2).reshape(even * size, 2)[rank * even : (rank + 1) * even] for a in range(size)]
     )
-    check_equal(comm.alltoall(mine), want, f"alltoall of {even} rows to each")
+    check_equal(comm.alltoall(own), want, f"alltoall of {even} rows to each")
 
 
 def check_everything(comm: ddl.Communicator, counts: Sequence[int]) -> int:

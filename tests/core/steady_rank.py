@@ -131,7 +131,7 @@ def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Any]]:
     """For each window: kind -> function -> calls, without those that were not called; "longest": seconds of a call."""
     make, times = CASES[name]
     call = make()
-    found = []
+    samples = []
     for number in range(-WARM_UP, windows):
         time.sleep(0.003)  # who has slept gets a core at once, also on a machine with other things to do
         ddl.barrier()  # both begin at about the same time
@@ -148,8 +148,8 @@ def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Any]]:
             if count != before[kind, function]:
                 calls[kind][function] = count - before[kind, function]
         if number >= 0:
-            found.append(calls)
-    return found
+            samples.append(calls)
+    return samples
 
 
 def main() -> None:

@@ -45,11 +45,11 @@ def against_the_formula():
         for lengths in TENSORS:
             starts = np.cumsum([0, *lengths])[:-1].tolist()
             everybody = [contribution(r, lengths, dtype) for r in range(size)]
-            mine = np.concatenate(everybody[rank])
-            assert adasum_(ddl.world(), mine, starts=starts) is mine
+            own = np.concatenate(everybody[rank])
+            assert adasum_(ddl.world(), own, starts=starts) is own
             expected = np.concatenate([oracle(tensors) for tensors in zip(*everybody)])
-            np.testing.assert_allclose(mine, expected, rtol=4 * epsilon, atol=20 * epsilon)
-            rows = ddl.allgather(mine[np.newaxis])
+            np.testing.assert_allclose(own, expected, rtol=4 * epsilon, atol=20 * epsilon)
+            rows = ddl.allgather(own[np.newaxis])
             assert (rows == rows[0]).all()
 
 

@@ -61,8 +61,8 @@ LAYOUTS = [
 @pytest.mark.parametrize(("size", "transport", "dimensions"), LAYOUTS)
 def test_dimensions(size: int, transport: str, dimensions: str) -> None:
     job = connected(transport, DDL_ALGORITHM="multiring", DDL_DIMENSIONS=dimensions)
-    some = [0, 1, size - 1, size + 1, 4099, 70_003]
-    assert ranks.run(size, on_world, some, **job) == [6] * size
+    counts = [0, 1, size - 1, size + 1, 4099, 70_003]
+    assert ranks.run(size, on_world, counts, **job) == [6] * size
 
 
 def init_again() -> Tuple[str, str, bool]:

@@ -25,20 +25,20 @@ BUFFERS = list(itertools.product((False, True), (False, True), (False, True)))
 SHARED_LIMITS, LIMITS = [8 << 10, 1 << 20], [16 << 10, 2 << 20]
 
 
-def one(dtype: str, op: ddl.ReduceOp, count: int, layout: Sequence[bool], salt: int) -> None:
+def check_allreduce(dtype: str, op: ddl.ReduceOp, count: int, layout: Sequence[bool], salt: int) -> None:
     rank, size = ddl.rank(), ddl.size()
     in_place, *shared = layout
-    mine = contribution(dtype, op, rank, size, count, salt)
+    own = contribution(dtype, op, rank, size, count, salt)
     want = expected(dtype, op, size, count, salt)
     what = f"{op.name} of {count} {dtype} on {size}, in place/shared even/odd: {layout}"
-    x = placed(mine, shared[rank % 2])
+    x = placed(own, shared[rank % 2])
     if in_place or dtype == "bfloat16":  # numpy has no bfloat16 for a result of its own
         target = for_ddl(dtype, x)
         assert ddl.allreduce_(target, op=op) is target, what
         check_equal(x, want, what)
     else:
         check_equal(ddl.allreduce(x, op=op), want, what)
-        check_equal(x, mine, what + ": the input was changed")
+        check_equal(x, own, what + ": the input was changed")
 
 
 def small_counts(size: int) -> List[int]:
@@ -51,7 +51,7 @@ def every_type_and_operator() -> int:
     for dtype, op in itertools.product(DTYPES, OPS):
         for count in small_counts(ddl.size()):
             if allowed(dtype, op):
-                one(dtype, op, count, next(rotation), salt=done)
+                check_allreduce(dtype, op, count, next(rotation), salt=done)
                 done += 1
         next(rotation)  # the number of counts may share a divisor with the number of layouts
     return done
@@ -63,7 +63,7 @@ def around_the_limits(dtypes: Sequence[str], limits: Sequence[int]) -> int:
     for dtype in dtypes:
         element = storage(dtype).itemsize
         for limit, off in itertools.product(limits, (-1, 0, 1)):
-            one(dtype, OPS[done % 2], limit // element + off, next(rotation), salt=done)
+            check_allreduce(dtype, OPS[done % 2], limit // element + off, next(rotation), salt=done)
             done += 1
         next(rotation)
     return done
@@ -77,9 +77,9 @@ def several_pieces(megabytes: float) -> int:
     bytes_ = (np.arange(2 * count) % 113).astype(np.int8)
     for number, (in_place, *shared) in enumerate(BUFFERS):
         wide = number in (0, 3, 5, 6)  # each kind of buffers meets both
-        mine = ramp * np.float32(rank + 1) if wide else bytes_ + np.int8(rank)
+        own = ramp * np.float32(rank + 1) if wide else bytes_ + np.int8(rank)
         want = ramp * np.float32(size * (size + 1) // 2) if wide else bytes_ + np.int8(size - 1)
-        x = placed(mine, shared[rank % 2])
+        x = placed(own, shared[rank % 2])
         op = ddl.Sum if wide else ddl.Max
         got = ddl.allreduce_(x, op=op) if in_place else ddl.allreduce(x, op=op)
         check_equal(got, want, f"{op.name} of {x.size} {x.dtype}, {BUFFERS[number]}")

@@ -54,20 +54,20 @@ def test_waited_out_of_order(size: int, transport: str) -> None:
 def every_verb_async() -> int:
     rank, size = ddl.rank(), ddl.size()
     x = np.arange(size * 6, dtype=np.float64).reshape(size * 2, 3) + rank
-    ones = np.arange(size * 6, dtype=np.float64).reshape(size * 2, 3)
-    mean = ones + (size - 1) / 2
+    values = np.arange(size * 6, dtype=np.float64).reshape(size * 2, 3)
+    mean = values + (size - 1) / 2
     y, z = x.copy(), x.copy()
     works: Dict[str, Tuple[ddl.Work, Any]] = {
         "allreduce": (ddl.allreduce_async(x), mean),
         "allreduce_": (ddl.allreduce_async_(y), mean),
-        "broadcast": (ddl.broadcast_async(x, root=1), ones + 1),
-        "broadcast_": (ddl.broadcast_async_(z, root=1), ones + 1),
+        "broadcast": (ddl.broadcast_async(x, root=1), values + 1),
+        "broadcast_": (ddl.broadcast_async_(z, root=1), values + 1),
         "reducescatter": (ddl.reducescatter_async(x), mean[rank * 2 : rank * 2 + 2]),
-        "allgather": (ddl.allgather_async(x), np.concatenate([ones + r for r in range(size)])),
-        "alltoall": (ddl.alltoall_async(x), np.concatenate([ones[rank * 2 : rank * 2 + 2] + r for r in range(size)])),
+        "allgather": (ddl.allgather_async(x), np.concatenate([values + r for r in range(size)])),
+        "alltoall": (ddl.alltoall_async(x), np.concatenate([values[rank * 2 : rank * 2 + 2] + r for r in range(size)])),
         "reduce": (ddl.reduce_async(x, root=1), mean if rank == 1 else None),
-        "gather": (ddl.gather_async(x), np.concatenate([ones + r for r in range(size)]) if rank == 0 else None),
-        "scatter": (ddl.scatter_async(x if rank == 0 else None), ones[rank * 2 : rank * 2 + 2]),
+        "gather": (ddl.gather_async(x), np.concatenate([values + r for r in range(size)]) if rank == 0 else None),
+        "scatter": (ddl.scatter_async(x if rank == 0 else None), values[rank * 2 : rank * 2 + 2]),
         "barrier": (ddl.barrier_async(), None),
     }
     rows, received = ddl.alltoall_async(x, [2] * size).wait()
@@ -173,7 +173,7 @@ def dropped() -> Tuple[bool, bool, float]:
     del junk
     gc.collect()
     ddl.allreduce(1.0)
-    return held, any(one() is not None for one in alive), last
+    return held, any(ref() is not None for ref in alive), last
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])

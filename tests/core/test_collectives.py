@@ -32,8 +32,8 @@ def test_every_collective(size: int, transport: str) -> None:
 @pytest.mark.parametrize("transport", ["hybrid", "uneven", "interleaved", "shared"])
 @pytest.mark.parametrize("size", [5, 6, 8])
 def test_more_ranks_and_odd_layouts(size: int, transport: str) -> None:
-    some = [0, 1, size - 1, size + 1, 103, 4099, 40_009]
-    assert ranks.run(size, on_world, some, **connected(transport)) == [7] * size
+    counts = [0, 1, size - 1, size + 1, 103, 4099, 40_009]
+    assert ranks.run(size, on_world, counts, **connected(transport)) == [7] * size
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -108,13 +108,13 @@ def test_shapes_and_views(transport: str) -> None:
 def scalars() -> List[float]:
     """Python numbers and numpy scalars are arrays without dimensions."""
     rank = ddl.rank()
-    one = ddl.allreduce(rank + 0.5)
+    from_float = ddl.allreduce(rank + 0.5)
     two = ddl.allreduce(np.float32(rank), op=ddl.Max)
     three = ddl.broadcast(rank * 10, root=1)
     four = ddl.allreduce(rank == 0, op=ddl.Max)
-    assert one.shape == two.shape == three.shape == four.shape == ()
-    assert one.dtype == np.float64 and two.dtype == np.float32 and four.dtype == np.bool_
-    return [float(one), float(two), float(three), float(four)]
+    assert from_float.shape == two.shape == three.shape == four.shape == ()
+    assert from_float.dtype == np.float64 and two.dtype == np.float32 and four.dtype == np.bool_
+    return [float(from_float), float(two), float(three), float(four)]
 
 
 def test_scalars() -> None:

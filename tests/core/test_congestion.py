@@ -39,10 +39,10 @@ def control_of(sock: socket.socket) -> str:
 @pytest.fixture
 def pair() -> Iterator[Tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as one:
+        with socket.create_connection(listener.getsockname()) as client:
             other, _ = listener.accept()
             with other:
-                yield one, other
+                yield client, other
 
 
 def test_system_leaves_it(pair: Tuple[socket.socket, socket.socket]) -> None:
@@ -113,7 +113,7 @@ def test_a_long_way_gets_the_system_s_back(
 def controls() -> List[str]:
     """Of all connections that carry a large operation; the connection to the store is none of them."""
     ddl.allreduce(np.ones(400_000))
-    found = []
+    names = []
     for entry in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
@@ -123,11 +123,11 @@ def controls() -> List[str]:
                     continue
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 if info[0] == 1 and int.from_bytes(info[128:136], "little") > 64 * KIB:
-                    found.append(control_of(sock))
+                    names.append(control_of(sock))
         except OSError:
             continue
     ddl.barrier()  # a rank that ends closes its connections
-    return sorted(found)
+    return sorted(names)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "system", "reno", "cubic"])
@@ -136,8 +136,8 @@ def test_data_connections_have_what_was_asked_for(wanted: str) -> None:
         pytest.skip(f"this kernel has no {wanted}")
     default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     expected = {"system": default, "auto": "cubic" if default == "bbr" else default}.get(wanted, wanted)
-    for found in ranks.run(2, controls, **connected("tcp", DDL_TCP_CONGESTION=wanted)):
-        assert found and set(found) == {expected}, found
+    for names in ranks.run(2, controls, **connected("tcp", DDL_TCP_CONGESTION=wanted)):
+        assert names and set(names) == {expected}, names
 
 
 def nonsense() -> Tuple[str, str, float]:

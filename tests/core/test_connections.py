@@ -108,12 +108,12 @@ def large_traffic(rounds: int) -> List[int]:
 
 def test_as_many_connections_as_were_asked_for() -> None:
     """One per piece in flight more; the connections of small operations and to the store do not become more."""
-    made = []
+    counts = []
     for connections in (1, 2, 3):
-        one, other = ranks.run(2, large_traffic, 1, **connected("tcp", DDL_CONNECTIONS=str(connections)))
-        assert len(one) == len(other)
-        made.append(len(one))
-    assert np.diff(made).tolist() == [IN_FLIGHT] * 2, made
+        first, other = ranks.run(2, large_traffic, 1, **connected("tcp", DDL_CONNECTIONS=str(connections)))
+        assert len(first) == len(other)
+        counts.append(len(first))
+    assert np.diff(counts).tolist() == [IN_FLIGHT] * 2, counts
 
 
 def test_every_connection_carries_data() -> None:

@@ -98,18 +98,18 @@ def bits_of_bfloat16(deterministic: bool) -> List[bytes]:
     """The bits of sums of bfloat16, which numpy has not: compared among layouts."""
     comm = ddl.world().split(0, deterministic=deterministic)
     assert comm is not None and comm.deterministic == deterministic
-    found = []
+    results = []
     for count in COUNTS[:-1]:
         wide = inputs("float32", comm.size, count)[comm.rank]
         bits = (wide.view(np.uint32) >> 16).astype(np.uint16)
         comm.allreduce_(Bfloat16(bits), op=ddl.Average)
-        found.append(bits.tobytes())
-    return found
+        results.append(bits.tobytes())
+    return results
 
 
 @pytest.mark.processes
 def test_bfloat16_has_the_same_bits_in_all_layouts_and_only_if_deterministic() -> None:
-    def found(deterministic: bool) -> List[List[bytes]]:
+    def bits_in_layouts(deterministic: bool) -> List[List[bytes]]:
         answers = [
             ranks.run(4, bits_of_bfloat16, deterministic, **connected(transport))
             for transport in ("shared", "tcp", "interleaved")
@@ -117,28 +117,28 @@ def test_bfloat16_has_the_same_bits_in_all_layouts_and_only_if_deterministic() -
         assert all(answer == answer_of_all[0] for answer_of_all in answers for answer in answer_of_all)
         return [answer_of_all[0] for answer_of_all in answers]
 
-    first, *others = found(deterministic=True)
+    first, *others = bits_in_layouts(deterministic=True)
     assert others == [first, first]
-    first, *others = found(deterministic=False)
+    first, *others = bits_in_layouts(deterministic=False)
     assert others != [first, first]
 
 
 def default_bits() -> List[bytes]:
-    found = []
+    results = []
     for dtype in ("float16", "float32", "float64"):
         rows = inputs(dtype, ddl.size(), 70_001)
-        found.append(ddl.allreduce(rows[ddl.rank()], op=ddl.Sum).tobytes())
-    return found
+        results.append(ddl.allreduce(rows[ddl.rank()], op=ddl.Sum).tobytes())
+    return results
 
 
 @pytest.mark.processes
 def test_without_it_layouts_have_other_bits() -> None:
     """The inputs of these tests show another order, of every type."""
     shared, tcp = (ranks.run(4, default_bits, **connected(transport))[0] for transport in ("shared", "tcp"))
-    for dtype, one, other in zip(("float16", "float32", "float64"), shared, tcp):
-        assert one != other, dtype
+    for dtype, shared_bits, other in zip(("float16", "float32", "float64"), shared, tcp):
+        assert shared_bits != other, dtype
         want = added(inputs(dtype, 4, 70_001), False).tobytes()
-        assert (one, other) != (want, want)
+        assert (shared_bits, other) != (want, want)
 
 
 def parts_of_a_job() -> Tuple[bool, bool, bool, str, int]:

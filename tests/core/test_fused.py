@@ -36,23 +36,23 @@ SHAPES = [
 
 def arrays(rank: int, step: int) -> List[np.ndarray]:
     """Whole numbers that every type holds exactly, another for each array, element, rank and step."""
-    made = []
+    result = []
     for number, (dtype, shape) in enumerate(SHAPES):
         x = np.arange(int(np.prod(shape)), dtype=np.int64) % 17 + number + 3 * rank + step
-        made.append(x.reshape(shape).astype(dtype))
-    return made
+        result.append(x.reshape(shape).astype(dtype))
+    return result
 
 
 def combined(size: int, step: int, op: ddl.ReduceOp) -> List[np.ndarray]:
-    some = [arrays(rank, step) for rank in range(size)]
-    sums = [np.sum([np.asarray(one[i], np.float64) for one in some], axis=0) for i in range(len(SHAPES))]
+    inputs = [arrays(rank, step) for rank in range(size)]
+    sums = [np.sum([np.asarray(of_rank[i], np.float64) for of_rank in inputs], axis=0) for i in range(len(SHAPES))]
     return [(x / size if op == ddl.Average else x) for x in sums]
 
 
-def right(found: List[np.ndarray], wanted: List[np.ndarray]) -> None:
-    for (dtype, shape), one, other in zip(SHAPES, found, wanted):
-        assert one.dtype == dtype and one.shape == shape
-        np.testing.assert_allclose(one, other, rtol=1e-3 if dtype == "float16" else 1e-6)
+def right(got: List[np.ndarray], wanted: List[np.ndarray]) -> None:
+    for (dtype, shape), array, other in zip(SHAPES, got, wanted):
+        assert array.dtype == dtype and array.shape == shape
+        np.testing.assert_allclose(array, other, rtol=1e-3 if dtype == "float16" else 1e-6)
 
 
 def steps(op: ddl.ReduceOp) -> List[bytes]:
@@ -60,21 +60,21 @@ def steps(op: ddl.ReduceOp) -> List[bytes]:
     fused = Fused(group, arrays(0, 0), op=op)
     bits = []
     for step in range(6):
-        some = arrays(group.rank, step)  # elsewhere than those before
+        inputs = arrays(group.rank, step)  # elsewhere than those before
         if step % 2:
-            fused.start(some)
+            fused.start(inputs)
             fused.wait()
         else:
-            fused(some)
-        right(some, combined(group.size, step, op))
-        bits.append(b"".join(x.tobytes() for x in some))
+            fused(inputs)
+        right(inputs, combined(group.size, step, op))
+        bits.append(b"".join(x.tobytes() for x in inputs))
     two = [Fused(group, [x]) for x in arrays(0, 0)[:2]]
-    some = arrays(group.rank, 9)[:2]
-    for one, x in zip(two, some):
-        one.start([x])
-    for one in two:
-        one.wait()
-    right(some, combined(group.size, 9, ddl.Average)[:2])
+    inputs = arrays(group.rank, 9)[:2]
+    for call, x in zip(two, inputs):
+        call.start([x])
+    for call in two:
+        call.wait()
+    right(inputs, combined(group.size, 9, ddl.Average)[:2])
     Fused(group, [])([])
     return bits
 
@@ -90,14 +90,14 @@ def test_each_array_gets_its_own_values(size: int, op: ddl.ReduceOp, transport: 
 def broadcasts() -> None:
     group = ddl.world()
     for root in range(group.size):
-        some = arrays(group.rank, root)
-        broadcast_many_(some, root=root)
-        assert [x.tolist() for x in some] == [x.tolist() for x in arrays(root, root)]
+        inputs = arrays(group.rank, root)
+        broadcast_many_(inputs, root=root)
+        assert [x.tolist() for x in inputs] == [x.tolist() for x in arrays(root, root)]
     part = group.split(group.rank % 2)
-    some = arrays(group.rank, 0)
-    broadcast_many_(some, root=part.size - 1, communicator=part)
+    inputs = arrays(group.rank, 0)
+    broadcast_many_(inputs, root=part.size - 1, communicator=part)
     last = max(rank for rank in range(group.size) if rank % 2 == group.rank % 2)
-    assert [x.tolist() for x in some] == [x.tolist() for x in arrays(last, 0)]
+    assert [x.tolist() for x in inputs] == [x.tolist() for x in arrays(last, 0)]
     broadcast_many_([])
 
 
@@ -134,9 +134,9 @@ def standings(op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...]) -> List[bool
     outcomes = []
     for number in (0, 1, 0xAAAA, 0xFFFF, 1 << 16, *(1 << bit for bit in range(16))):
         for own in (number, number ^ 1 if last else number, number ^ (1 << 15) if last else number):
-            some = [np.ones(shape, dtype), np.ones(shape, dtype)]
+            inputs = [np.ones(shape, dtype), np.ones(shape, dtype)]
             try:
-                fused(some, StepNumber(own, f"number {own}"))
+                fused(inputs, StepNumber(own, f"number {own}"))
             except ddl.InvalidState as error:
                 outcomes.append(True)
                 assert f"weights: ranks are not in step (rank 0: number {number}; rank" in str(error) or group.size > 2
@@ -144,7 +144,7 @@ def standings(op: ddl.ReduceOp, dtype: str, shape: Tuple[int, ...]) -> List[bool
             else:
                 outcomes.append(False)
                 sums = group.size if op == ddl.Sum else 1
-                assert all((x == sums).all() for x in some)
+                assert all((x == sums).all() for x in inputs)
     return outcomes
 
 
@@ -194,18 +194,18 @@ def refusals() -> Dict[str, str]:
         "writable": [read_only, big],
     }
     texts = {}
-    for name, some in mistakes.items():
+    for name, inputs in mistakes.items():
         with pytest.raises(ddl.InvalidArgument, match=rf"^\[rank {rank}/2") as caught:
-            fused(some)
+            fused(inputs)
         texts[name] = str(caught.value)
     with pytest.raises(ddl.InvalidState, match="wait without a start"):
         fused.wait()
-    mine = [np.full(3, rank + 1, np.float32), big]
-    fused.start(mine)
+    own = [np.full(3, rank + 1, np.float32), big]
+    fused.start(own)
     with pytest.raises(ddl.InvalidState, match="started again before wait"):
-        fused.start(mine)
+        fused.start(own)
     fused.wait()
-    assert mine[0].tolist() == [1.5] * 3, "refusals have harmed nothing"
+    assert own[0].tolist() == [1.5] * 3, "refusals have harmed nothing"
     other = Fused(group, [np.ones(2 + rank, np.float32)], name="parts")
     with pytest.raises(ddl.InvalidArgument, match=r"parts: on rank 0 there is array 0 of float32 and shape \(2,\)"):
         other([np.ones(2 + rank, np.float32)])

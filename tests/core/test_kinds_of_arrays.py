@@ -29,8 +29,8 @@ def all_verbs_with_complex_numbers(dtype: str) -> None:
     total = sum(everybody)
     share = np.split(total, np.cumsum([6 // size + (r < 6 % size) for r in range(size)])[:-1])[rank]
 
-    def same(found: Any, wanted: Any) -> None:
-        assert found.dtype == np.dtype(dtype) and found.shape == wanted.shape and np.array_equal(found, wanted)
+    def same(got: Any, wanted: Any) -> None:
+        assert got.dtype == np.dtype(dtype) and got.shape == wanted.shape and np.array_equal(got, wanted)
 
     same(ddl.allreduce(x, op=ddl.Sum), total)
     same(ddl.allreduce(x), (total / size).astype(dtype))
@@ -49,14 +49,16 @@ def all_verbs_with_complex_numbers(dtype: str) -> None:
         assert over(own, size - 1) is own
         same(own, everybody[-1])
     same(ddl.reducescatter(x, op=ddl.Sum), share)
-    same(ddl.allgather(x[: 1 + rank]), np.concatenate([one[: 1 + r] for r, one in enumerate(everybody)]))
+    same(ddl.allgather(x[: 1 + rank]), np.concatenate([array[: 1 + r] for r, array in enumerate(everybody)]))
     out = np.empty((6 * size, 3), dtype)
     assert ddl.allgather(x, out=out) is out
     same(out, np.concatenate(everybody))
     if 6 % size == 0:
         even = np.empty((6 // size, 3), dtype)
         same(ddl.reducescatter(x, op=ddl.Sum, out=even), share)
-        same(ddl.alltoall(x, out=np.empty_like(x)), np.concatenate([np.split(one, size)[rank] for one in everybody]))
+        same(
+            ddl.alltoall(x, out=np.empty_like(x)), np.concatenate([np.split(array, size)[rank] for array in everybody])
+        )
     splits = [6, *[0] * (size - 1)]
     rows, received = ddl.alltoall(x, splits)
     assert received.tolist() == [6 if rank == 0 else 0] * size

@@ -26,13 +26,13 @@ def neighbours(dimensions: str) -> Dict[bool, int]:
     """
     size = prod(map(int, dimensions.split("x")))
     topology = discover([[rank] for rank in range(size)], dimensions)
-    found = {}
+    most = {}
     for line in select(Collective.ALLREDUCE, topology):
         plans = [
             build(Collective.ALLREDUCE, line.algorithm, topology, rank) for rank in range(0, size, max(1, size // 64))
         ]
-        found[line.small] = max(len(plan.peers) for plan in plans)
-    return found
+        most[line.small] = max(len(plan.peers) for plan in plans)
+    return most
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,8 @@ def between_ranks() -> Tuple[List[bool], List[str]]:
     for number, obj in enumerate([*PLAIN, nested("tuple", 200)]):
         root = number % size
         fine.append(same(ddl.broadcast_object(obj if rank == root else None, root=root), obj))
-    mine = {"rank": rank, "data": b"x" * (rank * 30_000), "array": np.arange(rank)}
-    for r, got in enumerate(ddl.allgather_object(mine)):
+    own = {"rank": rank, "data": b"x" * (rank * 30_000), "array": np.arange(rank)}
+    for r, got in enumerate(ddl.allgather_object(own)):
         fine.append(got["rank"] == r and len(got["data"]) == r * 30_000 and got["array"].tolist() == list(range(r)))
     got = ddl.allgather_object(OrderedDict(rank=rank), allow_pickle=True)
     fine.append(got == [OrderedDict(rank=r) for r in range(size)])
@@ -336,10 +336,10 @@ def test_an_unwanted_pickle_breaks_nothing() -> None:
 
 def one_that_cannot_be_sent():
     """All ranks are told at once whose object it was, and the communicator goes on."""
-    mine = object() if ddl.rank() == 1 else {"a": 1}
+    value = object() if ddl.rank() == 1 else {"a": 1}
     for call in (
-        lambda comm, rank: comm.broadcast_object(mine, root=rank),
-        lambda comm, rank: comm.allgather_object(mine),
+        lambda comm, rank: comm.broadcast_object(value, root=rank),
+        lambda comm, rank: comm.allgather_object(value),
     ):
         for comm, rank in ((ddl.world(), 1), (ddl.world().split(0, key=-ddl.rank()), ddl.size() - 2)):
             with pytest.raises(ddl.InvalidArgument, match="rank 1: cannot send the object.*allow_pickle=True"):

@@ -34,13 +34,13 @@ def filled(count: int, dtype: str, shared: bool) -> np.ndarray:
 
 def reduced(dtype: str, op: ddl.ReduceOp, block: int, places: Tuple[bool, bool], salt: int) -> None:
     rank, size = ddl.rank(), ddl.size()
-    mine = contribution(dtype, op, rank, size, block * size, salt)
-    x, out = placed(mine, places[0]), filled(block, dtype, places[1])
+    own = contribution(dtype, op, rank, size, block * size, salt)
+    x, out = placed(own, places[0]), filled(block, dtype, places[1])
     target = for_ddl(dtype, out)
     assert ddl.reducescatter(for_ddl(dtype, x), op=op, out=target) is target
     want = expected(dtype, op, size, block * size, salt)[rank * block : (rank + 1) * block]
     check_equal(out, want, f"reducescatter {op.name} of {size} x {block} {dtype}, places {places}")
-    check_equal(x, mine, "reducescatter: the input was changed")
+    check_equal(x, own, "reducescatter: the input was changed")
 
 
 def gathered(dtype: str, block: int, places: Tuple[bool, bool], salt: int) -> None:
@@ -238,17 +238,17 @@ def overlapping(case: str) -> List[str]:
     said = []
     for block, shared in itertools.product((4, 3000, 200_000), (False, True)):
         parts = [numbers(r, block * size) for r in range(size)]
-        mine = slice(rank * block, (rank + 1) * block)
+        own = slice(rank * block, (rank + 1) * block)
         x = placed(parts[rank], shared)
         calls: Dict[str, Tuple[Callable[[], Any], np.ndarray]] = {
-            "alltoall onto itself": (lambda x=x: ddl.alltoall(x, out=x), np.concatenate([p[mine] for p in parts])),
+            "alltoall onto itself": (lambda x=x: ddl.alltoall(x, out=x), np.concatenate([p[own] for p in parts])),
             "allgather from its own block": (
-                lambda x=x, mine=mine: ddl.allgather(x[mine], out=x),
+                lambda x=x, own=own: ddl.allgather(x[own], out=x),
                 np.concatenate([part[r * block : (r + 1) * block] for r, part in enumerate(parts)]),
             ),
             "reducescatter onto its own block": (
-                lambda x=x, mine=mine: ddl.reducescatter(x, op=ddl.Max, out=x[mine]),
-                parts[-1][mine],
+                lambda x=x, own=own: ddl.reducescatter(x, op=ddl.Max, out=x[own]),
+                parts[-1][own],
             ),
         }
         call, want = calls[case]
@@ -270,4 +270,4 @@ def test_in_place_as_mpi_has_it(case: str, transport: str, size: int) -> None:
 @pytest.mark.parametrize("case", ["alltoall onto itself"])
 def test_overlapping_memory_is_refused_or_right(case: str, transport: str, size: int) -> None:
     answers = ranks.run(size, overlapping, case, **connected(transport))
-    assert {said for one in answers for said in one} <= {"right", "refused"}, answers
+    assert {said for answer in answers for said in answer} <= {"right", "refused"}, answers

@@ -60,13 +60,13 @@ def again_and_again() -> int:
         (case, number % 2 == 0, number % 3 == 0) for number, case in enumerate([*CASES, *CASES[:-1]])
     ]:
         count = nbytes // contribution(dtype, op, 0, 1, 1).itemsize
-        mine = [contribution(dtype, op, rank, size, count, salt) for salt in range(SALTS)]
+        inputs = [contribution(dtype, op, rank, size, count, salt) for salt in range(SALTS)]
         want = [expected(dtype, op, size, count, salt) for salt in range(SALTS)]
-        x = placed(mine[0], shared=odd if rank % 2 else even)
+        x = placed(inputs[0], shared=odd if rank % 2 else even)
         target = for_ddl(dtype, x)
         step = ddl.prepare_allreduce(target, op=op)
         for number in range(often):
-            x[...] = mine[number % SALTS]
+            x[...] = inputs[number % SALTS]
             assert step() is target
             check_equal(x, want[number % SALTS], f"call {number} of {op.name} of {nbytes} bytes of {dtype}")
             if number % 13 == 0:

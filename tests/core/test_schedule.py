@@ -21,8 +21,8 @@ TURN = 100_000  # ns; csrc/base/schedule.cc
 
 def turn_of(thread: str) -> int:
     """Return the length of its turns in nanoseconds; 0 where the kernel does not say."""
-    found = re.search(r"^se\.slice\s*:\s*(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(r"^se\.slice\s*:\s*(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text(), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def turns() -> Tuple[int, Dict[str, Tuple[int, int]]]:
@@ -30,9 +30,9 @@ def turns() -> Tuple[int, Dict[str, Tuple[int, int]]]:
     os.nice(3)
     before = set(os.listdir("/proc/self/task"))
     ddl.allreduce_async(np.ones(1 << 20, np.float32), op=ddl.Sum).wait()
-    made = set(os.listdir("/proc/self/task")) - before
+    threads = set(os.listdir("/proc/self/task")) - before
     return turn_of(str(os.getpid())), {
-        thread: (turn_of(thread), os.getpriority(os.PRIO_PROCESS, int(thread))) for thread in made
+        thread: (turn_of(thread), os.getpriority(os.PRIO_PROCESS, int(thread))) for thread in threads
     }
 
 
@@ -43,7 +43,7 @@ def has_turns() -> bool:
 
 @pytest.mark.skipif(not has_turns(), reason="this kernel gives all threads turns of one length, or does not show them")
 def test_the_progress_thread_has_short_turns() -> None:
-    for main, made in ranks.run(2, turns, **connected("tcp")):
-        assert made, "no thread was started"
-        assert set(made.values()) == {(TURN, 3)}
+    for main, threads in ranks.run(2, turns, **connected("tcp")):
+        assert threads, "no thread was started"
+        assert set(threads.values()) == {(TURN, 3)}
         assert main > TURN

@@ -202,21 +202,21 @@ def parts_of_parts():
     """Numbers of communicators, of which each is to be another one; all of them work at once."""
     world = ddl.world()
     half = world.split(world.rank % 2)
-    made = [half, half.split(0), world.split(0), half.split(half.rank), half.split(0), world.subset(range(world.size))]
-    made.append(made[1].split(0))
-    for number, part in enumerate(made):
+    parts = [half, half.split(0), world.split(0), half.split(half.rank), half.split(0), world.subset(range(world.size))]
+    parts.append(parts[1].split(0))
+    for number, part in enumerate(parts):
         assert part.allreduce(np.array([1.0]), op=ddl.Sum)[0] == part.size, number
-    for part in reversed(made):
+    for part in reversed(parts):
         part.close()
     assert world.split(0).allreduce(np.array([1.0]), op=ddl.Sum)[0] == world.size
-    return [(part._group.number, tuple(part._group.ranks)) for part in made]
+    return [(part._group.number, tuple(part._group.ranks)) for part in parts]
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_no_two_communicators_have_a_number(transport):
     answers = ranks.run(4, parts_of_parts, **connected(transport))
     there = {}
-    for number, members in (one for answer in answers for one in answer):
+    for number, members in (entry for answer in answers for entry in answer):
         assert there.setdefault(number, members) == members
 
 

@@ -102,21 +102,27 @@ def run_ranks(counter: Path, case: str, windows: int = WINDOWS, **env: str) -> C
     return [json.loads(output) for output, _ in said]
 
 
-def found(answers: Calls, kind: str) -> List[Dict[str, int]]:
+def calls_of(answers: Calls, kind: str) -> List[Dict[str, int]]:
     """What both ranks called of ``kind``, for each window."""
     return [
-        {f"rank {rank}: {function}": number for rank, one in enumerate(both) for function, number in one[kind].items()}
+        {
+            f"rank {rank}: {function}": number
+            for rank, counts in enumerate(both)
+            for function, number in counts[kind].items()
+        }
         for both in zip(*answers)
     ]
 
 
 def costs(answers: Calls) -> Dict[int, List[Dict[str, int]]]:
     """The allocations and mutexes of each window in which nobody slept, if there were any: by the window's number."""
-    allocations, mutexes, calls = (found(answers, kind) for kind in ("allocations", "mutexes", "system calls"))
+    allocations, mutexes, calls = (calls_of(answers, kind) for kind in ("allocations", "mutexes", "system calls"))
     assert len(calls) == WINDOWS
-    longest = [max(one["longest"] for one in both) for both in zip(*answers)]
+    longest = [max(counts["longest"] for counts in both) for both in zip(*answers)]
     counted = [
-        number for number, one in enumerate(calls) if not any(name.endswith((": syscall", ": poll")) for name in one)
+        number
+        for number, window in enumerate(calls)
+        if not any(name.endswith((": syscall", ": poll")) for name in window)
     ] or [number for number, seconds in enumerate(longest) if seconds < LOOKED_AFTER]
     if not counted:
         pytest.skip(f"calls take {1e3 * statistics.median(longest):.1f} ms on this machine now: peers are looked after")
@@ -139,7 +145,7 @@ def run_free(counter: Path, case: str, **env: str) -> List[Dict[str, int]]:
         assert not again, f"windows that cost something: {again}, and in the run before {dear}"
     else:
         assert not dear, f"windows that cost something: {dear}"
-    return found(answers, "system calls")
+    return calls_of(answers, "system calls")
 
 
 def check_free(counter: Path, case: str) -> None:
@@ -184,7 +190,7 @@ def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
 @pytest.mark.parametrize(("shared", "sleep"), [("1", "syscall"), ("0", "poll")], ids=["shared", "tcp"])
 def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path, shared: str, sleep: str) -> None:
     """Rank 0 waits three times. It must not yield even once before it sleeps, nor look many times."""
-    for calls in found(run_ranks(counter, "always late", windows=5, DDL_SHM=shared), "system calls"):
+    for calls in calls_of(run_ranks(counter, "always late", windows=5, DDL_SHM=shared), "system calls"):
         assert calls.get(f"rank 0: {sleep}", 0) >= 3 and "rank 0: sched_yield" not in calls, calls
         assert calls.get("rank 0: readv", 0) <= 3 * 10, calls
 
@@ -192,7 +198,7 @@ def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path, shared: 
 @pytest.mark.slow
 def test_a_rank_that_is_not_late_any_more_is_waited_for_awake(counter: Path) -> None:
     """This also shows that the counter counts: somebody yields, and then sleeps."""
-    for calls in found(run_ranks(counter, "late for a while", windows=5), "system calls"):
+    for calls in calls_of(run_ranks(counter, "late for a while", windows=5), "system calls"):
         assert calls.get("rank 0: syscall", 0) >= 9 and calls.get("rank 0: sched_yield", 0) >= 1, calls
 
 

@@ -111,8 +111,8 @@ def left_alone() -> List[str]:
 
     for dtype, count in itertools.product(["float64", "float16", "int32", "uint8"], [3, 50_001, 600_011]):
         for op in (ddl.Sum, ddl.Average, ddl.Max):
-            mine = contribution(dtype, op, rank, size, count)
-            check(f"{op.name} of {count} {dtype}", ddl.allreduce(mine, op=op), expected(dtype, op, size, count))
+            own = contribution(dtype, op, rank, size, count)
+            check(f"{op.name} of {count} {dtype}", ddl.allreduce(own, op=op), expected(dtype, op, size, count))
     fine = [
         np.float32(1) + numbers(r, 100_000 // size * size).astype(np.float32) * np.float32(2**-23) for r in range(size)
     ]
@@ -146,9 +146,9 @@ def other_operators() -> List[Tuple[str, bool, bool]]:
     rank, size = ddl.rank(), ddl.size()
     answers = []
     for op in (ddl.Min, ddl.Max, ddl.Product):
-        mine = contribution("float32", op, rank, size, 50_001)
-        got = ddl.allreduce(mine, op=op)
-        again = ddl.allreduce(mine, op=op)
+        own = contribution("float32", op, rank, size, 50_001)
+        got = ddl.allreduce(own, op=op)
+        again = ddl.allreduce(own, op=op)
         right = np.array_equal(got, expected("float32", op, size, 50_001))
         answers.append((op.name, right, got.tobytes() == again.tobytes()))
     return answers

@@ -59,7 +59,7 @@ class Launcher:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def alive(self) -> List[int]:
-        found = []
+        pids = []
         for name in os.listdir("/proc"):
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
@@ -67,5 +67,5 @@ class Launcher:
             except OSError:  # no process, or it has just ended
                 continue
             if marked:
-                found.append(int(name))
-        return found
+                pids.append(int(name))
+        return pids

@@ -75,8 +75,8 @@ NEGOTIATED = """
 import torch
 
 def sets():
-    one = ddl.add_process_set([ddl.rank()])
-    assert ddl.allreduce(torch.ones(2), op=ddl.Sum, process_set=one).tolist() == [1, 1]
+    own = ddl.add_process_set([ddl.rank()])
+    assert ddl.allreduce(torch.ones(2), op=ddl.Sum, process_set=own).tolist() == [1, 1]
     everybody()
 
 def everybody():

@@ -19,13 +19,13 @@ import numpy as np
 import ddl
 
 def sockets():
-    found = []
+    names = []
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink("/proc/self/fd/" + fd))
+            names.append(os.readlink("/proc/self/fd/" + fd))
         except FileNotFoundError:
             pass  # the descriptor of the listing itself
-    return [name for name in found if "socket" in name or "eventfd" in name]
+    return [name for name in names if "socket" in name or "eventfd" in name]
 
 ddl.init()
 x = ddl.empty({count}, np.float32)

@@ -120,15 +120,15 @@ while not os.path.exists(sys.argv[1]):
     process = launcher.start("-np", "1", script(text), str(stop))
 
     def zombies() -> List[str]:
-        found = []
+        pids = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 stat = Path(f"/proc/{name}/stat").read_text()
             except OSError:
                 continue
             if re.search(rf"\) Z {process.pid} ", stat):
-                found.append(name)
-        return found
+                pids.append(name)
+        return pids
 
     assert eventually(zombies)
     first = set(zombies())

@@ -66,25 +66,25 @@ def areas(drawing: ElementTree.Element) -> Iterator[Tuple[str, Area]]:
             yield tag, (left, y - 0.8 * size, left + wide, y + 0.2 * size)
 
 
-def apart(one: Area, two: Area) -> bool:
-    return one[2] <= two[0] or two[2] <= one[0] or one[3] <= two[1] or two[3] <= one[1]
+def apart(area: Area, other: Area) -> bool:
+    return area[2] <= other[0] or other[2] <= area[0] or area[3] <= other[1] or other[3] <= area[1]
 
 
-def inside(one: Area, two: Area) -> bool:
-    return one[0] >= two[0] and one[1] >= two[1] and one[2] <= two[2] and one[3] <= two[3]
+def inside(area: Area, other: Area) -> bool:
+    return area[0] >= other[0] and area[1] >= other[1] and area[2] <= other[2] and area[3] <= other[3]
 
 
 def check(drawing: ElementTree.Element) -> None:
     width, height = numbers(drawing, "width", "height")
-    found = list(areas(drawing))
-    for tag, area in found:
+    tagged = list(areas(drawing))
+    for tag, area in tagged:
         assert inside(area, (0, 0, width, height)), (tag, area)
     for kind in ("rect", "text"):
-        places = [area for tag, area in found if tag == kind]
-        for number, one in enumerate(places):
-            for two in places[:number]:
-                nested = kind == "rect" and (inside(one, two) or inside(two, one))
-                assert apart(one, two) or nested, (kind, one, two)
+        places = [area for tag, area in tagged if tag == kind]
+        for number, place in enumerate(places):
+            for other in places[:number]:
+                nested = kind == "rect" and (inside(place, other) or inside(other, place))
+                assert apart(place, other) or nested, (kind, place, other)
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))

@@ -227,10 +227,10 @@ def test_a_barrier_waits_for_everybody(algorithm, rank):
 def two_rings():
     """Two rings in two channels, the second running the other way on chunks of its own: a good plan."""
     size = 3
-    one = plans_of(AR, "ring", Topology.flat(size))
+    ring = plans_of(AR, "ring", Topology.flat(size))
     other = plans_of(AR, "ring", Topology.flat(size).with_order((2, 1, 0)))
     plans = []
-    for a, b in zip(one, other):
+    for a, b in zip(ring, other):
         shifted = tuple(replace(step, first=step.first + size) for step in b.channels[0])
         chunks = tuple(range(2 * size))
         plans.append(

@@ -80,7 +80,7 @@ def test_all_ranks_get_the_same_bits(algorithm, job, seed):
     inputs = [{chunk: draw.uniform(-1, 1) * 10 ** draw.randint(-9, 9) for chunk in plan.input} for plan in plans]
     outputs = [run(plans, inputs, lambda a, b: a + b, seed=s) for s in (seed, seed + 1)]
     first = [value.hex() for value in outputs[0][0]]
-    assert all([value.hex() for value in output] == first for some in outputs for output in some)
+    assert all([value.hex() for value in output] == first for of_rank in outputs for output in of_rank)
 
 
 def without(plan, index):

@@ -27,8 +27,8 @@ def events_of(collective: Collective, algorithm: str, topology: Topology, root: 
 def test_a_ring_of_three() -> None:
     """Two rounds of sums, which end at the ranks of their chunks, and two of copies."""
     events = events_of(ALLREDUCE, "ring", Topology.flat(3))
-    found = {(m.arrives, m.source, m.target, m.runs[0], m.reduces) for m in events.messages}
-    assert found == {
+    messages = {(m.arrives, m.source, m.target, m.runs[0], m.reduces) for m in events.messages}
+    assert messages == {
         *((1, r, (r + 1) % 3, ((r - 1) % 3, 1), True) for r in range(3)),
         *((2, r, (r + 1) % 3, ((r - 2) % 3, 1), True) for r in range(3)),
         *((3, r, (r + 1) % 3, (r, 1), False) for r in range(3)),
@@ -42,8 +42,8 @@ def test_direct_works_between_its_two_meets() -> None:
     events = events_of(ALLREDUCE, "direct", Topology.flat(3, shared=True))
     assert events.messages == ()
     assert events.meets == (Meet(1, (0, 1, 2), (0, 1, 2)), Meet(2, (0, 1, 2), (0, 1, 2)))
-    found = [(w.rank, w.depth, w.layer, w.step.kind, w.step.first) for w in events.works]
-    assert found == [
+    works = [(w.rank, w.depth, w.layer, w.step.kind, w.step.first) for w in events.works]
+    assert works == [
         (rank, 1, layer, kind, rank) for rank in range(3) for layer, kind in enumerate((Kind.REDUCE_FROM, Kind.COPY_TO))
     ]
 

@@ -100,9 +100,9 @@ class Build:
         common = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={self.name}", "-pthread", *flags]
 
         def compiled(source: Path) -> Path:
-            made = target.with_name(f"{target.name}-{source.stem}.o")
-            subprocess.run([compiler, *common, "-c", "-o", str(made), str(source)], check=True)
-            return made
+            object_file = target.with_name(f"{target.name}-{source.stem}.o")
+            subprocess.run([compiler, *common, "-c", "-o", str(object_file), str(source)], check=True)
+            return object_file
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compiled, sources))

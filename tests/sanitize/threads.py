@@ -49,8 +49,8 @@ _LEFT_OUT = ("csrc/python/", "csrc/memory/peer_memory.cc", "_x86.cc")  # the gen
 
 
 def _sources() -> List[Path]:
-    found = sorted((ROOT / "csrc").rglob("*.cc"))
-    core = [path for path in found if not any(part in str(path.relative_to(ROOT)) for part in _LEFT_OUT)]
+    sources = sorted((ROOT / "csrc").rglob("*.cc"))
+    core = [path for path in sources if not any(part in str(path.relative_to(ROOT)) for part in _LEFT_OUT)]
     return [HERE / "ranks_as_threads.cc", HERE / "in_process_memory.cc", *core]
 
 

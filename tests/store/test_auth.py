@@ -25,13 +25,13 @@ def in_seconds(seconds: float) -> float:
 @pytest.fixture(params=["unix", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     if request.param == "unix":
-        one, other = socket.socketpair()
+        client, other = socket.socketpair()
     else:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            one = socket.create_connection(listener.getsockname())
+            client = socket.create_connection(listener.getsockname())
             other, _ = listener.accept()
-    with one, other:
-        yield one, other
+    with client, other:
+        yield client, other
 
 
 def both(client: Callable[[], None], server: Callable[[], None]) -> List[BaseException]:
@@ -53,24 +53,24 @@ def both(client: Callable[[], None], server: Callable[[], None]) -> List[BaseExc
 
 
 def test_same_secret_is_accepted_and_nothing_more_is_read(pair: Pair, secret: bytes) -> None:
-    one, other = pair
+    client_socket, other = pair
 
     def client() -> None:
-        auth.prove_as_client(one, secret, in_seconds(10))
-        one.sendall(b"what follows")
+        auth.prove_as_client(client_socket, secret, in_seconds(10))
+        client_socket.sendall(b"what follows")
 
     assert both(client, lambda: auth.prove_as_server(other, secret, in_seconds(10))) == []
     assert other.recv(100) == b"what follows"
 
 
 def test_other_secret_is_refused_by_both_sides(pair: Pair, secret: bytes) -> None:
-    one, other = pair
+    client_socket, other = pair
 
     def client() -> None:
         try:
-            auth.prove_as_client(one, bytes(32), in_seconds(10))
+            auth.prove_as_client(client_socket, bytes(32), in_seconds(10))
         finally:
-            one.close()
+            client_socket.close()
 
     raised = both(client, lambda: auth.prove_as_server(other, secret, in_seconds(10)))
     assert [type(error) for error in raised] == [AuthError, AuthError]
@@ -81,8 +81,8 @@ def test_other_secret_is_refused_by_both_sides(pair: Pair, secret: bytes) -> Non
     "junk", [b"GET / HTTP/1.1\r\n\r\n" * 4, bytes(40), b"DDLa\x01\x02" + bytes(34), b"DDLa\x63\x01" + bytes(34)]
 )
 def test_server_refuses_what_is_no_handshake(pair: Pair, secret: bytes, junk: bytes) -> None:
-    one, other = pair
-    one.sendall(junk)
+    client, other = pair
+    client.sendall(junk)
     with pytest.raises(AuthError) as caught:
         auth.prove_as_server(other, secret, in_seconds(10))
     assert not caught.value.closed
@@ -90,20 +90,20 @@ def test_server_refuses_what_is_no_handshake(pair: Pair, secret: bytes, junk: by
 
 
 def test_client_refuses_a_server_of_another_kind(pair: Pair, secret: bytes) -> None:
-    one, other = pair
+    client, other = pair
     other.sendall(b"220 mail.example.org ESMTP ready; have a nice day, whoever you are, and be brief. " * 2)
     with pytest.raises(AuthError, match="does not speak DDL"):
-        auth.prove_as_client(one, secret, in_seconds(10))
+        auth.prove_as_client(client, secret, in_seconds(10))
 
 
 def test_a_reflected_handshake_is_refused(pair: Pair, secret: bytes) -> None:
     # A stranger that sends a server's own words back has no proof, because roles are part of what is proved.
-    one, other = pair
+    client, other = pair
 
     def mirror() -> None:
         other.sendall(auth.read_exactly(other, 40, in_seconds(10)) + bytes(32))
 
-    raised = both(lambda: auth.prove_as_client(one, secret, in_seconds(10)), mirror)
+    raised = both(lambda: auth.prove_as_client(client, secret, in_seconds(10)), mirror)
     assert [type(error) for error in raised] == [AuthError]
     proof = ServerProof(secret, "a stranger")
     challenge = proof.feed(b"DDLa\x01\x01\x00\x00" + os.urandom(32))
@@ -136,12 +136,12 @@ def test_the_handshake_may_come_in_single_bytes(secret: bytes) -> None:
 
 
 def test_silence_and_hanging_up_end_the_handshake(pair: Pair, secret: bytes) -> None:
-    one, other = pair
+    client, other = pair
     begin = time.monotonic()
     with pytest.raises(AuthError, match="deadline") as silent:
         auth.prove_as_server(other, secret, in_seconds(0.05))
     assert 0.04 < time.monotonic() - begin < 5
-    one.close()
+    client.close()
     with pytest.raises(AuthError, match="closed") as gone:
         auth.prove_as_server(other, secret, in_seconds(10))
     assert silent.value.closed and gone.value.closed
@@ -154,37 +154,37 @@ def test_a_short_secret_is_refused(pair: Pair) -> None:
 
 
 def test_frames_pass_unchanged(pair: Pair) -> None:
-    one, other = pair
+    client, other = pair
     message = {"text": "ä\ud800\x00", "list": [1, -2, 2**63, 1.5, None, True], "deep": {"": {}}}
     for _ in range(3):
-        send_frame(one, message, in_seconds(10))
+        send_frame(client, message, in_seconds(10))
     for _ in range(3):
         assert recv_frame(other, in_seconds(10)) == message
 
 
 def test_a_frame_longer_than_the_limit_takes_no_memory(pair: Pair) -> None:
-    one, other = pair
-    one.sendall(struct.pack("!I", 2**32 - 1))
+    client, other = pair
+    client.sendall(struct.pack("!I", 2**32 - 1))
     with pytest.raises(ProtocolError, match="4294967295 bytes"):
         recv_frame(other, in_seconds(10))
     with pytest.raises(ProtocolError, match="at most"):
-        send_frame(one, {"text": "x" * auth.FRAME_LIMIT})
+        send_frame(client, {"text": "x" * auth.FRAME_LIMIT})
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff\xfe", b"7", b"[" * 100_000])
 def test_what_is_no_json_object_is_refused(pair: Pair, text: bytes) -> None:
-    one, other = pair
-    one.sendall(struct.pack("!I", len(text)) + text)
+    client, other = pair
+    client.sendall(struct.pack("!I", len(text)) + text)
     with pytest.raises(ProtocolError, match="not"):
         recv_frame(other, in_seconds(10))
 
 
 def test_frames_have_deadlines_and_notice_the_end(pair: Pair) -> None:
-    one, other = pair
+    client, other = pair
     with pytest.raises(RendezvousError, match="deadline"):
         recv_frame(other, in_seconds(0.05))
-    one.sendall(b"\x00\x00")
-    one.close()
+    client.sendall(b"\x00\x00")
+    client.close()
     with pytest.raises(PeerLost, match="closed"):
         recv_frame(other, in_seconds(10))
     with pytest.raises(PeerLost):
@@ -193,10 +193,10 @@ def test_frames_have_deadlines_and_notice_the_end(pair: Pair) -> None:
 
 
 def test_sending_has_a_deadline(pair: Pair) -> None:
-    one, _ = pair
+    client, _ = pair
     with pytest.raises(RendezvousError, match="deadline"):
         for _ in range(1000):
-            send_frame(one, {"text": "x" * 1_000_000}, in_seconds(0.2))
+            send_frame(client, {"text": "x" * 1_000_000}, in_seconds(0.2))
 
 
 def test_the_reader_cuts_a_stream_anywhere() -> None:

@@ -41,7 +41,7 @@ class Ring:
             for rank in range(self.size):
                 self.free[rank] = max(self.free[rank], ready[rank]) + self.delay[rank]
                 arrived[(rank + 1) % self.size] = self.free[rank]
-            ready = [max(mine, theirs) for mine, theirs in zip(ready, arrived)]
+            ready = [max(own, theirs) for own, theirs in zip(ready, arrived)]
         self.under_way = [sum(times) - start for *times, start in zip(self.under_way, ready, begun)]
         self.now = ready
         self.operations += 1

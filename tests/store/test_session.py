@@ -88,9 +88,9 @@ def test_everything_arrives_once_and_in_order(data: st.DataObject) -> None:
         talk.say(1)
     for to in (0, 1) * 2:
         talk.deliver(talk.lines[0], 10_000, to)
-    for mine, other in (talk.sides, talk.sides[::-1]):
-        assert other.heard == mine.said
-        assert len(mine.session._kept) < 16
+    for side, other in (talk.sides, talk.sides[::-1]):
+        assert other.heard == side.said
+        assert len(side.session._kept) < 16
 
 
 @pytest.mark.parametrize("number", [-1, 4, "1", True, None])

@@ -258,20 +258,20 @@ def meet_all(clients: List[StoreClient], ranks: List[int], timeout: float = 10) 
 
 
 def test_some_ranks_meet_again_and_again(connect: Connect) -> None:
-    zero, one, three = connect(0), connect(1), connect(3)
+    rank_0, rank_1, rank_3 = connect(0), connect(1), connect(3)
     for number in range(0, 6, 2):
-        assert meet_all([zero, three], [3, 0]) == [(number, ["of 3", "of 0"])] * 2
-        assert meet_all([zero, one], [0, 1]) == [(number + 1, ["of 0", "of 1"])] * 2
-    assert zero.count("groups") == 6
+        assert meet_all([rank_0, rank_3], [3, 0]) == [(number, ["of 3", "of 0"])] * 2
+        assert meet_all([rank_0, rank_1], [0, 1]) == [(number + 1, ["of 0", "of 1"])] * 2
+    assert rank_0.count("groups") == 6
 
 
 def test_of_a_meeting_that_failed_nothing_is_left(connect: Connect) -> None:
-    zero, one, two = connect(0), connect(1), connect(2)
-    for error in meet_all([zero, one], [0, 1, 2], 0.2):
+    rank_0, rank_1, rank_2 = connect(0), connect(1), connect(2)
+    for error in meet_all([rank_0, rank_1], [0, 1, 2], 0.2):
         assert isinstance(error, RendezvousError) and "rank 2 did not come within 0.2 s" in str(error)
     with pytest.raises(RendezvousError, match="ranks 0, 1 did not come"):
-        two.meet([0, 1, 2], "late", "groups", 0.2)
-    assert meet_all([zero, one, two], [0, 1, 2]) == [(0, ["of 0", "of 1", "of 2"])] * 3
+        rank_2.meet([0, 1, 2], "late", "groups", 0.2)
+    assert meet_all([rank_0, rank_1, rank_2], [0, 1, 2]) == [(0, ["of 0", "of 1", "of 2"])] * 3
 
 
 def test_who_is_gone_does_not_come_to_a_meeting() -> None:
@@ -287,11 +287,11 @@ def test_who_is_gone_does_not_come_to_a_meeting() -> None:
 
 
 def test_nobody_waits_for_a_rank_whose_process_has_ended(server: StoreServer, connect: Connect) -> None:
-    zero, one, three = connect(0), connect(1), connect(3)
+    rank_0, rank_1, rank_3 = connect(0), connect(1), connect(3)
     how = "rank 2 (pid 7) exited with status 0"
     with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(zero.check_in, "", 60)
-        meeting = pool.submit(three.meet, [2, 3], "", "groups", 60)
+        waiting = pool.submit(rank_0.check_in, "", 60)
+        meeting = pool.submit(rank_3.meet, [2, 3], "", "groups", 60)
         assert not waiting.done() and not meeting.done()
         server.ended(2, how)
         assert str(waiting.exception(10)) == (
@@ -299,10 +299,14 @@ def test_nobody_waits_for_a_rank_whose_process_has_ended(server: StoreServer, co
             "see what it printed, and let every rank call init() as often as the others do"
         )
         assert str(meeting.exception(10)) == f"{how} and did not come"
-    for late in (lambda: one.check_in("", 60), lambda: one.check_in("", 60, 1), lambda: one.meet([1, 2], "", "g", 60)):
+    for late in (
+        lambda: rank_1.check_in("", 60),
+        lambda: rank_1.check_in("", 60, 1),
+        lambda: rank_1.meet([1, 2], "", "g", 60),
+    ):
         with pytest.raises(RendezvousError, match=r"rank 2 \(pid 7\) exited with status 0 and did not come"):
             late()
-    assert meet_all([zero, one], [0, 1]) == [(0, ["of 0", "of 1"])] * 2  # nobody else is the worse for it
+    assert meet_all([rank_0, rank_1], [0, 1]) == [(0, ["of 0", "of 1"])] * 2  # nobody else is the worse for it
 
 
 def test_a_rank_that_has_checked_in_before_it_ended_is_not_missed(server: StoreServer, connect: Connect) -> None:

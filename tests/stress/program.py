@@ -58,7 +58,7 @@ class Stress:
         self.values = Values(self.comm.size)
         self.pool = Pool()
         self.under_way: List[UnderWay] = []
-        self.mine = random.Random(f"{seed} of rank {self.comm.rank}")
+        self.random = random.Random(f"{seed} of rank {self.comm.rank}")
         self.waiter = ThreadPoolExecutor(1)  # a second thread that waits
         self.prepared: Dict[Tuple[str, int, bool, int], Tuple[np.ndarray, Callable[[], Any]]] = {}
 
@@ -66,15 +66,15 @@ class Stress:
 
     def delay(self) -> None:
         """Mostly nothing; sometimes busy for a moment, sometimes asleep, seldom so long that the others sleep too."""
-        chance = self.mine.random()
+        chance = self.random.random()
         if chance < 0.05:
-            until = time.perf_counter() + self.mine.random() * 50e-6
+            until = time.perf_counter() + self.random.random() * 50e-6
             while time.perf_counter() < until:
                 pass
         elif chance < 0.06:
-            time.sleep(self.mine.random() * 300e-6)
+            time.sleep(self.random.random() * 300e-6)
         elif chance < 0.062:
-            time.sleep(self.mine.random() * 3e-3)
+            time.sleep(self.random.random() * 3e-3)
 
     def arguments(self, operation: Operation, x: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         keywords: Dict[str, Any] = {}
@@ -131,7 +131,7 @@ class Stress:
 
     def waiting(self, work: ddl.Work) -> Callable[[], Any]:
         """Return one of the ways to wait for ``work``."""
-        chance = self.mine.random()
+        chance = self.random.random()
         if chance < 0.7:
             return work.wait
         if chance < 0.8:
@@ -149,7 +149,7 @@ class Stress:
         return poll
 
     def finish_one(self) -> None:
-        done = self.under_way.pop(self.mine.randrange(len(self.under_way)))
+        done = self.under_way.pop(self.random.randrange(len(self.under_way)))
         try:
             self.check(done.operation, done.wait())
         except ddl.Error as error:
@@ -185,7 +185,7 @@ def run_operations(seed: int, operations: int) -> Tuple[int, float]:
     checked = 0
     for operation in sequence(seed, operations, stress.comm.size):
         stress.delay()
-        while stress.under_way and (len(stress.under_way) >= UNDER_WAY or stress.mine.random() < 0.3):
+        while stress.under_way and (len(stress.under_way) >= UNDER_WAY or stress.random.random() < 0.3):
             stress.finish_one()
         try:
             stress.run(operation)

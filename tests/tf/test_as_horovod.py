@@ -90,18 +90,18 @@ def positions():
 
     rank, size = hvd.rank(), hvd.size()
     total = size * (size + 1) // 2
-    none, mine = hvd.Compression.none, [rank + 1] * size
-    assert hvd.allreduce(mine, None, "", "", none, "sum", 2.0, 0.5, "a").numpy().tolist() == [total] * size
-    assert hvd.reducescatter(mine, "", none, "Max", "r").numpy().tolist() == [size]
-    assert hvd.grouped_allreduce([mine], None, "", "", none, "max")[0].numpy().tolist() == [size] * size
-    assert hvd.grouped_reducescatter([mine], "", none, "MIN")[0].numpy().tolist() == [1]
-    assert hvd.broadcast(mine, 1, "b").numpy().tolist() == [2] * size
+    none, own = hvd.Compression.none, [rank + 1] * size
+    assert hvd.allreduce(own, None, "", "", none, "sum", 2.0, 0.5, "a").numpy().tolist() == [total] * size
+    assert hvd.reducescatter(own, "", none, "Max", "r").numpy().tolist() == [size]
+    assert hvd.grouped_allreduce([own], None, "", "", none, "max")[0].numpy().tolist() == [size] * size
+    assert hvd.grouped_reducescatter([own], "", none, "MIN")[0].numpy().tolist() == [1]
+    assert hvd.broadcast(own, 1, "b").numpy().tolist() == [2] * size
     assert hvd.allgather([[rank]], "g").numpy().tolist() == [[r] for r in range(size)]
-    assert hvd.alltoall(mine, [1] * size, "t")[0].numpy().tolist() == list(range(1, size + 1))
-    assert of_keras.allreduce(mine, "k", None, 2.0, 0.5, "sum").numpy().tolist() == [total] * size
-    assert of_keras.allreduce(mine, "k", op=of_keras.Max, compression=none).numpy().tolist() == [size] * size
-    assert of_keras.reducescatter(mine, "k", "max").numpy().tolist() == [size]
-    assert of_keras.broadcast(mine, 1, "k").numpy().tolist() == [2] * size
+    assert hvd.alltoall(own, [1] * size, "t")[0].numpy().tolist() == list(range(1, size + 1))
+    assert of_keras.allreduce(own, "k", None, 2.0, 0.5, "sum").numpy().tolist() == [total] * size
+    assert of_keras.allreduce(own, "k", op=of_keras.Max, compression=none).numpy().tolist() == [size] * size
+    assert of_keras.reducescatter(own, "k", "max").numpy().tolist() == [size]
+    assert of_keras.broadcast(own, 1, "k").numpy().tolist() == [2] * size
     assert of_keras.allgather([rank], "k").numpy().tolist() == list(range(size))
     with pytest.warns(DeprecationWarning, match="average= is deprecated") as warned:
         assert of_keras.allreduce([1.0], "k", False).numpy().tolist() == [size]
@@ -110,19 +110,19 @@ def positions():
     sums = [total * (1 + 2j), total * -3j]
     assert hvd.allreduce(z, op="sum").numpy().tolist() == sums
     assert hvd.allreduce([complex(rank, 1)], op="sum").numpy().tolist() == [complex(sum(range(size)), size)]
-    assert hvd.allreduce(z, op="sum", prescale_factor=0.5).numpy().tolist() == [one / 2 for one in sums]
+    assert hvd.allreduce(z, op="sum", prescale_factor=0.5).numpy().tolist() == [value / 2 for value in sums]
     assert hvd.reducescatter(z, op="sum").numpy().tolist() == [sums[rank]]
     assert hvd.broadcast(z, 1).numpy().tolist() == [2 * (1 + 2j), 2 * -3j]
     assert hvd.alltoall(z).numpy().tolist() == [(r + 1) * [1 + 2j, -3j][rank] for r in range(size)]
     for wrong, text in ((1, "op=1 is no operator"), ("summ", r"op='summ' is no operator \(did you mean 'sum'\?\)")):
         for verb in (hvd.allreduce, hvd.reducescatter, lambda t, op: hvd.grouped_allreduce([t], op=op)):
             with pytest.raises(hvd.InvalidArgument, match=text):
-                verb(mine, op=wrong)
+                verb(own, op=wrong)
         with pytest.raises(hvd.InvalidArgument, match=text):
             hvd.DistributedGradientTape(tf.GradientTape(), op=wrong)
     for verb in (hvd.allreduce, of_keras.allreduce):
         with pytest.raises(hvd.InvalidArgument, match="cannot both be given"):
-            verb(mine, average=True, op=hvd.Sum)
+            verb(own, average=True, op=hvd.Sum)
 
 
 def everything():

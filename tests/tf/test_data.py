@@ -15,7 +15,7 @@ def sources(count):
 
 
 def numbers(dataset):
-    return [int(one) for one in dataset]
+    return [int(element) for element in dataset]
 
 
 def shards():
@@ -38,7 +38,11 @@ def shards():
     endless = tf.data.Dataset.range(5).repeat()
     assert numbers(data.shard(endless, rank=1, size=2).take(5)) == [1, 3, 0, 2, 4]
     nested = tf.data.Dataset.range(3).map(lambda i: {"x": tf.fill([i], i), "y": (i, (i + 1,))}).filter(lambda _: True)
-    for shaped in (nested, nested.map(lambda one: (one["y"], one["x"])), nested.map(lambda one: (one["y"][0],))):
+    for shaped in (
+        nested,
+        nested.map(lambda element: (element["y"], element["x"])),
+        nested.map(lambda element: (element["y"][0],)),
+    ):
         part = data.shard(shaped, rank=1, size=2)
         assert part.element_spec == shaped.element_spec
         tf.nest.assert_same_structure(list(part)[0], list(shaped)[1])
@@ -57,8 +61,8 @@ def jobs():
     ddl.barrier()
     assert numbers(ddl.data.shard(tf.data.Dataset.range(4))) == list(range(rank, 4, size))
     files = [f"part-{i}" for i in (3, 1, 0, 2, 4)]
-    mine = ddl.data.shard_files(files)
-    assert mine == [f"part-{i}" for i in range(rank, 5, size)]
+    shard = ddl.data.shard_files(files)
+    assert shard == [f"part-{i}" for i in range(rank, 5, size)]
     own = tf.data.Dataset.range(10 * rank, 10 * rank + 3 + 2 * rank)
     for dataset in (own, own.filter(lambda _: True)):
         for remainder, steps in (("pad", 1 + 2 * size), ("drop", 3)):

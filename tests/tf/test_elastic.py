@@ -15,20 +15,20 @@ pytestmark = pytest.mark.processes
 
 def of_variables(ddl):
     rank = ddl.rank()
-    some = [tf.Variable([rank, 7]), tf.Variable(tf.fill([2, 2], float(rank)))]
-    state = ddl.elastic.TensorFlowState(some, epoch=rank, done=[rank])
-    some[0].assign([9, 9])
+    variables = [tf.Variable([rank, 7]), tf.Variable(tf.fill([2, 2], float(rank)))]
+    state = ddl.elastic.TensorFlowState(variables, epoch=rank, done=[rank])
+    variables[0].assign([9, 9])
     state.epoch = 5
     state.restore()
-    assert some[0].numpy().tolist() == [rank, 7] and state.epoch == rank
+    assert variables[0].numpy().tolist() == [rank, 7] and state.epoch == rank
     state.sync()
-    assert some[0].numpy().tolist() == [0, 7] and some[1].numpy().tolist() == [[0, 0]] * 2
+    assert variables[0].numpy().tolist() == [0, 7] and variables[1].numpy().tolist() == [[0, 0]] * 2
     assert (state.epoch, state.done) == (0, [0])
-    some[1].assign_add([[1.0] * 2] * 2)
+    variables[1].assign_add([[1.0] * 2] * 2)
     state.commit()
-    some[1].assign([[5.0] * 2] * 2)
+    variables[1].assign([[5.0] * 2] * 2)
     state.restore()
-    assert some[1].numpy().tolist() == [[1, 1]] * 2
+    assert variables[1].numpy().tolist() == [[1, 1]] * 2
     with pytest.raises(ddl.InvalidArgument, match="pass variables="):
         ddl.elastic.TensorFlowState(epoch=0)
     with pytest.raises(
@@ -41,15 +41,15 @@ def of_a_session(ddl):
     v1 = tf.compat.v1
     for resource in (True, False):
         with tf.Graph().as_default(), v1.Session() as session:
-            one = v1.get_variable("one", initializer=float(ddl.rank()), use_resource=resource)
-            add = v1.assign_add(one, 1.0)
+            variable = v1.get_variable("one", initializer=float(ddl.rank()), use_resource=resource)
+            add = v1.assign_add(variable, 1.0)
             session.run(v1.global_variables_initializer())
             state = ddl.elastic.TensorFlowState(session=session, epoch=ddl.rank())
             state.sync()
             session.graph.finalize()  # nothing is added to it later
             assert session.run(add) == 1.0
             state.restore()
-            assert session.run(one) == 0.0 and state.epoch == 0
+            assert session.run(variable) == 0.0 and state.epoch == 0
             state.sync()
 
 
@@ -62,15 +62,15 @@ def of_keras(ddl):
         ddl.elastic.TensorFlowKerasState(keras.Sequential([keras.layers.Dense(2)]))
     model.compile("adam", "mse")
     state = ddl.elastic.TensorFlowKerasState(model, epoch=rank)
-    model.set_weights([one + rank for one in model.get_weights()])
+    model.set_weights([weight + rank for weight in model.get_weights()])
     model.optimizer.variables[0].assign(3 + rank)
     state.commit()
     state.sync()
-    bits = [np.array(one).tobytes() for one in (*model.variables, *model.optimizer.variables)]
+    bits = [np.array(variable).tobytes() for variable in (*model.variables, *model.optimizer.variables)]
     assert ddl.allgather_object(bits) == [bits] * 2 and int(model.optimizer.iterations) == 3 and state.epoch == 0
     model.fit(np.ones([4, 3]), np.ones([4, 2]), verbose=0)
     state.restore()
-    assert bits == [np.array(one).tobytes() for one in (*model.variables, *model.optimizer.variables)]
+    assert bits == [np.array(variable).tobytes() for variable in (*model.variables, *model.optimizer.variables)]
 
 
 def runs(ddl):

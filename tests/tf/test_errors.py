@@ -108,7 +108,7 @@ def classes():
     from ddl.errors import CollectiveMismatch
 
     rank = ddl.rank()
-    mine, other = [ddl.add_process_set([r]) for r in range(2)][:: 1 - 2 * rank]
+    own, other = [ddl.add_process_set([r]) for r in range(2)][:: 1 - 2 * rank]
     mismatch = (CollectiveMismatch, tf.errors.FailedPreconditionError)
     wrong = (ddl.InvalidArgument, ValueError, tf.errors.InvalidArgumentError)
     missing = (ddl.InvalidArgument, NotImplementedError, RuntimeError)
@@ -124,7 +124,7 @@ def classes():
         "uneven": (lambda name: ddl.alltoall(tf.ones([3]), None, name), wrong),
         "set": (lambda name: ddl.allreduce(tf.ones([2]), process_set=other, name=name), wrong),
         "set of alltoall": (lambda name: ddl.alltoall(tf.ones([2]), None, name, process_set=other), wrong),
-        "root of a set": (lambda name: ddl.broadcast(tf.ones([2]), 1 - rank, name, process_set=mine), wrong),
+        "root of a set": (lambda name: ddl.broadcast(tf.ones([2]), 1 - rank, name, process_set=own), wrong),
         "sparse": (lambda _: ddl.allreduce(slices, op=ddl.Adasum), missing),
         "sparse min": (lambda _: ddl.grouped_allreduce([slices], op=ddl.Min), missing),
         "adasum": (lambda _: ddl.reducescatter(tf.ones([2]), op=ddl.Adasum), missing),

@@ -29,10 +29,10 @@ def slices(ddl, run):
     for dtype in (np.int8, np.uint8, np.int32, np.int64, np.float16, np.float32, np.float64):
         total = sum(rows_of(other, dtype)[1] for other in range(size))
         mean = total // size if np.issubdtype(dtype, np.integer) else total / size
-        own, mine = rows_of(rank, dtype)
+        own, as_dense = rows_of(rank, dtype)
         got = run(lambda rows: tf.convert_to_tensor(ddl.allreduce(rows, name="rows")), own)
         assert got.dtype == dtype and got.numpy().tolist() == mean.tolist(), dtype
-        dense = run(lambda x: ddl.allreduce(x, name="dense"), tf.constant(mine))
+        dense = run(lambda x: ddl.allreduce(x, name="dense"), tf.constant(as_dense))
         assert dense.numpy().tolist() == got.numpy().tolist(), dtype
     own, _ = rows_of(rank, np.int32)
     total = sum(rows_of(other, np.int32)[1] for other in range(size))

@@ -33,9 +33,9 @@ def types_and_sizes(ddl, run):
 
         for arguments, factor in (({}, mean), ({"op": ddl.Sum}, mean * size), ({"bucket_bytes": 1}, mean)):
             got = run(lambda v=variables, loss=loss, a=arguments: tape_of(ddl, v, loss, **a))
-            assert [one.dtype for one in got] == [tf.as_dtype(dtype)] * 5
-            for one, variable in zip(got, variables):
-                assert np.array_equal(tf.cast(one, tf.float64), np.full(variable.shape, factor)), (dtype, arguments)
+            assert [gradient.dtype for gradient in got] == [tf.as_dtype(dtype)] * 5
+            for array, variable in zip(got, variables):
+                assert np.array_equal(tf.cast(array, tf.float64), np.full(variable.shape, factor)), (dtype, arguments)
 
 
 def arguments(ddl, run):
@@ -46,16 +46,16 @@ def arguments(ddl, run):
     def loss():
         return (tf.reduce_sum(a) + tf.reduce_sum(b)) * (rank + 1)
 
-    def averages(**some):
-        got = run(lambda: tape_of(ddl, [a, unused, b], loss, **some))
+    def averages(**options):
+        got = run(lambda: tape_of(ddl, [a, unused, b], loss, **options))
         assert got[1] is None
         return got[0].numpy().tolist(), float(got[2][7, 7])
 
-    for some in (
+    for options in (
         *({"compression": ddl.Compression.fp16}, {"compression": ddl.Compression.bf16}),
         *({"gradient_predivide_factor": 2.0}, {"num_groups": 2}, {"groups": [[b, a]]}, {"groups": 1}),
     ):
-        assert averages(**some) == ([mean] * 2, mean), some
+        assert averages(**options) == ([mean] * 2, mean), options
     # Gradients that are parallel are averaged by Adasum: (r + 1) g and g, say; of equal ones, exactly.
     with tf.GradientTape() as tape:
         same = tf.reduce_sum(a) * 3 + tf.reduce_sum(b)
@@ -81,10 +81,10 @@ def sparse(ddl, run):
     expected = np.zeros(6)
     expected[:size] = (np.arange(size) + 1) / size
     expected[5] += 2 * (size + 1) / 2
-    for some in ({}, {"gradient_predivide_factor": 4.0}, {"compression": ddl.Compression.fp16}):
+    for options in ({}, {"gradient_predivide_factor": 4.0}, {"compression": ddl.Compression.fp16}):
 
-        def both(some=some):
-            got = tape_of(ddl, [table, dense], loss, **some)
+        def both(options=options):
+            got = tape_of(ddl, [table, dense], loss, **options)
             assert isinstance(got[0], tf.IndexedSlices)
             return tf.convert_to_tensor(got[0]), got[1]
 
@@ -147,7 +147,7 @@ def everything():
 def refused(ddl):
     with tf.GradientTape() as tape:
         pass
-    for some, text in (
+    for options, text in (
         ({"op": ddl.Max}, r"op=.*Average, Sum and Adasum"),
         ({"gradient_predivide_factor": 0.0}, "must be above 0"),
         ({"gradient_predivide_factor": 2.0, "op": ddl.Sum}, "needs op=Average"),
@@ -155,7 +155,7 @@ def refused(ddl):
         ({"num_groups": -1}, "groups=-1 must be"),
     ):
         with pytest.raises(ddl.InvalidArgument, match=text):
-            ddl.DistributedGradientTape(tape, **some)
+            ddl.DistributedGradientTape(tape, **options)
     with pytest.raises(ddl.InvalidArgument, match=r"\[rank ./.\].* not a list"):
         ddl.DistributedGradientTape([])
 
@@ -188,15 +188,15 @@ def allocator_tuned():
     import ddl_tensorflow as ddl
     from ddl.adapter import malloc_settings as allocator
 
-    found = [allocator.tune_allocator(False)]
+    answers = [allocator.tune_allocator(False)]
     for wrap in (
         lambda: ddl.DistributedGradientTape(tf.GradientTape()),
         lambda: ddl.DistributedOptimizer(tf.keras.optimizers.SGD()),
     ):
         wrap()
-        found.append(allocator.tune_allocator(False))
+        answers.append(allocator.tune_allocator(False))
         allocator._tuned = None
-    return found
+    return answers
 
 
 def not_tuned():

@@ -61,7 +61,7 @@ def differ():
                     value = loss()
                 # In buckets of their own: one rank may be waiting for what the other never comes to.
                 got = ddl.DistributedGradientTape(tape, bucket_bytes=1).gradient(value, [a, b])
-                return [tf.convert_to_tensor(one) for one in got if one is not None]
+                return [tf.convert_to_tensor(gradient) for gradient in got if gradient is not None]
 
             with pytest.raises(errors.CollectiveMismatch) as caught:
                 run(step)

@@ -89,8 +89,8 @@ def any_order():
 
     for number in range(3):
         got = step(tf.constant(float(rank + number)))
-        for i, one in enumerate(got):
-            assert np.array_equal(one, np.full([50, 50], (i + 1) * (number + (size - 1) / 2))), (number, i)
+        for i, result in enumerate(got):
+            assert np.array_equal(result, np.full([50, 50], (i + 1) * (number + (size - 1) / 2))), (number, i)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -125,9 +125,9 @@ def said_meanwhile(folder):
             x *= tf.numpy_function(hears, [path], tf.float32, stateful=False)
             x.set_shape([4])
         # TensorFlow takes those that are ready in an order of its own: so some stand on either side.
-        one = word(path, 0) * word(path, 1)
+        product = word(path, 0) * word(path, 1)
         mean = ddl.allreduce(x, op=ddl.Sum)
-        return mean * one * word(path, 2) * word(path, 3)
+        return mean * product * word(path, 2) * word(path, 3)
 
     for number in range(10):
         total = step(tf.fill([4], float(rank + number)), tf.constant(f"{folder}/{number}"))

@@ -36,9 +36,9 @@ def in_turn(x, seconds):
         time.sleep(float(pause))
         return value
 
-    made = tf.numpy_function(wait, [x, seconds], x.dtype, stateful=False)
-    made.set_shape(x.shape)
-    return made
+    waited = tf.numpy_function(wait, [x, seconds], x.dtype, stateful=False)
+    waited.set_shape(x.shape)
+    return waited
 
 
 def several_times():
@@ -84,7 +84,7 @@ def several_times():
     def twice():
         return mean(tf.constant(1.0), tf.constant(0.02 * rank)), mean(tf.constant(7.0), tf.constant(0.02 - 0.02 * rank))
 
-    assert [[one.numpy() for one in pair] for pair in twice()] == [[1, size], [7, 7 * size]]
+    assert [[value.numpy() for value in pair] for pair in twice()] == [[1, size], [7, 7 * size]]
 
     @tf.function
     def one_name(x):
@@ -92,7 +92,7 @@ def several_times():
         slow = [in_turn(part, late(tf.constant(i), 3)) for i, part in enumerate(parts)]
         return [ddl.allreduce(part, name="x", op=ddl.Sum) for part in slow]
 
-    assert [one.numpy() for one in one_name(tf.constant(1.0))] == [size, 2 * size, 3 * size]
+    assert [value.numpy() for value in one_name(tf.constant(1.0))] == [size, 2 * size, 3 * size]
 
 
 def session_with_loops():
@@ -100,11 +100,11 @@ def session_with_loops():
     import ddl_tensorflow as ddl
 
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        mapped = tf.map_fn(lambda one: ddl.allreduce(one, op=ddl.Sum), tf.range(12.0))
-        call = tf.function(lambda one: ddl.broadcast(one, 1))(tf.constant(3.0 + ddl.rank()))
-        found = session.run([mapped, call, ddl.rank_op(), ddl.size_op(), ddl.local_size_op(), ddl.local_rank_op()])
-    assert found[0].tolist() == [2 * i for i in range(12)]
-    assert found[1:] == [4.0, ddl.rank(), 2, 2, ddl.rank()]
+        mapped = tf.map_fn(lambda element: ddl.allreduce(element, op=ddl.Sum), tf.range(12.0))
+        call = tf.function(lambda element: ddl.broadcast(element, 1))(tf.constant(3.0 + ddl.rank()))
+        results = session.run([mapped, call, ddl.rank_op(), ddl.size_op(), ddl.local_size_op(), ddl.local_rank_op()])
+    assert results[0].tolist() == [2 * i for i in range(12)]
+    assert results[1:] == [4.0, ddl.rank(), 2, 2, ddl.rank()]
 
 
 def tracing_does_not_matter():
@@ -131,7 +131,7 @@ def tracing_does_not_matter():
         )
         return doubled, ddl.allreduce(x, op=ddl.Sum), summed(x)
 
-    got = [one.numpy() for one in branches(tf.constant(1.0), tf.constant(bool(rank)))]
+    got = [value.numpy() for value in branches(tf.constant(1.0), tf.constant(bool(rank)))]
     assert got == [size * (1 + rank), size, size]
     assert summed(tf.constant(5.0)).numpy() == 5 * size
 
@@ -150,7 +150,7 @@ def gradients_of_one_op():
             once, again = y * y, 3.0 * y
         return tape.gradient(once, x), tape.gradient(again, x)
 
-    assert [one.numpy() for one in twice(tf.constant(1.0))] == [2.0 * size * size, 3.0 * size]
+    assert [value.numpy() for value in twice(tf.constant(1.0))] == [2.0 * size * size, 3.0 * size]
 
     @tf.function
     def second(x):
@@ -187,13 +187,15 @@ def always_run():
     assert len(passed) == 6
     of_all = ddl.allgather_object(passed)
     for before, after in ((0, 1), (2, 3), (4, 5)):
-        assert max(one[before] for one in of_all) <= min(one[after] for one in of_all)
+        assert max(of_rank[before] for of_rank in of_all) <= min(of_rank[after] for of_rank in of_all)
     assert ddl.barrier() is None
     joined = tf.function(ddl.join)
     if rank == 1:
         time.sleep(0.1)
         assert ddl.allreduce(tf.constant(1.0), op=ddl.Sum, name="alone").numpy() == 1
-        assert [one.numpy() for one in ddl.grouped_allreduce([tf.constant(1.0), tf.constant([2])], op=ddl.Sum)] == [
+        assert [
+            result.numpy() for result in ddl.grouped_allreduce([tf.constant(1.0), tf.constant([2])], op=ddl.Sum)
+        ] == [
             1,
             2,
         ]
@@ -210,19 +212,19 @@ def threads():
     from ddl_tensorflow._call import native_op
 
     size = ddl.size()
-    found = {}
+    results = {}
 
-    def one(i):
-        found[i] = [
+    def submit(i):
+        results[i] = [
             ddl.allreduce(tf.fill([i + 1], float(k)), op=ddl.Sum, name=f"{i}.{k}").numpy().tolist() for k in range(20)
         ]
 
-    some = [threading.Thread(target=one, args=(i,)) for i in range(8)]
-    for thread in some:
+    workers = [threading.Thread(target=submit, args=(i,)) for i in range(8)]
+    for thread in workers:
         thread.start()
-    for thread in some:
+    for thread in workers:
         thread.join()
-    assert found == {i: [[k * size] * (i + 1) for k in range(20)] for i in range(8)}
+    assert results == {i: [[k * size] * (i + 1) for k in range(20)] for i in range(8)}
 
     @tf.function
     def outer(x):
@@ -232,7 +234,7 @@ def threads():
     assert outer(tf.constant(1.0)).numpy() == size**2
     tf.config.experimental.set_synchronous_execution(False)
     later = [ddl.allreduce(tf.constant(float(k)), op=ddl.Sum) for k in range(10)]
-    assert [one.numpy() for one in later] == [k * size for k in range(10)]
+    assert [result.numpy() for result in later] == [k * size for k in range(10)]
     tf.config.experimental.set_synchronous_execution(True)
     assert len(native_op()._free) < 30  # numbers are used again
 

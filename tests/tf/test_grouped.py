@@ -14,9 +14,9 @@ WAYS = {"op": {}, "numpy": {"DDL_TENSORFLOW_OP": "0"}}
 
 def in_a_session(function, *tensors):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        made = function(*[tf.constant(tensor.numpy(), tensor.dtype) for tensor in tensors])
-        found = session.run(made)
-    return tf.nest.map_structure(tf.constant, found)
+        fetches = function(*[tf.constant(tensor.numpy(), tensor.dtype) for tensor in tensors])
+        fetched = session.run(fetches)
+    return tf.nest.map_structure(tf.constant, fetched)
 
 
 MODES = (lambda f, *tensors: f(*tensors), lambda f, *tensors: tf.function(f)(*tensors), in_a_session)
@@ -42,9 +42,9 @@ def several(ddl, mode):
     total = sum(range(1, size + 1))
     x, n = tf.fill([3], float(rank + 1)), tf.constant([[rank + 1]])
     got = mode(lambda a, b: ddl.grouped_allreduce([a, b], op=ddl.Sum), x, n)
-    assert [one.numpy().tolist() for one in got] == [[total] * 3, [[total]]] and got[1].dtype == tf.int32
+    assert [result.numpy().tolist() for result in got] == [[total] * 3, [[total]]] and got[1].dtype == tf.int32
     got = mode(lambda a: ddl.grouped_allreduce([a, 2 * a], compression=ddl.Compression.fp16, name="half"), x)
-    assert [one.numpy()[0] for one in got] == [total / size, 2 * total / size]
+    assert [result.numpy()[0] for result in got] == [total / size, 2 * total / size]
     got = mode(lambda a, b: ddl.grouped_allgather([a, b], name="rows"), tf.fill([rank + 1], float(rank)), n)
     assert got[0].numpy().tolist() == [float(r) for r in range(size) for _ in range(r + 1)]
     assert got[1].numpy().tolist() == [[r + 1] for r in range(size)]
@@ -54,7 +54,7 @@ def several(ddl, mode):
 
     def of_slices(a):
         slices = tf.IndexedSlices(a, tf.constant([rank, 2, 3]), dense_shape=tf.constant([4]))
-        return [tf.convert_to_tensor(one) for one in ddl.grouped_allreduce([a, slices], op=ddl.Sum)]
+        return [tf.convert_to_tensor(result) for result in ddl.grouped_allreduce([a, slices], op=ddl.Sum)]
 
     dense, sparse = mode(of_slices, x)
     own = [r + 1.0 if r < size else 0.0 for r in range(4)]

@@ -128,9 +128,9 @@ def weights(ddl):
     model = linear(keras.optimizers.SGD(0.1 + rank, momentum=0.9), seed=rank)
     average = ddl.callbacks.WeightAverageCallback(0)
     model.fit(*parts[rank], batch_size=8, shuffle=False, verbose=0, callbacks=[average])
-    mine = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    own = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
     theirs = [v.numpy() for v in [*whole.variables, *whole.optimizer.variables]]
-    assert all(np.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(mine, theirs))
+    assert all(np.allclose(array, other, rtol=1e-5, atol=1e-6) for array, other in zip(own, theirs))
     for every in (2, None):
         model.fit(*parts[rank], batch_size=8, verbose=0, callbacks=[ddl.callbacks.WeightAverageCallback(0, every)])
         ours = ddl.allgather(np.concatenate([np.ravel(v.numpy()) for v in model.variables])[None]).numpy()
@@ -173,7 +173,7 @@ def states(ddl):
     train(state)
     assert runs == [(0, 0), (1, 3)] and (state.epoch, state.batch) == (3, 0)
     pairs = zip([*uncut.variables, *uncut.optimizer.variables], [*model.variables, *model.optimizer.variables])
-    assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in pairs)
+    assert all(np.array_equal(variable.numpy(), other.numpy()) for variable, other in pairs)
     state.epoch = 2
     count = ddl.elastic.UpdateEpochStateCallback(state)
     model.fit(x, y, initial_epoch=2, epochs=4, verbose=0, callbacks=[count])
@@ -195,17 +195,17 @@ def values(ddl):
             ddl.reducescatter(x, op=ddl.Sum),
         ]
 
-    def check(made):
+    def check(results):
         expected = [[total] * size, [6 * total / size] * size, [r for r in range(size) for _ in range(size)]]
-        assert [np.asarray(one).tolist() for one in made] == [*expected, [1.0] * size, [total]]
+        assert [np.asarray(result).tolist() for result in results] == [*expected, [1.0] * size, [total]]
 
-    mine = [float(rank)] * size
-    check(all_of_them(mine))
-    check(tf.function(all_of_them)(tf.constant(mine)))
+    own = [float(rank)] * size
+    check(all_of_them(own))
+    check(tf.function(all_of_them)(tf.constant(own)))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        made = all_of_them(mine)
-        assert all(isinstance(one, np.ndarray) for one in made)
-        check(made)
+        results = all_of_them(own)
+        assert all(isinstance(result, np.ndarray) for result in results)
+        check(results)
         variable = tf.compat.v1.get_variable("v", initializer=float(rank))
         session.run(variable.initializer)
         ddl.broadcast_global_variables(1)

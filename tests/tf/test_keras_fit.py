@@ -47,8 +47,8 @@ def values(model):
 def same_everywhere(arrays):
     import ddl
 
-    bits = [[a.tobytes() for a in one] for one in ddl.world().allgather_object([np.asarray(a) for a in arrays])]
-    return all(one == bits[0] for one in bits)
+    bits = [[a.tobytes() for a in of_rank] for of_rank in ddl.world().allgather_object([np.asarray(a) for a in arrays])]
+    return all(of_rank == bits[0] for of_rank in bits)
 
 
 def trains(folder):
@@ -89,7 +89,7 @@ def resumes(ddl, path, callbacks, before):
     assert model.optimizer.__class__ is keras.optimizers.Adam and model.compiled
     if rank == 0:
         pairs = list(zip([*model.weights, *model.optimizer.variables], [*before.weights, *before.optimizer.variables]))
-        assert len(pairs) > 20 and all(np.array_equal(one.numpy(), other.numpy()) for one, other in pairs)
+        assert len(pairs) > 20 and all(np.array_equal(variable.numpy(), other.numpy()) for variable, other in pairs)
     model.fit(x, y, batch_size=8, initial_epoch=2, epochs=3, verbose=0, callbacks=callbacks(f"{path}.2.keras"))
     assert same_everywhere(values(model)) and model.optimizer.iterations.numpy() == 12
 
@@ -259,7 +259,7 @@ class Own(keras.Model):
     def __init__(self):
         super().__init__()
         self.dense = keras.layers.Dense(1)
-        self.mine = self.add_weight(shape=(), name="mine", trainable=False)
+        self.own = self.add_weight(shape=(), name="own", trainable=False)
 
     def call(self, x):
         return self.dense(x)
@@ -269,8 +269,8 @@ class Own(keras.Model):
 
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(pair[0])[:, 0] - tf.cast(pair[1], tf.float32)))
-        found = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply([ddl.allreduce(g) for g in found], self.trainable_variables)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply([ddl.allreduce(g) for g in gradients], self.trainable_variables)
         return {"loss": loss}
 
 
@@ -278,11 +278,11 @@ def custom_step(ddl, x, y):
     keras.backend.clear_session()
     model = Own()
     model(x[:1])
-    model.mine.assign(ddl.rank())
+    model.own.assign(ddl.rank())
     model.compile("sgd")
-    start = ddl.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[model.mine])
+    start = ddl.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[model.own])
     model.fit(x, y, verbose=0, callbacks=[start])
-    assert same_everywhere([v.numpy() for v in model.dense.variables]) and model.mine.numpy() == ddl.rank()
+    assert same_everywhere([v.numpy() for v in model.dense.variables]) and model.own.numpy() == ddl.rank()
     start.register_local_var(model.dense.bias)
     model.dense.bias.assign([float(ddl.rank())])
     start.set_model(model)

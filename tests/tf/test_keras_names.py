@@ -79,10 +79,10 @@ ARGUMENTS = {
 def find(name):
     import ddl_tensorflow.keras as ddl
 
-    found = ddl
+    attribute = ddl
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -90,7 +90,7 @@ OTHERS = {
 OPTIONAL_HERE = {"root_rank": 0, "obj": None}
 
 
-def found(path: str) -> object:
+def resolved(path: str) -> object:
     value: object = hvd
     for name in path.split("."):
         value = getattr(value, name)
@@ -100,16 +100,16 @@ def found(path: str) -> object:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_and_their_order(name: str):
     expected = PARAMETERS[name][0].split()
-    here = list(inspect.signature(found(name)).parameters.values())  # type: ignore[arg-type]
+    here = list(inspect.signature(resolved(name)).parameters.values())  # type: ignore[arg-type]
     if expected[-1:] in (["**"], ["*"]):
         assert here.pop().kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         expected.pop()
     positional = [p for p in here if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    assert [p.name for p in positional][: len(expected)] == [one.partition("=")[0] for one in expected]
+    assert [p.name for p in positional][: len(expected)] == [wanted.partition("=")[0] for wanted in expected]
     assert all(p.default is not inspect.Parameter.empty for p in here if p not in positional[: len(expected)])
     known = {"none": hvd.Compression.none, "all": hvd.global_process_set, "Average": hvd.Average}
-    for one, parameter in zip(expected, positional):
-        what, _, default = one.partition("=")
+    for wanted, parameter in zip(expected, positional):
+        what, _, default = wanted.partition("=")
         if not default:
             assert parameter.default is inspect.Parameter.empty or parameter.default == OPTIONAL_HERE[what]
         elif default in known:
@@ -142,7 +142,7 @@ def test_what_is_there():
     flags = (
         "mpi_built mpi_enabled mpi_threads_supported gloo_built gloo_enabled nccl_built ccl_built cuda_built rocm_built"
     )
-    assert not any(found(name)() for name in flags.split()) and hvd.ddl_built() is True  # type: ignore[operator]
+    assert not any(resolved(name)() for name in flags.split()) and hvd.ddl_built() is True  # type: ignore[operator]
     assert not hvd.gpu_available("tensorflow") and hvd.check_extension("tensorflow", "X", "path") is None
     assert [n for n in range(9) if hvd.check_num_rank_power_of_2(n)] == [1, 2, 4, 8]
     assert hvd.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
@@ -154,8 +154,8 @@ def test_what_is_there():
         def ref(self):
             return {"of": self}.get
 
-    one = Variable()
-    assert len(hvd.vars_to_refs([one, [one]])) == 2 and isinstance(hvd.vars_to_refs([[one]])[0], tuple)
+    variable = Variable()
+    assert len(hvd.vars_to_refs([variable, [variable]])) == 2 and isinstance(hvd.vars_to_refs([[variable]])[0], tuple)
 
 
 def of_a_job(folder: str):
@@ -169,7 +169,7 @@ def of_a_job(folder: str):
     assert (hvd.size(), hvd.local_size(), hvd.cross_size()) == (2, 2, 1)
     assert hvd.global_process_set.size() == 2 and hvd.process_set_by_id(1).ranks == [1]
     included = tf.function(lambda: [hvd.process_set_included_op(1), hvd.process_set_included_op(), hvd.size_op(1)])
-    assert [one.numpy() for one in included()] == [hvd.rank(), 1, 1]
+    assert [value.numpy() for value in included()] == [hvd.rank(), 1, 1]
     with pytest.raises(hvd.InvalidArgument, match="no process set 7"):
         hvd.size_op(7)
     with pytest.raises(hvd.InvalidArgument, match="in use already"):

@@ -39,8 +39,8 @@ def fit(optimizer, ddl=None, epochs=2, passes=1, **how):
     batch = GLOBAL // passes
     if ddl is not None:
         batch //= ddl.size()
-        mine = np.arange(len(x)).reshape(-1, ddl.size(), batch)[:, ddl.rank()].reshape(-1)
-        x, y = x[mine], y[mine]
+        rows = np.arange(len(x)).reshape(-1, ddl.size(), batch)[:, ddl.rank()].reshape(-1)
+        x, y = x[rows], y[rows]
     net = model()
     net.compile(optimizer, "mse", **how)
     net.fit(x, y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0)
@@ -77,11 +77,11 @@ def equal_one_process(names, folder):
     if "momentum" in names:
         for average in (True, False):  # two passes of half a batch are one of a whole one
             optimizer = make["momentum"]()
-            some = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
+            options = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
             if not average:
-                some |= {"gradient_predivide_factor": 2.0}
+                options |= {"gradient_predivide_factor": 2.0}
                 optimizer.learning_rate = 0.05
-            net = fit(ddl.DistributedOptimizer(optimizer, **some), ddl, passes=2)
+            net = fit(ddl.DistributedOptimizer(optimizer, **options), ddl, passes=2)
             reference = fit(make["momentum"]())
             assert apart(net, reference) < 1e-6 and int(net.optimizer.iterations) == 16  # passes, as in Horovod
             digests.append(digest(net))
@@ -98,10 +98,10 @@ def saved(net, path):
     assert (config["module"], config["class_name"]) == ("keras.optimizers", "SGD") and "ddl" not in str(config)
     again = keras.models.load_model(path)
     assert type(again.optimizer) is keras.optimizers.SGD and isinstance(net.optimizer, keras.optimizers.SGD)
-    for one, other in zip(again.optimizer.variables, net.optimizer.variables):
-        assert np.array_equal(one, other)
-    made = type(net.optimizer).from_config(net.optimizer.get_config())
-    assert type(made).__name__ == "DistributedSGD" and made.momentum == 0.9
+    for variable, other in zip(again.optimizer.variables, net.optimizer.variables):
+        assert np.array_equal(variable, other)
+    rebuilt = type(net.optimizer).from_config(net.optimizer.get_config())
+    assert type(rebuilt).__name__ == "DistributedSGD" and rebuilt.momentum == 0.9
     assert type(net.optimizer.__class__.from_config(net.optimizer.get_config())) is keras.optimizers.SGD
 
 
@@ -240,13 +240,13 @@ def differing():
 
 
 def mistakes(ddl, keras):
-    for some, text in (
+    for options, text in (
         ({"check_every": -1}, "check_every=-1"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
         ({"op": ddl.Min}, "Average, Sum and Adasum"),
     ):
         with pytest.raises(ddl.InvalidArgument, match=rf"\[rank ./2\] .*{text}"):
-            ddl.DistributedOptimizer(keras.optimizers.SGD(0.1), **some)
+            ddl.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
     with pytest.raises(ddl.InvalidArgument, match="not a builtins.int"):
         ddl.DistributedOptimizer(3)
     optimizer = ddl.DistributedOptimizer(keras.optimizers.SGD(0.1))

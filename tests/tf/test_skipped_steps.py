@@ -21,8 +21,8 @@ pytestmark = pytest.mark.processes
 
 def everywhere(ddl, *variables):
     """Whether the ranks have the same bits in ``variables``."""
-    bits = ddl.allgather_object([np.array(one).tobytes() for one in variables])
-    return all(one == bits[0] for one in bits)
+    bits = ddl.allgather_object([np.array(variable).tobytes() for variable in variables])
+    return all(of_rank == bits[0] for of_rank in bits)
 
 
 class Fails:
@@ -85,8 +85,8 @@ def test_an_exception_in_the_middle_of_a_step(kind):
     for rank, (name, text) in enumerate(ranks.run(2, in_the_middle, kind, initialise=False, env={"DDL_TIMEOUT": "30"})):
         assert name == "CollectiveMismatch" and text.startswith(f"[rank {rank}/2"), text
         # TensorFlow may have counted the step before it failed, or not.
-        found = re.search(r"rank 0 submitted .*step (\d+) \(modulo 16\).* but rank 1 .*step (\d+) \(modulo 16\)", text)
-        assert found and sorted(found.groups()) == ["2", "3"], text
+        match = re.search(r"rank 0 submitted .*step (\d+) \(modulo 16\).* but rank 1 .*step (\d+) \(modulo 16\)", text)
+        assert match and sorted(match.groups()) == ["2", "3"], text
 
 
 def after_averaging():

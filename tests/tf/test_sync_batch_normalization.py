@@ -35,7 +35,7 @@ def run(layer, x, mask, upstream, compiled):
         return y, tape.gradient(loss, [x, *[v.value for v in layer.trainable_variables]])
 
     y, gradients = (tf.function(step) if compiled else step)(x)
-    return [one.numpy() for one in (y, *gradients)], [v.numpy() for v in layer.non_trainable_variables]
+    return [result.numpy() for result in (y, *gradients)], [v.numpy() for v in layer.non_trainable_variables]
 
 
 def compares():
@@ -49,23 +49,23 @@ def compares():
         x = (3.0 + 2.0 * random.normal(size=(sum(rows), *shape))).astype(dtype)
         upstream = random.normal(size=x.shape).astype(dtype)
         mask = random.random(size=x.shape[:-1]) < 0.6 if masked else None
-        mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
-        part = None if mask is None else tf.constant(mask[mine])
+        own = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+        part = None if mask is None else tf.constant(mask[own])
         for compiled in (False, True):
             whole, layer = keras.layers.BatchNormalization(**arguments), ddl.SyncBatchNormalization(**arguments)
-            for one in (whole, layer):
-                one.build(x.shape)
-            (y, to_x, *to_weights), statistics = run(layer, tf.constant(x[mine]), part, upstream[mine], compiled)
+            for norm in (whole, layer):
+                norm.build(x.shape)
+            (y, to_x, *to_weights), statistics = run(layer, tf.constant(x[own]), part, upstream[own], compiled)
             (all_y, to_all, *to_all_weights), expected = run(whole, tf.constant(x), mask, upstream, compiled)
             near = {"rtol": 2e-3, "atol": 2e-3} if name == "half" else {"rtol": 1e-4, "atol": 1e-5}
             assert y.dtype == all_y.dtype, name
-            np.testing.assert_allclose(y, all_y[mine], err_msg=name, **near)
-            np.testing.assert_allclose(to_x, to_all[mine], err_msg=name, **near)
-            for one, other in zip(to_weights, to_all_weights):
-                np.testing.assert_allclose(ddl.allreduce(one, op=ddl.Sum), other, err_msg=name, **near)
-            for one, other in zip(statistics, expected):
-                np.testing.assert_allclose(one, other, err_msg=name, **near)
-                assert len(set(ddl.allgather(one[None]).numpy()[:, 0].tolist())) == 1, "the same bits on every rank"
+            np.testing.assert_allclose(y, all_y[own], err_msg=name, **near)
+            np.testing.assert_allclose(to_x, to_all[own], err_msg=name, **near)
+            for gradient, other in zip(to_weights, to_all_weights):
+                np.testing.assert_allclose(ddl.allreduce(gradient, op=ddl.Sum), other, err_msg=name, **near)
+            for value, other in zip(statistics, expected):
+                np.testing.assert_allclose(value, other, err_msg=name, **near)
+                assert len(set(ddl.allgather(value[None]).numpy()[:, 0].tolist())) == 1, "the same bits on every rank"
             assert np.allclose(layer(x), whole(x), **near)  # nothing is sent: ranks could do this alone
 
 
@@ -83,7 +83,7 @@ def in_models(folder):
     model.compile(ddl.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile="auto")
     start = [ddl.callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(x, x[:, 0], batch_size=16, epochs=2, verbose=0, callbacks=start)
-    weights = ddl.allgather(np.concatenate([np.ravel(one) for one in model.get_weights()])[None]).numpy()
+    weights = ddl.allgather(np.concatenate([np.ravel(weight) for weight in model.get_weights()])[None]).numpy()
     assert (weights == weights[0]).all()
     both = ddl.allgather(x).numpy().astype(np.float64)
     np.testing.assert_allclose(model.layers[0].moving_variance, both.var(0), rtol=1e-3)

@@ -34,7 +34,7 @@ def same_everywhere(ddl, arrays):
     return (rows.view(np.uint32) == rows.view(np.uint32)[0]).all()
 
 
-def with_a_tape(make, mode, mine, ddl=None):
+def with_a_tape(make, mode, data, ddl=None):
     """Return the weights after a loop with Keras's optimizer."""
     import keras
 
@@ -50,12 +50,12 @@ def with_a_tape(make, mode, mine, ddl=None):
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
     run = tf.function(step) if mode == "function" else step
-    for x, y in mine:
+    for x, y in data:
         run(tf.constant(x), tf.constant(y))
     return [np.asarray(variable) for variable in variables]
 
 
-def with_a_session(ddl, name, mine, passes=1, check_every=0, **how):
+def with_a_session(ddl, name, data, passes=1, check_every=0, **how):
     """Return the weights after steps of a monitored session; without ``ddl`` in one process."""
     tf1 = tf.compat.v1
     make = {
@@ -76,8 +76,8 @@ def with_a_session(ddl, name, mine, passes=1, check_every=0, **how):
         pairs = [(tf.clip_by_value(gradient, -5.0, 5.0), variable) for gradient, variable in pairs]
         train = optimizer.apply_gradients(pairs, global_step=counter)
         with tf1.train.MonitoredTrainingSession() as session:
-            for one, other in mine:
-                session.run(train, {x: one, y: other})
+            for inputs, other in data:
+                session.run(train, {x: inputs, y: other})
             return session.run([*variables, counter])
 
 
@@ -94,9 +94,9 @@ def loops():
         (lambda: keras.optimizers.Adam(0.05), "function"),
     ):
         alone = with_a_tape(make, mode, batches())
-        mine = with_a_tape(make, mode, batches(size, rank), ddl)
-        assert all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(alone, mine)), mode
-        assert same_everywhere(ddl, mine)
+        trained = with_a_tape(make, mode, batches(size, rank), ddl)
+        assert all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(alone, trained)), mode
+        assert same_everywhere(ddl, trained)
 
 
 def sessions():
@@ -104,17 +104,17 @@ def sessions():
 
     ddl.init()
     rank, size = ddl.rank(), ddl.size()
-    for name, passes, some in (
+    for name, passes, options in (
         ("sgd", 1, {"num_groups": 1}),
         ("momentum", 1, {"check_every": 2}),
         ("adam", 1, {"gradient_predivide_factor": 2.0}),
         ("adam", 2, {"average_aggregated_gradients": True, "check_every": 1}),
     ):
         *alone, steps = with_a_session(None, name, batches())
-        *mine, own = with_a_session(ddl, name, batches(size, rank, passes), passes, **some)
+        *trained, own = with_a_session(ddl, name, batches(size, rank, passes), passes, **options)
         assert steps == STEPS and own == passes * STEPS, (name, own)  # passes are counted, as in Horovod
-        assert all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(alone, mine)), (name, passes)
-        assert same_everywhere(ddl, mine)
+        assert all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(alone, trained)), (name, passes)
+        assert same_everywhere(ddl, trained)
     eagerly(ddl)
     tf1 = tf.compat.v1
     with tf.Graph().as_default():

@@ -29,9 +29,9 @@ def in_a_function(function, *tensors):
 
 def in_a_session(function, *tensors):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        made = function(*[tf.constant(tensor.numpy(), tensor.dtype) for tensor in tensors])
-        found = session.run(made)
-    return tf.nest.map_structure(tf.constant, found)
+        fetches = function(*[tf.constant(tensor.numpy(), tensor.dtype) for tensor in tensors])
+        fetched = session.run(fetches)
+    return tf.nest.map_structure(tf.constant, fetched)
 
 
 MODES = (eagerly, in_a_function, in_a_session)
@@ -50,8 +50,8 @@ def sums(ddl, mode):
         got = mode(lambda t: ddl.allreduce(t, op=ddl.Sum, prescale_factor=2.0, postscale_factor=0.5), x)
         assert values(got) == [[total + size] * 3] * 2 and got.dtype == dtype
         rows = tf.cast(tf.fill([size + 1, 2], rank), dtype)
-        mine = mode(lambda t: ddl.reducescatter(t, op=ddl.Sum), rows)
-        assert values(mine) == [[total] * 2] * (2 if rank == 0 else 1)
+        part = mode(lambda t: ddl.reducescatter(t, op=ddl.Sum), rows)
+        assert values(part) == [[total] * 2] * (2 if rank == 0 else 1)
     mean = mode(lambda t: ddl.allreduce(t, op=ddl.Average), tf.constant([float(rank)]))
     assert mean.numpy().tolist() == [total / size]
     for op, expected in ((ddl.Min, 1), (ddl.Max, size), (ddl.Product, math.factorial(size))):
@@ -76,8 +76,8 @@ def moves(ddl, mode):
         assert got.dtype == x.dtype and tf.reduce_all(got == expected)
         root = tf.cast(tf.fill([3], rank), dtype)
         assert tf.reduce_all(mode(lambda t: ddl.broadcast(t, root_rank=1), root) == tf.cast([1] * 3, dtype))
-    mine = tf.range(size) + 10 * rank
-    assert mode(lambda t: ddl.alltoall(t), mine).numpy().tolist() == [rank + 10 * r for r in range(size)]
+    blocks = tf.range(size) + 10 * rank
+    assert mode(lambda t: ddl.alltoall(t), blocks).numpy().tolist() == [rank + 10 * r for r in range(size)]
     splits = [rank + 1] * size
     rows = tf.fill([(rank + 1) * size, 1], rank)
     got, counts = mode(lambda t: ddl.alltoall(t, splits), rows)
@@ -115,9 +115,9 @@ def gradients(ddl, mode):
 
         return graph_gradient if mode is in_a_session else gradient
 
-    one = tf.ones([2])
-    assert mode(of(lambda t: ddl.allreduce(t, op=ddl.Sum), [float(rank)] * 2), one).numpy().tolist() == [total] * 2
-    got = mode(of(lambda t: ddl.broadcast(t, 1), [float(rank)] * 2), one).numpy().tolist()
+    vector = tf.ones([2])
+    assert mode(of(lambda t: ddl.allreduce(t, op=ddl.Sum), [float(rank)] * 2), vector).numpy().tolist() == [total] * 2
+    got = mode(of(lambda t: ddl.broadcast(t, 1), [float(rank)] * 2), vector).numpy().tolist()
     assert got == ([total / size] * 2 if rank == 1 else [0.0, 0.0])
     upstream = [float(r) for r in range(size) for _ in range(r + 1)]
     assert mode(of(ddl.allgather, upstream), tf.ones([rank + 1])).numpy().tolist() == [float(rank)] * (rank + 1)
@@ -143,18 +143,18 @@ def order(ddl):
     import threading
 
     rank, size = ddl.rank(), ddl.size()
-    found = {}
+    results = {}
 
-    def one(name):
-        found[name] = ddl.allreduce(tf.constant([1.0]), op=ddl.Sum, name=name).numpy()[0]
+    def submit(name):
+        results[name] = ddl.allreduce(tf.constant([1.0]), op=ddl.Sum, name=name).numpy()[0]
 
     names = ["a", "b", "c", "d"]
-    threads = [threading.Thread(target=one, args=(name,)) for name in (names if rank else names[::-1])]
+    threads = [threading.Thread(target=submit, args=(name,)) for name in (names if rank else names[::-1])]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == dict.fromkeys(names, size)
+    assert results == dict.fromkeys(names, size)
     alone = ddl.add_process_set([rank]) if size == 1 else [ddl.add_process_set([r]) for r in range(size)][rank]
     assert ddl.allreduce(tf.constant([2.0]), op=ddl.Sum, process_set=alone).numpy()[0] == 2
     ddl.barrier()
@@ -192,7 +192,7 @@ def in_graphs(ddl):
         assert of_constants().numpy().tolist() == [size]
         assert in_a_loop().numpy().tolist() == [size**3] * 2
         assert in_a_branch(tf.constant(1.0)).numpy().tolist() == [size] * 2
-        assert [one.numpy() for one in many(tf.constant(float(step)))] == [size * (step + i) for i in range(30)]
+        assert [result.numpy() for result in many(tf.constant(float(step)))] == [size * (step + i) for i in range(30)]
         assert free(tf.ones([step + 1, 2])).numpy().tolist() == [[size] * 2] * (step + 1)
 
 

@@ -11,24 +11,24 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.processes
 
 
-def results(ddl, mine, weight, state):
-    """Return what each operation makes of ``mine``, which is as many times this rank's number as there are ranks."""
+def results(ddl, own, weight, state):
+    """Return what each operation makes of ``own``, which is as many times this rank's number as there are ranks."""
     rank, size = ddl.rank(), ddl.size()
     ddl.barrier()
     state.assign(float(rank))
     ddl.broadcast_variables([state], root_rank=1)
     with tf.GradientTape() as tape:
         loss = weight * float(rank + 1)
-    found = {
-        "allreduce": ddl.allreduce(mine, op=ddl.Sum),
-        "grouped_allreduce": ddl.grouped_allreduce([mine, mine + 1.0], op=ddl.Sum)[1],
-        "allgather": ddl.allgather(mine),
-        "grouped_allgather": ddl.grouped_allgather([mine, mine + 1.0])[1],
-        "broadcast": ddl.broadcast(mine, root_rank=1),
-        "alltoall": ddl.alltoall(mine),
-        "alltoall with splits": ddl.alltoall(mine, [1] * size)[0],
-        "reducescatter": ddl.reducescatter(mine, op=ddl.Sum),
-        "grouped_reducescatter": ddl.grouped_reducescatter([mine, mine + 1.0], op=ddl.Sum)[1],
+    answers = {
+        "allreduce": ddl.allreduce(own, op=ddl.Sum),
+        "grouped_allreduce": ddl.grouped_allreduce([own, own + 1.0], op=ddl.Sum)[1],
+        "allgather": ddl.allgather(own),
+        "grouped_allgather": ddl.grouped_allgather([own, own + 1.0])[1],
+        "broadcast": ddl.broadcast(own, root_rank=1),
+        "alltoall": ddl.alltoall(own),
+        "alltoall with splits": ddl.alltoall(own, [1] * size)[0],
+        "reducescatter": ddl.reducescatter(own, op=ddl.Sum),
+        "grouped_reducescatter": ddl.grouped_reducescatter([own, own + 1.0], op=ddl.Sum)[1],
         "DistributedGradientTape": ddl.DistributedGradientTape(tape).gradient(loss, weight),
         "broadcast_variables": state.read_value(),
         "size_op": ddl.size_op(),
@@ -37,7 +37,7 @@ def results(ddl, mine, weight, state):
         "local_rank_op": ddl.local_rank_op(),
         "process_set_included_op": ddl.process_set_included_op(),
     }
-    return {name: tf.reduce_sum(tf.cast(one, tf.float32)) for name, one in found.items()}
+    return {name: tf.reduce_sum(tf.cast(tensor, tf.float32)) for name, tensor in answers.items()}
 
 
 def expected(ddl):
@@ -96,7 +96,7 @@ def everything():
         batches = tf.data.Dataset.from_tensors((np.full(size, rank, np.float32), np.zeros(size, np.float32))).repeat(3)
         seen = model.fit(batches, epochs=2, verbose=0, callbacks=[after]).history
         wanted = expected(ddl)
-        assert {name: set(one) for name, one in seen.items()} == {name: {value} for name, value in wanted.items()}
+        assert {name: set(values) for name, values in seen.items()} == {name: {value} for name, value in wanted.items()}
     assert between == [[1, list(range(size))]] * 4
 
 

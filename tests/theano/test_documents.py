@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 
 def parameters_after(code, folder):
-    return b"".join(one.get_value().tobytes() for one in names_after(code, folder)["parameters"])
+    return b"".join(parameter.get_value().tobytes() for parameter in names_after(code, folder)["parameters"])
 
 
 @pytest.mark.parametrize("document", ["theano.md", "adapters.md"])

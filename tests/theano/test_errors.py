@@ -90,28 +90,30 @@ def every_type_and_operator():
             if op == ddl.Average and "int" in dtype:
                 continue
             results = ddl_theano.allreduce(kinds, op=op)
-            assert [one.type for one in results] == [one.type for one in kinds]
-            found = theano.function(kinds, results, mode=theano.Mode("py", "fast_compile"))(*arrays)
-            by_host = ddl_theano.allreduce_arrays([one.copy() for one in arrays], op=op)
-            for one, other, like in zip(found, by_host, arrays):
-                assert one.dtype == other.dtype == like.dtype and one.shape == other.shape == like.shape
-                assert (one == value).all() and (other == value).all()
+            assert [variable.type for variable in results] == [variable.type for variable in kinds]
+            outputs = theano.function(kinds, results, mode=theano.Mode("py", "fast_compile"))(*arrays)
+            by_host = ddl_theano.allreduce_arrays([array.copy() for array in arrays], op=op)
+            for array, other, like in zip(outputs, by_host, arrays):
+                assert array.dtype == other.dtype == like.dtype and array.shape == other.shape == like.shape
+                assert (array == value).all() and (other == value).all()
     # Read-only arrays, and those in pieces, stay as they are; others are overwritten.
     fixed, pieces, own = np.full(3, rank, "f"), np.full((2, 4), rank, "f")[:, ::2], np.full((0, 3), rank, "f")
     fixed.flags.writeable = False
     results = ddl_theano.allreduce_arrays([fixed, pieces, own, np.float32(rank)])
-    assert [one.ravel().tolist() for one in results] == [[0.5] * 3, [0.5] * 4, [], [0.5]]
+    assert [result.ravel().tolist() for result in results] == [[0.5] * 3, [0.5] * 4, [], [0.5]]
     assert (fixed == rank).all() and (pieces == rank).all() and results[2] is own
     # What is there twice, or a part of another one, is summed once.
     for shape in ((4,), (400, 400)):
-        one = np.full(shape, rank + 1, "f")
-        for result in ddl_theano.allreduce_arrays([one, one, one[:2], one.T], op=ddl.Sum, name=f"twice {shape}"):
+        array = np.full(shape, rank + 1, "f")
+        for result in ddl_theano.allreduce_arrays(
+            [array, array, array[:2], array.T], op=ddl.Sum, name=f"twice {shape}"
+        ):
             assert (result == 3).all()
     # Strided inputs are copied.
     x = T.fmatrix("x")
     function = theano.function([x], ddl_theano.allreduce(x.T[::2]))
-    mine = np.arange(6, dtype="f").reshape(2, 3) * (rank + 1)
-    assert function(mine).tolist() == (np.arange(6).reshape(2, 3).T[::2] * 1.5).tolist()
+    matrix = np.arange(6, dtype="f").reshape(2, 3) * (rank + 1)
+    assert function(matrix).tolist() == (np.arange(6).reshape(2, 3).T[::2] * 1.5).tolist()
 
 
 def test_every_type_and_operator():
@@ -135,13 +137,13 @@ def mismatches():
     assert type(again) is ddl.InvalidArgument and str(again) == str(caught.value)
     function(np.ones(2, "f"))
 
-    for one, other, text in (
+    for output, other, text in (
         (ddl_theano.allreduce(x, name="types"), ddl_theano.allreduce(y, name="types"), "float32.*float64"),
         (ddl_theano.allreduce([x], name="number"), ddl_theano.allreduce([x, x], name="number"), "nothing|array 1"),
         (ddl_theano.allreduce(x, name="op"), ddl_theano.allreduce(x, name="op", op=ddl.Sum), "op=Average.*op=Sum"),
         (ddl_theano.allreduce(x, name="this"), ddl_theano.allreduce(x, name="that"), "'this'.*'that'"),
     ):
-        function = theano.function([x, y], other if rank else one, on_unused_input="ignore")
+        function = theano.function([x, y], other if rank else output, on_unused_input="ignore")
         with pytest.raises(ddl.InvalidArgument, match=who + f".*{text}"):
             function(np.ones(2, "f"), np.ones(2))
     with pytest.raises(ddl.InvalidArgument, match=who + r"host: on rank 0 .*\(2,\); on rank 1 .*\(3,\)"):
@@ -177,14 +179,14 @@ def loses_a_rank(way):
     import ddl_theano
 
     x = T.fvector("x")
-    made = ddl_theano.allreduce(x, name="gradients")
+    reduced = ddl_theano.allreduce(x, name="gradients")
     mode = "FAST_COMPILE"
     if way == "scan":
         states, _ = theano.scan(lambda before: ddl_theano.allreduce(before), outputs_info=x, n_steps=2)
-        made = states[-1]
+        reduced = states[-1]
     elif way == "fast run":
         mode = "FAST_RUN"
-    function = theano.function([x], made, mode=mode)
+    function = theano.function([x], reduced, mode=mode)
     run = (lambda value: ddl_theano.allreduce_arrays([value])) if way == "host" else function
     run(np.ones(2, "f"))
     if ddl.rank() == 1:

@@ -37,17 +37,17 @@ def test_two_ranks_come_to_what_one_process_does(flags, epochs, width, accuracy,
         options = ["--epochs", str(epochs), "--width", str(width), "--json", str(path)]
         run(*launcher, "examples/theano_digits.py", *options, flags=flags)
         results.append(json.loads(path.read_text()))
-    one, two = results
-    assert (one["ranks"], two["ranks"]) == (1, 2)
-    assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-    assert one["accuracy"] == pytest.approx(two["accuracy"], abs=0.004) and one["accuracy"] > accuracy
-    assert one["communicating"] == 0 < two["communicating"] < 1
-    assert min(one["images_per_s"], two["images_per_s"]) > 0
+    alone, two = results
+    assert (alone["ranks"], two["ranks"]) == (1, 2)
+    assert two["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    assert alone["accuracy"] == pytest.approx(two["accuracy"], abs=0.004) and alone["accuracy"] > accuracy
+    assert alone["communicating"] == 0 < two["communicating"] < 1
+    assert min(alone["images_per_s"], two["images_per_s"]) > 0
 
 
 def test_demo_prints_its_table():
     printed = run("examples/demo_theano.py", "--epochs", "3", "--width", "64").splitlines()
-    one, two = (line.split()[1:] for line in printed if line.startswith("loop "))
-    assert (one[0], two[0]) == ("1", "2")
-    assert float(one[1]) == pytest.approx(float(two[1]), rel=1e-3)
-    assert one[4] == "0.0%" and 0 < float(two[4].rstrip("%")) < 100
+    alone, two = (line.split()[1:] for line in printed if line.startswith("loop "))
+    assert (alone[0], two[0]) == ("1", "2")
+    assert float(alone[1]) == pytest.approx(float(two[1]), rel=1e-3)
+    assert alone[4] == "0.0%" and 0 < float(two[4].rstrip("%")) < 100

@@ -38,10 +38,10 @@ def outputs_in_any_order(mode):
 
     rank, size = ddl.rank(), ddl.size()
     x = T.fvector("x")
-    made = [ddl_theano.allreduce(x * (i + 1), name=f"number {i}") for i in range(6)]
-    order = np.random.RandomState(rank).permutation(len(made))
-    more = [made[2] + made[4], T.tanh(made[5])] if rank == size - 1 else []
-    function = theano.function([x], [*more, *[made[i] for i in order]], mode=mode_of(mode))
+    reduced = [ddl_theano.allreduce(x * (i + 1), name=f"number {i}") for i in range(6)]
+    order = np.random.RandomState(rank).permutation(len(reduced))
+    more = [reduced[2] + reduced[4], T.tanh(reduced[5])] if rank == size - 1 else []
+    function = theano.function([x], [*more, *[reduced[i] for i in order]], mode=mode_of(mode))
     assert names_in_order(function) == [f"number {i}" for i in range(6)]
     for step in range(3):
         results = function(np.full(3, rank + step, "f"))[len(more) :]
@@ -72,7 +72,7 @@ def without_an_optimizer():
     with pytest.raises(ddl.InvalidArgument, match="on rank 0 .*'second'; on rank 1 .*'first'. Build the same graph"):
         function(np.ones(3, "f"))
     function = theano.function([x], [first, second], mode=theano.Mode("py", None))
-    assert [one[0] for one in function(np.full(3, ddl.rank(), "f"))] == [0.5, 1.0]
+    assert [result[0] for result in function(np.full(3, ddl.rank(), "f"))] == [0.5, 1.0]
 
 
 def test_without_an_optimizer_a_different_order_is_refused():
@@ -85,16 +85,16 @@ def kinds_of_graphs():
 
     rank = ddl.rank()
     x = T.fvector("x")
-    ones = np.full(3, rank, "f")
+    own = np.full(3, rank, "f")
 
     # Used in many places, it runs once; two of the same input are two, of which only those in use run.
     mean, again, unused = (ddl_theano.allreduce(x, name=name) for name in ("mean", "again", "unused"))
     function = theano.function([x], [mean * 2, mean + again, T.tanh(mean)[0] * unused.shape[0]])
     assert names_in_order(function) == ["mean", "again"]
-    assert [np.ravel(one)[0] for one in function(ones)] == pytest.approx([1.0, 1.0, 3 * np.tanh(0.5)])
+    assert [np.ravel(result)[0] for result in function(own)] == pytest.approx([1.0, 1.0, 3 * np.tanh(0.5)])
 
     # Constants are not folded: they are another rank's, too.
-    function = theano.function([], ddl_theano.allreduce(T.constant(ones)))
+    function = theano.function([], ddl_theano.allreduce(T.constant(own)))
     assert function().tolist() == [0.5] * 3
 
     # An all-reduce that needs one that was made later.
@@ -102,7 +102,7 @@ def kinds_of_graphs():
     early = ddl_theano.allreduce(inner + 1, name="early")
     late = ddl_theano.allreduce(x * 2, name="late")
     function = theano.function([x], theano.clone(early, {inner: late}))
-    assert names_in_order(function) == ["late", "early"] and function(ones).tolist() == [2.0] * 3
+    assert names_in_order(function) == ["late", "early"] and function(own).tolist() == [2.0] * 3
 
     # In place, it would have to be the other way round: the state is read by the second, and overwritten for the first.
     state = theano.shared(np.full(3, rank, "f"))
@@ -110,14 +110,14 @@ def kinds_of_graphs():
     first, second = ddl_theano.allreduce(after, name="first"), ddl_theano.allreduce(state, name="second")
     function = theano.function([x], [second, first], updates=[(state, after)])
     assert names_in_order(function) == ["first", "second"]
-    assert [one.tolist() for one in function(ones)] == [[0.5] * 3, [1.0, 1.0, 0.5]]
+    assert [result.tolist() for result in function(own)] == [[0.5] * 3, [1.0, 1.0, 0.5]]
     assert state.get_value().tolist() == [2.0 * rank, 2.0 * rank, rank]
 
     # Both are run where only one branch of a condition needs one of them.
-    one, other = ddl_theano.allreduce(x, name="one"), ddl_theano.allreduce(x + 1, name="other")
+    reduced, other = ddl_theano.allreduce(x, name="one"), ddl_theano.allreduce(x + 1, name="other")
     which = T.iscalar()
-    function = theano.function([which, x], ifelse(which, one, other))
-    assert function(1, ones).tolist() == [0.5] * 3 and function(0, ones).tolist() == [1.5] * 3
+    function = theano.function([which, x], ifelse(which, reduced, other))
+    assert function(1, own).tolist() == [0.5] * 3 and function(0, own).tolist() == [1.5] * 3
 
 
 def test_graphs_of_all_kinds():
@@ -132,9 +132,9 @@ def in_place():
 
     rank = ddl.rank()
     x = T.fmatrix("x")
-    mine = np.arange(4, dtype="f").reshape(2, 2) * (rank + 1)
+    matrix = np.arange(4, dtype="f").reshape(2, 2) * (rank + 1)
     mean = np.arange(4, dtype="f").reshape(2, 2) * 1.5
-    kept = theano.shared(mine.copy())
+    kept = theano.shared(matrix.copy())
     double = x * 2
     for inputs, expected, overwrites in (
         ([double, x - 1], [mean * 2, mean - 1], True),
@@ -143,21 +143,21 @@ def in_place():
         ([double, double.T], [mean * 2, mean.T * 2], False),
         ([x], [mean], False),
         ([kept, double], [mean, mean * 2], False),
-        ([T.constant(mine), double], [mean, mean * 2], False),
+        ([T.constant(matrix), double], [mean, mean * 2], False),
     ):
         function = theano.function([x], [*ddl_theano.allreduce(inputs), double], on_unused_input="ignore")
         (op,) = [node.op for node in function.maker.fgraph.apply_nodes if isinstance(node.op, AllReduce)]
         for _ in range(2):
-            *results, own = function(mine)
-            assert all(value is None or (one == value).all() for one, value in zip(results, expected))
-            assert (own == mine * 2).all() and (mine == np.arange(4).reshape(2, 2) * (rank + 1)).all()
-            assert (kept.get_value() == mine).all()
+            *results, own = function(matrix)
+            assert all(value is None or (result == value).all() for result, value in zip(results, expected))
+            assert (own == matrix * 2).all() and (matrix == np.arange(4).reshape(2, 2) * (rank + 1)).all()
+            assert (kept.get_value() == matrix).all()
         if double not in inputs:
             assert op.in_place == overwrites
         alone = theano.function([x], ddl_theano.allreduce(inputs), on_unused_input="ignore")
         (op,) = [node.op for node in alone.maker.fgraph.apply_nodes if isinstance(node.op, AllReduce)]
         assert op.in_place == overwrites, inputs
-        assert all(value is None or (one == value).all() for one, value in zip(alone(mine), expected))
+        assert all(value is None or (result == value).all() for result, value in zip(alone(matrix), expected))
 
 
 def test_in_place():
@@ -173,8 +173,8 @@ def scans(mode):
     x = T.fvector("x")
 
     def step(before):
-        one, other = ddl_theano.allreduce(before + x), ddl_theano.allreduce(before * x, op=ddl.Sum)
-        return (one + other) if rank else (other + one)
+        mean, other = ddl_theano.allreduce(before + x), ddl_theano.allreduce(before * x, op=ddl.Sum)
+        return (mean + other) if rank else (other + mean)
 
     before = ddl_theano.allreduce(x + 1)
     states, updates = theano.scan(step, outputs_info=T.zeros_like(x), n_steps=4)
@@ -183,11 +183,11 @@ def scans(mode):
     mode = mode_of(mode)
     results = [before, states[-1], block, after]
     function = theano.function([x], results[:: 1 if rank else -1], updates=updates, mode=mode)
-    found = [one.tolist() for one in function(np.full(2, rank, "f"))][:: 1 if rank else -1]
+    outputs = [result.tolist() for result in function(np.full(2, rank, "f"))][:: 1 if rank else -1]
     state = 0.0
     for _ in range(4):
         state = state + 0.5 + state * 1
-    assert found == [[1.5] * 2, [state] * 2, [-0.5] * 2, [1.5] * 2]
+    assert outputs == [[1.5] * 2, [state] * 2, [-0.5] * 2, [1.5] * 2]
 
     gradient = theano.function([x], T.grad(states[-1].sum(), x), mode=mode)(np.full(2, rank, "f"))
     assert np.isfinite(gradient).all() and (gradient > 0).all()
@@ -205,18 +205,18 @@ def gradients():
 
     rank, size = ddl.rank(), ddl.size()
     x, n = T.fvector("x"), T.ivector("n")
-    mine = np.arange(3, dtype="f") + rank
+    own = np.arange(3, dtype="f") + rank
     for op, factor in ((ddl.Average, 1.0), (ddl.Sum, float(size))):
         loss = (ddl_theano.allreduce(x, op=op) ** 2).sum() * (rank + 1)
         whole = (np.arange(3) + (size - 1) / 2) * factor
         share = np.mean([2 * whole * (r + 1) for r in range(size)], axis=0) * factor
-        assert theano.function([x], T.grad(loss, x))(mine) == pytest.approx(share)
+        assert theano.function([x], T.grad(loss, x))(own) == pytest.approx(share)
 
     # Only what the loss depends on has a gradient, of a list, and integers have none.
     total, count, unused = ddl_theano.allreduce([x, n, x * 5], op=ddl.Sum)
     by_x, by_n = T.grad((total * count).sum(), [x, n], disconnected_inputs="raise")
     function = theano.function([x, n], [by_x, by_n])
-    by_x, by_n = function(mine, np.full(3, 2, "int32"))
+    by_x, by_n = function(own, np.full(3, 2, "int32"))
     assert by_x.tolist() == [2.0 * size * size] * 3 and by_n.tolist() == [0.0] * 3
     with pytest.raises(theano.gradient.DisconnectedInputError):
         T.grad(total.sum(), n, consider_constant=[], disconnected_inputs="raise")
@@ -245,8 +245,8 @@ def pickles(folder):
     loaded = pickle.loads(folder.joinpath("function.pickle").read_bytes())
     copied = function.copy(share_memory=False)
     assert names_in_order(loaded) == ["first", "second"]
-    for one in (loaded, copied):
-        assert [result[0] for result in one(np.full(3, rank, "f"))] == [1.0, 0.5]
+    for compiled in (loaded, copied):
+        assert [result[0] for result in compiled(np.full(3, rank, "f"))] == [1.0, 0.5]
     (kept,) = loaded.get_shared()
     assert kept.get_value().tolist() == [-1.0] * 3
     ddl.shutdown()
@@ -288,20 +288,20 @@ def leaves_between(op, dtype, shape):
     first = ddl_theano.allreduce(x, op=op, name="first")
     second = ddl_theano.allreduce(Fails()(first) + x, op=op, name="second")
     function = theano.function([x], [first, second], mode="FAST_COMPILE")
-    mine = np.full(shape, rank + 1, dtype)
-    wanted = [result.copy() for result in function(mine)]
+    own = np.full(shape, rank + 1, dtype)
+    wanted = [result.copy() for result in function(own)]
     text = "ranks are not in step (ranks 0, 2: the all-reduce 'second'; rank 1: the all-reduce 'first'). An exception"
     for _ in range(2):
         Fails.now = rank == 1
         if rank == 1:
             with pytest.raises(Bad):
-                function(mine)
+                function(own)
             Fails.now = False
         with pytest.raises(ddl.InvalidState, match=rf"^\[rank {rank}/3") as caught:
-            function(mine)
+            function(own)
         assert text in str(caught.value)
-        results = function(mine)  # all ranks have left that step out
-        assert all((one == other).all() for one, other in zip(results, wanted))
+        results = function(own)  # all ranks have left that step out
+        assert all((result == other).all() for result, other in zip(results, wanted))
     return True
 
 

@@ -22,14 +22,14 @@ TYPES = ["float32", "float64", "int64", "bool"]
 
 
 def contents(variables):
-    return [one.get_value().tobytes() for one in variables]
+    return [variable.get_value().tobytes() for variable in variables]
 
 
 def parameters(seed):
     """One array is stored column by column."""
     random = np.random.RandomState(seed)
     arrays = [np.asarray(random.randn(*shape) * 9).astype(dtype) for shape, dtype in zip(SHAPES, TYPES)]
-    return [theano.shared(np.asfortranarray(one), f"number {i}", borrow=True) for i, one in enumerate(arrays)]
+    return [theano.shared(np.asfortranarray(array), f"number {i}", borrow=True) for i, array in enumerate(arrays)]
 
 
 def broadcasts():
@@ -41,15 +41,15 @@ def broadcasts():
         for holding in (
             list,
             tuple,
-            lambda some: [some[:2], (some[2], some[3])],
-            lambda some: OrderedDict((one.name, one) for one in some),
-            lambda some: OrderedDict((one, one + 1) for one in some),
-            lambda some: [(one, one * 2) for one in some],
-            lambda some: [*some, some[0], {"again": some[1]}],
+            lambda variables: [variables[:2], (variables[2], variables[3])],
+            lambda variables: OrderedDict((variable.name, variable) for variable in variables),
+            lambda variables: OrderedDict((variable, variable + 1) for variable in variables),
+            lambda variables: [(variable, variable * 2) for variable in variables],
+            lambda variables: [*variables, variables[0], {"again": variables[1]}],
         ):
-            mine = parameters(rank)
-            ddl_theano.broadcast_parameters(holding(mine), root)
-            assert contents(mine) == contents(parameters(root))
+            own = parameters(rank)
+            ddl_theano.broadcast_parameters(holding(own), root)
+            assert contents(own) == contents(parameters(root))
 
     weights = theano.shared(np.full((2, 2), rank, "f"))
     updates = adam([weights * 2], [weights])
@@ -77,8 +77,8 @@ def generators():
     ddl_theano.broadcast_parameters(updates)
     function = theano.function([], drawn, updates=updates, mode="FAST_COMPILE")
     assert weights.get_value().tolist() == [0.0] * 4
-    for mine in function():
-        first, second = ddl.allgather(np.asarray(mine)[None])
+    for numbers in function():
+        first, second = ddl.allgather(np.asarray(numbers)[None])
         assert (first != second).any()
 
 

@@ -32,8 +32,8 @@ def model(seed):
     ]
     first, bias, second, scale = parameters
     x, y = T.fmatrix("x"), T.fmatrix("y")
-    made = scale * T.dot(T.tanh(T.dot(x, first.T) + bias), second)
-    return [x, y], T.mean((made - y) ** 2), parameters
+    output = scale * T.dot(T.tanh(T.dot(x, first.T) + bias), second)
+    return [x, y], T.mean((output - y) ** 2), parameters
 
 
 def in_graph(ddl, inputs, loss, parameters, rule, mode):
@@ -57,26 +57,26 @@ def of_the_loss(ddl, inputs, loss, parameters, rule, mode):
 
 def by_the_host(ddl, inputs, loss, parameters, rule, mode):
     gradients = T.grad(loss, parameters)
-    find = theano.function(inputs, [loss, *[theano.Out(one, borrow=True) for one in gradients]], mode=mode)
-    found = [one.type() for one in gradients]
-    updates = RULES[rule](found, parameters)
-    update = theano.function(found, [], updates=updates, mode=mode)
+    find = theano.function(inputs, [loss, *[theano.Out(gradient, borrow=True) for gradient in gradients]], mode=mode)
+    given = [gradient.type() for gradient in gradients]
+    updates = RULES[rule](given, parameters)
+    update = theano.function(given, [], updates=updates, mode=mode)
 
     def step(x, y):
-        loss, *mine = find(x, y)
-        update(*ddl.allreduce_arrays(mine))
+        loss, *own = find(x, y)
+        update(*ddl.allreduce_arrays(own))
         return loss
 
     return step, updates
 
 
-def trained(way, ddl, rule, mode, mine, seed):
-    """Return the parameters and the state of the rule, after training on ``mine``; and the losses."""
+def trained(way, ddl, rule, mode, data, seed):
+    """Return the parameters and the state of the rule, after training on ``data``; and the losses."""
     inputs, loss, parameters = model(seed)
     step, updates = way(ddl, inputs, loss, parameters, rule, mode)
     if ddl is not None:
         ddl.broadcast_parameters(updates)
-    losses = [float(step(x, y)) for x, y in mine]
+    losses = [float(step(x, y)) for x, y in data]
     return [variable.get_value() for variable in updates], losses
 
 
@@ -86,12 +86,12 @@ def train(way, rule, mode):
 
     rank, size = ddl.rank(), ddl.size()
     alone, losses = trained(in_graph, None, rule, mode, batches(), seed=0)
-    mine, own = trained(way, ddl_theano, rule, mode, batches(size, rank), seed=rank)
-    one, other = (np.concatenate([array.ravel() for array in arrays]) for arrays in (alone, mine))
-    assert np.linalg.norm(one - other) <= 1e-6 * np.linalg.norm(one), rule
+    weights, own = trained(way, ddl_theano, rule, mode, batches(size, rank), seed=rank)
+    vector, other = (np.concatenate([array.ravel() for array in arrays]) for arrays in (alone, weights))
+    assert np.linalg.norm(vector - other) <= 1e-6 * np.linalg.norm(vector), rule
     assert ddl.allreduce(np.float64(own)) == pytest.approx(np.array(losses), rel=1e-6)
     assert losses[-1] < losses[0] / 2
-    return [one.tobytes() for one in mine]
+    return [weight.tobytes() for weight in weights]
 
 
 @pytest.mark.parametrize("rule", RULES)

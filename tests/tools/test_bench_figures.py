@@ -65,21 +65,24 @@ def test_only_samples_of_one_distance_are_compared():
     assert regimes.assign(samples) == [(100, 105), (490, 500)]
     chosen, same = regimes.choose(samples, [8])[8]
     assert same
-    assert {name: [one.seconds[1] for one in some] for name, some in chosen.items()} == {"a": [1], "b": [2, 2]}
+    assert {name: [sample.seconds[1] for sample in samples] for name, samples in chosen.items()} == {
+        "a": [1],
+        "b": [2, 2],
+    }
 
 
 def test_without_a_common_distance_all_samples_are_pooled_and_that_is_said():
     samples = {"a": {8: [sample(1, (100, 100))]}, "b": {8: [sample(2, (500, 500))]}}
     regimes.assign(samples)
     chosen, same = regimes.choose(samples, [8])[8]
-    assert not same and [len(some) for some in chosen.values()] == [1, 1]
+    assert not same and [len(samples) for samples in chosen.values()] == [1, 1]
 
 
 def test_a_machine_that_is_not_probed_has_one_distance():
     samples = {"a": {8: [sample(1), sample(1)]}, "b": {8: [sample(2)]}}
     assert regimes.assign(samples) == []
     chosen, same = regimes.choose(samples, [8])[8]
-    assert same and [len(some) for some in chosen.values()] == [2, 1]
+    assert same and [len(samples) for samples in chosen.values()] == [2, 1]
 
 
 def of(median: float, nbytes: int = 1 << 20) -> Figures:

@@ -75,7 +75,7 @@ def meaning(collective: str, inputs: List[np.ndarray], rank: int, root: int) -> 
     if collective == "allgather":
         return np.concatenate(inputs)
     if collective == "alltoall":
-        return np.concatenate([np.split(one, len(inputs))[rank] for one in inputs])
+        return np.concatenate([np.split(array, len(inputs))[rank] for array in inputs])
     total: np.ndarray = np.sum(inputs, axis=0)
     return total if collective == "allreduce" else np.split(total, len(inputs))[rank]
 

@@ -73,11 +73,11 @@ def test_a_run_prints_a_table_and_writes_everything(tmp_path: Path):
     assert written["command"][1:3] == ["bench", "allreduce"] and written["machine"]["cores"] >= 1
     for name in who:
         for nbytes in ("8", str(256 << 10)):
-            one = written["figures"][name][nbytes]
-            assert 0 < one["min"] <= one["median"] <= one["p99"] <= one["quantiles"]["1"]
-            assert one["busbw"] == pytest.approx(int(nbytes) / one["median"] / 1e9)
-            assert one["cpu_per_gb"] > 0 and len(one["round_medians"]) >= 1
-            assert sum(some["calls"] for some in written["samples"][name][nbytes]) >= one["calls"]
+            figures = written["figures"][name][nbytes]
+            assert 0 < figures["min"] <= figures["median"] <= figures["p99"] <= figures["quantiles"]["1"]
+            assert figures["busbw"] == pytest.approx(int(nbytes) / figures["median"] / 1e9)
+            assert figures["cpu_per_gb"] > 0 and len(figures["round_medians"]) >= 1
+            assert sum(sample["calls"] for sample in written["samples"][name][nbytes]) >= figures["calls"]
 
 
 @pytest.mark.slow

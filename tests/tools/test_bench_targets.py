@@ -90,21 +90,21 @@ def test_plans_are_built_as_the_jobs_chose_them_and_proved():
 
 def counted(large: int) -> Dict[str, Any]:
     """What ranks with ``large`` connections to each neighbour, and one for each small one, would write."""
-    found = {}
+    results = {}
     for dimensions in (*connections.FEW, *connections.MANY):
         ranks = prod(map(int, dimensions.split("x")))
         layout = {"hosts": [[rank] for rank in range(ranks)], "dimensions": dimensions, "algorithm": ""}
         near = [connections.neighbours(layout, nbytes) for nbytes in (connections.SMALL, connections.LARGE)]
-        found[dimensions] = [{"connections": near[0] + large * near[1], "layout": layout}]
-    return found
+        results[dimensions] = [{"connections": near[0] + large * near[1], "layout": layout}]
+    return results
 
 
 def test_connections_may_grow_with_dimensions_only():
-    found = counted(4)
-    assert [row.ours for row in connections.rows(found)] == [14, 22, 30]
-    assert all(row.met for row in connections.rows(found))
-    found["8x8"][0]["connections"] += 1
-    assert [row.met for row in connections.rows(found)] == [True, False, True]
+    results = counted(4)
+    assert [row.ours for row in connections.rows(results)] == [14, 22, 30]
+    assert all(row.met for row in connections.rows(results))
+    results["8x8"][0]["connections"] += 1
+    assert [row.met for row in connections.rows(results)] == [True, False, True]
 
 
 ROW = Row("a", "4 hosts", 1.25, "bound", 1.05, ours=0.5, gloo=1.0, mpi=0.75, mpi_name="mpich", bound=0.4, note="busy")

@@ -75,8 +75,8 @@ def test_ranks_start_alike_with_different_data() -> None:
 
     assert tuple(MODELS) == training.NAMES
     model = MODELS["digits"]
-    for mine, theirs in zip(model.make(1).parameters(), model.make(1).parameters()):
-        assert torch.equal(mine, theirs)
+    for parameter, theirs in zip(model.make(1).parameters(), model.make(1).parameters()):
+        assert torch.equal(parameter, theirs)
     assert not torch.equal(model.batches(2, 1)[0][0], model.batches(3, 1)[0][0])
 
 
@@ -94,10 +94,10 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert facts["ranks"] == 2 and facts["machine"]["cores"] == os.cpu_count()
     results = facts["models"]["digits"]
     assert set(results) == {"alone+malloc", "ddl", "ddp"}
-    for one in results.values():
-        assert 0 < one["min_ms"] <= one["step_ms"] <= one["p99_ms"]
-        assert one["samples_per_s"] == pytest.approx(2 * 32 * 1e3 / one["step_ms"])
-        assert one["own_mib"] > 1
+    for figures in results.values():
+        assert 0 < figures["min_ms"] <= figures["step_ms"] <= figures["p99_ms"]
+        assert figures["samples_per_s"] == pytest.approx(2 * 32 * 1e3 / figures["step_ms"])
+        assert figures["own_mib"] > 1
     ddl, alone, ddp = results["ddl"], results["alone+malloc"], results["ddp"]
     assert ddl["exposed_ms"] == pytest.approx(ddl["step_ms"] - alone["step_ms"])
     assert ddl["speed_over_ddp"] == pytest.approx(ddp["step_ms"] / ddl["step_ms"])
@@ -191,9 +191,11 @@ def test_disturbed_blocks_are_left_out() -> None:
     chosen = training_blocks.choose(starts, 2)
     assert chosen.alike and chosen.enough
     assert chosen.distances == [(100, 100), (500, 500)]
-    found = {name: [(one.round, one.seconds[0][0]) for one in some] for name, some in chosen.compared.items()}
+    compared = {
+        name: [(block.round, block.seconds[0][0]) for block in blocks] for name, blocks in chosen.compared.items()
+    }
     both = [3.0, 4.0]
-    assert found == {"ddl": [(n, s) for n in (0, 1) for s in both], "ddp": [(n, s) for n in (1, 2) for s in both]}
+    assert compared == {"ddl": [(n, s) for n in (0, 1) for s in both], "ddp": [(n, s) for n in (1, 2) for s in both]}
     assert len(chosen.blocks["ddl"]) == 8 and chosen.blocks["ddl"][6].others == pytest.approx(0.28)
     assert training_report.about(chosen) == "8 of 14 blocks of steps compared, cores 500-500 ns apart"
     assert training_blocks.choose(starts, 4).enough and not training_blocks.choose(starts, 5).enough

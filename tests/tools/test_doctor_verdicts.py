@@ -31,28 +31,30 @@ def address(host: int, rail: int = 0) -> str:
 
 def healthy(hosts: int = 2, rails: int = 1) -> Facts:
     """All is well: ``hosts`` hosts of two ranks with ``rails`` rails."""
-    some = range(hosts)
-    found = []
-    for number in some:
+    numbers = range(hosts)
+    described = []
+    for number in numbers:
         local = Local(
             name=NAMES[number],
             version="1",
             python="3.11.1",
             interfaces=tuple(Interface(f"eth{rail}", address(number, rail)) for rail in range(rails)),
             chosen=address(number),
-            routes={str(other): address(number) for other in some if other != number},
-            names={NAMES[other]: (address(other),) for other in some},
-            reverse={address(other): NAMES[other] for other in some},
+            routes={str(other): address(number) for other in numbers if other != number},
+            names={NAMES[other]: (address(other),) for other in numbers},
+            reverse={address(other): NAMES[other] for other in numbers},
         )
-        found.append(Host(number, NAMES[number], (2 * number, 2 * number + 1), local=local))
+        described.append(Host(number, NAMES[number], (2 * number, 2 * number + 1), local=local))
     links = [
-        Link(one, two, address(two, rail), f"eth{rail}", f"eth{rail}", latency=2e-5, bandwidth=9e9, offset=1e-6)
+        Link(
+            source, target, address(target, rail), f"eth{rail}", f"eth{rail}", latency=2e-5, bandwidth=9e9, offset=1e-6
+        )
         for rail in range(rails)
-        for one in some
-        for two in some
-        if one != two
+        for source in numbers
+        for target in numbers
+        if source != target
     ]
-    return Facts(tuple(found), tuple(links), groups=tuple(host.ranks for host in found), script="train.py")
+    return Facts(tuple(described), tuple(links), groups=tuple(host.ranks for host in described), script="train.py")
 
 
 def with_local(facts: Facts, number: int, **changes: Any) -> Facts:
@@ -258,9 +260,9 @@ CASES: List[Case] = [
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_each_trouble_has_its_verdict_and_no_other(case: Case) -> None:
     _, facts, level, check, hosts, words = case
-    found = bad(facts)
-    assert len(found) == 1, found
-    verdict = found[0]
+    judged = bad(facts)
+    assert len(judged) == 1, judged
+    verdict = judged[0]
     assert (verdict.level, verdict.check) == (level, check)
     if hosts is not None:
         assert verdict.hosts == (hosts or ("a", "b"))
@@ -271,20 +273,20 @@ def test_each_trouble_has_its_verdict_and_no_other(case: Case) -> None:
 
 
 def test_all_is_well() -> None:
-    found = verdicts.judge(healthy())
-    assert {verdict.level for verdict in found} == {OK}
-    checks = [verdict.check for verdict in found]
+    judged = verdicts.judge(healthy())
+    assert {verdict.level for verdict in judged} == {OK}
+    checks = [verdict.check for verdict in judged]
     assert len(set(checks)) == len(checks), "one line for each check where all hosts are alike"
-    assert all(verdict.hosts == ("a", "b") for verdict in found)
-    assert summary(found) == f"{len(found)} ok, 0 warnings, 0 errors"
+    assert all(verdict.hosts == ("a", "b") for verdict in judged)
+    assert summary(judged) == f"{len(judged)} ok, 0 warnings, 0 errors"
 
 
 def test_one_machine_has_no_links_and_may_use_loopback() -> None:
     alone = dataclasses.replace(healthy(), hosts=healthy().hosts[:1], links=(), groups=((0, 1),))
     alone = with_local(alone, 0, chosen="127.0.0.1", routes={}, names={"a": ("127.0.1.1",)}, reverse={})
-    found = verdicts.judge(alone)
-    assert {verdict.level for verdict in found} == {OK}
-    assert not {"ports", "mtu", "latency", "bandwidth", "clock"} & {verdict.check for verdict in found}
+    judged = verdicts.judge(alone)
+    assert {verdict.level for verdict in judged} == {OK}
+    assert not {"ports", "mtu", "latency", "bandwidth", "clock"} & {verdict.check for verdict in judged}
 
 
 def test_addresses_that_join_no_hosts_are_no_rails() -> None:
@@ -312,8 +314,8 @@ def test_addresses_that_join_no_hosts_are_no_rails() -> None:
     ],
 )
 def test_what_launchers_say_is_understood(said: str, check: str, words: str) -> None:
-    found, remedy = diagnose(said)
-    assert found == check
+    diagnosis, remedy = diagnose(said)
+    assert diagnosis == check
     assert words in remedy
 
 
@@ -336,7 +338,7 @@ def test_the_table_has_a_row_for_each_pair_and_rail() -> None:
     rows = [line.split() for line in link_table(facts)]
     assert rows[0] == ["host", "host", "rail", "latency", "forth", "back"]
     assert [row[:3] for row in rows[1:]] == [
-        [one, two, rail] for one, two in (("a", "b"), ("a", "c"), ("b", "c")) for rail in ("eth0", "eth1")
+        [source, target, rail] for source, target in (("a", "b"), ("a", "c"), ("b", "c")) for rail in ("eth0", "eth1")
     ]
     assert rows[1][3:] == ["20", "µs", "refused", "9", "Gb/s"]
     assert not link_table(dataclasses.replace(facts, links=()))
@@ -345,7 +347,7 @@ def test_the_table_has_a_row_for_each_pair_and_rail() -> None:
 @pytest.mark.parametrize("hosts", range(1, 10))
 def test_the_schedule_has_every_pair_once_each_way(hosts: int) -> None:
     pairs = schedule(hosts)
-    assert sorted(pairs) == [(one, two) for one in range(hosts) for two in range(hosts) if one != two]
+    assert sorted(pairs) == [(source, target) for source in range(hosts) for target in range(hosts) if source != target]
 
 
 def test_descriptors_grow_with_the_job() -> None:

@@ -38,12 +38,12 @@ def moved(counts: Dict[str, Any]) -> List[float]:
 
 def test_4x8x2_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """The host leaves a quarter to each rank, 16 MiB; 7/8 of that go each way between hosts, then half of 2 MiB."""
-    found = asked(capsys, "4x8x2", "--bytes", "64M")
-    assert (found["algorithm"], found["rounds"], found["verified"]) == ("multiring", 1 + 14 + 2 + 1, True)
-    assert (found["chunks"], found["chunk_bytes"], found["pieces"], found["pieces_at_once"]) == (64, MIB, 32, 4)
-    assert found["paper"] == {"messages": 2 * (3 + 7 + 1), "bytes": 126 * MIB}
-    assert [counts["rank"] for counts in found["counts"]] == list(range(64))
-    for counts in found["counts"]:
+    answer = asked(capsys, "4x8x2", "--bytes", "64M")
+    assert (answer["algorithm"], answer["rounds"], answer["verified"]) == ("multiring", 1 + 14 + 2 + 1, True)
+    assert (answer["chunks"], answer["chunk_bytes"], answer["pieces"], answer["pieces_at_once"]) == (64, MIB, 32, 4)
+    assert answer["paper"] == {"messages": 2 * (3 + 7 + 1), "bytes": 126 * MIB}
+    assert [counts["rank"] for counts in answer["counts"]] == list(range(64))
+    for counts in answer["counts"]:
         assert moved(counts) == [16, 30, 30, 48, 48]
         assert moved(counts["dimensions"]["ranks"]) == [0, 0, 0, 48, 48]
         assert moved(counts["dimensions"]["hosts"]) == [14, 28, 28, 0, 0]
@@ -62,15 +62,15 @@ def test_2x2_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_three_ranks_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    found = asked(capsys, "1x3", "--bytes", "9M")
-    assert [moved(counts) for counts in found["counts"]] == [[4, 12, 12, 0, 0]] * 3
-    assert (found["rounds"], found["paper"]) == (4, {"messages": 4, "bytes": 12 * MIB})
+    answer = asked(capsys, "1x3", "--bytes", "9M")
+    assert [moved(counts) for counts in answer["counts"]] == [[4, 12, 12, 0, 0]] * 3
+    assert (answer["rounds"], answer["paper"]) == (4, {"messages": 4, "bytes": 12 * MIB})
     # The root of a tree of three sends to both others; nobody else sends. No formula of the paper is about that.
-    found = asked(capsys, "1x3", "--bytes", "3K", "--collective", "broadcast", "--root", "1")
-    assert [counts["messages"] for counts in found["counts"]] == [0, 2, 0] and found["paper"] is None
+    answer = asked(capsys, "1x3", "--bytes", "3K", "--collective", "broadcast", "--root", "1")
+    assert [counts["messages"] for counts in answer["counts"]] == [0, 2, 0] and answer["paper"] is None
     # Of nine chunks of an all-to-all each rank has three, and sends two.
-    found = asked(capsys, "1x3", "--bytes", "9M", "--collective", "alltoall")
-    assert [moved(counts) for counts in found["counts"]] == [[2, 6, 6, 0, 0]] * 3 and found["chunk_bytes"] == 3 * MIB
+    answer = asked(capsys, "1x3", "--bytes", "9M", "--collective", "alltoall")
+    assert [moved(counts) for counts in answer["counts"]] == [[2, 6, 6, 0, 0]] * 3 and answer["chunk_bytes"] == 3 * MIB
     # A chunk need not be a whole number of bytes.
     assert asked(capsys, "1x3", "--bytes", "1M")["chunk_bytes"] == pytest.approx(MIB / 3)
 
@@ -123,9 +123,9 @@ def test_too_many_ranks_are_not_verified_unasked(
     assert "rounds  not known, as it was not verified" in lines
     assert any(line.startswith("rank 9 ") for line in lines)
     assert any(re.fullmatch(r" +2 +\? +reduce chunks 16–31 of my input .*", line) for line in lines)
-    found = asked(capsys, "4x8x2")
-    assert (found["verified"], found["rounds"], len(found["counts"])) == (False, None, 1)
-    assert moved(found["counts"][0]) == [16, 30, 30, 48, 48]
+    answer = asked(capsys, "4x8x2")
+    assert (answer["verified"], answer["rounds"], len(answer["counts"])) == (False, None, 1)
+    assert moved(answer["counts"][0]) == [16, 30, 30, 48, 48]
     picture = tmp_path / "plan.svg"
     assert cli.main(["plan", "4x8x2", "--svg", str(picture)]) == 2 and not picture.exists()
     assert f"--svg {picture}: " in capsys.readouterr().err
@@ -134,8 +134,8 @@ def test_too_many_ranks_are_not_verified_unasked(
 
 
 def test_thousands_of_ranks_are_counted_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    found = asked(capsys, "4x1024")
-    assert (found["ranks"], found["verified"], found["counts"][0]["messages"]) == (4096, False, 2 * 1023)
+    answer = asked(capsys, "4x1024")
+    assert (answer["ranks"], answer["verified"], answer["counts"][0]["messages"]) == (4096, False, 2 * 1023)
 
 
 @pytest.mark.parametrize(

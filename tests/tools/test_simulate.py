@@ -102,14 +102,14 @@ def test_a_rank_alone_is_drawn(tmp_path: Path) -> None:
 
 def test_fewer_hosts_fill_racks_first() -> None:
     description = preset("powerai-resnet50")
-    found = [str(place.topology) for place in places(description, ["4x16x4", "4x64"], [1, 4, 32, 64])]
-    assert found == ["4", "4x4", "4x16x2", "4x32", "4x16x4", "4x64"]
+    shapes = [str(place.topology) for place in places(description, ["4x16x4", "4x64"], [1, 4, 32, 64])]
+    assert shapes == ["4", "4x4", "4x16x2", "4x32", "4x16x4", "4x64"]
 
 
 @pytest.mark.parametrize("late", [[], ["5:+20ms", "3:x1.1"]])
 def test_the_picture(file: str, tmp_path: Path, late: List[str]) -> None:
     target = tmp_path / "step.svg"
-    options = [word for one in late for word in ("--straggler", one)]
+    options = [word for straggler in late for word in ("--straggler", straggler)]
     assert simulate("--topology", file, "--mode", "2x2x2", "--svg", str(target), *options) == 0
     drawing = ElementTree.fromstring(target.read_text())
     width, height = float(drawing.attrib["width"]), float(drawing.attrib["height"])
@@ -120,8 +120,8 @@ def test_the_picture(file: str, tmp_path: Path, late: List[str]) -> None:
     texts = [element.text or element[0].tail or "" for element in drawing.iter(f"{SVG}text")]
     assert "rank 0" in texts and "forward" in texts and "racks (2)" in texts
     assert any(text.startswith("exposed ") for text in texts)
-    for one in late:
-        assert f"rank {one[0]} (late)" in texts
+    for straggler in late:
+        assert f"rank {straggler[0]} (late)" in texts
     assert len(boxes) < 2000
 
 
@@ -132,10 +132,10 @@ def test_presets_say_where_every_figure_comes_from(name: str, capsys: pytest.Cap
     description = preset(name)
     assert description.machine.size == 256 and description.training.published is not None
     assert f"published, 256 ranks: {100 * description.training.published:.0f} %" in printed
-    standings = [one.standing for one in description.assumptions]
+    standings = [assumption.standing for assumption in description.assumptions]
     assert {"fact", "derived", "assumed"} <= set(standings)
-    for one in description.assumptions:
-        assert one.text in printed
+    for assumption in description.assumptions:
+        assert assumption.text in printed
 
 
 def test_stragglers() -> None:

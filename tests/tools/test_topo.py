@@ -27,20 +27,28 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def facts_of(hosts: int, ranks: int = 2, rails: int = 2, name: str = "node{}") -> Facts:
     numbers = range(hosts)
-    found = []
+    described = []
     for host in numbers:
         interfaces = tuple(Interface(f"eth{rail}", f"10.1.{rail}.{host + 1}") for rail in range(rails))
         local = Local(name=name.format(host), version="1", python="3.11", interfaces=interfaces)
         local = dataclasses.replace(local, chosen=interfaces[0].address)
-        found.append(Host(host, local.name, tuple(range(host * ranks, (host + 1) * ranks)), local=local))
+        described.append(Host(host, local.name, tuple(range(host * ranks, (host + 1) * ranks)), local=local))
     links = [
-        Link(one, two, f"10.1.{rail}.{two + 1}", f"eth{rail}", f"eth{rail}", latency=2e-5, bandwidth=1e10 / (rail + 1))
-        for one in numbers
-        for two in numbers
-        if one != two
+        Link(
+            source,
+            target,
+            f"10.1.{rail}.{target + 1}",
+            f"eth{rail}",
+            f"eth{rail}",
+            latency=2e-5,
+            bandwidth=1e10 / (rail + 1),
+        )
+        for source in numbers
+        for target in numbers
+        if source != target
         for rail in range(rails)
     ]
-    return Facts(tuple(found), tuple(links), groups=tuple(host.ranks for host in found))
+    return Facts(tuple(described), tuple(links), groups=tuple(host.ranks for host in described))
 
 
 def drawn(facts: Facts) -> ElementTree.Element:
@@ -53,25 +61,25 @@ def texts(drawing: ElementTree.Element) -> List[str]:
 
 def boxes(drawing: ElementTree.Element) -> List[Tuple[float, float, float, float]]:
     """Left, upper, right and lower ends of all boxes but the background."""
-    found = []
+    rectangles = []
     for element in list(drawing.iter(f"{SVG}rect"))[1:]:
         x, y, w, h = (float(element.attrib[key]) for key in ("x", "y", "width", "height"))
-        found.append((x, y, x + w, y + h))
-    return found
+        rectangles.append((x, y, x + w, y + h))
+    return rectangles
 
 
 @pytest.mark.parametrize("hosts", range(1, 17))
 def test_nothing_is_outside_or_half_upon_another(hosts: int) -> None:
     drawing = drawn(facts_of(hosts, ranks=1 + hosts % 9, rails=1 + hosts % 3))
     width, height = float(drawing.attrib["width"]), float(drawing.attrib["height"])
-    found = boxes(drawing)
-    for left, top, right, bottom in found:
+    rectangles = boxes(drawing)
+    for left, top, right, bottom in rectangles:
         assert 0 <= left < right <= width and 0 <= top < bottom <= height
-    for one in found:
-        for two in found:
-            apart = one[2] <= two[0] or two[2] <= one[0] or one[3] <= two[1] or two[3] <= one[1]
-            inside = one[0] >= two[0] and one[1] >= two[1] and one[2] <= two[2] and one[3] <= two[3]
-            around = two[0] >= one[0] and two[1] >= one[1] and two[2] <= one[2] and two[3] <= one[3]
+    for box in rectangles:
+        for other in rectangles:
+            apart = box[2] <= other[0] or other[2] <= box[0] or box[3] <= other[1] or other[3] <= box[1]
+            inside = box[0] >= other[0] and box[1] >= other[1] and box[2] <= other[2] and box[3] <= other[3]
+            around = other[0] >= box[0] and other[1] >= box[1] and other[2] <= box[2] and other[3] <= box[3]
             assert apart or inside or around
     for element in drawing.iter(f"{SVG}line"):
         assert all(0 <= float(element.attrib[key]) <= width for key in ("x1", "x2"))
@@ -175,7 +183,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "├─ ranks 0–2 share memory (proved)" in done.stdout
     done = subprocess.run([*program, "doctor", "--json", "-"], **options)
-    found = json.loads(done.stdout)
-    assert found["facts"]["groups"] == [[0, 1]]
-    errors = [verdict for verdict in found["verdicts"] if verdict["level"] == "error"]
+    answer = json.loads(done.stdout)
+    assert answer["facts"]["groups"] == [[0, 1]]
+    errors = [verdict for verdict in answer["verdicts"] if verdict["level"] == "error"]
     assert (done.returncode, errors) == (0, [])

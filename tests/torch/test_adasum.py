@@ -16,7 +16,7 @@ def adasum(a, b):
     """The formula of the paper, for one tensor of two ranks."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     x, y = a.to(wide), b.to(wide)
-    product, aa, bb = ((one.conj() * other).real.sum() for one, other in ((x, y), (x, x), (y, y)))
+    product, aa, bb = ((vector.conj() * other).real.sum() for vector, other in ((x, y), (x, x), (y, y)))
     return (1 - product / (2 * aa) if aa else 1) * x + (1 - product / (2 * bb) if bb else 1) * y
 
 
@@ -26,12 +26,12 @@ def tensors():
     rank = ddl.rank()
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
         both = [torch.randn(7, 3, dtype=dtype, generator=torch.Generator().manual_seed(r)) + 0.5 for r in range(2)]
-        mine = both[rank].clone()
-        version = mine._version
-        assert ddl.adasum_(mine) is mine and mine._version > version
+        vector = both[rank].clone()
+        version = vector._version
+        assert ddl.adasum_(vector) is vector and vector._version > version
         expected = adasum(*both)
-        torch.testing.assert_close(mine.to(expected.dtype), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
-        assert torch.equal(*ddl.allgather(mine.unsqueeze(0)))
+        torch.testing.assert_close(vector.to(expected.dtype), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+        assert torch.equal(*ddl.allgather(vector.unsqueeze(0)))
     with pytest.raises(ddl.InvalidArgument, match="not contiguous"):
         ddl.adasum_(torch.ones(4, 4).t()[1:, 1:])
     with pytest.raises(ddl.InvalidArgument, match="int32"):

@@ -35,7 +35,7 @@ def names_and_roots() -> None:
         hvd.prepare_allreduce(x.clone(), op="sum")(),
         hvd.sparse_allreduce_async(x.to_sparse(), "sparse", "sum")().to_dense(),
     ]
-    assert all(torch.equal(one, torch.full_like(one, total)) for one in summed)
+    assert all(torch.equal(tensor, torch.full_like(tensor, total)) for tensor in summed)
     root = size - 1
     reduced, gathered = hvd.reduce(x, root, op="sum"), hvd.gather(x[:1], root)
     if rank == root:

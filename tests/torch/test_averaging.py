@@ -53,21 +53,21 @@ def mistakes():
 
     rank, size = ddl.rank(), ddl.size()
     last = size - 1
-    mine = rank == last
+    is_last = rank == last
     calls = [
         (
-            lambda: ddl.average_metrics({"loss": 1, **({"top5": 1} if mine else {})}),
+            lambda: ddl.average_metrics({"loss": 1, **({"top5": 1} if is_last else {})}),
             f"rank {last} has the metric 'top5', rank 0 ",
         ),
         (
-            lambda: ddl.average_metrics({"loss": 1} if mine else {"lost": 1}),
+            lambda: ddl.average_metrics({"loss": 1} if is_last else {"lost": 1}),
             f"rank 0 has the metric 'lost', rank {last} ",
         ),
         (
-            lambda: ddl.average_metrics({"loss": torch.ones(3)} if mine else {"loss": 1}),
+            lambda: ddl.average_metrics({"loss": torch.ones(3)} if is_last else {"loss": 1}),
             f"rank {last} 'loss' is a Tensor of shape",
         ),
-        (lambda: ddl.average_metrics({"loss": 1}, weight=-1 if mine else 1), f"rank {last} weight=-1 must be"),
+        (lambda: ddl.average_metrics({"loss": 1}, weight=-1 if is_last else 1), f"rank {last} weight=-1 must be"),
         (lambda: ddl.average_metrics({"loss": "0.5"}), "rank 0 'loss' is a str, not one number"),
         (lambda: ddl.average_metrics({"loss": 1j}), "rank 0 'loss' is a complex"),
         (lambda: ddl.average_metrics({"loss": 1}, weight=math.nan), "rank 0 weight=nan"),

@@ -43,9 +43,9 @@ def mixed(path, backend):
         ):
             call()
         dist.gather(there, [there] * size if dist.get_rank(group) == 0 else None, group_dst=0, group=group)
-        found = [None] * size
-        dist.all_gather_object(found, r, group=group)  # on the CPU, where there is one
-        assert found == dist.get_process_group_ranks(group)
+        gathered = [None] * size
+        dist.all_gather_object(gathered, r, group=group)  # on the CPU, where there is one
+        assert gathered == dist.get_process_group_ranks(group)
         dist.barrier(group=group)
     world = dist.group.WORLD
     assert {device.type for device in world._device_types} == {"cpu", "npy"}

@@ -59,26 +59,26 @@ def anybody(path):
     dist, r, n = begin(path)
     for tag in (0, 4):
         if r == 0:
-            found = []
+            received = []
             for _ in range(2 * (n - 1)):
                 x = torch.empty(2)
                 source = dist.recv(x, tag=tag)
                 assert x[0] == source
-                found.append((source, int(x[1])))
-            assert [number for rank, number in found if rank == n - 1] == [0, 1]  # a sender's own order
-            assert sorted(found) == [(rank, number) for rank in range(1, n) for number in range(2)]
+                received.append((source, int(x[1])))
+            assert [number for rank, number in received if rank == n - 1] == [0, 1]  # a sender's own order
+            assert sorted(received) == [(rank, number) for rank in range(1, n) for number in range(2)]
         else:
             for number in range(2):
                 dist.send(torch.tensor([float(r), float(number)]), 0, tag=tag)
     dist.barrier()
     # Begun before anything is sent; the named receive after it must not get its message.
     if r == 0:
-        one, other = torch.empty(1), torch.empty(3)
-        first, second = dist.irecv(one), dist.irecv(other, 1)
+        buffer, other = torch.empty(1), torch.empty(3)
+        first, second = dist.irecv(buffer), dist.irecv(other, 1)
         dist.barrier()
         second.wait()
-        assert first.source_rank() == 1 and one.item() == 8 and other.tolist() == [9] * 3
-        assert dist.recv(one, 1) == 1 and one.item() == 10  # and by name again
+        assert first.source_rank() == 1 and buffer.item() == 8 and other.tolist() == [9] * 3
+        assert dist.recv(buffer, 1) == 1 and buffer.item() == 10  # and by name again
     else:
         dist.barrier()
         if r == 1:

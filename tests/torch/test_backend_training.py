@@ -135,7 +135,9 @@ def everything(path):
         if HAS_FSDP2:
             results[backend].update(with_fsdp(group, data, f"{path}/{backend}"))
     dist.destroy_process_group()
-    return {backend: {name: found.numpy() for name, found in by_name.items()} for backend, by_name in results.items()}
+    return {
+        backend: {name: weights.numpy() for name, weights in by_name.items()} for backend, by_name in results.items()
+    }
 
 
 @pytest.mark.slow
@@ -143,11 +145,11 @@ def everything(path):
 def test_training_as_with_gloo(size: int, tmp_path) -> None:
     answers = ranks.run(size, everything, str(tmp_path), initialise=False)
     assert len(answers[0]["ddl"]) == (13 if HAS_FSDP2 else 11)
-    for name, found in answers[0]["ddl"].items():
+    for name, weights in answers[0]["ddl"].items():
         for other in answers[1:]:
-            assert (other["ddl"][name] == found).all(), name  # all ranks have the same bits
+            assert (other["ddl"][name] == weights).all(), name  # all ranks have the same bits
         wanted = answers[0]["gloo"][name]
         if size == 2:
-            assert (found == wanted).all(), name  # two numbers have one sum
+            assert (weights == wanted).all(), name  # two numbers have one sum
         tolerance = 1e-3 if name == "fp16 hook" else 1e-5
-        torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(wanted), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(torch.from_numpy(weights), torch.from_numpy(wanted), rtol=tolerance, atol=tolerance)

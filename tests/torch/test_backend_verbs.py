@@ -56,22 +56,22 @@ def moving(path):
     for kind in MOVED:
         dtype = getattr(torch, kind)
         each = [drawn(kind, 5, 3, of=rank) for rank in range(n)]
-        mine = each[r].clone()
+        own = each[r].clone()
         for root in range(n):
-            got = mine.clone()
+            got = own.clone()
             dist.broadcast(got, root)
             same(got, each[root])
         outputs = [torch.empty(5, 3, dtype=dtype) for _ in range(n)]
-        dist.all_gather(outputs, mine)
+        dist.all_gather(outputs, own)
         same(outputs, each)
-        work = dist.all_gather(outputs[::-1], mine, async_op=True)
+        work = dist.all_gather(outputs[::-1], own, async_op=True)
         work.wait()
         same(outputs[::-1], each)
         whole = torch.empty(5 * n, 3, dtype=dtype)
-        dist.all_gather_into_tensor(whole, mine)
+        dist.all_gather_into_tensor(whole, own)
         same(whole, torch.cat(each))
         inplace = torch.zeros(n, 5, 3, dtype=torch.uint8).to(dtype)
-        inplace[r] = mine
+        inplace[r] = own
         dist.all_gather_into_tensor(inplace, inplace[r])
         same(inplace, torch.stack(each))
         parts = [drawn(kind, 4, of=10 * r + rank) for rank in range(n)]
@@ -91,14 +91,14 @@ def moving(path):
         rows = [drawn(kind, n * (n + 1) // 2, 2, of=rank)[start : start + r + 1] for rank in range(n)]
         same(target, torch.cat(rows))
         outputs = [torch.empty(5, 3, dtype=dtype) for _ in range(n)] if r == 1 else None
-        dist.gather(mine, outputs, dst=1)
+        dist.gather(own, outputs, dst=1)
         assert r != 1 or same(outputs, each) is None
         out = torch.empty(4, dtype=dtype)
         dist.scatter(out, [drawn(kind, 4, of=rank) for rank in range(n)] if r == 0 else None, src=0)
         same(out, drawn(kind, 4, of=r))
         if r == 0:
-            dist.send(mine, 1)
-            dist.isend(mine.t(), 1).wait()
+            dist.send(own, 1)
+            dist.isend(own.t(), 1).wait()
         elif r == 1:
             got, turned = torch.empty(5, 3, dtype=dtype), torch.empty(5, 3, dtype=dtype).t()
             assert dist.recv(got, 0) == 0
@@ -210,24 +210,24 @@ def together(path):
     from torch.distributed.distributed_c10d import _coalescing_manager
 
     assert dist.get_backend() == "ddl" and type(dist.group.WORLD).__name__ == "DDLProcessGroup"
-    found = [None] * n
-    dist.all_gather_object(found, {"rank": r, "text": "a" * r})
-    assert found == [{"rank": rank, "text": "a" * rank} for rank in range(n)]
-    found = [r, "x"]
-    dist.broadcast_object_list(found, 1)
-    assert found == [1, "x"]
-    found = [None] * n if r == 0 else None
-    dist.gather_object(("r", r), found)
-    assert r != 0 or found == [("r", rank) for rank in range(n)]
-    found = [None]
-    dist.scatter_object_list(found, [f"s{rank}" for rank in range(n)] if r == 0 else None, src=0)
-    assert found == [f"s{r}"]
+    everybody = [None] * n
+    dist.all_gather_object(everybody, {"rank": r, "text": "a" * r})
+    assert everybody == [{"rank": rank, "text": "a" * rank} for rank in range(n)]
+    everybody = [r, "x"]
+    dist.broadcast_object_list(everybody, 1)
+    assert everybody == [1, "x"]
+    everybody = [None] * n if r == 0 else None
+    dist.gather_object(("r", r), everybody)
+    assert r != 0 or everybody == [("r", rank) for rank in range(n)]
+    everybody = [None]
+    dist.scatter_object_list(everybody, [f"s{rank}" for rank in range(n)] if r == 0 else None, src=0)
+    assert everybody == [f"s{r}"]
     if r == 0:
         dist.send_object_list(["hi", 3], 1)
     elif r == 1:
-        found = [None, None]
-        dist.recv_object_list(found, 0)
-        assert found == ["hi", 3]
+        everybody = [None, None]
+        dist.recv_object_list(everybody, 0)
+        assert everybody == ["hi", 3]
     dist.barrier()
     dist.barrier(async_op=True).wait()
     dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=10))

@@ -44,33 +44,35 @@ class Spoiled:
 def parameters(dtype=torch.float32):
     torch.manual_seed(2)
     named = {"first": (3, 5), "image": (2, 3, 2, 2), "last": (7,), "unused": (4,)}
-    made = {name: torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for name, shape in named.items()}
-    made["image"].data = made["image"].data.to(memory_format=torch.channels_last)
-    return made
+    by_name = {name: torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for name, shape in named.items()}
+    by_name["image"].data = by_name["image"].data.to(memory_format=torch.channels_last)
+    return by_name
 
 
-def backward(made, scale=1.0):
+def backward(by_name, scale=1.0):
     """The gradient of each parameter is its value times ``scale`` times the rank's number from 1."""
     import ddl_torch as ddl
 
     loss = sum(
-        (made[name] * (made[name].detach() * scale * (ddl.rank() + 1))).sum() for name in made if name != "unused"
+        (by_name[name] * (by_name[name].detach() * scale * (ddl.rank() + 1))).sum()
+        for name in by_name
+        if name != "unused"
     )
     loss.real.backward()
 
 
-def refused(optimizer, made):
+def refused(optimizer, by_name):
     """The error of a backward pass, without its prefix, which all ranks have alike; weights stay as they are."""
     import ddl_torch as ddl
 
-    before = [p.detach().clone() for p in made.values()]
+    before = [p.detach().clone() for p in by_name.values()]
     with pytest.raises(ddl.Error) as caught:
-        backward(made)
-    assert all(torch.equal(p, kept) for p, kept in zip(made.values(), before))
+        backward(by_name)
+    assert all(torch.equal(p, kept) for p, kept in zip(by_name.values(), before))
     prefix, text = str(caught.value).split(": ", 1)
     assert prefix.startswith(f"[rank {ddl.rank()}/{ddl.size()}] check of step ")
     texts = ddl.allgather_object([type(caught.value).__name__, prefix.split("] ")[1], text])
-    assert all(one == texts[0] for one in texts), texts
+    assert all(text == texts[0] for text in texts), texts
     optimizer.zero_grad()
     return texts[0]
 
@@ -79,10 +81,10 @@ def spoilt_averages(overlap):
     import ddl_torch as ddl
 
     group, size = Spoiled(ddl.world()), ddl.size()
-    made = parameters()
-    optimizer = torch.optim.SGD(made.values(), lr=0.1)
-    optimizer = ddl.DistributedOptimizer(optimizer, made.items(), overlap=overlap, check=2, communicator=group)
-    target = made["first"][2, 3].item() * (size + 1) / 2
+    by_name = parameters()
+    optimizer = torch.optim.SGD(by_name.values(), lr=0.1)
+    optimizer = ddl.DistributedOptimizer(optimizer, by_name.items(), overlap=overlap, check=2, communicator=group)
+    target = by_name["first"][2, 3].item() * (size + 1) / 2
 
     def find(array):
         return int(np.argmin(np.abs(array - target)))
@@ -102,11 +104,11 @@ def spoilt_averages(overlap):
     answers = []
     for spoil in (on_rank_1, one_bit, everywhere):
         group.spoil = spoil
-        answers.append(refused(optimizer, made))  # an odd step: checked
-        backward(made)  # an even one: not checked
+        answers.append(refused(optimizer, by_name))  # an odd step: checked
+        backward(by_name)  # an even one: not checked
         optimizer.zero_grad()
         group.spoil = lambda array: None
-    backward(made)
+    backward(by_name)
     optimizer.step()
     return answers
 
@@ -127,8 +129,8 @@ def test_a_wrong_average_is_named(size, overlap):
 def not_finite():
     import ddl_torch as ddl
 
-    made = parameters()
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(made.values(), lr=0.1), made.items(), check=True)
+    by_name = parameters()
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(by_name.values(), lr=0.1), by_name.items(), check=True)
     answers = []
     for name, index, value in (("last", (6,), "nan"), ("image", (1, 2, 0, 1), "inf"), ("first", (0, 0), "-inf")):
 
@@ -137,11 +139,11 @@ def not_finite():
             gradient[index] = float(value)
             return gradient
 
-        hooks = [made[name].register_hook(spoil)] if ddl.rank() == 1 else []
-        answers.append([name, index, value, refused(optimizer, made)])
+        hooks = [by_name[name].register_hook(spoil)] if ddl.rank() == 1 else []
+        answers.append([name, index, value, refused(optimizer, by_name)])
         for hook in hooks:
             hook.remove()
-    backward(made)
+    backward(by_name)
     optimizer.step()
     return answers
 
@@ -199,22 +201,22 @@ def as_scripts_do():
 
     counts = []
     for check in (3, 0):
-        made = parameters(torch.float64)
-        optimizer = torch.optim.SGD(made.values(), lr=0.01, momentum=0.9)
-        optimizer = ddl.DistributedOptimizer(optimizer, made.items(), backward_passes_per_step=2, check=check)
+        by_name = parameters(torch.float64)
+        optimizer = torch.optim.SGD(by_name.values(), lr=0.01, momentum=0.9)
+        optimizer = ddl.DistributedOptimizer(optimizer, by_name.items(), backward_passes_per_step=2, check=check)
         counts.append([])
         for step in range(9):
-            made["last"].requires_grad_(step % 2 == 0)
+            by_name["last"].requires_grad_(step % 2 == 0)
             if step == 4:  # a round counts even if this rank drops it: others may not
-                backward(made, 3.0)
-                backward(made, 3.0)
+                backward(by_name, 3.0)
+                backward(by_name, 3.0)
                 optimizer.zero_grad()
             group = optimizer._ddl.communicator
             before = group.metrics().operations
-            backward(made)
-            backward(made, 0.5)
+            backward(by_name)
+            backward(by_name, 0.5)
             optimizer.synchronize()
-            torch.nn.utils.clip_grad_norm_(made.values(), 0.5)
+            torch.nn.utils.clip_grad_norm_(by_name.values(), 0.5)
             optimizer.step()
             counts[-1].append(group.metrics().operations - before)
             optimizer.zero_grad()

@@ -23,11 +23,11 @@ SIZES = {"matrix": (160, 300), "image": (32, 16, 3, 3), "vector": (40_000,), "si
 
 def parameters(dtype=torch.float32):
     generator = torch.Generator().manual_seed(3)
-    made = {
+    by_name = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in SIZES.items()
     }
-    made["image"].data = made["image"].data.to(memory_format=torch.channels_last)
-    return made
+    by_name["image"].data = by_name["image"].data.to(memory_format=torch.channels_last)
+    return by_name
 
 
 def gradients(rank, step=0):
@@ -35,22 +35,22 @@ def gradients(rank, step=0):
     return {name: torch.randn(shape, generator=generator) for name, shape in SIZES.items()}
 
 
-def backward(made, wanted):
-    sum((made[name] * wanted[name].to(made[name].dtype)).sum() for name in made).backward()
+def backward(by_name, wanted):
+    sum((by_name[name] * wanted[name].to(by_name[name].dtype)).sum() for name in by_name).backward()
 
 
 def average_of(wanted):
-    return {name: sum(one[name] for one in wanted) / len(wanted) for name in SIZES}
+    return {name: sum(of_rank[name] for of_rank in wanted) / len(wanted) for name in SIZES}
 
 
 def summed_steps(method, overlap, steps, op="Average"):
     """Constant gradients; the sum of their averages over many steps, against the exact one, by parameter."""
     import ddl_torch as ddl
 
-    made = parameters()
+    by_name = parameters()
     optimizer = ddl.DistributedOptimizer(
-        torch.optim.SGD(made.values(), lr=0.0),
-        made.items(),
+        torch.optim.SGD(by_name.values(), lr=0.0),
+        by_name.items(),
         compression=method,
         overlap=overlap,
         bucket_bytes=1 << 20,
@@ -61,9 +61,9 @@ def summed_steps(method, overlap, steps, op="Average"):
     total = {name: torch.zeros(shape) for name, shape in SIZES.items()}
     for _ in range(steps):
         optimizer.zero_grad()
-        backward(made, wanted[ddl.rank()])
+        backward(by_name, wanted[ddl.rank()])
         optimizer.step()
-        for name, parameter in made.items():
+        for name, parameter in by_name.items():
             total[name] += parameter.grad
     error = {name: (total[name] / steps - exact[name]).norm().item() / exact[name].norm().item() for name in SIZES}
     return optimizer.compression, error, [value.numpy().tobytes() for value in total.values()]
@@ -84,8 +84,8 @@ BOUNDS = {("bf16", 1): 0.004, ("fp16", 1): 0.0006, ("int8", 1): 0.02, ("int8", 4
 def everything(*cases):
     """Of one job, as a rank takes seconds to load PyTorch."""
     torch.set_num_threads(1)
-    found = {case: summed_steps(*case) for case in cases}
-    return found, {method: spoiled_step(method) for method in ("int8", "powersgd")}
+    results = {case: summed_steps(*case) for case in cases}
+    return results, {method: spoiled_step(method) for method in ("int8", "powersgd")}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_all_ranks_have_the_same_bits_close_to_the_average(jobs, job):
     for case, (used, error, bits) in first.items():
         method, _, steps, _ = case
         assert used == method
-        assert all(found[case][2] == bits for found, _ in others)
+        assert all(results[case][2] == bits for results, _ in others)
         if method != "powersgd":
             assert all(value < BOUNDS[method, steps] for value in error.values()), (case, error)
             assert max(error.values()) > 0, "nothing was compressed"
@@ -111,10 +111,10 @@ def test_all_ranks_have_the_same_bits_close_to_the_average(jobs, job):
 
 def test_powersgd_loses_nothing_in_the_long_run(jobs):
     """One product of rank 4 says little of a random matrix; the sum of many says most of it, and vectors are exact."""
-    (found, _), _ = jobs["tcp"]
-    once = found["powersgd", False, 1, "Average"][1]
+    (results, _), _ = jobs["tcp"]
+    once = results["powersgd", False, 1, "Average"][1]
     for case in CASES[-2:]:
-        error = found[case][1]
+        error = results[case][1]
         assert error["vector"] < 1e-5 and error["single"] < 1e-5
         for name in ("matrix", "image"):
             assert once[name] > 0.8 and error[name] < 0.4 * once[name], (case, once, error)
@@ -183,30 +183,30 @@ def spoiled_step(method):
     """A NaN in one step is seen on all ranks, and the next step is as good as if it had not been."""
     import ddl_torch as ddl
 
-    made = parameters()
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(made.values(), lr=0.0), made.items(), compression=method)
+    by_name = parameters()
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(by_name.values(), lr=0.0), by_name.items(), compression=method)
     seen = []
     for step in range(3):
         optimizer.zero_grad()
         wanted = gradients(ddl.rank(), step)
         if step == 1 and ddl.rank() == 1:
             wanted["matrix"][3, 5] = float("nan")
-        backward(made, wanted)
+        backward(by_name, wanted)
         optimizer.step()
-        seen.append(bool(torch.isfinite(made["matrix"].grad).all()))
+        seen.append(bool(torch.isfinite(by_name["matrix"].grad).all()))
     return seen
 
 
 def other_types(method):
     import ddl_torch as ddl
 
-    made = parameters(torch.float64)
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(made.values(), lr=0.0), made.items(), compression=method)
+    by_name = parameters(torch.float64)
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(by_name.values(), lr=0.0), by_name.items(), compression=method)
     wanted = [gradients(rank) for rank in range(ddl.size())]
-    backward(made, wanted[ddl.rank()])
+    backward(by_name, wanted[ddl.rank()])
     optimizer.step()
-    exact = {name: sum(one[name].double() for one in wanted) / ddl.size() for name in SIZES}
-    return max((made[name].grad - exact[name]).abs().max().item() for name in SIZES)
+    exact = {name: sum(of_rank[name].double() for of_rank in wanted) / ddl.size() for name in SIZES}
+    return max((by_name[name].grad - exact[name]).abs().max().item() for name in SIZES)
 
 
 def others():
@@ -220,7 +220,7 @@ def more():
 
 
 def test_other_types_are_sent_as_they_are(more):
-    assert all(error < 1e-12 for found, *_ in more for error in found.values())
+    assert all(error < 1e-12 for errors, *_ in more for error in errors.values())
 
 
 def automatic():
@@ -237,13 +237,13 @@ def automatic():
     seen = Lines()
     logging.getLogger("ddl").addHandler(seen)
     ddl.init()
-    made = parameters()
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(made.values(), lr=0.0), made.items(), compression="auto")
+    by_name = parameters()
+    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(by_name.values(), lr=0.0), by_name.items(), compression="auto")
     wanted = [gradients(rank) for rank in range(ddl.size())]
-    backward(made, wanted[ddl.rank()])
+    backward(by_name, wanted[ddl.rank()])
     optimizer.step()
     exact = average_of(wanted)
-    worst = max((made[name].grad - exact[name]).abs().max().item() for name in SIZES)
+    worst = max((by_name[name].grad - exact[name]).abs().max().item() for name in SIZES)
     return optimizer.compression, worst, [line for line in seen.lines if "compression" in line]
 
 
@@ -255,7 +255,7 @@ def test_auto_refuses_on_one_host_and_says_so():
 
 def test_auto_measures_between_hosts_and_all_ranks_agree(more):
     """Which one is fastest is the machine's affair; that it is said, with figures, and used by all is not."""
-    (used, error, said), (other, _, silent) = (found for *_, found in more)
+    (used, error, said), (other, _, silent) = (answer for *_, answer in more)
     assert used == other and used in ("float32", "bf16", "int8") and not silent
     assert error < {"float32": 1e-6, "bf16": 0.02, "int8": 0.05}[used]
     (line,) = said
@@ -282,9 +282,9 @@ def refusals():
             wrap(**options)
     with pytest.raises(ddl.InvalidArgument, match="rank=0"):
         ddl.PowerSGD(rank=0)
-    for mine in (["int8", "powersgd"], [ddl.PowerSGD(2), ddl.PowerSGD(4)], ["auto", None]):
+    for methods in (["int8", "powersgd"], [ddl.PowerSGD(2), ddl.PowerSGD(4)], ["auto", None]):
         with pytest.raises(ddl.InvalidArgument, match="on rank 0 there is compression=.*; on rank 1 compression="):
-            wrap(compression=mine[ddl.rank()])
+            wrap(compression=methods[ddl.rank()])
     wrap(compression=ddl.Compression.bf16, check=1)
     return ddl.allreduce(torch.ones(1)).item()
 
@@ -313,9 +313,9 @@ def test_orthonormal_columns():
     generator = torch.Generator().manual_seed(1)
     for rows in (5, 64, 1001):
         columns = torch.randn(rows, 4, generator=generator)
-        found = orthonormal(columns)
-        assert torch.allclose(found.t() @ found, torch.eye(4), atol=1e-6)
-        assert torch.allclose(found @ (found.t() @ columns), columns, atol=1e-5)  # they span the same
+        basis = orthonormal(columns)
+        assert torch.allclose(basis.t() @ basis, torch.eye(4), atol=1e-6)
+        assert torch.allclose(basis @ (basis.t() @ columns), columns, atol=1e-5)  # they span the same
         columns[:, 2] = columns[:, 0] - 2 * columns[:, 1]
         assert (orthonormal(columns)[:, 2] == 0).all()
     assert not orthonormal(torch.zeros(7, 2)).any()
@@ -366,5 +366,5 @@ def test_the_examples_learn_as_much(tmp_path, example, options, methods, wanted)
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {method: wanted(json.loads((tmp_path / method).read_text())) for method in methods}
-    assert min(found.values()) > found["none"] - 0.02, found
+    accuracies = {method: wanted(json.loads((tmp_path / method).read_text())) for method in methods}
+    assert min(accuracies.values()) > accuracies["none"] - 0.02, accuracies

@@ -50,7 +50,7 @@ def training(path):
     from ddl_torch import ddp_hook
 
     part = ddl.world().subset(range(n))  # another communicator of all ranks
-    found, asked = {}, {}
+    weights, asked = {}, {}
     for name, communicator, hook, options in (
         ("plain", None, None, {}),
         ("one bucket", None, ddp_hook, {}),
@@ -58,20 +58,20 @@ def training(path):
         ("communicator", part, ddp_hook, {"gradient_as_bucket_view": True}),
     ):
         before = (communicator or ddl.world()).metrics().operations
-        found[name] = trained(wrapped(communicator, hook, **options), r).numpy()
+        weights[name] = trained(wrapped(communicator, hook, **options), r).numpy()
         asked[name] = (communicator or ddl.world()).metrics().operations - before
     dist.destroy_process_group()
-    return asked, found
+    return asked, weights
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_as_with_gloo(size: int, tmp_path) -> None:
     answers = ranks.run(size, training, str(tmp_path / "store"))
-    for asked, found in answers:
+    for asked, by_name in answers:
         assert asked.pop("many buckets") > STEPS
         assert asked == {"plain": 0, "one bucket": STEPS, "communicator": STEPS}  # it is DDL that averages
-        wanted = found.pop("plain")
-        for name, weights in found.items():
+        wanted = by_name.pop("plain")
+        for name, weights in by_name.items():
             assert (weights == answers[0][1][name]).all(), name  # all ranks have the same bits
             if size == 2:
                 assert (weights == wanted).all(), name  # two numbers have one sum

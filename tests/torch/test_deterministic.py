@@ -45,7 +45,7 @@ def trained():
     with pytest.raises(ddl.InvalidArgument, match="deterministic=True; on rank 1 deterministic=False"):
         optimizer = torch.optim.SGD(network(torch.float32).parameters(), lr=0.1)
         ddl.DistributedOptimizer(optimizer, deterministic=ddl.rank() == 0)
-    found = {}
+    results = {}
     for deterministic, dtype in itertools.product((True, False), (torch.float32, torch.bfloat16)):
         for bucket_bytes in (64, 4000, 1 << 20):
             model = network(dtype)
@@ -56,32 +56,32 @@ def trained():
                 deterministic=deterministic,
                 check=2,
             )
-            found[deterministic, str(dtype), bucket_bytes] = train(model, optimizer, model, ddl.rank())
-    return found
+            results[deterministic, str(dtype), bucket_bytes] = train(model, optimizer, model, ddl.rank())
+    return results
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_weights_have_the_same_bits_for_any_buckets_and_layout_and_only_if_deterministic():
-    found = {}
+    seen = {}
     for transport in ("shared", "uneven"):
         for answer in ranks.run(3, trained, **connected(transport, **ONE_THREAD)):
             for (deterministic, dtype, _), digest in answer.items():
-                found.setdefault((deterministic, dtype), set()).add(digest)
-    for (deterministic, dtype), digests in found.items():
+                seen.setdefault((deterministic, dtype), set()).add(digest)
+    for (deterministic, dtype), digests in seen.items():
         assert (len(digests) == 1) == deterministic, (deterministic, dtype, digests)
 
 
 def trained_by_torch_distributed(path):
     """Return digests by the size of the buckets of DDP on DDL's backend."""
     dist, rank, _ = begin(path)
-    found = {}
+    results = {}
     for megabytes in (0.001, 25):
         model = network(torch.float32)
         wrapped = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=megabytes)
-        found[megabytes] = train(model, torch.optim.SGD(model.parameters(), lr=0.1), wrapped, rank)
+        results[megabytes] = train(model, torch.optim.SGD(model.parameters(), lr=0.1), wrapped, rank)
     dist.destroy_process_group()
-    return found
+    return results
 
 
 @pytest.mark.processes

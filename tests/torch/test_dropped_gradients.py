@@ -97,7 +97,7 @@ def on_one_rank():
     torch.set_num_threads(1)
     options = [{}, {"check": 1}, {"check": 2}, {"overlap": True}, {"sparse_as_dense": True, "check": 1}]
     options.append({"overlap_update": True})
-    return [dropped_on_rank_0(**one) for one in options]
+    return [dropped_on_rank_0(**arguments) for arguments in options]
 
 
 def test_a_rank_that_drops_takes_part_in_what_the_others_do():

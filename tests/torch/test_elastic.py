@@ -18,15 +18,15 @@ import ddl
 torch = pytest.importorskip("torch")
 
 
-def same(one, other):
+def same(value, other):
     """Compare what may hold tensors, bit by bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+    if isinstance(value, torch.Tensor):
+        return value.dtype == other.dtype and torch.equal(value, other)
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(map(same, value, other))
+    return value == other
 
 
 def training(seed, dtype=torch.float32):
@@ -152,11 +152,11 @@ def test_samples_that_were_used_do_not_come_again(length, before, after, batch, 
     from ddl_torch.elastic import sampler as module
 
     def samplers(size):
-        made = []
+        result = []
         for rank in range(size):
             module.ddl = SimpleNamespace(rank=lambda rank=rank: rank, size=lambda size=size: size)
-            made.append(module.ElasticSampler(range(length), shuffle=shuffle, seed=1))
-        return made
+            result.append(module.ElasticSampler(range(length), shuffle=shuffle, seed=1))
+        return result
 
     try:
         used = set()
@@ -285,9 +285,9 @@ def changes_hosts_in_an_epoch():
 
 @pytest.mark.processes
 def test_samplers_agree_on_what_is_left_without_sync():
-    (first, one), (second, other) = ranks.run(2, changes_hosts_in_an_epoch)
-    assert set(one + other) == set(range(12)) - {first[0], *second[:3]}
-    assert len(one) == len(other) == 4
+    (first, left), (second, other) = ranks.run(2, changes_hosts_in_an_epoch)
+    assert set(left + other) == set(range(12)) - {first[0], *second[:3]}
+    assert len(left) == len(other) == 4
 
 
 def test_hosts_that_have_changed_call_the_function_again(alone):

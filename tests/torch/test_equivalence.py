@@ -35,11 +35,11 @@ def batches(dtype, size):
         yield x, torch.randint(0, 5, (size * BATCH,), generator=make)
 
 
-def train(model, optimizer, dtype, size, mine):
+def train(model, optimizer, dtype, size, own):
     losses = []
     for x, y in batches(dtype, size):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x[mine]), y[mine])
+        loss = torch.nn.functional.cross_entropy(model(x[own]), y[own])
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -55,7 +55,7 @@ def on_rank(dtype_name):
 
     dtype, size, rank = getattr(torch, dtype_name), ddl.size(), ddl.rank()
     tolerance = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 2e-6}
-    mine, everything = slice(rank * BATCH, (rank + 1) * BATCH), slice(None)
+    own, everything = slice(rank * BATCH, (rank + 1) * BATCH), slice(None)
     sent = []
     for make in OPTIMIZERS.values():
         alone = build(dtype)
@@ -65,7 +65,7 @@ def on_rank(dtype_name):
             optimizer = ddl.DistributedOptimizer(
                 make(model.parameters()), model.named_parameters(), bucket_bytes=bucket_bytes, overlap=overlap
             )
-            losses = train(model, optimizer, dtype, size, mine)
+            losses = train(model, optimizer, dtype, size, own)
             torch.testing.assert_close(weights(model), weights(alone), **tolerance)
             torch.testing.assert_close(ddl.allreduce(losses), expected, **tolerance)
             rows = ddl.allgather(weights(model).unsqueeze(0))
@@ -80,10 +80,10 @@ def on_rank(dtype_name):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_n_ranks_train_as_one_process(size, dtype):
     for statistics in ranks.run(size, on_rank, dtype, env={"OMP_NUM_THREADS": "1"}):
-        for one in statistics:
-            assert one["steps"] == STEPS
-            assert one["bytes"] > STEPS * 4 * (4 * 36 * 33)
-            assert one["seconds_waiting"] > 0
+        for of_rank in statistics:
+            assert of_rank["steps"] == STEPS
+            assert of_rank["bytes"] > STEPS * 4 * (4 * 36 * 33)
+            assert of_rank["seconds_waiting"] > 0
 
 
 class Table(torch.nn.Module):
@@ -107,11 +107,11 @@ def build_for(name):
     return torch.nn.Sequential(*layers).double()
 
 
-def train_by_closure(model, optimizer, size, mine):
-    """Train on ``mine`` of each batch; the closure serves optimizers that need one, and others call it once."""
+def train_by_closure(model, optimizer, size, own):
+    """Train on ``own`` of each batch; the closure serves optimizers that need one, and others call it once."""
     make = torch.Generator().manual_seed(13)
     for _ in range(STEPS):
-        x = torch.randn(size * BATCH, 7, generator=make, dtype=torch.float64)[mine]
+        x = torch.randn(size * BATCH, 7, generator=make, dtype=torch.float64)[own]
 
         def closure(x=x):
             optimizer.zero_grad()
@@ -126,14 +126,14 @@ def every_optimizer():
     import ddl_torch as ddl
 
     size, rank = ddl.size(), ddl.rank()
-    mine, everything = slice(rank * BATCH, (rank + 1) * BATCH), slice(None)
+    own, everything = slice(rank * BATCH, (rank + 1) * BATCH), slice(None)
     trained = []
     for name, settings in torch_optimizers.cases():
         make = torch_optimizers.classes()[name]
         alone, model = build_for(name), build_for(name)
         optimizer = ddl.DistributedOptimizer(make(model.parameters(), **settings), model.named_parameters())
         train_by_closure(alone, make(alone.parameters(), **settings), size, everything)
-        train_by_closure(model, optimizer, size, mine)
+        train_by_closure(model, optimizer, size, own)
         what = f"{name} {settings}"
         torch.testing.assert_close(
             weights(model), weights(alone), rtol=1e-10, atol=1e-12, msg=lambda text, what=what: f"{what}: {text}"

@@ -79,8 +79,8 @@ def test_large_batches_resume_in_the_middle_of_an_epoch_on_more_ranks(tmp_path):
 
 
 def accuracy(example):
-    (found,) = re.findall(r"test accuracy ([\d.]+)%", on_two_ranks(f"examples/{example}.py").stdout)  # rank 0 only
-    return float(found)
+    (percent,) = re.findall(r"test accuracy ([\d.]+)%", on_two_ranks(f"examples/{example}.py").stdout)  # rank 0 only
+    return float(percent)
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ def test_a_script_for_horovod_learns_on_two_ranks(tmp_path: Path):
     assert set(re.findall(r"\bhvd\.(\w+)", text)) <= NAMES
     program = tmp_path / "torch_horovod.py"
     program.write_text(text.replace(", root_rank=0)", ", 0)"))  # however the argument is called
-    (found,) = re.findall(r"test accuracy ([\d.]+)%", launch("ddlrun", [str(program)], tmp_path))  # rank 0 only
-    assert float(found) > 93
+    (percent,) = re.findall(r"test accuracy ([\d.]+)%", launch("ddlrun", [str(program)], tmp_path))  # rank 0 only
+    assert float(percent) > 93
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ METHODS = {
 }
 
 
-def found(path: str) -> object:
+def resolved(path: str) -> object:
     value: object = hvd
     for name in path.split("."):
         value = getattr(value, name)
@@ -132,17 +132,17 @@ def parameters(function: object) -> inspect.Signature:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_and_their_order(name: str):
     expected = PARAMETERS[name].split()
-    here = list(parameters(found(name)).parameters.values())
+    here = list(parameters(resolved(name)).parameters.values())
     kinds = {"*": inspect.Parameter.VAR_POSITIONAL, "**": inspect.Parameter.VAR_KEYWORD}
     if expected[-1:] in (["*"], ["**"]):
         assert here.pop().kind is kinds[expected.pop()]
     positional = [p for p in here if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    assert [p.name for p in positional][: len(expected)] == [one.partition("=")[0] for one in expected]
+    assert [p.name for p in positional][: len(expected)] == [wanted.partition("=")[0] for wanted in expected]
     others = set(here) - set(positional[: len(expected)])
     assert all(p.default is not inspect.Parameter.empty for p in others)
     known = {"none": (hvd.Compression.none, None), "all": (hvd.global_process_set, None), "Average": (hvd.Average,)}
-    for one, parameter in zip(expected, positional):
-        what, _, default = one.partition("=")
+    for wanted, parameter in zip(expected, positional):
+        what, _, default = wanted.partition("=")
         if not default:
             assert parameter.default is inspect.Parameter.empty or parameter.default == OPTIONAL_HERE[what]
         elif default in known:
@@ -153,9 +153,9 @@ def test_parameters_and_their_order(name: str):
 
 def test_what_is_no_function():
     for name in VALUES:
-        assert name in hvd.__all__ and found(name) is not None
+        assert name in hvd.__all__ and resolved(name) is not None
     for name, methods in METHODS.items():
-        assert all(callable(getattr(found(name), method)) for method in methods.split()), name
+        assert all(callable(getattr(resolved(name), method)) for method in methods.split()), name
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert len({hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product}) == 6
     assert {name for name in PARAMETERS if "." not in name} <= set(hvd.__all__)
@@ -164,7 +164,7 @@ def test_what_is_no_function():
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_have_the_names_of_their_package(name: str):
     module = importlib.import_module(f"ddl_torch.{name}")
-    assert module is found(name)
+    assert module is resolved(name)
     for public in MODULES[name].split():
         assert public in module.__all__
         if hasattr(hvd, public) and (name, public) != ("elastic", "run"):  # hvd.run starts ranks

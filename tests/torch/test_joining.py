@@ -82,20 +82,20 @@ def run_join_training():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     table = torch.nn.Embedding(10, 3, sparse=True)
-    one = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     two = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters())
     for epoch in range(2):
         counts = [2 + (r + epoch) % size for r in range(size)]
         for batch in range(counts[rank]):
             alive = [r for r in range(size) if counts[r] > batch]
             before = [p.detach().clone() for p in (*model.parameters(), *table.parameters())]
-            one.zero_grad()
+            optimizer.zero_grad()
             model(torch.full((2, 4), 1.0 + rank)).mean().backward()
             if batch % 2 == 0:  # not in every step, and before the other
                 two.zero_grad()
                 table(torch.tensor([rank, 9])).sum().backward()
                 two.step()
-            one.step()
+            optimizer.step()
             mean = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="alive")
             assert mean.item() == len(alive)
             # Averages are over all ranks, of which some brought zeros.
@@ -111,9 +111,9 @@ def run_join_training():
         assert counts[last] == max(counts)
         assert all(p.grad is None for p in model.parameters())
         hvd.broadcast_parameters({**model.state_dict(), **table.state_dict()}, root_rank=last)
-    one.zero_grad()
+    optimizer.zero_grad()
     model(torch.full((2, 4), 1.0 + rank)).mean().backward()
-    one.step()
+    optimizer.step()
     assert len(set(hvd.allgather_object(model[0].weight.sum().item()))) == 1
 
 

@@ -51,9 +51,9 @@ def use_of_parameters():
         for (name, p), q in zip(model.named_parameters(), alone.parameters()):
             assert (p.grad is None) == (q.grad is None), (step, name)
     assert torch.equal(model.heads[2].weight, Heads().heads[2].weight)  # nobody used it: not even decayed
-    mine, expected = (torch.cat([p.detach().reshape(-1) for p in m.parameters()]) for m in (model, alone))
-    torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-14)
-    assert torch.equal(*ddl.allgather(mine.unsqueeze(0)))
+    weights, expected = (torch.cat([p.detach().reshape(-1) for p in m.parameters()]) for m in (model, alone))
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
+    assert torch.equal(*ddl.allgather(weights.unsqueeze(0)))
     return True
 
 

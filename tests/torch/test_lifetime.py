@@ -40,7 +40,7 @@ def nothing_leaks():
         ddl.barrier()
         del optimizer
         gc.collect()
-        assert [one() for one in watched] == [None, None, None]
+        assert [ref() for ref in watched] == [None, None, None]
         model.zero_grad()  # gradients are views of the buckets until then
         ddl.barrier()
         after.append(_core.arena_used())

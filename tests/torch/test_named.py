@@ -31,12 +31,12 @@ def orders():
             assert hvd.poll(handles[i])
             assert torch.equal(tensors[i], torch.full((i + 1,), float(size * (i + step) + sum(range(size)))))
     # Different kinds of operations may share a name.
-    one = hvd.allgather_async(torch.full((rank, 2), rank), name="x")
+    handle = hvd.allgather_async(torch.full((rank, 2), rank), name="x")
     two = hvd.broadcast_async(torch.tensor(rank), root_rank=size - 1, name="x")
     three = hvd.alltoall_async(torch.arange(size) + 10 * rank, name="x")
     assert hvd.synchronize(three).tolist() == [rank + 10 * r for r in range(size)]
     assert hvd.synchronize(two).item() == size - 1
-    assert hvd.synchronize(one).tolist() == [[r, r] for r in range(size) for _ in range(r)]
+    assert hvd.synchronize(handle).tolist() == [[r, r] for r in range(size) for _ in range(r)]
 
 
 def unready():
@@ -84,9 +84,9 @@ def different():
             assert f"[rank {rank}/{hvd.size()} host " in text, text
             assert "rank 0 submitted" in text and "but rank 1" in text and "submit it alike on every rank" in text, text
     first, second = ("a", "b") if odd else ("b", "a")
-    one = hvd.allreduce_async(torch.ones(2), name=first)  # still possible
+    handle = hvd.allreduce_async(torch.ones(2), name=first)  # still possible
     two = hvd.allreduce_async(torch.ones(2), name=second)
-    assert one.wait().tolist() == two.wait().tolist() == [1.0, 1.0]
+    assert handle.wait().tolist() == two.wait().tolist() == [1.0, 1.0]
 
 
 def scales():
@@ -114,19 +114,23 @@ def groups():
     import ddl_torch as hvd
 
     rank, size = hvd.rank(), hvd.size()
-    mine = [torch.full((n,), float(n + rank)) for n in (1, 2, 3)]
-    kept = [x.clone() for x in mine]
+    tensors = [torch.full((n,), float(n + rank)) for n in (1, 2, 3)]
+    kept = [x.clone() for x in tensors]
     sums = [torch.full((n,), float(size * n + sum(range(size)))) for n in (1, 2, 3)]
     for got in (
-        hvd.grouped_allreduce(mine, op=hvd.Sum, name="g"),
-        hvd.grouped_allreduce_async(mine, op=hvd.Sum).wait(),
+        hvd.grouped_allreduce(tensors, op=hvd.Sum, name="g"),
+        hvd.grouped_allreduce_async(tensors, op=hvd.Sum).wait(),
     ):
-        assert all(map(torch.equal, got, sums)) and all(map(torch.equal, mine, kept))
-    handle = hvd.grouped_allreduce_async_(mine, op=hvd.Sum, name="in place")
-    assert all(one is other for one, other in zip(hvd.synchronize(handle), mine)) and all(map(torch.equal, mine, sums))
+        assert all(map(torch.equal, got, sums)) and all(map(torch.equal, tensors, kept))
+    handle = hvd.grouped_allreduce_async_(tensors, op=hvd.Sum, name="in place")
+    assert all(result is other for result, other in zip(hvd.synchronize(handle), tensors)) and all(
+        map(torch.equal, tensors, sums)
+    )
     rows = [torch.full((rank + k, 2), rank) for k in (0, 1)]
     for got in (hvd.grouped_allgather(rows), hvd.synchronize(hvd.grouped_allgather_async(rows, name="rows"))):
-        assert [one[:, 0].tolist() for one in got] == [[r for r in range(size) for _ in range(r + k)] for k in (0, 1)]
+        assert [result[:, 0].tolist() for result in got] == [
+            [r for r in range(size) for _ in range(r + k)] for k in (0, 1)
+        ]
     wide = [torch.arange(size + k) for k in (0, 1)]
     for got in (hvd.grouped_reducescatter(wide, op=hvd.Sum), hvd.grouped_reducescatter_async(wide, op=hvd.Sum).wait()):
         assert got[0].tolist() == [rank * size]
@@ -145,12 +149,12 @@ def gradients():
         verb(x).backward(upstream)
         return x.grad.tolist()
 
-    mine = torch.full((2,), float(rank))
-    assert back(lambda x: hvd.allreduce(x, op=hvd.Sum), torch.ones(2), mine) == [ranks_sum] * 2
-    assert back(lambda x: hvd.allreduce(x), torch.ones(2), mine) == [ranks_sum / size] * 2
-    got = back(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=3.0), torch.ones(2), mine)
+    own = torch.full((2,), float(rank))
+    assert back(lambda x: hvd.allreduce(x, op=hvd.Sum), torch.ones(2), own) == [ranks_sum] * 2
+    assert back(lambda x: hvd.allreduce(x), torch.ones(2), own) == [ranks_sum / size] * 2
+    got = back(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=3.0), torch.ones(2), own)
     assert got == [3.0 * ranks_sum] * 2
-    got = back(lambda x: hvd.broadcast(x, root_rank=1), torch.ones(2), mine)
+    got = back(lambda x: hvd.broadcast(x, root_rank=1), torch.ones(2), own)
     assert got == [ranks_sum / size if rank == 1 else 0.0] * 2
     upstream = torch.cat([torch.full((r + 1,), float(r)) for r in range(size)])
     assert back(hvd.allgather, torch.ones(rank + 1), upstream) == [float(rank)] * (rank + 1)
@@ -181,11 +185,11 @@ def objects():
     assert hvd.broadcast_object({"epoch": rank}, root_rank=size - 1, name="state") == {"epoch": size - 1}
     assert hvd.allgather_object([rank] * rank) == [[r] * r for r in range(size)]
     # What one rank cannot send is the same error on all, at once.
-    mine = pytest if rank == 1 else rank
+    own = pytest if rank == 1 else rank
     for group in (None, hvd.world()):
         for call, who, why in (
-            (lambda group: hvd.broadcast_object(mine, 1, communicator=group), "broadcast_object", "allow_pickle"),
-            (lambda group: hvd.allgather_object(mine, communicator=group), "allgather_object", "allow_pickle"),
+            (lambda group: hvd.broadcast_object(own, 1, communicator=group), "broadcast_object", "allow_pickle"),
+            (lambda group: hvd.allgather_object(own, communicator=group), "allgather_object", "allow_pickle"),
             (
                 lambda group: hvd.broadcast_object(threading.Lock(), 1, allow_pickle=True, communicator=group),
                 *("broadcast_object", "cannot pickle the object"),
@@ -204,17 +208,17 @@ def run_all():
     for check in (orders, unready, different, scales, groups, gradients, objects):
         check()
     # Several threads of a rank submit at once.
-    found = {}
+    results = {}
 
     def submit(number):
-        found[number] = [hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name=f"t{number}").item() for _ in range(20)]
+        results[number] = [hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name=f"t{number}").item() for _ in range(20)]
 
     threads = [threading.Thread(target=submit, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: [float(hvd.size())] * 20 for number in range(3)}
+    assert results == {number: [float(hvd.size())] * 20 for number in range(3)}
 
 
 @pytest.mark.processes
@@ -231,10 +235,10 @@ def run_sets():
     hvd.init(process_sets=[even, odd])
     assert hvd.global_process_set.process_set_id == 0 and hvd.global_process_set.size() == 3
     assert (even.process_set_id, odd.process_set_id, even.ranks, even.size()) == (1, 2, [0, 2], 2)
-    mine = even if rank % 2 == 0 else odd
-    assert even.included() == (rank != 1) and mine.rank() == rank // 2
+    own = even if rank % 2 == 0 else odd
+    assert even.included() == (rank != 1) and own.rank() == rank // 2
     for _ in range(3):
-        assert hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, process_set=mine).item() == (2 if rank != 1 else 1)
+        assert hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, process_set=own).item() == (2 if rank != 1 else 1)
     if even.included():
         assert hvd.broadcast(torch.tensor([rank]), root_rank=2, process_set=even).item() == 2
         rows, counts = hvd.alltoall(torch.arange(3) + 10 * rank, splits=[1, 2], process_set=even)
@@ -325,10 +329,10 @@ def run_missing():
 @pytest.mark.alone
 def test_an_operation_that_others_do_not_submit_ends_at_its_deadline_on_all_ranks():
     answers = ranks.run(2, run_missing, env={"DDL_TIMEOUT": "1"})
-    found = [answer for answer in answers if answer.startswith("CollectiveTimeout")]
+    timeouts = [answer for answer in answers if answer.startswith("CollectiveTimeout")]
     why = "which not all ranks had submitted: nothing after 1 s (DDL_TIMEOUT): rank(s)"
-    assert found and all(why in one for one in found), answers
-    assert any("'allreduce.lonely': allreduce(float32 of shape 1, op=Average)" in one for one in answers), answers
+    assert timeouts and all(why in answer for answer in timeouts), answers
+    assert any("'allreduce.lonely': allreduce(float32 of shape 1, op=Average)" in answer for answer in answers), answers
 
 
 def run_dying():
@@ -352,7 +356,7 @@ def run_dying():
 def test_who_dies_is_named():
     first, died, third = ranks.run(3, run_dying, may_die=[1])
     assert died == 7
-    assert all("PeerLost" in one and "lost rank 1" in one for one in (first, third)), (first, third)
+    assert all("PeerLost" in answer and "lost rank 1" in answer for answer in (first, third)), (first, third)
 
 
 def run_leaving():

@@ -111,7 +111,7 @@ def run_polling():
 @pytest.mark.faults
 def test_polling_ends_at_the_deadline():
     answers = ranks.run(2, run_polling, env={"DDL_TIMEOUT": "0.8"})
-    assert all("which not all ranks had submitted" in one and "more time" in one for one in answers), answers
+    assert all("which not all ranks had submitted" in answer and "more time" in answer for answer in answers), answers
 
 
 def run_slow():
@@ -198,7 +198,7 @@ def run_many():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     total = float(sum(range(size)))
-    mine = torch.full((2, 3), float(rank)).t()  # not contiguous
+    own = torch.full((2, 3), float(rank)).t()  # not contiguous
     kinds = [
         (hvd.allreduce_async, {"op": hvd.Sum}, lambda got: got.shape == (3, 2) and got.eq(total).all()),
         (hvd.broadcast_async, {"root_rank": size - 1}, lambda got: got.eq(size - 1).all()),
@@ -207,7 +207,7 @@ def run_many():
     ]
     order = list(range(200))
     random.Random(rank).shuffle(order)
-    handles = {i: kinds[i % 4][0](mine, name=str(i), **kinds[i % 4][1]) for i in order}
+    handles = {i: kinds[i % 4][0](own, name=str(i), **kinds[i % 4][1]) for i in order}
     random.Random(-rank).shuffle(order)
     assert all(kinds[i % 4][2](hvd.synchronize(handles[i])) for i in order)
     for step in range(2):
@@ -216,8 +216,10 @@ def run_many():
         assert all(hvd.synchronize(handle).item() == i for i, handle in handles.items())
     for dtype in (torch.bool, torch.complex64, torch.float32):
         for shape in ((), (0, 3), (1,)):
-            one = torch.ones(shape, dtype=dtype)
-            assert torch.equal(hvd.allreduce(one, op=hvd.Sum, name="shape").bool(), one.bool())  # a name used again
+            tensor = torch.ones(shape, dtype=dtype)
+            assert torch.equal(
+                hvd.allreduce(tensor, op=hvd.Sum, name="shape").bool(), tensor.bool()
+            )  # a name used again
 
 
 @pytest.mark.slow
@@ -230,17 +232,17 @@ def run_arguments():
     import ddl_torch as hvd
 
     hvd.init()
-    one = torch.ones(2)
+    tensor = torch.ones(2)
     for compression in (hvd.Compression.int8, hvd.Compression.powersgd, None):
-        for verb, data in ((hvd.allreduce, one), (hvd.reducescatter, one), (hvd.grouped_allreduce, [one])):
+        for verb, data in ((hvd.allreduce, tensor), (hvd.reducescatter, tensor), (hvd.grouped_allreduce, [tensor])):
             with pytest.raises(ValueError, match=r"is not for single tensors.*Compression\.fp16"):
                 verb(data, compression=compression)
     with pytest.raises(ValueError, match="op=1 is no operator"):  # Horovod's number of Sum
-        hvd.allreduce(one, op=1)
+        hvd.allreduce(tensor, op=1)
     with pytest.raises(ValueError, match="3 is no handle"):
         hvd.poll(3)
-    assert hvd.alltoall(one, splits=[2])[1].dtype == torch.int32
-    assert hvd.alltoall(one, splits=torch.tensor([2]))[1].dtype == torch.int64
+    assert hvd.alltoall(tensor, splits=[2])[1].dtype == torch.int32
+    assert hvd.alltoall(tensor, splits=torch.tensor([2]))[1].dtype == torch.int64
 
 
 @pytest.mark.processes

@@ -76,8 +76,8 @@ def grouped(rank, wrap, model):
             model(half(data(step), rank)).pow(2).mean().backward()
             optimizer.step()
         if rank is not None:
-            found = [{entry.name for entry in bucket.entries} for bucket in optimizer._ddl._layout.buckets]
-            assert found == expected, list(options)  # though the groups are larger than a bucket may be
+            names = [{entry.name for entry in bucket.entries} for bucket in optimizer._ddl._layout.buckets]
+            assert names == expected, list(options)  # though the groups are larger than a bucket may be
             assert optimizer._parameter_names == {p: name for name, p in model.named_parameters()}
 
 
@@ -267,12 +267,12 @@ def in_a_process_set():
     for p, q in zip(model.parameters(), alone.parameters()):
         torch.testing.assert_close(p, q, **F64)
     handle = ddl.sparse_allreduce_async
-    mine = torch.eye(2).to_sparse()
+    own = torch.eye(2).to_sparse()
     if rank == 1:
         with pytest.raises(ddl.InvalidArgument, match="rank 1 is not in ProcessSet"):
-            handle(mine, "x", ddl.Sum, members)
+            handle(own, "x", ddl.Sum, members)
     else:
-        assert torch.equal(handle(mine, "x", ddl.Sum, members)().to_dense(), 2 * torch.eye(2))
+        assert torch.equal(handle(own, "x", ddl.Sum, members)().to_dense(), 2 * torch.eye(2))
 
 
 def run_arguments():

@@ -43,8 +43,8 @@ def every_optimizer():
                 optimizer.step()
             gradients = [p.grad for p in model.parameters()]
             finals.append([p.detach() for p in model.parameters()] + gradients)
-        for one, other in zip(*finals):
-            assert torch.equal(one, other), (name, settings)
+        for weight, other in zip(*finals):
+            assert torch.equal(weight, other), (name, settings)
         done.append(name)
     return done
 
@@ -131,7 +131,7 @@ def sparse_and_dense():
             model(torch.tensor([number, ddl.rank()])).square().sum().backward()
             optimizer.step()
         finals.append([p.detach() for p in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*finals))
+    assert all(torch.equal(weight, other) for weight, other in zip(*finals))
 
 
 def refused():

@@ -81,8 +81,8 @@ def lifetimes_and_parts():
 
     half = ddl.split(ddl.rank() % 2)
     y = torch.ones(5)
-    mine = ddl.prepare_allreduce(y, op=ddl.Sum, communicator=half)
-    assert mine() is y and y.tolist() == [float(half.size)] * 5
+    prepared = ddl.prepare_allreduce(y, op=ddl.Sum, communicator=half)
+    assert prepared() is y and y.tolist() == [float(half.size)] * 5
     rows = torch.zeros(6, 4)
     rows[2:4] = ddl.rank()
     part = ddl.prepare_allreduce(rows[2:4], op=ddl.Sum)

@@ -61,9 +61,9 @@ def test_a_resumed_epoch_is_dealt_out_once(length, size, remainder, breaks):
         if share == 1.0:
             steps = len(group[0])
         for sampler in group:
-            mine = list(sampler)[:steps]
-            seen += mine
-            for _ in mine:
+            dealt = list(sampler)[:steps]
+            seen += dealt
+            for _ in dealt:
                 sampler.record(1)
         state = group[0].state_dict()
         if state["epoch"] == 1:

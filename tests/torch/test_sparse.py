@@ -80,9 +80,9 @@ def train(make, set_to_none=True, passes=1, **options):
     for step in range(0, len(STEPS), passes):
         plain.zero_grad(set_to_none)
         optimizer.zero_grad(set_to_none)
-        for one in range(step, step + passes):
-            (sum(alone(words) for words in batches(one)) / 2).backward()
-            model(batches(one)[ddl.rank()]).backward()
+        for number in range(step, step + passes):
+            (sum(alone(words) for words in batches(number)) / 2).backward()
+            model(batches(number)[ddl.rank()]).backward()
         before = optimizer.statistics()["bytes"]
         plain.step()
         optimizer.step()

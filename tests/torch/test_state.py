@@ -60,9 +60,9 @@ def flat(value):
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key!r}:{flat(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key!r}:{flat(element)}" for key, element in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return type(value).__name__ + ",".join(flat(one) for one in value)
+        return type(value).__name__ + ",".join(flat(element) for element in value)
     return repr(value)
 
 

@@ -15,11 +15,11 @@ SHAPES = [("BatchNorm1d", (3,)), ("BatchNorm1d", (3, 5)), ("BatchNorm2d", (3, 4,
 OPTIONS = [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.5, "momentum": 0.7}]
 
 
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+def close(actual, other):
+    torch.testing.assert_close(actual, other, rtol=1e-12, atol=1e-12)
 
 
-def mine(whole):
+def own_part(whole):
     """This rank's rows."""
     rows = ROWS[ddl.size()]
     begin = sum(rows[: ddl.rank()])
@@ -42,15 +42,15 @@ def as_one_process_would():
                 whole.train(training), parted.train(training)
                 x = (torch.randn(sum(ROWS[ddl.size()]), *shape).double() * 3 + 1000).requires_grad_()
                 weights = torch.randn_like(x)
-                own_x = mine(x).detach().clone().requires_grad_()
+                own_x = own_part(x).detach().clone().requires_grad_()
                 if not training and not whole.track_running_stats:
                     continue  # statistics of the batch in eval: of the own one, as torch has it
                 y, own_y = whole(x), parted(own_x)
-                close(own_y, mine(y))
+                close(own_y, own_part(y))
                 whole.zero_grad(), parted.zero_grad()
                 (y * weights).sum().backward()
-                (own_y * mine(weights)).sum().backward()
-                close(own_x.grad, mine(x.grad))
+                (own_y * own_part(weights)).sum().backward()
+                close(own_x.grad, own_part(x.grad))
                 for parameter, own in zip(whole.parameters(), parted.parameters()):
                     total = torch.from_numpy(ddl.allreduce(own.grad.numpy(), op=ddl.Sum))
                     torch.testing.assert_close(total, parameter.grad, rtol=1e-9, atol=1e-9)
@@ -125,7 +125,7 @@ def test_converting_keeps_parameters_and_statistics():
     converted = ddl_torch.SyncBatchNorm.convert_sync_batchnorm(model)
     assert converted is model and isinstance(model[1], ddl_torch.SyncBatchNorm)
     assert isinstance(model[2][0], ddl_torch.SyncBatchNorm) and not model[2][0].training and model[1].training
-    assert all(one is other for one, other in zip(model.parameters(), parameters))
+    assert all(parameter is other for parameter, other in zip(model.parameters(), parameters))
     assert {name: value.tolist() for name, value in model.state_dict().items()} == {
         name: value.tolist() for name, value in state.items()
     }

@@ -91,7 +91,9 @@ def run_all():
     different_operations()
     everybody = ddl.split(0)
     options = [{}, {"deterministic": True}, {"compression": "bf16"}, {"op": ddl.Average, "deterministic": True}]
-    return [descriptors_stay_few(communicator=everybody if n else None, **one) for n, one in enumerate(options)]
+    return [
+        descriptors_stay_few(communicator=everybody if n else None, **arguments) for n, arguments in enumerate(options)
+    ]
 
 
 @pytest.mark.slow

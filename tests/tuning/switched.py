@@ -18,11 +18,11 @@ def rates(rack_of: Sequence[int], uplinks: Sequence[float], count: int, noise: C
 
     ``uplinks``: the rate of each rack's, each way; ``noise()``: a factor up to 1.
     """
-    found = np.full((len(rack_of), len(rack_of)), np.inf)
+    matrix = np.full((len(rack_of), len(rack_of)), np.inf)
     for pairs in chain(*tournaments(len(rack_of), count)):
         for pair, share in _shares(pairs, rack_of, uplinks).items():
-            found[pair] = found[pair[::-1]] = min(found[pair], share * noise())
-    return found
+            matrix[pair] = matrix[pair[::-1]] = min(matrix[pair], share * noise())
+    return matrix
 
 
 def _shares(

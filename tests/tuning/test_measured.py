@@ -19,7 +19,7 @@ from ddl.tuning.simulate.simulation import Operation, allreduces
 RECORDED = json.loads(
     (Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "simulate.json").read_text(encoding="utf-8")
 )["layouts"]
-CASES = [(layout, int(nbytes)) for layout, found in RECORDED.items() for nbytes in found["seconds"]]
+CASES = [(layout, int(nbytes)) for layout, record in RECORDED.items() for nbytes in record["seconds"]]
 
 
 def test_three_layouts_and_sizes_from_256_kib_to_32_mib_were_measured() -> None:

@@ -24,7 +24,7 @@ Groups = Tuple[Tuple[int, ...], ...]
 def test_in_a_tournament_all_meet_once_and_nobody_two_at_a_time(players: int) -> None:
     played = tournament(range(players))
     assert sorted(tuple(sorted(pair)) for pairs in played for pair in pairs) == list(combinations(range(players), 2))
-    assert all(len({one for pair in pairs for one in pair}) == 2 * len(pairs) for pairs in played)
+    assert all(len({host for pair in pairs for host in pair}) == 2 * len(pairs) for pairs in played)
 
 
 def test_tournaments_are_shuffled_differently_and_always_alike() -> None:
@@ -34,7 +34,7 @@ def test_tournaments_are_shuffled_differently_and_always_alike() -> None:
 
 
 def groups_of(rack_of: List[int]) -> Groups:
-    members = [tuple(host for host, rack in enumerate(rack_of) if rack == one) for one in sorted(set(rack_of))]
+    members = [tuple(host for host, rack in enumerate(rack_of) if rack == number) for number in sorted(set(rack_of))]
     return tuple(sorted(members))
 
 
@@ -60,12 +60,12 @@ def clusters(draw: st.DrawFn) -> Tuple[np.ndarray, Groups, bool]:
 @given(clusters())
 def test_what_is_found_is_what_is_there(cluster: Tuple[np.ndarray, Groups, bool]) -> None:
     """Racks that differ may be joined, as two whose uplinks are wide enough; no rack is ever torn apart."""
-    found, groups, alike = cluster
-    suspicion = suspect(found)
+    measured, groups, alike = cluster
+    suspicion = suspect(measured)
     if suspicion is not None and alike:
         assert suspicion.groups == groups
     elif suspicion is not None:
-        assert all(any(set(group) <= set(one) for one in suspicion.groups) for group in groups)
+        assert all(any(set(group) <= set(suspected) for suspected in suspicion.groups) for group in groups)
 
 
 @st.composite
@@ -79,8 +79,8 @@ def crowded(draw: st.DrawFn) -> Tuple[np.ndarray, Groups]:
 
 @given(crowded())
 def test_clear_racks_are_found(cluster: Tuple[np.ndarray, Groups]) -> None:
-    found, groups = cluster
-    suspicion = suspect(found)
+    measured, groups = cluster
+    suspicion = suspect(measured)
     assert suspicion is not None and suspicion.groups == groups
     assert suspicion.between_bytes_per_s < suspicion.within_bytes_per_s <= 1
 
@@ -93,18 +93,18 @@ def test_one_switch_is_no_rack(data: st.DataObject, hosts: int) -> None:
 @pytest.mark.slow
 @given(crowded(), st.randoms(use_true_random=False))
 def test_the_order_of_hosts_does_not_matter(cluster: Tuple[np.ndarray, Groups], random) -> None:
-    found, groups = cluster
-    order = list(range(len(found)))
+    measured, groups = cluster
+    order = list(range(len(measured)))
     random.shuffle(order)
-    again = suspect(found[np.ix_(order, order)])
+    again = suspect(measured[np.ix_(order, order)])
     assert again is not None
     assert tuple(sorted(tuple(sorted(order[host] for host in group)) for group in again.groups)) == groups
 
 
 def test_a_host_with_a_slower_port_is_no_rack() -> None:
-    found = np.ones((4, 4))
-    found[0] = found[:, 0] = 0.1
-    assert suspect(found) is None
+    measured = np.ones((4, 4))
+    measured[0] = measured[:, 0] = 0.1
+    assert suspect(measured) is None
 
 
 def test_racks_cut_the_outermost_dimension() -> None:
@@ -123,8 +123,8 @@ def test_racks_that_are_no_equal_parts_are_refused(racks: Groups) -> None:
 
 
 def test_racks_are_told_by_their_hosts_names() -> None:
-    found = ((0, 2), (1, 3)), 64 << 20, 16 << 20
+    known = ((0, 2), (1, 3)), 64 << 20, 16 << 20
     hosts = ("a:2", "b:2", "c:2", "d:2")
     text = "racks a c | b d: 64 MiB/s within and 16 MiB/s between them where all hosts talk at once"
-    assert Suspicion(*found).text(hosts) == text
-    assert Racks(*found, 1 << 20, 0.1, 0.2).text(hosts) == f"{text}; allreduce of 1 MiB 100 ms, without racks 200 ms"
+    assert Suspicion(*known).text(hosts) == text
+    assert Racks(*known, 1 << 20, 0.1, 0.2).text(hosts) == f"{text}; allreduce of 1 MiB 100 ms, without racks 200 ms"

@@ -46,9 +46,9 @@ def test_every_level_costs_events_by_its_length_only() -> None:
     lines = (Line(2**63, "multiring", 0, False),)
     for hosts in (10, 100, 1000):
         machine = machine_of(4, [hosts])
-        found = allreduces(machine, laid_out(machine, f"4x{hosts}"), [Operation(1 << 20)], lines=lines)
-        assert found.messages == 2 * (3 + hosts - 1)
-        assert len(found.ends) == 1
+        result = allreduces(machine, laid_out(machine, f"4x{hosts}"), [Operation(1 << 20)], lines=lines)
+        assert result.messages == 2 * (3 + hosts - 1)
+        assert len(result.ends) == 1
 
 
 def test_too_much_is_refused_before_it_is_begun() -> None:

@@ -42,23 +42,23 @@ def test_a_multiring_takes_what_the_formula_says(mode: str) -> None:
     for p in sizes:
         expected += 2 * (p - 1) * (ALPHA + left / p / BANDWIDTH)
         left /= p
-    found = seconds(machine_of(1, [24]), MIB, whole("multiring"), mode)
-    assert found == pytest.approx(expected, rel=1e-9)
+    took = seconds(machine_of(1, [24]), MIB, whole("multiring"), mode)
+    assert took == pytest.approx(expected, rel=1e-9)
 
 
 def test_recursive_doubling_exchanges_all_in_each_round() -> None:
     expected = 3 * (ALPHA + MIB / BANDWIDTH)
-    found = seconds(machine_of(1, [8]), MIB, whole("recursive_doubling"))
+    took = seconds(machine_of(1, [8]), MIB, whole("recursive_doubling"))
     # Beside the data go empty messages, which cost their latency where nothing else hides it.
-    assert expected <= found <= expected + 2 * ALPHA
+    assert expected <= took <= expected + 2 * ALPHA
 
 
 def test_the_rings_of_a_host_share_its_port() -> None:
     """Four ranks reduce among themselves at once, then four rings between two hosts use one port together."""
-    found = seconds(machine_of(4, [2]), MIB, whole("multiring"), "4x2")
+    took = seconds(machine_of(4, [2]), MIB, whole("multiring"), "4x2")
     inside = 2 * 3 * (ALPHA / 4 + MIB / 4 / (4 * BANDWIDTH))
     between = 2 * (ALPHA + 4 * MIB / 8 / BANDWIDTH)
-    assert found == pytest.approx(inside + between, rel=1e-9)
+    assert took == pytest.approx(inside + between, rel=1e-9)
 
 
 def test_a_racks_uplink_is_what_its_hosts_share() -> None:
@@ -66,8 +66,8 @@ def test_a_racks_uplink_is_what_its_hosts_share() -> None:
 
     Those behind the first are waiting there when it has left, so only one latency, of two networks, is seen.
     """
-    found = seconds(machine_of(1, [2, 2], slower=0.25), MIB, whole("ring"))
-    assert found == pytest.approx(2 * ALPHA + 6 * MIB / 4 / (BANDWIDTH / 4), rel=1e-9)
+    took = seconds(machine_of(1, [2, 2], slower=0.25), MIB, whole("ring"))
+    assert took == pytest.approx(2 * ALPHA + 6 * MIB / 4 / (BANDWIDTH / 4), rel=1e-9)
 
 
 def test_pieces_in_flight_hide_latency() -> None:
@@ -83,11 +83,11 @@ def test_pieces_in_flight_hide_latency() -> None:
 
 def test_the_engines_pieces_are_whole_cache_lines_of_every_chunk() -> None:
     """1 MiB cut for 12 ranks: 1365 lines of 64 bytes for each; the rest is a second piece."""
-    found = allreduces(machine_of(1, [12]), Topology.flat(12), [Operation(MIB)], lines=whole("ring", 1, MIB))
-    assert found.messages == 2 * 22
+    result = allreduces(machine_of(1, [12]), Topology.flat(12), [Operation(MIB)], lines=whole("ring", 1, MIB))
+    assert result.messages == 2 * 22
     exact = 64 * 12 * (MIB // (64 * 12))
-    found = allreduces(machine_of(1, [12]), Topology.flat(12), [Operation(exact)], lines=whole("ring", 1, MIB))
-    assert found.messages == 22
+    result = allreduces(machine_of(1, [12]), Topology.flat(12), [Operation(exact)], lines=whole("ring", 1, MIB))
+    assert result.messages == 22
 
 
 def test_ranks_that_share_memory_read_and_write_it() -> None:
@@ -151,28 +151,28 @@ def test_a_slow_rank_is_late_in_proportion() -> None:
 
 def test_operations_run_in_the_order_of_submission() -> None:
     machine = machine_of(1, [2])
-    one = seconds(machine, 8 * MIB)
-    found = allreduces(machine, Topology.flat(2), [Operation(8 * MIB), Operation(8 * MIB), Operation(8 * MIB, 1.0)])
-    first, second, third = found.ends[0]
-    assert first == pytest.approx(one)
-    assert first < second <= 2 * one * (1 + 1e-9)  # at most: latency is hidden
-    assert third == pytest.approx(1.0 + one)
+    alone = seconds(machine, 8 * MIB)
+    result = allreduces(machine, Topology.flat(2), [Operation(8 * MIB), Operation(8 * MIB), Operation(8 * MIB, 1.0)])
+    first, second, third = result.ends[0]
+    assert first == pytest.approx(alone)
+    assert first < second <= 2 * alone * (1 + 1e-9)  # at most: latency is hidden
+    assert third == pytest.approx(1.0 + alone)
 
 
 def test_a_small_operation_does_not_wait_behind_a_large_one() -> None:
-    found = allreduces(machine_of(1, [2]), Topology.flat(2), [Operation(64 * MIB), Operation(1024)])
-    assert found.algorithms == ["multiring", "recursive_doubling"]
-    assert found.ends[0][1] < found.ends[0][0] / 100
+    result = allreduces(machine_of(1, [2]), Topology.flat(2), [Operation(64 * MIB), Operation(1024)])
+    assert result.algorithms == ["multiring", "recursive_doubling"]
+    assert result.ends[0][1] < result.ends[0][0] / 100
 
 
 def test_the_plans_are_those_of_the_selection() -> None:
     machine = machine_of(2, [4], shared=True)
     topology = laid_out(machine)
     lines = select(Collective.ALLREDUCE, topology)
-    found = allreduces(machine, topology, [Operation(1024), Operation(8 * MIB)])
-    assert found.algorithms == [line.algorithm for line in lines]
+    result = allreduces(machine, topology, [Operation(1024), Operation(8 * MIB)])
+    assert result.algorithms == [line.algorithm for line in lines]
     # One rank stands for all eight: 4 pieces, 2 * 3 messages each.
-    assert found.messages == 4 * 6 + 1 * allreduces(machine, topology, [Operation(1024)]).messages
+    assert result.messages == 4 * 6 + 1 * allreduces(machine, topology, [Operation(1024)]).messages
 
 
 def test_the_same_twice() -> None:
@@ -185,15 +185,15 @@ def test_the_same_twice() -> None:
 
 
 def test_one_rank_has_nothing_to_wait_for() -> None:
-    found = allreduces(machine_of(1), Topology.flat(1), [Operation(MIB, 0.5)])
-    assert found.ends == {0: [0.5]} and found.messages == 0
+    result = allreduces(machine_of(1), Topology.flat(1), [Operation(MIB, 0.5)])
+    assert result.ends == {0: [0.5]} and result.messages == 0
 
 
 def test_spans_of_a_rank_that_is_watched() -> None:
     machine = machine_of(2, [2], shared=True)
-    found = allreduces(machine, laid_out(machine), [Operation(4 * MIB)], watch=[3])
-    assert {span.dimension for span in found.spans[3]} == {0, 1}
-    assert all(0 <= span.begin < span.end <= found.seconds for span in found.spans[3])
+    result = allreduces(machine, laid_out(machine), [Operation(4 * MIB)], watch=[3])
+    assert {span.dimension for span in result.spans[3]} == {0, 1}
+    assert all(0 <= span.begin < span.end <= result.seconds for span in result.spans[3])
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -67,10 +67,10 @@ def test_every_algorithm(algorithm: str, networks: tuple, shared: bool) -> None:
     topology = laid_out(machine)
     lines = (Line(2**63, algorithm, 1024 * KIB, False, 2),)
     full = allreduces(machine, topology, OPERATIONS, lines=lines, in_full=True)
-    found = allreduces(machine, topology, OPERATIONS, lines=lines)
-    assert found.exact
-    assert found.seconds == pytest.approx(full.seconds, rel=1e-9)
-    assert found.ends[0] == pytest.approx(full.ends[0], rel=1e-9)
+    result = allreduces(machine, topology, OPERATIONS, lines=lines)
+    assert result.exact
+    assert result.seconds == pytest.approx(full.seconds, rel=1e-9)
+    assert result.ends[0] == pytest.approx(full.ends[0], rel=1e-9)
 
 
 def test_who_is_alike() -> None:

@@ -38,18 +38,18 @@ def test_the_last_layer_has_as_many_classes_as_wanted() -> None:
 def test_buckets_are_submitted_when_their_last_gradient_is_there() -> None:
     """Three layers of 1, 1 and 2 parts; backward takes 0.8 of 1.2 s and runs from the last to the first."""
     layers = (Layer("a", (1000,), 1.0), Layer("b", (1000,), 1.0), Layer("c", (1000,), 2.0))
-    found = buckets_of(Workload(Model("small", layers), 1.2, bucket_bytes=4096))
-    assert [round(bucket.ready_s, 9) for bucket in found] == [0.8, 1.0, 1.2]
-    found = buckets_of(Workload(Model("small", layers), 1.2, bucket_bytes=8192))
-    assert [round(bucket.ready_s, 9) for bucket in found] == [1.0, 1.2]
-    found = buckets_of(Workload(Model("small", layers), 1.2, bucket_bytes=4096, overlap=False))
-    assert [bucket.ready_s for bucket in found] == [1.2] * 3
+    buckets = buckets_of(Workload(Model("small", layers), 1.2, bucket_bytes=4096))
+    assert [round(bucket.ready_s, 9) for bucket in buckets] == [0.8, 1.0, 1.2]
+    buckets = buckets_of(Workload(Model("small", layers), 1.2, bucket_bytes=8192))
+    assert [round(bucket.ready_s, 9) for bucket in buckets] == [1.0, 1.2]
+    buckets = buckets_of(Workload(Model("small", layers), 1.2, bucket_bytes=4096, overlap=False))
+    assert [bucket.ready_s for bucket in buckets] == [1.2] * 3
 
 
 def test_gradients_of_resnet50_lie_in_the_adapters_buckets() -> None:
-    found = buckets_of(Workload(model("resnet50"), 0.2))
-    assert sum(bucket.nbytes for bucket in found) == pytest.approx(25_557_032 * 4, rel=1e-3)  # padding and flags
-    times = [bucket.ready_s for bucket in found]
+    buckets = buckets_of(Workload(model("resnet50"), 0.2))
+    assert sum(bucket.nbytes for bucket in buckets) == pytest.approx(25_557_032 * 4, rel=1e-3)  # padding and flags
+    times = [bucket.ready_s for bucket in buckets]
     assert times == sorted(times) and times[-1] == pytest.approx(0.2)
 
 

@@ -91,8 +91,8 @@ def test_lines_serve_what_was_chosen_and_the_default_where_neighbours_differ(
     lines = lines_of(chosen, DEFAULT)
     assert lines[-1].max_bytes == ANY
     assert [line.max_bytes for line in lines] == sorted({line.max_bytes for line in lines})
-    below = max((one for one in chosen if one <= size), default=None)
-    above = min((one for one in chosen if one >= size), default=None)
+    below = max((near for near in chosen if near <= size), default=None)
+    above = min((near for near in chosen if near >= size), default=None)
     between = below is not None and above is not None and chosen[below] == chosen[above]
     wanted = chosen[below] if between and below is not None else of_size(DEFAULT, size)
     got = of_size(lines, size)
@@ -121,11 +121,11 @@ def test_what_is_tried() -> None:
                 numbers, default = worth_trying(collective, topology, nbytes, among)
                 assert default in numbers
                 assert among[default] == default_of(collective, topology, nbytes)
-                for one in (among[number] for number in numbers if number != default):
-                    assert one.suits(collective, topology)
-                    assert nbytes <= MOST_SMALL or not one.small  # nothing long where small ones must not wait
+                for candidate in (among[number] for number in numbers if number != default):
+                    assert candidate.suits(collective, topology)
+                    assert nbytes <= MOST_SMALL or not candidate.small  # nothing long where small ones must not wait
                 ways = [
-                    (one.algorithm, one.small, nbytes <= one.piece_bytes or one)
-                    for one in map(among.__getitem__, numbers)
+                    (candidate.algorithm, candidate.small, nbytes <= candidate.piece_bytes or candidate)
+                    for candidate in map(among.__getitem__, numbers)
                 ]
                 assert len(set(ways)) == len(ways)  # of those that would do the same, one

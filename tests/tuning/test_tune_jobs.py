@@ -77,10 +77,10 @@ def start() -> Tuple[str, str]:
 
 def saved(directory: Path, lines: Lines, **job: Any) -> Path:
     """Write a table for jobs of four ranks that are connected like ``job`` where they look for it."""
-    (found, topology, local_size), *_ = ranks.run(4, cluster, **job)
+    (job_cluster, topology, local_size), *_ = ranks.run(4, cluster, **job)
     laid_out = Topology.parse(topology, shared=int(local_size > 1))
-    path = directory / "ddl" / f"tuned-{found.fingerprint}.toml"
-    file.write(table_of(found, laid_out, lines), path)
+    path = directory / "ddl" / f"tuned-{job_cluster.fingerprint}.toml"
+    file.write(table_of(job_cluster, laid_out, lines), path)
     return path
 
 
@@ -101,12 +101,12 @@ def run(directory: Path, counts: List[int], **more: str) -> List[Tuple[List[int]
 @pytest.mark.parametrize("lines", [RING, DOUBLING], ids=lambda lines: lines[0].algorithm)
 def test_the_table_of_rank_0_is_what_every_rank_runs(lines: Lines, tmp_path: Path) -> None:
     saved(tmp_path, lines, **connected("tcp"))
-    found = run(tmp_path, [SMALL, COUNT])
-    assert [sent for sent, _ in found] == [[MESSAGES[lines[0].algorithm]] * 2] * 4
-    log = "\n".join(found[0][1])
+    answers = run(tmp_path, [SMALL, COUNT])
+    assert [sent for sent, _ in answers] == [[MESSAGES[lines[0].algorithm]] * 2] * 4
+    log = "\n".join(answers[0][1])
     assert "algorithms are chosen by" in log and "measured on 2026-11-22" in log
     assert f"allreduce beyond: {lines[0].algorithm}" in log
-    assert not any("allreduce" in text for _, texts in found[1:] for text in texts)  # once is enough
+    assert not any("allreduce" in text for _, texts in answers[1:] for text in texts)  # once is enough
 
 
 def test_lines_serve_up_to_their_size(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_lines_serve_up_to_their_size(tmp_path: Path) -> None:
 
 def test_a_forced_algorithm_beats_the_table(tmp_path: Path) -> None:
     saved(tmp_path, DOUBLING, **connected("tcp"))
-    found = run(tmp_path, [SMALL, COUNT], DDL_ALGORITHM="ring")
-    assert [sent for sent, _ in found] == [[6, 6]] * 4
-    assert "forced by DDL_ALGORITHM=ring" in "\n".join(found[0][1])
+    answers = run(tmp_path, [SMALL, COUNT], DDL_ALGORITHM="ring")
+    assert [sent for sent, _ in answers] == [[6, 6]] * 4
+    assert "forced by DDL_ALGORITHM=ring" in "\n".join(answers[0][1])
 
 
 def test_off_and_part_of_the_ranks_go_by_the_built_in_table(tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def laid_out() -> List[str]:
 def test_racks_of_the_table_lay_out_the_job_and_what_is_split_off_it_whole(tmp_path: Path) -> None:
     """Four hosts of one rank; the racks are hosts 0 and 2, and 3 and 1."""
     job = {"env_of": lambda rank: {"DDL_HOST_ID": f"host{rank}"}}
-    (found, topology, _), *_ = ranks.run(4, cluster, **job)
+    (job_cluster, topology, _), *_ = ranks.run(4, cluster, **job)
     assert topology == "4"
     known = Racks(((0, 2), (3, 1)), 1e8, 1e7, 1 << 20, 0.1, 0.2)
-    table = replace(table_of(found, Topology.parse("2x2"), RING), racks=known)
-    file.write(table, tmp_path / "ddl" / f"tuned-{found.fingerprint}.toml")
+    table = replace(table_of(job_cluster, Topology.parse("2x2"), RING), racks=known)
+    file.write(table, tmp_path / "ddl" / f"tuned-{job_cluster.fingerprint}.toml")
     only_rank_0 = only_rank_0_finds_it(tmp_path)
     answers = ranks.run(4, laid_out, env_of=lambda rank: {**only_rank_0(rank), **job["env_of"](rank)})
     assert answers == [["2x2 (0, 2, 3, 1)", "2x2 (3, 1, 0, 2)", "2 (0, 1)"]] * 4
@@ -200,16 +200,16 @@ def raced(large: float, small: float) -> Tuple[bool, str]:
 def test_racks_are_used_only_if_large_all_reduces_gain_more_than_small_ones_lose(
     large: float, small: float, used: bool, why: str
 ) -> None:
-    for found, said in ranks.run(2, raced, large, small):
-        assert found == used and re.fullmatch(why, said), said
+    for choice, said in ranks.run(2, raced, large, small):
+        assert choice == used and re.fullmatch(why, said), said
 
 
 def test_a_stale_table_is_refused_with_a_warning_of_rank_0_alone(tmp_path: Path) -> None:
     path = saved(tmp_path, RING, **connected("tcp"))
     path.write_text(path.read_text().replace("rails = 1", "rails = 2"))
-    found = run(tmp_path, [1])
-    assert [sent for sent, _ in found] == [[2]] * 4
-    warnings = [[text for text in texts if "is not used" in text] for _, texts in found]
+    answers = run(tmp_path, [1])
+    assert [sent for sent, _ in answers] == [[2]] * 4
+    warnings = [[text for text in texts if "is not used" in text] for _, texts in answers]
     assert [len(texts) for texts in warnings] == [1, 0, 0, 0]
     assert str(path) in warnings[0][0] and "rails was 2 then and is 1 now" in warnings[0][0]
 
@@ -231,9 +231,9 @@ def test_a_named_table_that_does_not_suit_is_an_error_on_all_ranks(spoil: Any, s
         said = "cannot be read"
     env_of = only_rank_0_finds_it(tmp_path / "empty")
     named = lambda rank: {**env_of(rank), **({"DDL_TUNED": str(path)} if rank == 0 else {})}  # noqa: E731
-    found = ranks.run(4, start, env={"DDL_SHM": "0"}, env_of=named, initialise=False)
-    assert {kind for kind, _ in found} == {"ConfigError"}
-    assert all(f"DDL_TUNED={path}" in text and said in text for _, text in found)
+    answers = ranks.run(4, start, env={"DDL_SHM": "0"}, env_of=named, initialise=False)
+    assert {kind for kind, _ in answers} == {"ConfigError"}
+    assert all(f"DDL_TUNED={path}" in text and said in text for _, text in answers)
 
 
 # --- measuring ---
@@ -260,26 +260,26 @@ def measured(collectives: List[Collective]) -> Tuple[Table, List[str], int, Tupl
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "transport"), [(2, "shared"), (3, "tcp"), (4, "hybrid"), (2, "rails")])
 def test_all_ranks_measure_the_same_and_leave_nothing_open(size: int, transport: str) -> None:
-    found = ranks.run(size, measured, [Collective.ALLREDUCE], **connected(transport))
-    assert len({repr(table) for table, *_ in found}) == 1
-    assert len({tuple(names) for _, names, *_ in found}) == 1
-    table: Table = found[0][0]
+    answers = ranks.run(size, measured, [Collective.ALLREDUCE], **connected(transport))
+    assert len({repr(table) for table, *_ in answers}) == 1
+    assert len({tuple(names) for _, names, *_ in answers}) == 1
+    table: Table = answers[0][0]
     assert Table.parse(table.text()).lines == table.lines
     assert table.misfit(Topology.parse(table.topology, shared=int(table.local_size > 1))) == ""
     assert table.machine["host"]["ranks"] == table.local_size
     assert ("network" in table.machine) == (transport != "shared")
-    for one in table.measured[Collective.ALLREDUCE]:
-        assert one.seconds <= one.default_seconds
-        assert one.algorithm != one.default or one.seconds > 0
+    for row in table.measured[Collective.ALLREDUCE]:
+        assert row.seconds <= row.default_seconds
+        assert row.algorithm != row.default or row.seconds > 0
     # The world's own connections, for its exchanges, stay: three streams to each peer, on three rails at most.
-    assert max(left for _, _, left, _ in found) <= 9 * (size - 1)
+    assert max(left for _, _, left, _ in answers) <= 9 * (size - 1)
 
 
 def test_every_collective_is_measured() -> None:
     every = [Collective.REDUCESCATTER, Collective.ALLGATHER, Collective.ALLTOALL, Collective.BROADCAST]
-    found = ranks.run(2, measured_only, every, **connected("tcp"))
-    assert found[0] == found[1]
-    assert list(found[0].lines) == every and all(found[0].measured[one] for one in every)
+    tables = ranks.run(2, measured_only, every, **connected("tcp"))
+    assert tables[0] == tables[1]
+    assert list(tables[0].lines) == every and all(tables[0].measured[collective] for collective in every)
 
 
 def measured_only(collectives: List[Collective]) -> Table:
@@ -302,9 +302,9 @@ def test_mode_p_measures_once_and_finds_its_table_the_next_time(tmp_path: Path) 
 
 def test_mode_p_goes_on_where_its_table_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "ddl").write_text("no directory")
-    found = run(tmp_path, [1], DDL_TUNE_SECONDS="0.2")
-    assert "is not kept for the next start" in "\n".join(found[0][1])
-    assert len({tuple(sent) for sent, _ in found}) <= 2  # of a tree not all ranks send as much
+    answers = run(tmp_path, [1], DDL_TUNE_SECONDS="0.2")
+    assert "is not kept for the next start" in "\n".join(answers[0][1])
+    assert len({tuple(sent) for sent, _ in answers}) <= 2  # of a tree not all ranks send as much
 
 
 # --- ddl tune ---
@@ -351,7 +351,7 @@ def test_ddl_tune_writes_a_table_that_jobs_find_and_simulate_reads(tmp_path: Pat
 def test_bad_usage_ends_with_2(options: List[str], said: str) -> None:
     ended = tune(*options)
     assert ended.returncode == 2
-    assert any(one in ended.stderr for one in said.split("|")), ended.stderr
+    assert any(part in ended.stderr for part in said.split("|")), ended.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_simulate_takes_its_links_from_the_table(tmp_path: Path, capsys: pytest.
     assert machine.levels[1].link.bandwidth_bytes_per_s == MACHINE["network"][0]["bandwidth_bytes_per_s"]
     assert main(["simulate", "--topology", str(path), "--allreduce", "1M"]) == 0
     assert "2x2" in capsys.readouterr().out
-    assert [one.name for one in tmp_path.iterdir()] == ["tuned.toml"]  # nothing temporary is left
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned.toml"]  # nothing temporary is left
 
 
 @pytest.mark.parametrize(
