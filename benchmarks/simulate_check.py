@@ -32,7 +32,7 @@ from ddl.tools.desk import TWO_RACKS, Cluster, Shape, burst_bytes  # noqa: E402
 from ddl.tools.doctor.phrases import duration  # noqa: E402
 from ddl.tools.simulate.description import parse  # noqa: E402
 from ddl.tools.simulate.report import aligned  # noqa: E402
-from ddl.tuning.simulate.simulation import Operation, allreduces  # noqa: E402
+from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces  # noqa: E402
 
 #: The eight ranks of four hosts keep two cores busy for most of the time, so that layout needs a machine that does
 #: nothing else. Slower ports do not help: their buckets hold hardly more than one of the kernel's large packets, which
@@ -153,7 +153,7 @@ def measure(cluster: Cluster, wanted: Sequence[int], rounds: int) -> Dict[int, L
 def modelled(content: Dict[str, Any], nbytes: int) -> float:
     """Return the seconds that the model says."""
     machine = parse(content).machine
-    return allreduces(machine, discover(machine.hosts()), [Operation(nbytes)]).seconds
+    return allreduces(machine, discover(machine.hosts()), [SimulatedOperation(nbytes)]).seconds
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from typing import Dict, List, Optional, Protocol, Tuple
 
 import torch
 
-__all__ = ["BackwardPasses", "Listener"]
+__all__ = ["BackwardListener", "BackwardPasses"]
 
 _OUTSIDE = -1  # PyTorch's number of a graph task where none runs
 _STARTS = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 _ending: Dict[int, List[Tuple[BackwardPasses, int]]] = {}
 
 
-class Listener(Protocol):
+class BackwardListener(Protocol):
     """What is told of backward passes, by the thread that runs them."""
 
     def backward_began(self) -> None:
@@ -48,7 +48,7 @@ class Listener(Protocol):
 class BackwardPasses:
     """Follows the backward passes that reach one reducer, its ``listener``, which it does not keep alive."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: BackwardListener) -> None:
         self._listener = weakref.ref(listener)
         self._order = next(_numbers)
         self._task = _OUTSIDE  # the graph task of the last gradient

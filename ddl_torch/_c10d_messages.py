@@ -21,7 +21,7 @@ import ddl
 from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout
 from ddl_torch._c10d_arguments import Part, Waitable, moved
 from ddl_torch._c10d_notices import Notices
-from ddl_torch._c10d_verbs import Verbs
+from ddl_torch._c10d_verbs import C10dVerbs
 
 __all__ = ["MatchedReceive", "Messages"]
 
@@ -123,7 +123,7 @@ class Messages:
 
     def __init__(self, communicator: Communicator, tagged: Communicator, store: Store, timeout: float) -> None:
         self._communicator, self._tagged_communicator = communicator, tagged
-        self._plain, self._tagged = (Verbs(each, blocking=False) for each in (communicator, tagged))
+        self._plain, self._tagged = (C10dVerbs(each, blocking=False) for each in (communicator, tagged))
         self._timeout = timeout
         name, everybody = f"ddl/notices/{tagged._group.number}", communicator.size == ddl.size()
         size = communicator.size if everybody else 0
@@ -305,7 +305,7 @@ class Messages:
         else:
             receive.match(message.source, (message.work, lambda: target.detach().copy_(kept.view(target.shape))))
 
-    def _begin(self, receive: MatchedReceive, source: int, verbs: Verbs) -> None:
+    def _begin(self, receive: MatchedReceive, source: int, verbs: C10dVerbs) -> None:
         try:
             receive.match(source, verbs.recv(receive.tensor, source))
         except ddl.Error as error:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ddl import Communicator, WaitTimeout
 from ddl_torch._c10d_arguments import Waitable
 from ddl_torch._c10d_messages import Messages
-from ddl_torch._c10d_verbs import Verbs
+from ddl_torch._c10d_verbs import C10dVerbs
 
 __all__ = ["barrier_within", "extend_torch", "monitored_barrier", "own_timeout"]
 
@@ -91,7 +91,7 @@ def own_timeout(opts: Any) -> Optional[float]:
     return seconds if seconds >= 0 else None
 
 
-def barrier_within(communicator: Communicator, verbs: Verbs, seconds: float) -> None:
+def barrier_within(communicator: Communicator, verbs: C10dVerbs, seconds: float) -> None:
     """Return when all ranks have called it; break the group with ``CollectiveTimeout`` after ``seconds``."""
     work, _ = verbs.barrier()
     assert work is not None

@@ -15,12 +15,12 @@ from ddl_torch._c10d_arguments import Finish, Part, bitwise, elements, in_place,
 from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias, plain
 
-__all__ = ["Verbs"]
+__all__ = ["C10dVerbs"]
 
 Tensors = Sequence[torch.Tensor]
 
 
-class Verbs:
+class C10dVerbs:
     """The verbs on a communicator. ``blocking`` ones have ended when they return.
 
     The caller then does the work itself: no other thread is woken, which is what a small operation costs most.

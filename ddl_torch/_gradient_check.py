@@ -16,7 +16,7 @@ import torch
 
 import ddl
 from ddl_torch._gradient_bucket import GradientBucket
-from ddl_torch._optimizer_arguments import Settings
+from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch.verbs import alltoall
 
 __all__ = ["GradientCheck"]
@@ -33,7 +33,7 @@ Finding = Tuple[int, int, int, int, str]
 class GradientCheck:
     """Checks the buckets of every ``settings.check``-th step, from the first on."""
 
-    def __init__(self, communicator: ddl.Communicator, settings: Settings) -> None:
+    def __init__(self, communicator: ddl.Communicator, settings: OptimizerSettings) -> None:
         self._communicator = communicator
         self._op = settings.op
         self._every = settings.check

@@ -1,4 +1,4 @@
-"""``Layout``: which parameters an optimizer trains, in which buckets their gradients lie, and who averages them.
+"""``BucketLayout``: which parameters an optimizer trains, in which buckets their gradients lie, and who averages them.
 
 All of it is the same on all ranks; what is not is found when buckets are laid out, before anything is sent.
 """
@@ -17,20 +17,20 @@ from ddl_torch import _overlap
 from ddl_torch._compat import question_of_tracing
 from ddl_torch._gradient_bucket import GradientBucket
 from ddl_torch._gradient_entry import Entry
-from ddl_torch._optimizer_arguments import Settings
+from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
 
-__all__ = ["Layout"]
+__all__ = ["BucketLayout"]
 
 
-class Listener(Protocol):
+class GradientListener(Protocol):
     """What autograd tells of gradients."""
 
     def gradient_came(self, entry: Entry) -> None:
         """``p.grad`` of a parameter has its value of this backward pass."""
 
 
-class Layout:
+class BucketLayout:
     """The parameters and buckets of one reducer.
 
     ``own``: communicators to be closed with the optimizer, to which those are added that are made here.
@@ -40,9 +40,9 @@ class Layout:
     def __init__(
         self,
         communicator: ddl.Communicator,
-        settings: Settings,
+        settings: OptimizerSettings,
         own: List[ddl.Communicator],
-        listener: Listener,
+        listener: GradientListener,
     ) -> None:
         self.communicator = communicator
         self.overlap = False  #: decided in ``lay_out``, alike on all ranks

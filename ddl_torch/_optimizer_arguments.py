@@ -11,14 +11,14 @@ import ddl
 from ddl.adapter import buckets
 from ddl_torch.compression import Own, PowerSGD
 
-__all__ = ["Groups", "NamedParameters", "Settings", "group_numbers", "named"]
+__all__ = ["Groups", "NamedParameters", "OptimizerSettings", "group_numbers", "named"]
 
 NamedParameters = Iterable[Tuple[str, torch.Tensor]]
 Groups = Union[int, Sequence[Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerSettings:
     """What ``DistributedOptimizer`` was told, and every rank must be told alike; its documentation is there."""
 
     op: ddl.ReduceOp

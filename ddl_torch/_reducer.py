@@ -23,8 +23,8 @@ from ddl_torch._announcement import Presence
 from ddl_torch._backward import BackwardPasses
 from ddl_torch._closure import average_before_step
 from ddl_torch._gradient_entry import Entry
-from ddl_torch._layout import Layout
-from ddl_torch._optimizer_arguments import Settings
+from ddl_torch._layout import BucketLayout
+from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch._rounds import Rounds
 from ddl_torch._update import PartialUpdates
 
@@ -41,13 +41,13 @@ class GradientReducer:
     def __init__(
         self,
         communicator: ddl.Communicator,
-        settings: Settings,
+        settings: OptimizerSettings,
         backward_passes_per_step: int,
         own: List[ddl.Communicator],
     ) -> None:
         self.synchronized = self.asked = False
         self._settings = settings
-        self._layout = Layout(communicator, settings, own, self)
+        self._layout = BucketLayout(communicator, settings, own, self)
         self._rounds = Rounds(self._layout, settings, backward_passes_per_step)
         self._passes = BackwardPasses(self)
         self._passes_of_round = 0
@@ -103,7 +103,7 @@ class GradientReducer:
         groups: Optional[Mapping[torch.Tensor, int]] = None,
         sparse: bool = False,
     ) -> None:
-        """Take parameters on; they get places in the next ``lay_out`` or ``synchronize``: see ``Layout.add``."""
+        """Take parameters on; they get places in the next ``lay_out`` or ``synchronize``: see ``BucketLayout.add``."""
         self._layout.add(parameters, groups or {}, sparse)
 
     def lay_out(self) -> None:

@@ -26,8 +26,8 @@ from ddl_torch._announcement import Announcement, Heard, Presence, merge, who_is
 from ddl_torch._gradient_bucket import GradientBucket
 from ddl_torch._gradient_check import GradientCheck
 from ddl_torch._gradient_entry import Entry
-from ddl_torch._layout import Layout
-from ddl_torch._optimizer_arguments import Settings
+from ddl_torch._layout import BucketLayout
+from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch._own_compressor import send_compressed
 from ddl_torch._update import PartialUpdates
 from ddl_torch.powersgd import LowRankBucket
@@ -39,7 +39,7 @@ __all__ = ["Rounds"]
 class Rounds:
     """The rounds of one optimizer, over the parameters and buckets of ``layout``."""
 
-    def __init__(self, layout: Layout, settings: Settings, backward_passes_per_step: int) -> None:
+    def __init__(self, layout: BucketLayout, settings: OptimizerSettings, backward_passes_per_step: int) -> None:
         self.layout = layout
         self.backward_passes_per_step = backward_passes_per_step  #: alike on all ranks, which is checked
         self.presence = Presence.TRAINING  #: what this rank says of itself in the rounds to come

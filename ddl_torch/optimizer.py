@@ -24,7 +24,7 @@ from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl.text.tracebacks import briefly
 from ddl_torch._delta import DeltaReducer
-from ddl_torch._optimizer_arguments import Groups, NamedParameters, Settings, group_numbers, named
+from ddl_torch._optimizer_arguments import Groups, NamedParameters, OptimizerSettings, group_numbers, named
 from ddl_torch._process_set import communicator_of
 from ddl_torch._reducer import GradientReducer
 from ddl_torch._same_model import check_same_on_all_ranks
@@ -160,7 +160,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto):
                 group = on_wire(group, chosen.name)
                 own.append(group)
-            settings = Settings(
+            settings = OptimizerSettings(
                 op=op,
                 bucket_bytes=bucket_bytes,
                 overlap=overlap,

@@ -21,7 +21,7 @@ from ddl_torch._c10d_devices import OtherDevices, by_device
 from ddl_torch._c10d_lifetime import Unwaited, keep_what_reducers_hold, torch_keeps_works
 from ddl_torch._c10d_messages import Messages
 from ddl_torch._c10d_monitored_barrier import barrier_within, extend_torch, monitored_barrier, own_timeout
-from ddl_torch._c10d_verbs import Verbs
+from ddl_torch._c10d_verbs import C10dVerbs
 from ddl_torch._c10d_work import EachItsOwn, GroupWork, Waiter
 from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
 
@@ -67,15 +67,15 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self._leave = leave
         self._waiter = Waiter()
         self._unwaited = None if torch_keeps_works() else Unwaited()
-        self._starting = Verbs(communicator, blocking=False)
-        self._blocking = Verbs(communicator, blocking=True)
+        self._starting = C10dVerbs(communicator, blocking=False)
+        self._blocking = C10dVerbs(communicator, blocking=True)
         self._timeout = communicator.timeout
         tagged = communicator.subset(range(communicator.size), timeout=timeout)
         self._messages = Messages(communicator, tagged, store, self._timeout)
         self.others = OtherDevices(self, timeout)
         self._name = self._description = ""
 
-    def _verbs(self, opts: Any) -> Verbs:
+    def _verbs(self, opts: Any) -> C10dVerbs:
         return self._starting if getattr(opts, "asyncOp", True) else self._blocking
 
     def _work(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:

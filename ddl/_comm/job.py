@@ -25,11 +25,11 @@ from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
 from ddl.store import rails
 from ddl.store.messages import said_by
-from ddl.store.rails import Offer
+from ddl.store.rails import RailOffer
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
 from ddl.tuning.measure import table_file as tuned
-from ddl.tuning.table import Cluster
+from ddl.tuning.table import TunedCluster
 
 __all__ = ["Job", "Peer", "identity_and_settings"]
 
@@ -45,7 +45,7 @@ class Peer:
     rank: int
     host: str  # for people
     host_id: str  # ranks with different ones do not even try to share memory
-    offers: Tuple[Offer, ...]  # its data listeners
+    offers: Tuple[RailOffer, ...]  # its data listeners
     unix_name: str
     nonce: Nonce
     board_offset: int  # of the world communicator
@@ -62,7 +62,7 @@ class Peer:
         """Undo ``text`` of ``rank``. ``ProtocolError`` if it is not what a rank says."""
 
         def parsed(fields: Any) -> Peer:
-            offers = tuple(Offer(*offer) for offer in fields["offers"])
+            offers = tuple(RailOffer(*offer) for offer in fields["offers"])
             peer = Peer(**{**fields, "nonce": Nonce(*fields["nonce"]), "offers": offers})
             places = [peer.nonce.offset, peer.board_offset, *(offer.port for offer in offers)]
             texts = [peer.host, peer.host_id, peer.unix_name, peer.version, peer.nonce.text]
@@ -130,7 +130,7 @@ class Job:
         self.peers: Tuple[Peer, ...] = ()
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
         self.rails: Tuple[str, ...] = ("",)
-        self.offer = tuned.Offer()
+        self.offer = tuned.TableOffer()
         #: Groups whose communicators the program has let go; ``close_dropped`` closes them.
         self.dropped: Deque[Droppable] = collections.deque()
         self._ended = False
@@ -204,7 +204,7 @@ class Job:
         if me.rank == 0:
             own["tuned"] = vars(tuned.offer(self.settings, self.cluster()))
         answers = store.check_in(json.dumps(own), left, round=2 * self.round + 1)
-        self.offer = said_by(0, answers[0], lambda said: tuned.Offer(**said["tuned"]))
+        self.offer = said_by(0, answers[0], lambda said: tuned.TableOffer(**said["tuned"]))
         self._conclude([said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)])
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
@@ -247,12 +247,12 @@ class Job:
             else:
                 group.close()
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> TunedCluster:
         """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""
         ranks: Dict[Tuple[str, str], int] = {}
         for peer in self.peers:
             ranks[peer.host, peer.host_id] = ranks.get((peer.host, peer.host_id), 0) + 1
-        return Cluster(
+        return TunedCluster(
             hosts=tuple(f"{host}:{count}" for (host, _), count in ranks.items()),
             dimensions=self.settings.dimensions,
             shared_memory=all(peer.shared for peer in self.peers),
@@ -261,7 +261,7 @@ class Job:
             wire=self.settings.wire,
         )
 
-    def _listen(self, towards_store: str) -> Tuple[List[socket.socket], List[Offer]]:
+    def _listen(self, towards_store: str) -> Tuple[List[socket.socket], List[RailOffer]]:
         """Listen for data wherever there may be a rail: the first place is a must."""
         listeners: List[socket.socket] = []
         offers = []

@@ -17,7 +17,8 @@ from typing import Dict, Hashable, List, Optional, Sequence, Tuple, TypeVar, Uni
 
 from ddl.errors import InvalidArgument
 
-__all__ = ["ALIGNMENT", "BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Bucket", "Gradient", "Slot", "assign", "group_numbers"]
+__all__ = ["ALIGNMENT", "BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Bucket", "BucketSlot", "Gradient", "assign"]
+__all__ += ["group_numbers"]
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Slot:
+class BucketSlot:
     """Where gradient number ``item`` lies: ``length`` elements from ``offset`` (in elements) of its bucket."""
 
     item: int
@@ -58,7 +59,7 @@ class Bucket:
 
     dtype: Hashable
     itemsize: int
-    slots: Tuple[Slot, ...]
+    slots: Tuple[BucketSlot, ...]
     flags_offset: int
 
     @property
@@ -77,7 +78,7 @@ class _Open:
 
     def __init__(self, first: Gradient, limit_bytes: float) -> None:
         self.dtype, self.itemsize, self.limit_bytes = first.dtype, first.itemsize, limit_bytes
-        self.slots: List[Slot] = []
+        self.slots: List[BucketSlot] = []
         self.end = 0  # elements, aligned
 
     def takes(self, gradient: Gradient) -> bool:
@@ -85,7 +86,7 @@ class _Open:
         return not self.slots or (self.end + gradient.length) * self.itemsize <= self.limit_bytes
 
     def add(self, item: int, gradient: Gradient) -> None:
-        self.slots.append(Slot(item, self.end, gradient.length))
+        self.slots.append(BucketSlot(item, self.end, gradient.length))
         step = max(1, ALIGNMENT // self.itemsize)
         self.end += -(-gradient.length // step) * step
 

@@ -22,7 +22,7 @@ from ddl.launch.config import RunConfig
 from ddl.launch.config_file import options_from
 from ddl.launch.hosts import Host, parse_hostfile, parse_hosts
 from ddl.launch.launchers import Start, k8s, mpi, slurm, ssh
-from ddl.launch.layout import Layout, arrange
+from ddl.launch.layout import JobLayout, arrange
 from ddl.launch.local_job import LocalJob
 from ddl.launch.options import OPTIONS, USAGE, parser, takes_value
 from ddl.launch.placement import Placement, parse_rankfile
@@ -186,7 +186,7 @@ def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ:
     return slurm.allocation(environ) or () if launcher == "slurm" else ()
 
 
-def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Layout:
+def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> JobLayout:
     hosts: Tuple[Host, ...] = ()
     placement = None
     if given.rankfile is None:

@@ -17,14 +17,14 @@ from ddl.errors import ConfigError
 from ddl.launch.hosts import Host
 from ddl.launch.placement import Placement, place
 
-__all__ = ["Layout", "arrange"]
+__all__ = ["JobLayout", "arrange"]
 
 #: By letter: variables for the ranks. What ``p`` measures takes some seconds of the first start.
 _LETTERS: Dict[str, Dict[str, str]] = {"r": {"DDL_ALGORITHM": "ring"}, "p": {"DDL_TUNE_SECONDS": "4"}, "b": {}, "n": {}}
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """Where the ranks run (None: all on this machine), and what they are told of it."""
 
     size: int
@@ -42,7 +42,7 @@ def arrange(
     racks: Optional[int] = None,
     aisles: Optional[int] = None,
     mode: str = "",
-) -> Layout:
+) -> JobLayout:
     """Return the layout of the job; ``placement`` is that of a rankfile. ConfigError names what does not fit."""
     environ, sizes = _mode(mode)
     if placement is None and hosts:
@@ -65,7 +65,7 @@ def arrange(
                 f"the dimensions {shown} are {prod(sizes)} ranks, but the job has {size}; mend one of them"
             )
         environ["DDL_DIMENSIONS"] = "x".join(map(str, sizes))
-    return Layout(size, placement, environ)
+    return JobLayout(size, placement, environ)
 
 
 def _mode(text: str) -> Tuple[Dict[str, str], Tuple[int, ...]]:

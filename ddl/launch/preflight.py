@@ -23,7 +23,7 @@ from ddl.store.address import parse_address
 from ddl.store.interfaces import address_of
 from ddl.store.rails import places
 
-__all__ = ["Peer", "look_around", "open_door", "prepare", "sources", "script_of", "wrong_names"]
+__all__ = ["HostEntry", "look_around", "open_door", "prepare", "sources", "script_of", "wrong_names"]
 
 #: What launchers tell the processes that they start: true of the agent, not of its ranks.
 _LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
@@ -105,7 +105,7 @@ def open_door(towards_ddlrun: str) -> TokenPort:
 
 
 @dataclass(frozen=True)
-class Peer:
+class HostEntry:
     """One host as the others shall find it: an entry of ddlrun's message ``meet``."""
 
     number: int
@@ -123,7 +123,7 @@ class Peer:
         return Target(self.number, *parse_address(self.address), bytes.fromhex(self.token))
 
 
-def look_around(own: int, peers: Sequence[Peer], door: TokenPort) -> Dict[str, List[str]]:
+def look_around(own: int, peers: Sequence[HostEntry], door: TokenPort) -> Dict[str, List[str]]:
     """Return the ``problems`` and ``warnings`` of host ``own`` with the others, a text each."""
     here = next(peer for peer in peers if peer.number == own)
     others = [peer for peer in peers if peer is not here]
@@ -138,7 +138,9 @@ def look_around(own: int, peers: Sequence[Peer], door: TokenPort) -> Dict[str, L
     return {"problems": problems, "warnings": list(wrong_names(here, peers, _answers(resolver)))}
 
 
-def wrong_names(here: Peer, peers: Sequence[Peer], addresses_of: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def wrong_names(
+    here: HostEntry, peers: Sequence[HostEntry], addresses_of: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
     """Yield a warning for each host whose name, by ``addresses_of`` on host ``here``, leads to another one.
 
     DDL itself knows addresses. What else runs in the job (MASTER_ADDR, another library) may trust names.

@@ -23,7 +23,7 @@ from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousEr
 from ddl.launch.control import INVITATION, Assignment, Invitation, cut_off
 from ddl.launch.host_agent import GRACE, HostAgent, Worker
 from ddl.launch.loop import Handlers
-from ddl.launch.preflight import Peer, look_around, open_door, prepare, sources
+from ddl.launch.preflight import HostEntry, look_around, open_door, prepare, sources
 from ddl.launch.rank_environ import keep_port
 from ddl.launch.reach import TokenPort
 from ddl.store.address import format_address
@@ -228,7 +228,7 @@ def _meet(control: AgentClient, host: int, port: int) -> Optional[Mapping[str, A
             message = _next(control, "meet", "go", door=door)
             if message is None or message["type"] == "go":
                 return message
-            peers = [Peer(**entry) for entry in message["peers"]]
+            peers = [HostEntry(**entry) for entry in message["peers"]]
             control.send({"type": "met", **look_around(host, peers, door)})
 
 

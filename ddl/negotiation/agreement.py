@@ -22,7 +22,7 @@ from ddl.errors import ProtocolError
 from ddl.negotiation import ballot
 from ddl.negotiation.signature import Signature, checked
 
-__all__ = ["Agreement", "News", "Outcome", "UNNAMED"]
+__all__ = ["Agreement", "News", "RoundOutcome", "UNNAMED"]
 
 UNNAMED = ""
 _CAPACITY = 4096  #: known operations; the one that has not run for longest is forgotten
@@ -32,7 +32,7 @@ News = Sequence[Tuple[str, Sequence[Any]]]  #: names and signatures, as plain da
 
 
 @dataclass
-class Outcome:
+class RoundOutcome:
     """What one round has brought, in the order in which all ranks act on it."""
 
     run: List[Entry] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Agreement:
 
     # --- all ranks ---
 
-    def unanimous(self, ballots: np.ndarray) -> Optional[Outcome]:
+    def unanimous(self, ballots: np.ndarray) -> Optional[RoundOutcome]:
         """Return what ``decide`` would if all ranks have submitted the same, all of it known; None: ask ``decide``.
 
         That is how it mostly is, and takes a quarter of the time. ``ballots``: (ranks, bytes), uint8.
@@ -112,15 +112,15 @@ class Agreement:
         if self._flags != ballot.FRESH or ballots.tobytes() != self._ballot.tobytes() * self._size:
             return None
         self._entries = [self._voted] * self._size
-        outcome = Outcome()
+        outcome = RoundOutcome()
         for number in ballot.numbers(self._voted):
             self._run(self._table[number], number, outcome)
         return outcome
 
-    def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> Outcome:
+    def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> RoundOutcome:
         """Return what follows from all ballots, as ``ballot.unpack`` returns them, and the news of each rank."""
         all_flags = reduce(or_, flags)
-        outcome = Outcome(quiet=not all_flags & ballot.FRESH)
+        outcome = RoundOutcome(quiet=not all_flags & ballot.FRESH)
         self._entries = entries
         came: Set[int] = set()
         if all_flags & ballot.JOINED:
@@ -154,7 +154,7 @@ class Agreement:
                 f"rank {self._ranks[rank]} submitted {said!r:.200}, which names no operations ({error})"
             ) from error
 
-    def _compare(self, rest: int, entries: Sequence[int], outcome: Outcome) -> None:
+    def _compare(self, rest: int, entries: Sequence[int], outcome: RoundOutcome) -> None:
         """Settle what ranks have said in different ways: by a bit, by another one, in words, or by having joined."""
         pending = {name: dict(by_rank) for name, by_rank in self._said.items()}
         for number in ballot.numbers(rest):
@@ -172,7 +172,7 @@ class Agreement:
                 entry = (name, signatures.pop())
                 self._run(entry, self._know(entry), outcome)
 
-    def _run(self, entry: Entry, number: int, outcome: Outcome) -> None:
+    def _run(self, entry: Entry, number: int, outcome: RoundOutcome) -> None:
         self._age[number] = None
         self._age.move_to_end(number)
         outcome.run.append(entry)

@@ -31,7 +31,7 @@ from ddl.errors import (
     InvalidState,
 )
 from ddl.negotiation import ballot, timeline
-from ddl.negotiation.agreement import UNNAMED, Agreement, News, Outcome
+from ddl.negotiation.agreement import UNNAMED, Agreement, News, RoundOutcome
 from ddl.negotiation.ballot_exchange import BallotExchange
 from ddl.negotiation.pending import Ended, Pending, Request, Waitable
 from ddl.negotiation.signature import Signature
@@ -278,7 +278,7 @@ class Negotiator:
                 self._wake.wait(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    def _act(self, outcome: Outcome, until: Optional[Pending], awake: bool) -> None:
+    def _act(self, outcome: RoundOutcome, until: Optional[Pending], awake: bool) -> None:
         """Do what the round has brought."""
         for name, signature in outcome.run:
             self._start(name, signature, outcome, until, awake)
@@ -297,7 +297,9 @@ class Negotiator:
             assert joining is not None
             joining.started(Ended(outcome.last_joined), time.monotonic())
 
-    def _start(self, name: str, signature: Signature, outcome: Outcome, until: Optional[Pending], awake: bool) -> None:
+    def _start(
+        self, name: str, signature: Signature, outcome: RoundOutcome, until: Optional[Pending], awake: bool
+    ) -> None:
         """Start what all ranks have submitted, or what this rank does in its place; refuse what joined ranks cannot."""
         pending = self._settled(name)
         try:

@@ -11,13 +11,13 @@ from itertools import groupby
 from typing import Collection, Dict, List, Sequence, Tuple
 
 from ddl.plan.ir import Kind
-from ddl.plan.schedule import Schedule, Work
+from ddl.plan.schedule import LocalWork, Schedule
 from ddl.plan.step_text import run_text
 from ddl.plan.svg import width_of
 from ddl.topology import Topology
 
 __all__ = ["COLORS", "GREY", "HALF", "INK", "LINE", "READS", "SHADE", "SMALL"]
-__all__ += ["Columns", "Frame", "Layer", "Rows", "work_text"]
+__all__ += ["ChartLayer", "Columns", "Frame", "Rows", "work_text"]
 
 INK, GREY, LINE, SHADE = "#1a202c", "#718096", "#cbd5e0", "#eaf2fb"
 #: A dimension's colour, and a pale one for what is less important; innermost first, then around again.
@@ -41,7 +41,7 @@ READS = (Kind.REDUCE_FROM, Kind.COPY_FROM)
 _SIGNS = {Kind.REDUCE_FROM: "Σ", Kind.COPY_FROM: "←", Kind.COPY_TO: "→", Kind.COPY: "="}
 
 
-def work_text(work: Work) -> str:
+def work_text(work: LocalWork) -> str:
     """Return what stands in the box of a work: a sign for its kind, and the chunks."""
     return f"{_SIGNS[work.step.kind]} {run_text(work.step.first, work.step.count)}"
 
@@ -84,7 +84,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ChartLayer:
     """A column of works: boxes that write to peers at its left end, others at its right end, lines in between."""
 
     left: float
@@ -104,7 +104,7 @@ class Columns:
         self.start: Dict[int, float] = {}
         self.end: Dict[int, float] = {}
         self.rounds: Dict[int, Tuple[float, float]] = {}
-        self.layers: Dict[Tuple[int, int], Layer] = {}
+        self.layers: Dict[Tuple[int, int], ChartLayer] = {}
         self.gaps: List[Tuple[int, int, float]] = []
         self._widths = _round_widths(events, shown)
         x = left
@@ -125,7 +125,7 @@ class Columns:
             self.end[depth] = x
         self.right = x
 
-    def _add_layers(self, works: Sequence[Work], x: float) -> float:
+    def _add_layers(self, works: Sequence[LocalWork], x: float) -> float:
         for number in sorted({work.layer for work in works}):
             layer = [work for work in works if work.layer == number]
             box = max(width_of(work_text(work), SMALL) for work in layer) + 10
@@ -135,7 +135,7 @@ class Columns:
             left, first = x + _SPACE, x + _SPACE + (box if writes else 0)
             last = first + lines
             right = last + (box if reads or not writes else 0)
-            self.layers[works[0].depth, number] = Layer(left, right, box, (first, last))
+            self.layers[works[0].depth, number] = ChartLayer(left, right, box, (first, last))
             x = right + _SPACE
         return x
 

@@ -13,7 +13,7 @@ from ddl.plan.chart import COLORS, GREY, HALF, INK, LINE, READS, SHADE, SMALL, C
 from ddl.plan.excerpt import hidden_rounds, shown_ranks
 from ddl.plan.ir import Kind, Plan
 from ddl.plan.legend import draw_legend
-from ddl.plan.schedule import Message, Schedule, Work, schedule
+from ddl.plan.schedule import LocalWork, Message, Schedule, schedule
 from ddl.plan.step_text import run_text, step_text
 from ddl.plan.svg import Pen, shortened, width_of
 from ddl.plan.verify import Proof
@@ -213,7 +213,7 @@ class _Drawing:
         self.pen.box(right - 10 - wide, base - 9, wide + 2, 11, fill=_WHITE, round=2)
         self.pen.text(right - 9 - wide / 2, base, label, size=SMALL, color=color, anchor="middle", hint=text)
 
-    def _shown_works(self) -> List[Work]:
+    def _shown_works(self) -> List[LocalWork]:
         return [w for w in self.events.works if w.rank in self.rows.at and (w.depth, w.layer) in self.columns.layers]
 
     def _draw_meets(self) -> None:
@@ -231,7 +231,7 @@ class _Drawing:
             for rank, y in heights.items():
                 self.pen.dot(x, y, color=GREY, fill="" if rank in meet.waiting else _WHITE)
 
-    def _draw_accesses(self, work: Work) -> None:
+    def _draw_accesses(self, work: LocalWork) -> None:
         """Draw from where a work reads, or to where it writes."""
         layer = self.columns.layers.get((work.depth, work.layer))
         if layer is None or work.rank not in self.rows.at:
@@ -245,7 +245,7 @@ class _Drawing:
             else:
                 self.pen.arrow(layer.lines[0], y, layer.lines[1], self.rows.at[peer], color=pale, width=1)
 
-    def _draw_box(self, work: Work) -> None:
+    def _draw_box(self, work: LocalWork) -> None:
         layer = self.columns.layers.get((work.depth, work.layer))
         if layer is None or work.rank not in self.rows.at:
             return

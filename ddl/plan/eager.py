@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
-from ddl.plan.layout import Layout, Planner, blocks, copy, finish, nothing, notify, others, pairs, split, wait_for
+from ddl.plan.layout import BlockLayout, Planner, blocks, copy, finish, nothing, notify, others, pairs, split, wait_for
 from ddl.topology import Topology
 
 __all__ = ["PLANNERS"]
@@ -36,7 +36,7 @@ def _reduce_published(peers: Tuple[int, ...], chunk: int) -> List[Step]:
     return [wait_for(peers, 1), reduce]
 
 
-def _finish(size: int, layout: Layout, steps: List[Step]) -> Plan:
+def _finish(size: int, layout: BlockLayout, steps: List[Step]) -> Plan:
     return finish(_NAME, size, layout, steps)
 
 

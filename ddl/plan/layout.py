@@ -17,7 +17,7 @@ __all__ = [
     "REDUCING",
     "ROOTED",
     "SPLIT",
-    "Layout",
+    "BlockLayout",
     "Planner",
     "alone",
     "blocks",
@@ -43,7 +43,7 @@ ROOTED = frozenset({Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, 
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """The chunks of one rank's INPUT and OUTPUT, in block order, for one collective with one root."""
 
     collective: Collective
@@ -55,18 +55,18 @@ class Layout:
     in_place: bool = False
 
 
-def split(collective: Collective, rank: int, root: int, chunks: int) -> Layout:
+def split(collective: Collective, rank: int, root: int, chunks: int) -> BlockLayout:
     """ALLREDUCE, REDUCE, BROADCAST: one buffer, the same on every rank that has it, cut evenly into ``chunks``."""
     every = tuple(range(chunks))
     at_root = every if rank == root else ()
     return {
-        Collective.ALLREDUCE: Layout(collective, rank, root, chunks, every, every, True),
-        Collective.REDUCE: Layout(collective, rank, root, chunks, every, at_root, rank == root),
-        Collective.BROADCAST: Layout(collective, rank, root, chunks, at_root, every, rank == root),
+        Collective.ALLREDUCE: BlockLayout(collective, rank, root, chunks, every, every, True),
+        Collective.REDUCE: BlockLayout(collective, rank, root, chunks, every, at_root, rank == root),
+        Collective.BROADCAST: BlockLayout(collective, rank, root, chunks, at_root, every, rank == root),
     }[collective]
 
 
-def blocks(collective: Collective, rank: int, root: int, ids: Sequence[int]) -> Layout:
+def blocks(collective: Collective, rank: int, root: int, ids: Sequence[int]) -> BlockLayout:
     """REDUCESCATTER, ALLGATHER, GATHER, SCATTER: the block of rank *b* is chunk ``ids[b]``."""
     every, own = tuple(ids), (ids[rank],)
     at_root = every if rank == root else ()
@@ -76,19 +76,19 @@ def blocks(collective: Collective, rank: int, root: int, ids: Sequence[int]) -> 
         Collective.GATHER: (own, at_root),
         Collective.SCATTER: (at_root, own),
     }[collective]
-    return Layout(collective, rank, root, len(every), *contents)
+    return BlockLayout(collective, rank, root, len(every), *contents)
 
 
-def pairs(rank: int, size: int) -> Layout:
+def pairs(rank: int, size: int) -> BlockLayout:
     """ALLTOALL: chunk ``source * size + target`` goes from rank ``source`` to rank ``target``."""
     sent = tuple(range(rank * size, (rank + 1) * size))
     received = tuple(range(rank, size * size, size))
-    return Layout(Collective.ALLTOALL, rank, 0, size * size, sent, received)
+    return BlockLayout(Collective.ALLTOALL, rank, 0, size * size, sent, received)
 
 
-def nothing(rank: int) -> Layout:
+def nothing(rank: int) -> BlockLayout:
     """BARRIER: no data at all."""
-    return Layout(Collective.BARRIER, rank, 0, 0, (), ())
+    return BlockLayout(Collective.BARRIER, rank, 0, 0, (), ())
 
 
 def _own_scratch(steps: Sequence[Step]) -> Tuple[int, ...]:
@@ -104,7 +104,7 @@ def _own_scratch(steps: Sequence[Step]) -> Tuple[int, ...]:
     return tuple(sorted(touched))
 
 
-def finish(algorithm: str, size: int, layout: Layout, steps: Sequence[Step]) -> Plan:
+def finish(algorithm: str, size: int, layout: BlockLayout, steps: Sequence[Step]) -> Plan:
     """Make the plan of one channel from its layout and steps; SCRATCH is what the steps need."""
     return Plan(
         collective=layout.collective,

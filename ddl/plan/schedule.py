@@ -15,7 +15,7 @@ from typing import DefaultDict, Deque, Iterator, List, Sequence, Set, Tuple
 from ddl.plan.ir import Kind, Plan, Step
 from ddl.plan.verify import Proof
 
-__all__ = ["Meet", "Message", "Schedule", "Work", "schedule"]
+__all__ = ["LocalWork", "Meet", "Message", "Schedule", "schedule"]
 
 #: A run of chunk ids: the first one, and how many.
 Run = Tuple[int, int]
@@ -34,7 +34,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Work:
+class LocalWork:
     """A step in memory: a reduction from peers, or a copy."""
 
     rank: int
@@ -58,7 +58,7 @@ class Schedule:
 
     rounds: int
     messages: Tuple[Message, ...]
-    works: Tuple[Work, ...]
+    works: Tuple[LocalWork, ...]
     meets: Tuple[Meet, ...]
 
 
@@ -108,7 +108,7 @@ def _joined(runs: Sequence[Run]) -> Tuple[Run, ...]:
     return tuple(joined)
 
 
-def _works(events: Sequence[_Event]) -> Iterator[Work]:
+def _works(events: Sequence[_Event]) -> Iterator[LocalWork]:
     """Number the works of each rank at each depth; one that goes on where the one before ended is the same work."""
     at: DefaultDict[Tuple[int, int], List[Step]] = defaultdict(list)
     for rank, _, step, depth in events:
@@ -122,7 +122,7 @@ def _works(events: Sequence[_Event]) -> Iterator[Work]:
             layers.append(step)
     for (rank, depth), layers in at.items():
         for layer, step in enumerate(layers):
-            yield Work(rank, depth, layer, step)
+            yield LocalWork(rank, depth, layer, step)
 
 
 def _meets(events: Sequence[_Event]) -> Iterator[Meet]:

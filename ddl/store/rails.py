@@ -10,13 +10,13 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ddl.store.interfaces import interfaces
 
-__all__ = ["Offer", "choose", "places"]
+__all__ = ["RailOffer", "choose", "places"]
 
 _WORTH_IT = 0.1  # of the fastest rail's speed: a slower one would only be waited for
 _MOST = 16  # as many connections as a stream may have
 
 
-class Offer(NamedTuple):
+class RailOffer(NamedTuple):
     """Where a rank takes data."""
 
     network: str  #: what makes it a rail with other ranks' offers: 10.1.0.0/16, or its place in DDL_INTERFACE
@@ -25,23 +25,23 @@ class Offer(NamedTuple):
     speed: float = 0.0  #: bits per second of the hardware; 0: unknown
 
 
-def places(wanted: str, towards_store: str) -> List[Offer]:
+def places(wanted: str, towards_store: str) -> List[RailOffer]:
     """Return where this rank could listen for data, without ports; the first one certainly.
 
     ``wanted`` is DDL_INTERFACE: addresses in the order of the rails. If empty: the address of this host on the way to
     the store, and those of its other interfaces.
     """
     if wanted:
-        return [Offer(f"#{number}", address.strip()) for number, address in enumerate(wanted.split(","))]
+        return [RailOffer(f"#{number}", address.strip()) for number, address in enumerate(wanted.split(","))]
     here = interfaces()
     first = next((entry for entry in here if entry.address == towards_store), None)
     if first is None:  # loopback
-        return [Offer("#0", towards_store)]
+        return [RailOffer("#0", towards_store)]
     rest = [entry for entry in here if entry is not first and entry.carrier and entry.prefix < 32]
-    return [Offer(entry.network, entry.address, 0, entry.speed) for entry in (first, *rest)][:_MOST]
+    return [RailOffer(entry.network, entry.address, 0, entry.speed) for entry in (first, *rest)][:_MOST]
 
 
-def choose(hosts: Sequence[str], offers: Sequence[Sequence[Offer]], most: int) -> Tuple[str, ...]:
+def choose(hosts: Sequence[str], offers: Sequence[Sequence[RailOffer]], most: int) -> Tuple[str, ...]:
     """Return the networks that are rails, the main one first; ``hosts[r]`` tells on which host rank r is.
 
     A rail has an offer of every rank, different hosts have different addresses there (a bridge for containers has the

@@ -27,7 +27,7 @@ from ddl.store.messages import Message, Outgoing
 from ddl.store.pace import Pace
 from ddl.store.requests import Requests
 from ddl.store.server_connections import ServerConnections
-from ddl.store.verdict import Verdict
+from ddl.store.verdict import JobVerdicts
 
 __all__ = ["FromAgent", "StoreServer"]
 
@@ -63,7 +63,7 @@ class StoreServer(ServerConnections):
         self._posts: Deque[Tuple[int, Message]] = collections.deque()  # for agents, by any thread
         self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
         self._ends: Dict[int, str] = {}  # how ranks' processes ended
-        self._verdict = Verdict(size)
+        self._verdict = JobVerdicts(size)
         self._pace = Pace(size)
         self._requests = Requests(size)
         self._closing = threading.Lock()

@@ -24,7 +24,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 from ddl.errors import ProtocolError
 from ddl.store.messages import Message, Outgoing, integer, text
 
-__all__ = ["ALL", "DOUBT_GRACE", "LOST_GRACE", "PROBE_GRACE", "Verdict", "name_ranks"]
+__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "name_ranks"]
 
 ALL = -1  #: the communicator number that means every communicator
 LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before it is called unreachable
@@ -80,7 +80,7 @@ class _Round:
         return {rank: op for rank, op in sorted(said.items()) if op}
 
 
-class Verdict:
+class JobVerdicts:
     """The verdicts of a job of ``size`` ranks. Events go in, messages to ranks come out. Used by one thread.
 
     Messages of ranks have been authenticated but not checked: a malformed one raises ProtocolError and has no

@@ -34,12 +34,12 @@ Groups = Tuple[Tuple[int, ...], ...]
 class Suspicion:
     """What looks like racks: hosts in groups, and what is typical of a pair, each way, where all hosts talk at once."""
 
-    groups: Groups  #: hosts by number, as in ``Cluster.hosts``, from 0
+    groups: Groups  #: hosts by number, as in ``TunedCluster.hosts``, from 0
     within_bytes_per_s: float
     between_bytes_per_s: float
 
     def text(self, hosts: Sequence[str]) -> str:
-        """Return the racks and why they are some, for people; ``hosts`` are those of the ``Cluster``."""
+        """Return the racks and why they are some, for people; ``hosts`` are those of the ``TunedCluster``."""
         names = [host.rpartition(":")[0] for host in hosts]
         racks = " | ".join(" ".join(names[host] for host in group) for group in self.groups)
         within, between = bytes_text(int(self.within_bytes_per_s)), bytes_text(int(self.between_bytes_per_s))

@@ -29,13 +29,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["VERSION", "Cluster", "Measured", "Table", "explain"]
+__all__ = ["VERSION", "TunedCluster", "MeasuredSize", "Table", "explain"]
 
 VERSION = 1  #: of the format
 
 
 @dataclass(frozen=True)
-class Cluster:
+class TunedCluster:
     """What decides speed and is the same on all ranks: a table holds for one of these."""
 
     hosts: Tuple[str, ...]  #: "name:ranks", in the order of their first ranks
@@ -50,7 +50,7 @@ class Cluster:
         """Return 12 hexadecimal digits that differ where clusters do."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:12]
 
-    def difference(self, other: Cluster, *, names: bool) -> str:
+    def difference(self, other: TunedCluster, *, names: bool) -> str:
         """Return how ``other`` differs, for people; empty: not at all. ``names``: hosts must be the same ones, too."""
         for part in fields(self):
             own, theirs = getattr(self, part.name), getattr(other, part.name)
@@ -62,7 +62,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSize:
     """One size: seconds of the line that was chosen, and of the default at the same time."""
 
     nbytes: int
@@ -80,13 +80,13 @@ class Table:
     """
 
     lines: Mapping[Collective, Lines]
-    cluster: Cluster
+    cluster: TunedCluster
     topology: str
     local_size: int
     date: str = ""  #: as 2026-11-22
     ddl: str = __version__
     racks: Optional[Racks] = None  #: by which the job's own topology is laid out; None: there are none of use
-    measured: Mapping[Collective, Tuple[Measured, ...]] = field(default_factory=dict)
+    measured: Mapping[Collective, Tuple[MeasuredSize, ...]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def lay_out(self, topology: Topology) -> Topology:
@@ -136,7 +136,7 @@ class Table:
             *(f"{name} = {_value(getattr(self, name))}" for name in _HEAD),
             "",
             "[tuned.cluster]",
-            *(f"{field.name} = {_value(getattr(self.cluster, field.name))}" for field in fields(Cluster)),
+            *(f"{field.name} = {_value(getattr(self.cluster, field.name))}" for field in fields(TunedCluster)),
         ]
         if self.racks is not None:
             out += ["", "[tuned.racks]", *(f"{name} = {_value(value)}" for name, value in asdict(self.racks).items())]
@@ -163,7 +163,7 @@ class Table:
         if tuned.get("ddl") != __version__:
             raise ConfigError(f"it was measured with DDL {tuned.get('ddl')}, and this is {__version__}")
         try:
-            cluster = Cluster(**_plain(tuned["cluster"], _CLUSTER))
+            cluster = TunedCluster(**_plain(tuned["cluster"], _CLUSTER))
             known = {collective.name.lower(): collective for collective in Collective}
             of = {known[name]: part for name, part in tuned.items() if name not in (*_OTHERS, *_HEAD)}
             return Table(
@@ -223,8 +223,8 @@ def _plain(table: Any, types: Mapping[str, type]) -> Dict[str, Any]:
     return values
 
 
-def _measured(row: Any) -> Measured:
-    return Measured(**_plain(row, _MEASURED))
+def _measured(row: Any) -> MeasuredSize:
+    return MeasuredSize(**_plain(row, _MEASURED))
 
 
 def _racks(part: Any, hosts: int) -> Racks:

@@ -24,7 +24,7 @@ from ddl.launch.cli import parse
 from ddl.launch.control import Assignment, Invitation
 from ddl.launch.launchers import mpi, slurm, ssh
 from ddl.launch.placement import Placement
-from ddl.launch.preflight import Peer, look_around, open_door, script_of, wrong_names
+from ddl.launch.preflight import HostEntry, look_around, open_door, script_of, wrong_names
 from ddl.launch.reach import TokenPort
 from ddl.store import interfaces
 from ddl.store.server import StoreServer
@@ -238,8 +238,8 @@ def test_scripts_are_recognised() -> None:
         assert script_of(line.split()) == script
 
 
-def peer(number: int, address: str, token: bytes = b"") -> Peer:
-    return Peer(number, f"me@h{number}", address, token.hex())
+def peer(number: int, address: str, token: bytes = b"") -> HostEntry:
+    return HostEntry(number, f"me@h{number}", address, token.hex())
 
 
 def test_a_host_looks_around() -> None:

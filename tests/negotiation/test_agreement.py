@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import ddl
 from ddl.negotiation import ballot
-from ddl.negotiation.agreement import Agreement, Outcome
+from ddl.negotiation.agreement import Agreement, RoundOutcome
 from ddl.negotiation.signature import ANY, Signature
 
 SMALL = Signature("allreduce", (("float32", (3,)),), "op=Sum")
 LARGE = Signature("allreduce", (("float32", (4, 5)),), "op=Sum")
 
 
-def play(agreements: List[Agreement]) -> Outcome:
+def play(agreements: List[Agreement]) -> RoundOutcome:
     """One round of all ranks; all must come to the same, also those who do not look whether all are of one opinion."""
     votes = [agreement.vote() for agreement in agreements]
     ballots = np.stack([vote for vote, _ in votes])

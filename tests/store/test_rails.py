@@ -8,14 +8,14 @@ import pytest
 
 from ddl.store import rails
 from ddl.store.interfaces import Interface
-from ddl.store.rails import Offer, choose, places
+from ddl.store.rails import RailOffer, choose, places
 
 A, B, DOCKER = "10.1.0.0/16", "10.2.0.0/16", "172.17.0.0/16"
 
 
-def offers(host: int, *networks: str, speed: float = 0.0) -> List[Offer]:
+def offers(host: int, *networks: str, speed: float = 0.0) -> List[RailOffer]:
     return [
-        Offer(network, "172.17.0.1" if network == DOCKER else f"{network}.{host}", 7, speed) for network in networks
+        RailOffer(network, "172.17.0.1" if network == DOCKER else f"{network}.{host}", 7, speed) for network in networks
     ]
 
 
@@ -34,7 +34,7 @@ def offers(host: int, *networks: str, speed: float = 0.0) -> List[Offer]:
         ("aa", [offers(1, "#0", "#1"), offers(1, "#0", "#1")], 0, ("#0", "#1")),
     ],
 )
-def test_rails(hosts: str, offered: Sequence[Sequence[Offer]], most: int, chosen: Sequence[str]) -> None:
+def test_rails(hosts: str, offered: Sequence[Sequence[RailOffer]], most: int, chosen: Sequence[str]) -> None:
     assert choose(list(hosts), offered, most) == tuple(chosen)
 
 
@@ -56,8 +56,8 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
         Interface("alone", "10.4.0.1", 32),
     )
     monkeypatch.setattr(rails, "interfaces", lambda: here)
-    eth0, eth1 = Offer(A, "10.1.0.1"), Offer(B, "10.2.0.1", 0, 1e9)
+    eth0, eth1 = RailOffer(A, "10.1.0.1"), RailOffer(B, "10.2.0.1", 0, 1e9)
     assert places("", "10.1.0.1") == [eth0, eth1]
     assert places("", "10.2.0.1") == [eth1, eth0]
-    assert places("", "127.0.0.1") == [Offer("#0", "127.0.0.1")]
-    assert places("10.2.0.1, 10.1.0.1", "10.1.0.1") == [Offer("#0", "10.2.0.1"), Offer("#1", "10.1.0.1")]
+    assert places("", "127.0.0.1") == [RailOffer("#0", "127.0.0.1")]
+    assert places("10.2.0.1, 10.1.0.1", "10.1.0.1") == [RailOffer("#0", "10.2.0.1"), RailOffer("#1", "10.1.0.1")]

@@ -11,7 +11,7 @@ from store.verdicts import DIED, LEFT, fail, job, lost, stalled, state, told
 
 from ddl.errors import ProtocolError
 from ddl.store.messages import Message
-from ddl.store.verdict import ALL, LOST_GRACE, Verdict, name_ranks
+from ddl.store.verdict import ALL, LOST_GRACE, JobVerdicts, name_ranks
 
 # --- ranks that die, leave, or are called lost ---
 
@@ -199,7 +199,7 @@ EVENTS = st.tuples(
 
 @given(st.lists(EVENTS, max_size=40))
 def test_any_history_keeps_the_promises(history: List[Tuple[str, int, Message, float]]) -> None:
-    verdict = Verdict(SIZE)
+    verdict = JobVerdicts(SIZE)
     now = 0.0
     present = set()
     verdicts: Dict[int, Message] = {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, List
 
 from ddl.store.messages import Message, Outgoing
-from ddl.store.verdict import Verdict
+from ddl.store.verdict import JobVerdicts
 
 DIED = "its process ended (connection closed without goodbye)"
 LEFT = "it has shut down (its program ended)"
 
 
-def job(size: int = 4) -> Verdict:
-    verdict = Verdict(size)
+def job(size: int = 4) -> JobVerdicts:
+    verdict = JobVerdicts(size)
     for rank in range(size):
         assert verdict.joined(rank, 0.0) == []
     return verdict

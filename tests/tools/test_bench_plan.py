@@ -10,7 +10,7 @@ import pytest
 
 from ddl.tools.bench import plan
 from ddl.tools.bench.worker import loop, values
-from ddl.tools.bench.worker.values import COLLECTIVES, DTYPES, Work
+from ddl.tools.bench.worker.values import COLLECTIVES, DTYPES, CollectiveCall
 
 
 def test_sizes_have_suffixes():
@@ -35,14 +35,14 @@ def test_sizes_are_readable(nbytes: int, text: str):
 
 
 def test_larger_sizes_are_called_less_often():
-    pace = plan.Pace(0.3, 2e9)
+    pace = plan.TimingPace(0.3, 2e9)
     calls = [pace.calls(nbytes) for nbytes in (8, 1 << 20, 32 << 20, 1 << 30)]
     assert calls == sorted(calls, reverse=True)
     assert calls[0] == plan.MOST_CALLS and calls[-1] == pace.least
 
 
 def test_the_plan_is_what_the_worker_reads():
-    pace = plan.Pace(0.01, 2e9)
+    pace = plan.TimingPace(0.01, 2e9)
     text = plan.plan_text([8, 4096], pace)
     assert loop.parse_plan(text) == [(n, pace.calls(n), pace.warmup(n)) for n in (8, 4096)]
 
@@ -85,7 +85,7 @@ def meaning(collective: str, inputs: List[np.ndarray], rank: int, root: int) -> 
 def test_what_is_expected_is_what_the_collective_means(dtype: str, size: int):
     """Against numpy's own words for each collective."""
     for collective in COLLECTIVES:
-        work, root = Work(collective, dtype, 60 * size, size), 1
+        work, root = CollectiveCall(collective, dtype, 60 * size, size), 1
         inputs = [as_numbers(dtype, values.contribution(work, rank, 5, root)) for rank in range(size)]
         for rank in range(size):
             got = as_numbers(dtype, values.expected(work, rank, 5, root))

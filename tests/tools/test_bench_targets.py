@@ -62,7 +62,7 @@ def test_verdicts_of_small_operations_are_about_the_others_that_are_there():
 
 def test_a_miss_is_explained_by_what_was_measured():
     samples = {"ddl": {10**6: [Sample(0, [12e-3, 14e-3, 16e-3], cpu=21e-3, calls=3)]}}
-    measured = timed.Measured(samples, stream={10**6: 8e-3})
+    measured = timed.CaseResult(samples, stream={10**6: 8e-3})
     (row,) = timed.rows(CASES["a"], [10**6], measured)
     assert not row.met
     assert "one TCP stream between two of the hosts takes 8.00 ms (1000 Mb/s)" in row.note

@@ -17,7 +17,7 @@ from ddl.tools.doctor.checks.hosts import descriptors_needed
 from ddl.tools.doctor.checks.starting import diagnose
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict
 from ddl.tools.doctor.command import link_table, summary, verdict_lines
-from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, facts_from_json
+from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local, Task, facts_from_json
 from ddl.tools.doctor.link import schedule
 from ddl.tools.doctor.phrases import bytes_text, duration, pairs_text, rate
 
@@ -44,9 +44,9 @@ def healthy(hosts: int = 2, rails: int = 1) -> Facts:
             names={NAMES[other]: (address(other),) for other in numbers},
             reverse={address(other): NAMES[other] for other in numbers},
         )
-        described.append(Host(number, NAMES[number], (2 * number, 2 * number + 1), local=local))
+        described.append(HostFacts(number, NAMES[number], (2 * number, 2 * number + 1), local=local))
     links = [
-        Link(
+        HostLink(
             source, target, address(target, rail), f"eth{rail}", f"eth{rail}", latency=2e-5, bandwidth=9e9, offset=1e-6
         )
         for rail in range(rails)
@@ -65,7 +65,7 @@ def with_local(facts: Facts, number: int, **changes: Any) -> Facts:
     return dataclasses.replace(facts, hosts=tuple(hosts))
 
 
-def with_links(facts: Facts, which: Callable[[Link], bool], **changes: Any) -> Facts:
+def with_links(facts: Facts, which: Callable[[HostLink], bool], **changes: Any) -> Facts:
     changed = tuple(dataclasses.replace(link, **changes) if which(link) else link for link in facts.links)
     assert changed != facts.links
     return dataclasses.replace(facts, links=changed)
@@ -79,11 +79,11 @@ def on_b(**changes: Any) -> Facts:
     return with_local(healthy(), 1, **changes)
 
 
-def to_b(link: Link) -> bool:
+def to_b(link: HostLink) -> bool:
     return link.target == 1 and link.address == address(1)
 
 
-def of_rail_1(link: Link) -> bool:
+def of_rail_1(link: HostLink) -> bool:
     return link.interface == "eth1"
 
 
@@ -113,7 +113,7 @@ def twins() -> Facts:
 
 
 def cut_rail() -> Facts:
-    def concerned(link: Link) -> bool:
+    def concerned(link: HostLink) -> bool:
         return of_rail_1(link) and 1 in (link.source, link.target)
 
     gone = {"problem": "unreachable", "ports": ("unreachable",) * 2, "latency": None, "bandwidth": None}
@@ -292,7 +292,7 @@ def test_one_machine_has_no_links_and_may_use_loopback() -> None:
 def test_addresses_that_join_no_hosts_are_no_rails() -> None:
     """A bridge of containers that another host cannot reach, in a network of its own, is nobody's trouble."""
     facts = healthy()
-    bridge = Link(0, 1, "172.18.0.1", "eth0", "docker0", problem="timeout", ports=("timeout",) * 2)
+    bridge = HostLink(0, 1, "172.18.0.1", "eth0", "docker0", problem="timeout", ports=("timeout",) * 2)
     assert not bad(dataclasses.replace(facts, links=(*facts.links, bridge)))
 
 

@@ -16,7 +16,7 @@ from ddl.plan.step_text import ranks_text
 from ddl.plan.svg import shortened
 from ddl.store.interfaces import Interface
 from ddl.tools import cli
-from ddl.tools.doctor.facts import Facts, Host, Link, Local
+from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.topo.drawing import draw
 from ddl.tools.topo.tree import tree
@@ -32,9 +32,9 @@ def facts_of(hosts: int, ranks: int = 2, rails: int = 2, name: str = "node{}") -
         interfaces = tuple(Interface(f"eth{rail}", f"10.1.{rail}.{host + 1}") for rail in range(rails))
         local = Local(name=name.format(host), version="1", python="3.11", interfaces=interfaces)
         local = dataclasses.replace(local, chosen=interfaces[0].address)
-        described.append(Host(host, local.name, tuple(range(host * ranks, (host + 1) * ranks)), local=local))
+        described.append(HostFacts(host, local.name, tuple(range(host * ranks, (host + 1) * ranks)), local=local))
     links = [
-        Link(
+        HostLink(
             source,
             target,
             f"10.1.{rail}.{target + 1}",
@@ -91,7 +91,7 @@ def test_nothing_is_outside_or_half_upon_another(hosts: int) -> None:
 
 def test_text_is_escaped() -> None:
     facts = facts_of(2, name='<a&b"{}>')
-    facts = dataclasses.replace(facts, hosts=(facts.hosts[0], Host(1, "<gone>", (2, 3), problem='"&<')))
+    facts = dataclasses.replace(facts, hosts=(facts.hosts[0], HostFacts(1, "<gone>", (2, 3), problem='"&<')))
     shown = texts(drawn(facts))
     assert '<a&b"0>' in shown and "<gone>" in shown and "not there" in shown
 
@@ -122,7 +122,7 @@ def test_what_does_not_work_shows() -> None:
 
 def test_rails_are_networks_and_the_used_one_comes_first() -> None:
     facts = facts_of(2, rails=1)
-    other = Link(0, 1, "10.0.0.2", "a0", "a0", latency=1e-3, bandwidth=1e9)
+    other = HostLink(0, 1, "10.0.0.2", "a0", "a0", latency=1e-3, bandwidth=1e9)
     hosts = []
     for host in facts.hosts:
         assert host.local is not None

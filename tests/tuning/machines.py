@@ -6,7 +6,7 @@ from typing import Sequence
 
 from ddl._comm.group import discover
 from ddl.topology import Link, Topology
-from ddl.tuning.simulate.cost import Core, Level, Machine, Memory
+from ddl.tuning.simulate.cost import Core, Level, Machine, SharedMemory
 
 ALPHA, BANDWIDTH = 1e-5, 1e9
 
@@ -23,7 +23,7 @@ def machine_of(
     levels = [Level("ranks", ranks, None if shared or ranks == 1 else Link(ALPHA / 4, 4 * BANDWIDTH))]
     for number, size in enumerate(networks):
         levels.append(Level(f"level {number + 1}", size, Link(ALPHA * (number + 1), BANDWIDTH * slower**number)))
-    return Machine(tuple(levels), Memory(1e-6, 2e10) if shared else None, core)
+    return Machine(tuple(levels), SharedMemory(1e-6, 2e10) if shared else None, core)
 
 
 def laid_out(machine: Machine, mode: str = "") -> Topology:

@@ -7,7 +7,7 @@ from typing import Any, Dict, Tuple
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import Lines
-from ddl.tuning.table import Cluster, Measured, Table
+from ddl.tuning.table import MeasuredSize, Table, TunedCluster
 
 MACHINE: Dict[str, Any] = {
     "mode": "2x2",
@@ -16,7 +16,7 @@ MACHINE: Dict[str, Any] = {
 }
 
 
-def table_of(cluster: Cluster, topology: Topology, lines: Lines, measured: Tuple[Measured, ...] = ()) -> Table:
+def table_of(cluster: TunedCluster, topology: Topology, lines: Lines, measured: Tuple[MeasuredSize, ...] = ()) -> Table:
     return Table(
         lines={Collective.ALLREDUCE: lines},
         cluster=cluster,

@@ -14,7 +14,7 @@ import pytest
 
 from ddl._comm.group import discover
 from ddl.tools.simulate.description import parse
-from ddl.tuning.simulate.simulation import Operation, allreduces
+from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 
 RECORDED = json.loads(
     (Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "simulate.json").read_text(encoding="utf-8")
@@ -32,6 +32,6 @@ def test_three_layouts_and_sizes_from_256_kib_to_32_mib_were_measured() -> None:
 @pytest.mark.parametrize(("layout", "nbytes"), CASES)
 def test_the_model_is_within_a_tenth(layout: str, nbytes: int) -> None:
     machine = parse(RECORDED[layout]["machine"]).machine
-    modelled = allreduces(machine, discover(machine.hosts()), [Operation(nbytes)]).seconds
+    modelled = allreduces(machine, discover(machine.hosts()), [SimulatedOperation(nbytes)]).seconds
     measured = statistics.median(RECORDED[layout]["seconds"][str(nbytes)])
     assert modelled == pytest.approx(measured, rel=0.1)

@@ -12,7 +12,7 @@ from tuning.machines import laid_out, machine_of
 
 from ddl.errors import ConfigError
 from ddl.tuning.select import Line
-from ddl.tuning.simulate.simulation import Operation, allreduces
+from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -46,7 +46,7 @@ def test_every_level_costs_events_by_its_length_only() -> None:
     lines = (Line(2**63, "multiring", 0, False),)
     for hosts in (10, 100, 1000):
         machine = machine_of(4, [hosts])
-        result = allreduces(machine, laid_out(machine, f"4x{hosts}"), [Operation(1 << 20)], lines=lines)
+        result = allreduces(machine, laid_out(machine, f"4x{hosts}"), [SimulatedOperation(1 << 20)], lines=lines)
         assert result.messages == 2 * (3 + hosts - 1)
         assert len(result.ends) == 1
 
@@ -57,4 +57,4 @@ def test_too_much_is_refused_before_it_is_begun() -> None:
     ring = laid_out(machine, "20000")
     lines = (Line(2**63, "ring", 1 << 20, False, 2),)
     with pytest.raises(ConfigError, match="8 ranks that are not alike have .* steps"):
-        allreduces(machine, ring, [Operation(1 << 28)], lines=lines)
+        allreduces(machine, ring, [SimulatedOperation(1 << 28)], lines=lines)

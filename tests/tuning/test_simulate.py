@@ -13,7 +13,7 @@ from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import Line, select
 from ddl.tuning.simulate.cost import Core, Level, Machine
-from ddl.tuning.simulate.simulation import Lateness, Operation, allreduces
+from ddl.tuning.simulate.simulation import Lateness, SimulatedOperation, allreduces
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def whole(algorithm: str, in_flight: int = 1, piece: int = 0):
 
 
 def seconds(machine: Machine, nbytes: int, lines=(), mode: str = "", **more) -> float:
-    return allreduces(machine, laid_out(machine, mode), [Operation(nbytes)], lines=lines, **more).seconds
+    return allreduces(machine, laid_out(machine, mode), [SimulatedOperation(nbytes)], lines=lines, **more).seconds
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
@@ -83,10 +83,12 @@ def test_pieces_in_flight_hide_latency() -> None:
 
 def test_the_engines_pieces_are_whole_cache_lines_of_every_chunk() -> None:
     """1 MiB cut for 12 ranks: 1365 lines of 64 bytes for each; the rest is a second piece."""
-    result = allreduces(machine_of(1, [12]), Topology.flat(12), [Operation(MIB)], lines=whole("ring", 1, MIB))
+    result = allreduces(machine_of(1, [12]), Topology.flat(12), [SimulatedOperation(MIB)], lines=whole("ring", 1, MIB))
     assert result.messages == 2 * 22
     exact = 64 * 12 * (MIB // (64 * 12))
-    result = allreduces(machine_of(1, [12]), Topology.flat(12), [Operation(exact)], lines=whole("ring", 1, MIB))
+    result = allreduces(
+        machine_of(1, [12]), Topology.flat(12), [SimulatedOperation(exact)], lines=whole("ring", 1, MIB)
+    )
     assert result.messages == 22
 
 
@@ -128,9 +130,9 @@ def test_rails_add_up() -> None:
 
 def test_all_wait_for_a_straggler() -> None:
     machine = machine_of(1, [4])
-    usual = allreduces(machine, Topology.flat(4), [Operation(MIB)], lines=whole("ring"))
+    usual = allreduces(machine, Topology.flat(4), [SimulatedOperation(MIB)], lines=whole("ring"))
     late = allreduces(
-        machine, Topology.flat(4), [Operation(MIB)], lines=whole("ring"), stragglers={2: Lateness(plus_s=0.02)}
+        machine, Topology.flat(4), [SimulatedOperation(MIB)], lines=whole("ring"), stragglers={2: Lateness(plus_s=0.02)}
     )
     assert set(late.ends) == {0, 1, 2, 3}
     # Its first message has its neighbours wait; the others' are there already. What is left is the straggler's own way.
@@ -142,7 +144,7 @@ def test_a_slow_rank_is_late_in_proportion() -> None:
     late = allreduces(
         machine_of(1, [2]),
         Topology.flat(2),
-        [Operation(MIB, 0.1), Operation(MIB, 0.2)],
+        [SimulatedOperation(MIB, 0.1), SimulatedOperation(MIB, 0.2)],
         stragglers={1: Lateness(factor=1.5)},
     )
     assert late.ends[0][0] > 0.15 and late.ends[0][1] > 0.3
@@ -152,7 +154,11 @@ def test_a_slow_rank_is_late_in_proportion() -> None:
 def test_operations_run_in_the_order_of_submission() -> None:
     machine = machine_of(1, [2])
     alone = seconds(machine, 8 * MIB)
-    result = allreduces(machine, Topology.flat(2), [Operation(8 * MIB), Operation(8 * MIB), Operation(8 * MIB, 1.0)])
+    result = allreduces(
+        machine,
+        Topology.flat(2),
+        [SimulatedOperation(8 * MIB), SimulatedOperation(8 * MIB), SimulatedOperation(8 * MIB, 1.0)],
+    )
     first, second, third = result.ends[0]
     assert first == pytest.approx(alone)
     assert first < second <= 2 * alone * (1 + 1e-9)  # at most: latency is hidden
@@ -160,7 +166,7 @@ def test_operations_run_in_the_order_of_submission() -> None:
 
 
 def test_a_small_operation_does_not_wait_behind_a_large_one() -> None:
-    result = allreduces(machine_of(1, [2]), Topology.flat(2), [Operation(64 * MIB), Operation(1024)])
+    result = allreduces(machine_of(1, [2]), Topology.flat(2), [SimulatedOperation(64 * MIB), SimulatedOperation(1024)])
     assert result.algorithms == ["multiring", "recursive_doubling"]
     assert result.ends[0][1] < result.ends[0][0] / 100
 
@@ -169,29 +175,31 @@ def test_the_plans_are_those_of_the_selection() -> None:
     machine = machine_of(2, [4], shared=True)
     topology = laid_out(machine)
     lines = select(Collective.ALLREDUCE, topology)
-    result = allreduces(machine, topology, [Operation(1024), Operation(8 * MIB)])
+    result = allreduces(machine, topology, [SimulatedOperation(1024), SimulatedOperation(8 * MIB)])
     assert result.algorithms == [line.algorithm for line in lines]
     # One rank stands for all eight: 4 pieces, 2 * 3 messages each.
-    assert result.messages == 4 * 6 + 1 * allreduces(machine, topology, [Operation(1024)]).messages
+    assert result.messages == 4 * 6 + 1 * allreduces(machine, topology, [SimulatedOperation(1024)]).messages
 
 
 def test_the_same_twice() -> None:
     machine = machine_of(2, [2, 3], shared=True, slower=0.25, core=Core(overhead_s=1e-6))
     runs = [
-        allreduces(machine, laid_out(machine), [Operation(5 * MIB), Operation(3 * MIB, 0.001)], watch=[0])
+        allreduces(
+            machine, laid_out(machine), [SimulatedOperation(5 * MIB), SimulatedOperation(3 * MIB, 0.001)], watch=[0]
+        )
         for _ in range(2)
     ]
     assert dataclasses.asdict(runs[0]) == dataclasses.asdict(runs[1])
 
 
 def test_one_rank_has_nothing_to_wait_for() -> None:
-    result = allreduces(machine_of(1), Topology.flat(1), [Operation(MIB, 0.5)])
+    result = allreduces(machine_of(1), Topology.flat(1), [SimulatedOperation(MIB, 0.5)])
     assert result.ends == {0: [0.5]} and result.messages == 0
 
 
 def test_spans_of_a_rank_that_is_watched() -> None:
     machine = machine_of(2, [2], shared=True)
-    result = allreduces(machine, laid_out(machine), [Operation(4 * MIB)], watch=[3])
+    result = allreduces(machine, laid_out(machine), [SimulatedOperation(4 * MIB)], watch=[3])
     assert {span.dimension for span in result.spans[3]} == {0, 1}
     assert all(0 <= span.begin < span.end <= result.seconds for span in result.spans[3])
 
@@ -199,11 +207,11 @@ def test_spans_of_a_rank_that_is_watched() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     machine = machine_of(1, [4])
     with pytest.raises(ConfigError, match="8 ranks, the machine 4"):
-        allreduces(machine, Topology.flat(8), [Operation(1)])
+        allreduces(machine, Topology.flat(8), [SimulatedOperation(1)])
     with pytest.raises(ConfigError, match="in order"):
-        allreduces(machine, Topology.flat(4).with_order((1, 0, 2, 3)), [Operation(1)])
+        allreduces(machine, Topology.flat(4).with_order((1, 0, 2, 3)), [SimulatedOperation(1)])
     with pytest.raises(ConfigError, match="rank 4 is none"):
-        allreduces(machine, Topology.flat(4), [Operation(1)], stragglers={4: Lateness()})
+        allreduces(machine, Topology.flat(4), [SimulatedOperation(1)], stragglers={4: Lateness()})
     with pytest.raises(ConfigError, match="joins 3 units"):
         Machine((Level("ranks", 3),))
     with pytest.raises(ConfigError, match="do not fill whole"):

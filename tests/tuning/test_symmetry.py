@@ -10,15 +10,15 @@ from ddl.topology import Topology
 from ddl.tuning.select import Line
 from ddl.tuning.simulate import simulation as simulate
 from ddl.tuning.simulate.cost import Core, Machine
-from ddl.tuning.simulate.simulation import Operation, allreduces
+from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 from ddl.tuning.simulate.symmetry import Shifts
 
 KIB = 1024
 OPERATIONS = [
-    Operation(3_000_000),
-    Operation(900_000, 0.0005),
-    Operation(40 * KIB, 0.0006),
-    Operation(2_500_000, 0.002),
+    SimulatedOperation(3_000_000),
+    SimulatedOperation(900_000, 0.0005),
+    SimulatedOperation(40 * KIB, 0.0006),
+    SimulatedOperation(2_500_000, 0.002),
 ]
 CORE = Core(overhead_s=2e-6, reduce_bytes_per_s=3e9, receive_bytes_per_s=6e9)
 
@@ -106,9 +106,9 @@ def test_beyond_a_power_of_two_doubling_is_an_estimate(
     machine = machine_of(ranks, [hosts])
     topology = laid_out(machine)
     lines = (Line(2**63, "recursive_doubling", 0, True),)
-    full = allreduces(machine, topology, [Operation(nbytes)], lines=lines)
+    full = allreduces(machine, topology, [SimulatedOperation(nbytes)], lines=lines)
     assert full.exact and len(full.ends) == ranks * hosts
     monkeypatch.setattr(simulate, "MOST_IN_FULL", 10)
-    assumed = allreduces(machine, topology, [Operation(nbytes)], lines=lines)
+    assumed = allreduces(machine, topology, [SimulatedOperation(nbytes)], lines=lines)
     assert not assumed.exact and len(assumed.ends) == 2
     assert 0.5 < assumed.seconds / full.seconds < 1.3

@@ -26,7 +26,7 @@ from ddl.tuning.measure import table_file as file
 from ddl.tuning.measure.sweep import measure
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, Lines
-from ddl.tuning.table import Cluster, Table
+from ddl.tuning.table import Table, TunedCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 ROOT = Path(ddl.__file__).resolve().parent.parent
@@ -47,7 +47,7 @@ class Heard(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def cluster() -> Tuple[Cluster, str, int]:
+def cluster() -> Tuple[TunedCluster, str, int]:
     group = ddl.world()._group
     return group.job.cluster(), str(group.topology), group.topology.local_size
 

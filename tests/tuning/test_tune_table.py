@@ -19,12 +19,14 @@ from ddl.topology import Topology
 from ddl.tuning.measure import table_file as file
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, select
-from ddl.tuning.table import Cluster, Measured, Table, explain
+from ddl.tuning.table import MeasuredSize, Table, TunedCluster, explain
 
-CLUSTER = Cluster(("a:2", "b:2"), "", True, 1, 2, "")
+CLUSTER = TunedCluster(("a:2", "b:2"), "", True, 1, 2, "")
 TOPOLOGY = Topology.parse("2x2", shared=1)
 LINES = (Line(4096, "tree", 0, True), Line(ANY, "multiring", 4 << 20, False, 2, True))
-TABLE = table_of(CLUSTER, TOPOLOGY, LINES, measured=(Measured(4096, "tree", 1.25e-4, "recursive_doubling", 2.5e-4),))
+TABLE = table_of(
+    CLUSTER, TOPOLOGY, LINES, measured=(MeasuredSize(4096, "tree", 1.25e-4, "recursive_doubling", 2.5e-4),)
+)
 
 
 def test_what_is_written_is_read_again() -> None:
@@ -36,7 +38,7 @@ def test_what_is_written_is_read_again() -> None:
 
 
 RACKS = Racks(((0, 2), (1, 3)), 1.125e8, 1.5e7, 4 << 20, 0.125, 0.25)
-HOSTS = Cluster(tuple(f"{name}:2" for name in "abcd"), "", True, 1, 2, "")
+HOSTS = TunedCluster(tuple(f"{name}:2" for name in "abcd"), "", True, 1, 2, "")
 IN_RACKS = replace(table_of(HOSTS, Topology.parse("2x2x2", shared=1), LINES), racks=RACKS)
 
 
@@ -126,7 +128,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config"
 
 
-def take(table: Table, cluster: Cluster = CLUSTER, topology: Topology = TOPOLOGY, tuned: str = "") -> Optional[Table]:
+def take(
+    table: Table, cluster: TunedCluster = CLUSTER, topology: Topology = TOPOLOGY, tuned: str = ""
+) -> Optional[Table]:
     """What a job on ``cluster`` takes that finds ``table``: where it looks for its own, or as the file ``tuned``."""
     file.write(table, Path(tuned) if tuned else file.place(cluster))
     return file.take(file.offer(Settings(tuned=tuned), cluster), topology, warn=True)
@@ -165,13 +169,13 @@ def test_who_names_a_file_gets_an_error_and_may_have_other_hosts(tmp_path: Path)
 def test_what_rank_0_offers(config: Path) -> None:
     path = file.place(CLUSTER)
     assert path == config / "ddl" / f"tuned-{CLUSTER.fingerprint}.toml"
-    assert file.offer(Settings(), CLUSTER) == file.Offer()
-    assert file.offer(Settings(tune_seconds=3.0), CLUSTER) == file.Offer(seconds=3.0)
-    assert file.offer(Settings(tune_seconds=3.0, algorithm="ring"), CLUSTER) == file.Offer()
+    assert file.offer(Settings(), CLUSTER) == file.TableOffer()
+    assert file.offer(Settings(tune_seconds=3.0), CLUSTER) == file.TableOffer(seconds=3.0)
+    assert file.offer(Settings(tune_seconds=3.0, algorithm="ring"), CLUSTER) == file.TableOffer()
     assert "No such file" in file.offer(Settings(tuned="nowhere"), CLUSTER).problem
     file.write(TABLE, path)
-    assert file.offer(Settings(), CLUSTER) == file.Offer(str(path), TABLE.text())
-    assert file.offer(Settings(tuned="off"), CLUSTER) == file.Offer()
+    assert file.offer(Settings(), CLUSTER) == file.TableOffer(str(path), TABLE.text())
+    assert file.offer(Settings(tuned="off"), CLUSTER) == file.TableOffer()
     path.write_bytes(b"\xff")
     assert "cannot be read" in file.offer(Settings(), CLUSTER).problem
     path.write_text("#" * 60_000)

@@ -101,12 +101,12 @@ def _shape(arguments: argparse.Namespace) -> Shape:
         raise ConfigError(f"--rate: {error}") from error
 
 
-def _pace(arguments: argparse.Namespace) -> plan.Pace:
+def _pace(arguments: argparse.Namespace) -> plan.TimingPace:
     if arguments.hosts == 1:
-        return plan.Pace(arguments.seconds, 2e9)
+        return plan.TimingPace(arguments.seconds, 2e9)
     if arguments.rate:
-        return plan.Pace(arguments.seconds, 0.1e9, overhead=100e-6, least=3)
-    return plan.Pace(arguments.seconds, 0.5e9, overhead=50e-6, least=5)
+        return plan.TimingPace(arguments.seconds, 0.1e9, overhead=100e-6, least=3)
+    return plan.TimingPace(arguments.seconds, 0.5e9, overhead=50e-6, least=5)
 
 
 def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[Contestant], Dict[str, str]]:

@@ -11,13 +11,13 @@ from typing import Callable, Dict, Iterator, List, Tuple
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "Batch", "Model", "loss_of"]
+__all__ = ["MODELS", "Batch", "BenchModel", "loss_of"]
 
 Batch = Tuple[torch.Tensor, torch.Tensor]  # what the network gets; the classes that it should say, int64
 
 
 @dataclass(frozen=True)
-class Model:
+class BenchModel:
     """One model: how to build it and its data, samples per rank and step, and the steps to time in a block."""
 
     name: str
@@ -131,11 +131,11 @@ def _sequences(batch: int) -> Batch:
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-MODELS: Dict[str, Model] = {
+MODELS: Dict[str, BenchModel] = {
     model.name: model
     for model in (
-        Model("digits", digits, _images(1, 8, 10), batch=32, samples="images", steps=100),
-        Model("resnet", resnet, _images(3, 32, 1000), batch=8, samples="images", steps=5),
-        Model("transformer", transformer, _sequences, batch=8, samples="sequences", steps=3),
+        BenchModel("digits", digits, _images(1, 8, 10), batch=32, samples="images", steps=100),
+        BenchModel("resnet", resnet, _images(3, 32, 1000), batch=8, samples="images", steps=5),
+        BenchModel("transformer", transformer, _sequences, batch=8, samples="sequences", steps=3),
     )
 }

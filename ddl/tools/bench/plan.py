@@ -12,7 +12,7 @@ from typing import List, Sequence
 
 from ddl.bootstrap.environ import parse_size
 
-__all__ = ["Pace", "fitting", "plan_text", "readable", "sizes"]
+__all__ = ["TimingPace", "fitting", "plan_text", "readable", "sizes"]
 
 MOST_CALLS = 3000
 
@@ -42,7 +42,7 @@ def fitting(wanted: Sequence[int], unit: int) -> List[int]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class TimingPace:
     """How long to time: about ``seconds`` per size and start if a contestant moves ``speed`` bytes a second."""
 
     seconds: float
@@ -58,6 +58,6 @@ class Pace:
         return max(2 if self.least > 3 else 1, self.calls(nbytes) // 8)
 
 
-def plan_text(wanted: Sequence[int], pace: Pace) -> str:
+def plan_text(wanted: Sequence[int], pace: TimingPace) -> str:
     """Return ``bytes:calls:warmup,…`` for the contestants' command lines."""
     return ",".join(f"{nbytes}:{pace.calls(nbytes)}:{pace.warmup(nbytes)}" for nbytes in wanted)

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ddl.tools.bench import machine
 from ddl.tools.bench.training_blocks import Block, Chosen, Start, choose
-from ddl.tools.bench.training_report import Figures, about, fastest_ddp, figures, plot, table
+from ddl.tools.bench.training_report import TrainingFigures, about, fastest_ddp, figures, plot, table
 from ddl.tools.bench.training_start import CONTESTANTS, DEFAULT, Failed, Running
 from ddl.tools.files import write_json
 from ddl.tools.progress import Progress
@@ -137,7 +137,7 @@ def _brief(blocks: Sequence[Block]) -> List[Dict[str, Any]]:
     return brief
 
 
-def too_slow(model: str, results: Dict[str, Figures], floor: float) -> Optional[str]:
+def too_slow(model: str, results: Dict[str, TrainingFigures], floor: float) -> Optional[str]:
     """Return what to say if DDL is slower than the fastest DDP by more than ``floor`` allows, else None."""
     best = fastest_ddp(results)
     if best is None or "ddl" not in results:
@@ -148,7 +148,7 @@ def too_slow(model: str, results: Dict[str, Figures], floor: float) -> Optional[
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark; return the exit status."""
-    everything: Dict[str, Dict[str, Figures]] = {}
+    everything: Dict[str, Dict[str, TrainingFigures]] = {}
     chosen: Dict[str, Chosen] = {}
     complaints: List[str] = []
     for model in arguments.models:

@@ -14,13 +14,13 @@ from typing import Dict, List, Optional
 from ddl.tools.bench.training_blocks import Block, Chosen, Start
 from ddl.tools.files import say_written
 
-__all__ = ["Figures", "about", "fastest_ddp", "figures", "plot", "table"]
+__all__ = ["TrainingFigures", "about", "fastest_ddp", "figures", "plot", "table"]
 
 MIB = float(1 << 20)
 
 
 @dataclass
-class Figures:
+class TrainingFigures:
     """Of one contestant and model. Times in ms per step; None where what they are compared with did not run.
 
     exposed_ms: beyond ``alone`` under the same allocator setting. over_alone_ms: beyond ``alone`` as torch comes.
@@ -53,7 +53,7 @@ def _p99(times: List[float]) -> float:
     return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
 
 
-def _of(blocks: List[Block], starts: List[Start]) -> Figures:
+def _of(blocks: List[Block], starts: List[Start]) -> TrainingFigures:
     by_rank = [[1e3 * s for block in blocks for s in block.seconds[rank]] for rank in range(len(blocks[0].seconds))]
     slower = max(by_rank, key=statistics.median)
     reports = [report for start in starts for report in start]
@@ -62,7 +62,7 @@ def _of(blocks: List[Block], starts: List[Start]) -> Figures:
     memory = {
         kind: max(report["memory"][kind] for report in reports) / MIB for kind in ("own", "own_peak", "rss", "rss_peak")
     }
-    return Figures(
+    return TrainingFigures(
         step_ms=step_ms,
         min_ms=min(slower),
         p99_ms=_p99(slower),
@@ -76,13 +76,13 @@ def _of(blocks: List[Block], starts: List[Start]) -> Figures:
     )
 
 
-def _reference(name: str, results: Dict[str, Figures]) -> Optional[Figures]:
+def _reference(name: str, results: Dict[str, TrainingFigures]) -> Optional[TrainingFigures]:
     """Return ``alone`` under the contestant's allocator setting."""
     tuned = name == "ddl" or name.endswith("+malloc")
     return results.get("alone+malloc" if tuned else "alone")
 
 
-def figures(chosen: Chosen) -> Dict[str, Figures]:
+def figures(chosen: Chosen) -> Dict[str, TrainingFigures]:
     """Return the figures of every contestant."""
     results = {name: _of(blocks, chosen.starts[name]) for name, blocks in chosen.compared.items()}
     for name, result in results.items():
@@ -98,7 +98,7 @@ def figures(chosen: Chosen) -> Dict[str, Figures]:
     return results
 
 
-def fastest_ddp(results: Dict[str, Figures]) -> Optional[str]:
+def fastest_ddp(results: Dict[str, TrainingFigures]) -> Optional[str]:
     """Return the name of the fastest variant of DDP that ran, or None."""
     names = [name for name in results if name.startswith("ddp")]
     return min(names, key=lambda name: results[name].step_ms) if names else None
@@ -120,7 +120,7 @@ def about(chosen: Chosen) -> str:
     return f"{used} of {total} blocks of steps compared{apart}"
 
 
-def table(results: Dict[str, Figures]) -> str:
+def table(results: Dict[str, TrainingFigures]) -> str:
     """Return the table for people."""
     samples = next(iter(results.values())).samples
     head = f"{'':16}{'step ms':>9}{'min':>9}{'p99':>9}{'CPU ms':>9}{'exposed ms':>12}{'over alone':>12}"
@@ -145,7 +145,7 @@ def table(results: Dict[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def plot(everything: Dict[str, Dict[str, Figures]], path: Path) -> None:
+def plot(everything: Dict[str, Dict[str, TrainingFigures]], path: Path) -> None:
     """Draw a panel of bars per model into a PNG: what computing alone takes, and what is exposed."""
     import matplotlib
 

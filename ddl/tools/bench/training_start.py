@@ -22,13 +22,13 @@ from ddl.adapter import malloc_settings as allocator
 from ddl.tools.bench import regimes
 from ddl.tools.bench.training_blocks import Start
 
-__all__ = ["CONTESTANTS", "DEFAULT", "Contestant", "Failed", "Running"]
+__all__ = ["CONTESTANTS", "DEFAULT", "TrainingContestant", "Failed", "Running"]
 
 TIMEOUT = 300  # seconds for a start, or a block
 
 
 @dataclass(frozen=True)
-class Contestant:
+class TrainingContestant:
     """``library`` is one of training_worker.py; ``malloc``: glibc is told to keep freed memory."""
 
     library: str
@@ -40,16 +40,16 @@ class Contestant:
         return allocator.environ() if self.malloc else {}
 
 
-CONTESTANTS: Dict[str, Contestant] = {
-    "alone": Contestant("alone", malloc=False),
-    "alone+malloc": Contestant("alone", malloc=True),
-    "synced+malloc": Contestant("synced", malloc=True),
-    "ddl": Contestant("ddl", malloc=True),
-    "ddl-malloc": Contestant("ddl", malloc=False),  # only where it is named: nobody needs to run it so
-    "ddp": Contestant("ddp", malloc=False),
-    "ddp+malloc": Contestant("ddp", malloc=True),
-    "ddp+view": Contestant("ddp_view", malloc=False),
-    "ddp+view+malloc": Contestant("ddp_view", malloc=True),
+CONTESTANTS: Dict[str, TrainingContestant] = {
+    "alone": TrainingContestant("alone", malloc=False),
+    "alone+malloc": TrainingContestant("alone", malloc=True),
+    "synced+malloc": TrainingContestant("synced", malloc=True),
+    "ddl": TrainingContestant("ddl", malloc=True),
+    "ddl-malloc": TrainingContestant("ddl", malloc=False),  # only where it is named: nobody needs to run it so
+    "ddp": TrainingContestant("ddp", malloc=False),
+    "ddp+malloc": TrainingContestant("ddp", malloc=True),
+    "ddp+view": TrainingContestant("ddp_view", malloc=False),
+    "ddp+view+malloc": TrainingContestant("ddp_view", malloc=True),
 }
 DEFAULT = tuple(name for name in CONTESTANTS if name != "ddl-malloc")
 

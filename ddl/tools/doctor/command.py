@@ -9,7 +9,7 @@ import argparse
 from dataclasses import asdict
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from ddl.tools.doctor.facts import Facts, Link
+from ddl.tools.doctor.facts import Facts, HostLink
 from ddl.tools.doctor.phrases import counted, duration, rate
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
@@ -78,7 +78,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 def link_table(facts: Facts) -> List[str]:
     """Return what each pair of hosts measured on each rail, the slowest first where there are many."""
-    pairs: Dict[Tuple[int, int, int, str], Dict[bool, Link]] = {}
+    pairs: Dict[Tuple[int, int, int, str], Dict[bool, HostLink]] = {}
     for index, rail in enumerate(rails_of(facts)):
         for (source, target), link in rail.links.items():
             low, high = sorted((source, target))
@@ -108,7 +108,7 @@ def link_table(facts: Facts) -> List[str]:
     return lines + ([f"… and {more} faster ones; --json has them all"] if more > 0 else [])
 
 
-def _rate(link: Optional[Link]) -> str:
+def _rate(link: Optional[HostLink]) -> str:
     if link is None or link.bandwidth is None:
         return link.problem if link is not None and link.problem else "-"
     return rate(link.bandwidth)

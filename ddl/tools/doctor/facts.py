@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ddl.store.interfaces import Interface
 
-__all__ = ["Facts", "Host", "Link", "Local", "Task"]
+__all__ = ["Facts", "HostFacts", "HostLink", "Local", "Task"]
 __all__ += ["facts_from_json", "link_from_json", "local_from_json"]
 
 _UNLIMITED = -1  # of a limit in Local
@@ -75,7 +75,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostFacts:
     """A host by its number, and what came of asking it."""
 
     number: int
@@ -91,7 +91,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """The way from one host to an address of another. What was not measured, or did not come, is None."""
 
     source: int  #: number of the host
@@ -114,8 +114,8 @@ class Link:
 class Facts:
     """Everything. ``groups`` are the ranks that proved to share memory; None: that could not be found out."""
 
-    hosts: Tuple[Host, ...]
-    links: Tuple[Link, ...] = ()
+    hosts: Tuple[HostFacts, ...]
+    links: Tuple[HostLink, ...] = ()
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     groups_problem: str = ""
     failure: str = ""  #: how the probes ended, if not well
@@ -126,7 +126,7 @@ class Facts:
     def size(self) -> int:
         return sum(len(host.ranks) for host in self.hosts)
 
-    def host(self, number: int) -> Host:
+    def host(self, number: int) -> HostFacts:
         return next(host for host in self.hosts if host.number == number)
 
     def to_json(self) -> Dict[str, Any]:
@@ -144,9 +144,9 @@ def local_from_json(fields: Mapping[str, Any]) -> Local:
     return Local(**values)
 
 
-def link_from_json(fields: Mapping[str, Any]) -> Link:
-    """Read what ``dataclasses.asdict`` made of a Link."""
-    return Link(**{**fields, "ports": tuple(fields["ports"])})
+def link_from_json(fields: Mapping[str, Any]) -> HostLink:
+    """Read what ``dataclasses.asdict`` made of a HostLink."""
+    return HostLink(**{**fields, "ports": tuple(fields["ports"])})
 
 
 def facts_from_json(fields: Mapping[str, Any]) -> Facts:
@@ -159,7 +159,7 @@ def facts_from_json(fields: Mapping[str, Any]) -> Facts:
     return Facts(**values)
 
 
-def _host_from_json(fields: Mapping[str, Any]) -> Host:
+def _host_from_json(fields: Mapping[str, Any]) -> HostFacts:
     local = fields["local"]
     changed = {"ranks": tuple(fields["ranks"]), "local": None if local is None else local_from_json(local)}
-    return Host(**{**fields, **changed})
+    return HostFacts(**{**fields, **changed})

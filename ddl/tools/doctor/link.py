@@ -83,7 +83,7 @@ def _send_datagrams(sizes: Dict[Target, Tuple[int, int]], arrived: Dict[Target, 
 
 
 @dataclass(frozen=True)
-class Measured:
+class LinkMeasurement:
     """What one connection showed; None is what did not come in time."""
 
     latency: Optional[float] = None
@@ -92,7 +92,7 @@ class Measured:
     uncertainty: float = 0.0
 
 
-def measure(target: Target, secret: bytes, sample: float) -> Measured:
+def measure(target: Target, secret: bytes, sample: float) -> LinkMeasurement:
     """Measure round trips, clocks and, for ``sample`` seconds, how much one connection carries."""
     latency = bandwidth = offset = None
     uncertainty = 0.0
@@ -109,7 +109,7 @@ def measure(target: Target, secret: bytes, sample: float) -> Measured:
         shortest, offset = min(clocks)
         uncertainty = shortest / 2
         bandwidth = _flood(sock, sample)
-    return Measured(latency, bandwidth, offset, uncertainty)
+    return LinkMeasurement(latency, bandwidth, offset, uncertainty)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ddl.errors import Error
 from ddl.launch.reach import TOKEN, Attempt, Target, connect_all
 from ddl.store.interfaces import Interface, interfaces
 from ddl.store.store import StoreClient
-from ddl.tools.doctor.facts import Link, Task
+from ddl.tools.doctor.facts import HostLink, Task
 from ddl.tools.doctor.link import measure, schedule, try_large_packets
 from ddl.tools.doctor.local import examine
 from ddl.tools.doctor.responder import Responder
@@ -92,7 +92,7 @@ class _Probe:
                 _tell("link", link=dataclasses.asdict(link))
             self._store.set(f"doctor/turn/{number}", "")
 
-    def _reach(self, hosts: Sequence[Dict[str, Any]]) -> Dict[int, List[Tuple[Link, Target]]]:
+    def _reach(self, hosts: Sequence[Dict[str, Any]]) -> Dict[int, List[Tuple[HostLink, Target]]]:
         """Connect to every address of every host, all at once, and say what can be said before anybody's turn."""
         own_interfaces = interfaces()
         names = {entry.address: entry for entry in own_interfaces}
@@ -130,7 +130,7 @@ class _Probe:
         reached: Sequence[Tuple[Dict[str, Any], Interface, Attempt, Tuple[str, ...]]],
         by_address: Dict[str, Interface],
         ports: Dict[Tuple[int, str], List[Target]],
-    ) -> Dict[int, List[Tuple[Link, Target]]]:
+    ) -> Dict[int, List[Tuple[HostLink, Target]]]:
         usable = [
             (entry, interface, best) for entry, interface, best, _ in reached if not best.problem and not best.stranger
         ]
@@ -143,14 +143,14 @@ class _Probe:
             here = by_address.get(best.source)
             mtus.append(min(interface.mtu, here.mtu if here is not None else interface.mtu))
         passed = dict(zip(((t.host, t.address) for t in targets), try_large_packets(targets, mtus)))
-        links: Dict[int, List[Tuple[Link, Target]]] = {}
+        links: Dict[int, List[Tuple[HostLink, Target]]] = {}
         for entry, interface, best, problems in reached:
             host, here = int(entry["host"]), by_address.get(best.source)
             place = next(
                 (t for t, problem in zip(ports[host, interface.address], problems) if not problem),
                 ports[host, interface.address][0],
             )
-            link = Link(
+            link = HostLink(
                 source=self._host,
                 target=host,
                 address=interface.address,

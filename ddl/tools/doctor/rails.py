@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Tuple
 from ddl.store.interfaces import Interface
 from ddl.tools.doctor.checks.links import on_rails
 from ddl.tools.doctor.checks.verdict import present
-from ddl.tools.doctor.facts import Facts, Link
+from ddl.tools.doctor.facts import Facts, HostLink
 
 __all__ = ["Rail", "rails_of"]
 
@@ -23,7 +23,7 @@ class Rail:
     network: str  #: as 10.1.0.0/16; empty if hosts reach it through routers
     used: bool = False  #: a job's data goes by it
     members: Dict[int, Interface] = field(default_factory=dict)
-    links: Dict[Tuple[int, int], Link] = field(default_factory=dict)  #: by source and target
+    links: Dict[Tuple[int, int], HostLink] = field(default_factory=dict)  #: by source and target
 
     @property
     def latency(self) -> Optional[float]:

@@ -26,11 +26,11 @@ from ddl.launch.config import RunConfig
 from ddl.launch.hosts import Host as NamedHost
 from ddl.launch.output import Sink
 from ddl.launch.placement import Placement, place
-from ddl.tools.doctor.facts import Facts, Host, Link, Local, Task, link_from_json, local_from_json
+from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local, Task, link_from_json, local_from_json
 from ddl.tools.doctor.probe import MARK
 from ddl.tools.progress import Progress
 
-__all__ = ["Request", "Stopped", "add_host_arguments", "request", "survey"]
+__all__ = ["Stopped", "SurveyRequest", "add_host_arguments", "request", "survey"]
 
 _RANKS = 2  #: per host where nobody says otherwise: so many it takes to see whether they share memory
 
@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class SurveyRequest:
     """What to survey, after all checks."""
 
     placement: Placement
@@ -71,7 +71,7 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> Request:
+def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> SurveyRequest:
     """Return what the options ask for; ConfigError says what is wrong with them."""
     environ = dict(os.environ)
     if not 0 < arguments.start_timeout < 1e6:
@@ -87,7 +87,7 @@ def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> Reque
     placement = place(hosts, arguments.num_proc)
     Settings.from_environ(environ)  # every probe would find the same mistake
     script = next((word for word in program if word.endswith(".py")), "")
-    return Request(placement, launcher, arguments.interface, arguments.start_timeout, script)
+    return SurveyRequest(placement, launcher, arguments.interface, arguments.start_timeout, script)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class _Found:
 
     locals: Dict[int, Local] = field(default_factory=dict)
     finished: List[int] = field(default_factory=list)
-    links: List[Link] = field(default_factory=list)
+    links: List[HostLink] = field(default_factory=list)
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     groups_problem: str = ""
 
@@ -135,7 +135,7 @@ class _Watched(Sink):
         return ""
 
 
-def survey(wanted: Request) -> Facts:
+def survey(wanted: SurveyRequest) -> Facts:
     """Find out everything. ConfigError if there is no launcher; Stopped by a signal."""
     placement, problems = wanted.placement, {}  # type: Placement, Dict[int, str]
     seen, failure = _Found(), ""
@@ -147,7 +147,7 @@ def survey(wanted: Request) -> Facts:
             break
         failure = ""  # nothing has begun, as some host was unfit: once more without it
     hosts = tuple(
-        Host(
+        HostFacts(
             number,
             name,
             placement.ranks[number],
@@ -161,7 +161,7 @@ def survey(wanted: Request) -> Facts:
     return Facts(hosts, tuple(seen.links), seen.groups, seen.groups_problem, failure, wanted.script, connections)
 
 
-def _run(wanted: Request, present: Sequence[int]) -> Tuple[_Found, Dict[int, str], str]:
+def _run(wanted: SurveyRequest, present: Sequence[int]) -> Tuple[_Found, Dict[int, str], str]:
     """Run one job on the hosts with these numbers; return what was found, who was lost and how it ended."""
     whole = wanted.placement
     part = place([NamedHost(whole.hosts[at], len(whole.ranks[at])) for at in present], None)

@@ -16,7 +16,7 @@ from ddl.plan.layout import ROOTED
 from ddl.plan.verify import verify
 from ddl.tools.doctor.phrases import bytes_text, counted
 from ddl.tools.files import write_json, write_text
-from ddl.tools.plan.figures import Figures, figures
+from ddl.tools.plan.figures import PlanFigures, figures
 from ddl.tools.plan.report import report, steps_lines
 from ddl.topology import Topology
 from ddl.tuning.select import Line, select
@@ -121,7 +121,7 @@ def _effort(plan: Plan) -> float:
     return each * plan.size * _SECONDS_EACH * (2 if plan.in_place else 1)
 
 
-def _subtitle(computed: Figures) -> str:
+def _subtitle(computed: PlanFigures) -> str:
     parts = [counted(computed.topology.size, "rank")]
     if computed.chunks:
         chunks = f"{counted(computed.chunks, 'chunk')} of {bytes_text(computed.chunk_bytes)}"

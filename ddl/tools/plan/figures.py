@@ -15,7 +15,7 @@ from ddl.plan.verify import Proof
 from ddl.topology import Topology
 from ddl.tuning.select import Line
 
-__all__ = ["Figures", "RankFigures", "figures"]
+__all__ = ["PlanFigures", "RankFigures", "figures"]
 
 #: How often the paper's rings go around: reduce-scatter and all-gather once each, an all-reduce is both.
 _TURNS = {Collective.ALLREDUCE: 2, Collective.REDUCESCATTER: 1, Collective.ALLGATHER: 1}
@@ -33,7 +33,7 @@ class RankFigures:
 
 
 @dataclass(frozen=True)
-class Figures:
+class PlanFigures:
     """All that ``ddl plan`` prints about a collective."""
 
     collective: Collective
@@ -120,7 +120,7 @@ def _number(value: Fraction) -> Union[int, float]:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def figures(plans: Sequence[Plan], proof: Optional[Proof], topology: Topology, nbytes: int, line: Line) -> Figures:
+def figures(plans: Sequence[Plan], proof: Optional[Proof], topology: Topology, nbytes: int, line: Line) -> PlanFigures:
     """Count ``plans``: those of all ranks with their proof, or without one any of them."""
     ranks = tuple(
         RankFigures(
@@ -134,7 +134,7 @@ def figures(plans: Sequence[Plan], proof: Optional[Proof], topology: Topology, n
     )
     lead = plans[0]
     proved = (proof is not None, proof is not None and proof.canonical)
-    return Figures(lead.collective, topology, lead.root, nbytes, line, lead.chunks, ranks, *proved)
+    return PlanFigures(lead.collective, topology, lead.root, nbytes, line, lead.chunks, ranks, *proved)
 
 
 def _by_dimension(plan: Plan, topology: Topology) -> Tuple[Counts, ...]:

@@ -9,7 +9,7 @@ from ddl.plan.counts import Counts
 from ddl.plan.step_text import step_text
 from ddl.plan.verify import Proof
 from ddl.tools.doctor.phrases import bytes_text, duration
-from ddl.tools.plan.figures import Figures
+from ddl.tools.plan.figures import PlanFigures
 
 __all__ = ["report", "steps_lines"]
 
@@ -24,12 +24,12 @@ _COLUMNS: Dict[str, Tuple[Callable[[Counts], int], bool]] = {
 }
 
 
-def report(figures: Figures, seconds: float) -> List[str]:
+def report(figures: PlanFigures, seconds: float) -> List[str]:
     """Return the lines about all ranks; ``seconds``: what it takes to verify them."""
     return [_title(figures), *_verdict(figures, seconds), "", *_sizes(figures), "", *_table(figures), *_paper(figures)]
 
 
-def _title(figures: Figures) -> str:
+def _title(figures: PlanFigures) -> str:
     size, local = figures.topology.size, figures.topology.local_size
     sharing = "all share memory" if local == size else f"groups of {local} share memory"
     sharing = "no two share memory" if local == 1 else sharing
@@ -38,7 +38,7 @@ def _title(figures: Figures) -> str:
     return f"{what} by {figures.line.algorithm} on {figures.topology}: {who}"
 
 
-def _verdict(figures: Figures, seconds: float) -> List[str]:
+def _verdict(figures: PlanFigures, seconds: float) -> List[str]:
     if not figures.verified:
         return [f"NOT VERIFIED: with so many ranks that takes about {duration(seconds)}; --verify does it"]
     right = "verified: the result is right, nobody waits for ever and nothing is overwritten, at any speeds"
@@ -49,7 +49,7 @@ def _verdict(figures: Figures, seconds: float) -> List[str]:
     )
 
 
-def _sizes(figures: Figures) -> List[str]:
+def _sizes(figures: PlanFigures) -> List[str]:
     rounds = "not known, as it was not verified" if figures.rounds is None else str(figures.rounds)
     lines = [f"rounds  {rounds}"]
     if figures.chunks:
@@ -62,7 +62,7 @@ def _sizes(figures: Figures) -> List[str]:
     return lines
 
 
-def _table(figures: Figures) -> List[str]:
+def _table(figures: PlanFigures) -> List[str]:
     """A line for each dimension over which anything goes, and their sum."""
     names = [f"between {dimension.name}" for dimension in figures.topology.dimensions]
     alike = len({(rank.everybody, rank.dimensions) for rank in figures.ranks}) == 1
@@ -87,14 +87,14 @@ def _table(figures: Figures) -> List[str]:
     ]
 
 
-def _cell(figures: Figures, column: str, counts: Sequence[Counts]) -> str:
+def _cell(figures: PlanFigures, column: str, counts: Sequence[Counts]) -> str:
     of, in_chunks = _COLUMNS[column]
     least, most = min(map(of, counts)), max(map(of, counts))
     texts = [bytes_text(n * figures.chunk_bytes) if in_chunks and n else str(n) for n in (least, most)]
     return ("-" if not most else texts[0]) if least == most else "–".join(texts)
 
 
-def _paper(figures: Figures) -> List[str]:
+def _paper(figures: PlanFigures) -> List[str]:
     if figures.paper is None or figures.topology.size == 1:
         return []
     messages, nbytes = figures.paper

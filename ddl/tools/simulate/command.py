@@ -14,7 +14,7 @@ from ddl.tools.files import write_json, write_text
 from ddl.tools.simulate import report, scenario, timeline
 from ddl.tools.simulate.description import PRESETS, Description, preset, read
 from ddl.tuning.simulate.models import MODELS
-from ddl.tuning.simulate.simulation import Operation, allreduces
+from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 from ddl.tuning.simulate.training import train
 
 __all__ = ["add_arguments", "run"]
@@ -74,7 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _allreduces(arguments: argparse.Namespace, description: Description) -> Dict[str, Any]:
     late = scenario.stragglers_of(arguments.straggler)
     simulated = [
-        (place, nbytes, allreduces(place.machine, place.topology, [Operation(nbytes)], lines=lines, stragglers=late))
+        (
+            place,
+            nbytes,
+            allreduces(place.machine, place.topology, [SimulatedOperation(nbytes)], lines=lines, stragglers=late),
+        )
         for place in scenario.places(description, arguments.mode, arguments.hosts)
         for lines in [scenario.lines_for(place, arguments)]
         for nbytes in arguments.allreduce

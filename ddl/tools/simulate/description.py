@@ -38,7 +38,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 
 from ddl.errors import ConfigError
 from ddl.topology import Link
-from ddl.tuning.simulate.cost import Core, Level, Machine, Memory
+from ddl.tuning.simulate.cost import Core, Level, Machine, SharedMemory
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -114,7 +114,7 @@ def parse(content: Table) -> Description:
     _refuse_unknown("[host]", host, ("ranks", "memory", "link"))
     if "memory" in host and "link" in host:
         raise ConfigError("[host] has memory and link; its ranks either share memory or send each other messages")
-    memory = _build(Memory, "[host] memory", host["memory"]) if "memory" in host else None
+    memory = _build(SharedMemory, "[host] memory", host["memory"]) if "memory" in host else None
     link = _build(Link, "[host] link", host["link"]) if "link" in host else None
     levels = [Level("ranks", _number("[host]", host, "ranks", 1), link)]
     networks = content.get("network", [])

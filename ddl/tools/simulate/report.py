@@ -8,13 +8,13 @@ from ddl.tools.bench.plan import readable
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.description import Assumption
 from ddl.tools.simulate.scenario import Place
-from ddl.tuning.simulate.simulation import Outcome
-from ddl.tuning.simulate.training import Step, Workload
+from ddl.tuning.simulate.simulation import SimulatedTimes
+from ddl.tuning.simulate.training import SimulatedStep, Workload
 
 __all__ = ["aligned", "allreduce_json", "allreduce_table", "assumed", "notes", "training_json", "training_table"]
 
-Steps = Sequence[Tuple[Place, Step]]
-Reductions = Sequence[Tuple[Place, int, Outcome]]
+Steps = Sequence[Tuple[Place, SimulatedStep]]
+Reductions = Sequence[Tuple[Place, int, SimulatedTimes]]
 
 
 def training_table(steps: Steps) -> List[str]:
@@ -88,11 +88,11 @@ def allreduce_json(reductions: Reductions) -> Dict[str, Any]:
     }
 
 
-def _how(outcome: Outcome) -> Dict[str, Any]:
+def _how(outcome: SimulatedTimes) -> Dict[str, Any]:
     return {"simulated_ranks": len(outcome.ends), "messages": outcome.messages, "exact": outcome.exact}
 
 
-def notes(outcomes: Sequence[Outcome]) -> List[str]:
+def notes(outcomes: Sequence[SimulatedTimes]) -> List[str]:
     """Return what a reader of the table must know about how it came about."""
     if all(outcome.exact for outcome in outcomes):
         return []

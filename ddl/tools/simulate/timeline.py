@@ -12,7 +12,7 @@ from ddl.plan.svg import Pen, shortened, width_of
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.scenario import Place
 from ddl.tuning.simulate.simulation import Lateness, Span
-from ddl.tuning.simulate.training import Step
+from ddl.tuning.simulate.training import SimulatedStep
 
 __all__ = ["draw"]
 
@@ -25,7 +25,7 @@ _NARROW = 0.6  # pixels: a narrower gap between boxes of one bucket is not drawn
 _TICKS = (1, 2, 5)
 
 
-def draw(place: Place, step: Step, title: str, stragglers: Mapping[int, Lateness]) -> str:
+def draw(place: Place, step: SimulatedStep, title: str, stragglers: Mapping[int, Lateness]) -> str:
     """Return the SVG document of a step whose ranks were watched."""
     pen = Pen()
     pen.text(_MARGIN, _MARGIN + 12, shortened(title, 16, _LEFT + _WIDE, bold=True), size=16, bold=True, hint=title)
@@ -43,11 +43,11 @@ def draw(place: Place, step: Step, title: str, stragglers: Mapping[int, Lateness
     return pen.document(_MARGIN + _LEFT + _WIDE + _MARGIN, y + 6 + 20 + _MARGIN, title)
 
 
-def _x(step: Step, seconds: float) -> float:
+def _x(step: SimulatedStep, seconds: float) -> float:
     return _MARGIN + _LEFT + _WIDE * seconds / step.step_s
 
 
-def _axis(pen: Pen, step: Step, top: float, bottom: float) -> None:
+def _axis(pen: Pen, step: SimulatedStep, top: float, bottom: float) -> None:
     power = 1e-9
     while not any(step.step_s / (power * tick) <= 10 for tick in _TICKS):
         power *= 10
@@ -58,7 +58,7 @@ def _axis(pen: Pen, step: Step, top: float, bottom: float) -> None:
         pen.text(x, top, duration(number * each) if number else "0", size=11, color=_GREY, anchor="middle")
 
 
-def _band(pen: Pen, place: Place, step: Step, rank: int, used: List[int], y: float, late: Lateness) -> None:
+def _band(pen: Pen, place: Place, step: SimulatedStep, rank: int, used: List[int], y: float, late: Lateness) -> None:
     name = f"rank {rank}" + (" (late)" if late != Lateness() else "")
     pen.text(_MARGIN, y + 14, name, size=12, bold=True)
     forward, computed = late.of(step.forward_s), late.of(step.compute_s)
@@ -79,7 +79,7 @@ def _band(pen: Pen, place: Place, step: Step, rank: int, used: List[int], y: flo
             _box(pen, step, span.begin, span.end, below, color, str(span.operation), text)
 
 
-def _joined(step: Step, spans: List[Span]) -> List[Span]:
+def _joined(step: SimulatedStep, spans: List[Span]) -> List[Span]:
     """Close the gaps that nobody would see: there may be thousands of messages."""
     near = _NARROW * step.step_s / _WIDE
     joined: List[Span] = []
@@ -92,7 +92,9 @@ def _joined(step: Step, spans: List[Span]) -> List[Span]:
     return joined
 
 
-def _box(pen: Pen, step: Step, begin: float, end: float, y: float, color: str, text: str, hint: str = "") -> None:
+def _box(
+    pen: Pen, step: SimulatedStep, begin: float, end: float, y: float, color: str, text: str, hint: str = ""
+) -> None:
     x, wide = _x(step, begin), max(0.5, _WIDE * (end - begin) / step.step_s)
     pen.box(x, y, wide, _BOX, fill=color, round=1)
     ink = _INK if color in (_FORWARD, _BACKWARD) else "#ffffff"

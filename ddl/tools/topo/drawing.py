@@ -10,7 +10,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from ddl.plan.step_text import ranks_text
 from ddl.plan.svg import Pen, shortened, width_of
-from ddl.tools.doctor.facts import Facts, Host, Link
+from ddl.tools.doctor.facts import Facts, HostFacts, HostLink
 from ddl.tools.doctor.phrases import duration, rate
 from ddl.tools.doctor.rails import Rail
 from ddl.tools.topo.tree import groups_of, measured
@@ -59,14 +59,14 @@ def draw(facts: Facts, rails: Sequence[Rail]) -> str:
     return pen.document(right + _MARGIN, bottom + _MARGIN, title)
 
 
-def _short_names(hosts: Sequence[Host]) -> Dict[int, str]:
+def _short_names(hosts: Sequence[HostFacts]) -> Dict[int, str]:
     """Return the names without user and domain, where they are still different then."""
     short = {host.number: host.name.rpartition("@")[2].partition(".")[0] for host in hosts}
     same = len(set(short.values())) < len(hosts) or any(name.isdigit() for name in short.values())  # or are addresses
     return {host.number: host.name for host in hosts} if same else short
 
 
-def _host_height(facts: Facts, host: Host) -> float:
+def _host_height(facts: Facts, host: HostFacts) -> float:
     return _HEAD + sum(_group_height(group) + 6 for group, _ in groups_of(facts, host)) + 4
 
 
@@ -75,7 +75,7 @@ def _group_height(group: Sequence[int]) -> float:
     return rows * (_RANK_H + _RANK_GAP) + _RANK_GAP + _CAPTION
 
 
-def _draw_host(pen: Pen, facts: Facts, host: Host, name: str, corner: Tuple[float, float], height: float) -> None:
+def _draw_host(pen: Pen, facts: Facts, host: HostFacts, name: str, corner: Tuple[float, float], height: float) -> None:
     x, y = corner
     there = host.local is not None
     pen.box(x, y, _BOX, height, fill=_PAPER, line=_INK if there else _BAD, round=8, dash="" if there else "5 4")
@@ -139,7 +139,7 @@ def _draw_rail(
 
 
 def _draw_table(
-    pen: Pen, hosts: Sequence[Host], names: Dict[int, str], rails: Sequence[Rail], y: float, right: float
+    pen: Pen, hosts: Sequence[HostFacts], names: Dict[int, str], rails: Sequence[Rail], y: float, right: float
 ) -> Tuple[float, float]:
     """Draw what was measured from each host (row) to each other one (column); return the right and lower ends."""
     there = [host for host in hosts if host.local is not None]
@@ -184,7 +184,7 @@ def _draw_table(
     return max(right, end, _MARGIN + 610), y + len(there) * high
 
 
-def _cell_text(link: Optional[Link]) -> str:
+def _cell_text(link: Optional[HostLink]) -> str:
     if link is None:
         return "–"
     if link.problem or link.latency is None or link.bandwidth is None:
@@ -192,7 +192,7 @@ def _cell_text(link: Optional[Link]) -> str:
     return f"{duration(link.latency)}, {rate(link.bandwidth)}"
 
 
-def _cell_color(links: Sequence[Tuple[Rail, Optional[Link]]]) -> str:
+def _cell_color(links: Sequence[Tuple[Rail, Optional[HostLink]]]) -> str:
     """Red where something does not work, orange where it is less than half of what is usual on the rail."""
     worst = "#f0fff4"
     for rail, link in links:

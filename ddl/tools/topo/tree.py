@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Sequence, Tuple
 
 from ddl.plan.step_text import ranks_text
-from ddl.tools.doctor.facts import Facts, Host
+from ddl.tools.doctor.facts import Facts, HostFacts
 from ddl.tools.doctor.phrases import duration, rate
 from ddl.tools.doctor.rails import Rail
 
@@ -25,14 +25,14 @@ def tree(facts: Facts, rails: Sequence[Rail]) -> List[str]:
     return lines
 
 
-def _title(host: Host) -> str:
+def _title(host: HostFacts) -> str:
     if host.local is None:
         return host.name
     name = host.name if host.name == host.local.name else f"{host.name} ({host.local.name})"
     return f"{name}: {host.local.usable} cores, DDL {host.local.version}, Python {host.local.python}"
 
 
-def _inside(facts: Facts, host: Host, rails: Sequence[Rail]) -> List[str]:
+def _inside(facts: Facts, host: HostFacts, rails: Sequence[Rail]) -> List[str]:
     if host.local is None:
         return [f"not there: {host.problem or 'it said nothing'}"]
     lines = []
@@ -50,7 +50,7 @@ def _inside(facts: Facts, host: Host, rails: Sequence[Rail]) -> List[str]:
     return lines
 
 
-def groups_of(facts: Facts, host: Host) -> List[Tuple[Tuple[int, ...], bool]]:
+def groups_of(facts: Facts, host: HostFacts) -> List[Tuple[Tuple[int, ...], bool]]:
     """Return the host's ranks in groups, and of each whether it proved to share memory."""
     if facts.groups is None:
         return [(host.ranks, False)]

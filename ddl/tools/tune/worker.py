@@ -18,7 +18,7 @@ from ddl.tools.progress import Progress
 from ddl.tuning.candidates import Candidate
 from ddl.tuning.measure import table_file as file
 from ddl.tuning.measure.sweep import measure
-from ddl.tuning.measure.turns import Outcome
+from ddl.tuning.measure.turns import RaceOutcome
 
 _COLUMNS = "{:13}  {:>9}  {:>28}  {:>8}  {:>28}  {:>8}  {:>6}"
 
@@ -68,7 +68,7 @@ def _target(output: str) -> Tuple[Path, str]:
         return Path(), f"the table cannot be written on {socket.gethostname()}: {error}; give another --output"
 
 
-def _print(collective: Collective, nbytes: int, among: Sequence[Candidate], outcome: Optional[Outcome]) -> None:
+def _print(collective: Collective, nbytes: int, among: Sequence[Candidate], outcome: Optional[RaceOutcome]) -> None:
     name, size = collective.name.lower(), bytes_text(nbytes)
     if outcome is None:
         print(f"{name:13}  {size:>9}  and above: not measured, as it would take longer than --seconds", flush=True)
@@ -82,7 +82,7 @@ def _print(collective: Collective, nbytes: int, among: Sequence[Candidate], outc
     print(_COLUMNS.format(name, size, *cells).rstrip(), flush=True)
 
 
-def _nothing(collective: Collective, nbytes: int, among: Sequence[Candidate], outcome: Optional[Outcome]) -> None:
+def _nothing(collective: Collective, nbytes: int, among: Sequence[Candidate], outcome: Optional[RaceOutcome]) -> None:
     """The other ranks say nothing."""
 
 

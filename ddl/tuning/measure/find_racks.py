@@ -17,7 +17,7 @@ from ddl.plan.ir import Collective
 from ddl.reduce_op import Max, Min
 from ddl.text.units import bytes_text, duration
 from ddl.tuning.measure.timed_calls import TimedCalls
-from ddl.tuning.measure.turns import Outcome, check_results, medians_of, settle, take_turns
+from ddl.tuning.measure.turns import RaceOutcome, check_results, medians_of, settle, take_turns
 from ddl.tuning.racks import FEWEST_HOSTS, Racks, suspect, tournaments
 from ddl.tuning.tournament import Rounds
 
@@ -127,7 +127,7 @@ def _in_time(control: Communicator, both: Mapping[int, Communicator], seconds: f
     return next((nbytes for nbytes in _LARGE if 2 * _TURNS * once * nbytes / least <= seconds), None)
 
 
-def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Tuple[Optional[Outcome], str]:
+def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Tuple[Optional[RaceOutcome], str]:
     """Return the outcome if an all-reduce of ``nbytes`` gains more by racks than a small one loses; else why not."""
     large, _ = settle(control, both, _DEFAULT, _allreduce(control, both, nbytes), _TURNS, 1)
     if large.chosen == _DEFAULT:

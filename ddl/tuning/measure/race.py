@@ -17,7 +17,7 @@ from ddl.reduce_op import Max
 from ddl.tuning.candidates import Candidate, worth_trying
 from ddl.tuning.choose import better_half
 from ddl.tuning.measure.timed_calls import COLLECTIVES, TimedCalls
-from ddl.tuning.measure.turns import Outcome, check_results, medians_of, settle, take_turns
+from ddl.tuning.measure.turns import RaceOutcome, check_results, medians_of, settle, take_turns
 
 __all__ = ["Race"]
 
@@ -45,7 +45,7 @@ class Race:
 
     def run(
         self, collective: Collective, nbytes: int, expected: Dict[int, float], share: float, most: float
-    ) -> Optional[Outcome]:
+    ) -> Optional[RaceOutcome]:
         """Find the fastest candidate for ``nbytes``; None if that takes more than ``most`` seconds.
 
         ``expected``: seconds of a call, by candidate, or nothing of some; what was seen is entered there. It takes

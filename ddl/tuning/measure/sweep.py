@@ -24,9 +24,9 @@ from ddl.tuning.measure.find_racks import Tell, find_racks
 from ddl.tuning.measure.links import machine_of
 from ddl.tuning.measure.race import Race
 from ddl.tuning.measure.timed_calls import bytes_for
-from ddl.tuning.measure.turns import Outcome
+from ddl.tuning.measure.turns import RaceOutcome
 from ddl.tuning.select import Lines, select
-from ddl.tuning.table import Measured, Table
+from ddl.tuning.table import MeasuredSize, Table
 
 __all__ = ["SIZES", "measure"]
 
@@ -36,7 +36,7 @@ SIZES = (8, *(4**power for power in range(3, 14)))  #: bytes, up to 64 MiB
 _MOST_PROVED = 64
 
 #: Told on all ranks after each size: what came out, or None where the size would have taken too long.
-Progress = Callable[[Collective, int, Sequence[Candidate], Optional[Outcome]], None]
+Progress = Callable[[Collective, int, Sequence[Candidate], Optional[RaceOutcome]], None]
 
 
 def measure(
@@ -64,10 +64,10 @@ def measure(
     race = Race(control, among, begin)
     machine = machine_of(control)
     lines: Dict[Collective, Lines] = {}
-    measured: Dict[Collective, Tuple[Measured, ...]] = {}
+    measured: Dict[Collective, Tuple[MeasuredSize, ...]] = {}
     for number, collective in enumerate(collectives):
         wanted = sorted({bytes_for(collective, world.size, nbytes) for nbytes in sizes})
-        outcomes: Dict[int, Outcome] = {}
+        outcomes: Dict[int, RaceOutcome] = {}
         expected: Dict[int, float] = {}
         before = 0
         for place, nbytes in enumerate(wanted):
@@ -100,9 +100,9 @@ def measure(
     return table
 
 
-def _row(nbytes: int, among: Sequence[Candidate], outcome: Outcome) -> Measured:
+def _row(nbytes: int, among: Sequence[Candidate], outcome: RaceOutcome) -> MeasuredSize:
     winner, default = among[outcome.chosen], among[outcome.default]
-    return Measured(nbytes, winner.algorithm, outcome.seconds, default.algorithm, outcome.default_seconds)
+    return MeasuredSize(nbytes, winner.algorithm, outcome.seconds, default.algorithm, outcome.default_seconds)
 
 
 def _prove(control: Communicator, collectives: Sequence[Collective], among: Sequence[Candidate]) -> None:

@@ -1,8 +1,8 @@
 """Where tables of ``ddl tune`` lie, and how all ranks of a job come to the same one.
 
-Only rank 0 looks for a file: it tells the others, in its last word of the rendezvous, what stands there (``Offer``).
-So hosts may have different files, or none, and all ranks still choose alike. What is wrong with a file that nobody
-named is no reason not to train: rank 0 warns, and the built-in table serves.
+Only rank 0 looks for a file: it tells the others, in its last word of the rendezvous, what stands there: a
+``TableOffer``. So hosts may have different files, or none, and all ranks still choose alike. What is wrong with a file
+that nobody named is no reason not to train: rank 0 warns, and the built-in table serves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Optional
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError
 from ddl.topology import Topology
-from ddl.tuning.table import Cluster, Table
+from ddl.tuning.table import Table, TunedCluster
 
-__all__ = ["Offer", "offer", "place", "take", "write"]
+__all__ = ["TableOffer", "offer", "place", "take", "write"]
 
 _OFF = "off"
 _MOST = 48 << 10  #: bytes of a file; a value in the store may have 64 KiB
@@ -27,7 +27,7 @@ log = logging.getLogger("ddl")
 
 
 @dataclass(frozen=True)
-class Offer:
+class TableOffer:
     """What rank 0 tells all ranks: a file's contents, or why it has none, and for how long to measure instead."""
 
     path: str = ""
@@ -38,7 +38,7 @@ class Offer:
     seconds: float = 0.0
 
 
-def place(cluster: Cluster) -> Path:
+def place(cluster: TunedCluster) -> Path:
     """Return the path of a cluster's table for this user. Raises ``ConfigError`` if there is no home directory."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     try:
@@ -48,35 +48,39 @@ def place(cluster: Cluster) -> Path:
     return directory / "ddl" / f"tuned-{cluster.fingerprint}.toml"
 
 
-def offer(settings: Settings, cluster: Cluster) -> Offer:
+def offer(settings: Settings, cluster: TunedCluster) -> TableOffer:
     """Look for the table that the settings mean, as rank 0; nothing raises, so that all ranks hear what is wrong."""
     if settings.tuned == _OFF:
-        return Offer()
+        return TableOffer()
     choice = not (settings.algorithm or settings.deterministic)
     named, seconds = bool(settings.tuned), settings.tune_seconds if choice else 0.0
     try:
         path = settings.tuned or str(place(cluster))
     except ConfigError:
-        return Offer(seconds=seconds)
+        return TableOffer(seconds=seconds)
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST + 1)
     except FileNotFoundError as error:
-        return Offer(path, problem=f"it cannot be read: {error}", named=True) if named else Offer(seconds=seconds)
+        return (
+            TableOffer(path, problem=f"it cannot be read: {error}", named=True)
+            if named
+            else TableOffer(seconds=seconds)
+        )
     except (OSError, UnicodeDecodeError) as error:
-        return Offer(path, problem=f"it cannot be read: {error}", named=named, seconds=seconds)
+        return TableOffer(path, problem=f"it cannot be read: {error}", named=named, seconds=seconds)
     if len(text.encode()) > _MOST:
-        return Offer(path, problem=f"it is longer than {_MOST} bytes", named=named, seconds=seconds)
+        return TableOffer(path, problem=f"it is longer than {_MOST} bytes", named=named, seconds=seconds)
     try:
         # Whoever names a file says that these hosts are like those; but not that they stand in the same racks.
         table = Table.parse(text)
         problem = table.cluster.difference(cluster, names=not named or table.racks is not None)
     except ConfigError as error:
         problem = str(error)
-    return Offer(path, "" if problem else text, problem, named, seconds)
+    return TableOffer(path, "" if problem else text, problem, named, seconds)
 
 
-def take(offered: Offer, topology: Topology, *, warn: bool) -> Optional[Table]:
+def take(offered: TableOffer, topology: Topology, *, warn: bool) -> Optional[Table]:
     """Return the table that was offered if it holds for this job, else None and, from the rank that may, a warning.
 
     All ranks have the same offer and topology, so all return the same. Raises ``ConfigError`` on all ranks if DDL_TUNED

@@ -18,7 +18,7 @@ from ddl.reduce_op import Max
 from ddl.tuning.choose import Rounds, best, choose
 from ddl.tuning.measure.timed_calls import TimedCalls
 
-__all__ = ["Outcome", "Timed", "check_results", "medians_of", "settle", "take_turns"]
+__all__ = ["RaceOutcome", "Timed", "check_results", "medians_of", "settle", "take_turns"]
 
 
 class Timed(Protocol):
@@ -28,7 +28,7 @@ class Timed(Protocol):
         """Do it once. Collective, blocking."""
 
 
-class Outcome(NamedTuple):
+class RaceOutcome(NamedTuple):
     """Who won at one size, and the medians of the rounds that decided it."""
 
     chosen: int
@@ -70,7 +70,7 @@ def take_turns(
 
 def settle(
     control: Communicator, runners: Mapping[int, Communicator], default: int, calls: Timed, count: int, together: int
-) -> Tuple[Outcome, Dict[int, float]]:
+) -> Tuple[RaceOutcome, Dict[int, float]]:
     """Return who is chosen, after a second series against the default if need be, and the medians of the first one.
 
     Collective. A series has ``count`` rounds.
@@ -81,7 +81,7 @@ def settle(
         finalists = {number: runners[number] for number in sorted({default, leader})}
         second = take_turns(control, finalists, calls, count, together)
     chosen, medians = choose(first, second, default), medians_of(second)
-    return Outcome(chosen, medians[chosen], default, medians[default]), medians_of(first)
+    return RaceOutcome(chosen, medians[chosen], default, medians[default]), medians_of(first)
 
 
 def medians_of(rounds: Rounds) -> Dict[int, float]:

@@ -17,7 +17,7 @@ from typing import List, Optional, Sequence, Tuple
 from ddl.errors import ConfigError
 from ddl.topology import Link
 
-__all__ = ["Core", "Level", "Machine", "Memory", "Port", "Uses"]
+__all__ = ["Core", "Level", "Machine", "Port", "SharedMemory", "Uses"]
 
 #: One of a machine's resources: (what it is, its level, which one it is). Ports are "out" and "in"; "memory" belongs to
 #: a host and "core" to a rank.
@@ -52,7 +52,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Memory:
+class SharedMemory:
     """Memory that the ranks of a host share: how long a notice takes, and the bytes per second read and written."""
 
     latency_s: float
@@ -87,7 +87,7 @@ class Machine:
     """
 
     levels: Tuple[Level, ...]
-    memory: Optional[Memory] = None  #: None: ranks of a host exchange messages over level 0
+    memory: Optional[SharedMemory] = None  #: None: ranks of a host exchange messages over level 0
     core: Core = Core()
     wire_bytes_per_byte: float = 1.0
 

@@ -24,14 +24,14 @@ from ddl.tuning.simulate.cost import Machine
 from ddl.tuning.simulate.fluid import Fluid, Needs
 from ddl.tuning.simulate.symmetry import Symmetry
 
-__all__ = ["Lane", "Lateness", "Operation", "Span"]
+__all__ = ["Lateness", "SimulatedLane", "SimulatedOperation", "Span"]
 
 MOST_STEPS = 4_000_000  #: of all simulated ranks and pieces: a minute or two
 _CHUNK_ALIGNMENT = 64  # bytes; what csrc/engine/communicator.cc rounds pieces by
 
 
 @dataclass(frozen=True)
-class Operation:
+class SimulatedOperation:
     """One all-reduce of ``nbytes``, submitted ``ready_s`` after the beginning."""
 
     nbytes: int
@@ -60,7 +60,7 @@ class Span:
     end: float
 
 
-class Lane:
+class SimulatedLane:
     """All ranks' lanes of one kind: the operations of one line of the selection, and the links that they use."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Lane:
         topology: Topology,
         symmetry: Symmetry,
         line: Line,
-        operations: Mapping[int, Operation],
+        operations: Mapping[int, SimulatedOperation],
         stragglers: Mapping[int, Lateness],
         watch: Sequence[int],
     ) -> None:
@@ -119,7 +119,7 @@ class Lane:
 class _Rank:
     """One rank's lane: operations in the order of their submission, and slots that take pieces in turn."""
 
-    def __init__(self, lane: Lane, rank: int, script: Script, late: Lateness, watched: bool) -> None:
+    def __init__(self, lane: SimulatedLane, rank: int, script: Script, late: Lateness, watched: bool) -> None:
         self.lane, self.rank, self.script, self._late = lane, rank, script, late
         self.spans: List[Span] = []
         self.watched = watched

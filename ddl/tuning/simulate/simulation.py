@@ -15,16 +15,16 @@ from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import Line, select
 from ddl.tuning.simulate.cost import Machine
-from ddl.tuning.simulate.lane import Lane, Lateness, Operation, Span
+from ddl.tuning.simulate.lane import Lateness, SimulatedLane, SimulatedOperation, Span
 from ddl.tuning.simulate.symmetry import Everybody, Symmetry, symmetry_of
 
-__all__ = ["Lateness", "Operation", "Outcome", "Span", "allreduces"]
+__all__ = ["Lateness", "SimulatedOperation", "SimulatedTimes", "Span", "allreduces"]
 
 MOST_IN_FULL = 1024  #: ranks, for an algorithm whose symmetry would have to be assumed
 
 
 @dataclass
-class Outcome:
+class SimulatedTimes:
     """When what ended, in seconds. ``ends[rank][i]``: operation *i* on each rank that was simulated for its likes."""
 
     ends: Dict[int, List[float]]
@@ -43,13 +43,13 @@ class Outcome:
 def allreduces(
     machine: Machine,
     topology: Topology,
-    operations: Sequence[Operation],
+    operations: Sequence[SimulatedOperation],
     *,
     lines: Sequence[Line] = (),
     stragglers: Mapping[int, Lateness] = {},  # noqa: B006  (read only)
     watch: Sequence[int] = (),
     in_full: bool = False,
-) -> Outcome:
+) -> SimulatedTimes:
     """Simulate all-reduces that every rank submits in this order, and return when they end.
 
     ``topology`` lays out the machine's ranks, in their order (``Topology.parse``); ``lines`` choose algorithm and
@@ -66,7 +66,7 @@ def allreduces(
             raise ConfigError(f"rank {rank} is none of the machine's {machine.size} ranks")
     lines = lines or select(Collective.ALLREDUCE, topology)
     chosen = [next(line for line in lines if operation.nbytes <= line.max_bytes) for operation in operations]
-    outcome = Outcome({}, algorithms=[line.algorithm for line in chosen])
+    outcome = SimulatedTimes({}, algorithms=[line.algorithm for line in chosen])
     if topology.size == 1:
         late = stragglers.get(0, Lateness())
         outcome.ends[0] = [late.of(operation.ready_s) for operation in operations]
@@ -79,14 +79,14 @@ def allreduces(
         if not in_full and not stragglers:
             symmetry = symmetry_of(line.algorithm, topology, machine, MOST_IN_FULL)
         if of_line:
-            lanes.append(Lane(machine, topology, symmetry, line, of_line, stragglers, watch))
+            lanes.append(SimulatedLane(machine, topology, symmetry, line, of_line, stragglers, watch))
             lanes[-1].run()
             outcome.exact &= symmetry.exact
     _collect(outcome, lanes, len(operations), watch)
     return outcome
 
 
-def _collect(outcome: Outcome, lanes: Sequence[Lane], count: int, watch: Sequence[int]) -> None:
+def _collect(outcome: SimulatedTimes, lanes: Sequence[SimulatedLane], count: int, watch: Sequence[int]) -> None:
     """Enter what the lanes have found. Representatives may differ: each lane answers for those its own stand for."""
     for rank in sorted({rank for lane in lanes for rank in lane.ranks}):
         ends = [0.0] * count

@@ -17,9 +17,9 @@ from ddl.topology import Topology
 from ddl.tuning.select import Line
 from ddl.tuning.simulate.cost import Machine
 from ddl.tuning.simulate.models import Model
-from ddl.tuning.simulate.simulation import Lateness, Operation, Outcome, allreduces
+from ddl.tuning.simulate.simulation import Lateness, SimulatedOperation, SimulatedTimes, allreduces
 
-__all__ = ["Step", "Workload", "buckets_of", "train"]
+__all__ = ["SimulatedStep", "Workload", "buckets_of", "train"]
 
 _ELEMENT_BYTES = 4  # float32
 
@@ -44,7 +44,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """One simulated step of ``size`` ranks; all times in seconds from its beginning."""
 
     size: int
@@ -52,8 +52,8 @@ class Step:
     forward_s: float
     step_s: float  #: until the last rank may go on
     communication_s: float  #: in which something was submitted and not ended, on the rank that ended last
-    buckets: Tuple[Operation, ...]
-    outcome: Outcome
+    buckets: Tuple[SimulatedOperation, ...]
+    outcome: SimulatedTimes
 
     @property
     def exposed_s(self) -> float:
@@ -66,7 +66,7 @@ class Step:
         return self.compute_s / self.step_s
 
 
-def buckets_of(workload: Workload) -> List[Operation]:
+def buckets_of(workload: Workload) -> List[SimulatedOperation]:
     """Return the all-reduces of a step: bytes, and when each is submitted."""
     layers = workload.model.layers
     gradients = [Gradient(n, "float32", _ELEMENT_BYTES) for layer in layers for n in layer.tensors]
@@ -79,12 +79,12 @@ def buckets_of(workload: Workload) -> List[Operation]:
     for number in reversed(range(len(layers))):
         passed += layers[number].flops
         done[number] = forward + backward * (passed / total if total else 1.0)
-    operations: List[Operation] = []
+    operations: List[SimulatedOperation] = []
     ready = 0.0
     for bucket in assign(gradients, bucket_bytes=workload.bucket_bytes):
         last = min(layer_of[slot.item] for slot in bucket.slots)
         ready = max(ready, done[last]) if workload.overlap else workload.compute_s
-        operations.append(Operation(bucket.bytes, ready))
+        operations.append(SimulatedOperation(bucket.bytes, ready))
     return operations
 
 
@@ -96,7 +96,7 @@ def train(
     lines: Sequence[Line] = (),
     stragglers: Mapping[int, Lateness] = {},  # noqa: B006  (read only)
     watch: Sequence[int] = (),
-) -> Step:
+) -> SimulatedStep:
     """Simulate one step; arguments and errors are those of ``allreduces``."""
     buckets = buckets_of(workload)
     outcome = allreduces(machine, topology, buckets, lines=lines, stragglers=stragglers, watch=watch)
@@ -105,7 +105,7 @@ def train(
     last = max(outcome.ends, key=lambda rank: max(outcome.ends[rank]))
     late = stragglers.get(last, Lateness())
     begins = [late.of(bucket.ready_s) for bucket in buckets]
-    return Step(
+    return SimulatedStep(
         size=machine.size,
         compute_s=workload.compute_s,
         forward_s=workload.compute_s * workload.forward,

@@ -24,7 +24,7 @@ from ddl.tools.bench.targets.rows import Row
 from ddl.tools.desk import FOUR_HOSTS, TWO_RACKS, Cluster, Shape
 from ddl.tools.progress import Progress
 
-__all__ = ["CASES", "Case", "Measured", "Medians", "measure", "rows"]
+__all__ = ["CASES", "Case", "CaseResult", "Medians", "measure", "rows"]
 
 Medians = Mapping[str, float]  #: seconds by contestant
 GBIT = 10**9
@@ -114,7 +114,7 @@ CASES = (
 
 
 @dataclass
-class Measured:
+class CaseResult:
     """What the starts of one case gave."""
 
     samples: Dict[str, Dict[int, List[Sample]]] = field(default_factory=dict)  #: by contestant and size
@@ -141,11 +141,11 @@ def measure(
     seconds: float,
     mpi: Dict[str, Path],
     left_out: Dict[str, str],
-) -> Measured:
+) -> CaseResult:
     """Build the cluster of ``case`` and run everyone who can, in turn; who cannot is added to ``left_out``."""
-    shape, measured = case.shape, Measured()
+    shape, measured = case.shape, CaseResult()
     slowest = min([rate for rate in (*shape.rails, shape.uplink) if rate is not None], default=4 * GBIT)
-    pace = plan.Pace(seconds, slowest / 8, overhead=1e-3, least=3)
+    pace = plan.TimingPace(seconds, slowest / 8, overhead=1e-3, least=3)
     ranks = shape.hosts * shape.slots
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(shape))
@@ -168,7 +168,7 @@ def measure(
     return measured
 
 
-def _measure_stream(setting: Setting, measured: Measured, left_out: Dict[str, str]) -> None:
+def _measure_stream(setting: Setting, measured: CaseResult, left_out: Dict[str, str]) -> None:
     pump = contestants.find("limit")
     reason = pump.why_not(setting)
     if reason:
@@ -178,7 +178,7 @@ def _measure_stream(setting: Setting, measured: Measured, left_out: Dict[str, st
         measured.stream[nbytes] = quantile(sorted(sample.seconds), 0.5)
 
 
-def rows(case: Case, sizes: Sequence[int], measured: Measured) -> List[Row]:
+def rows(case: Case, sizes: Sequence[int], measured: CaseResult) -> List[Row]:
     """Judge; a target that is missed is explained by what was measured beside it."""
     judged = []
     for nbytes in sizes:

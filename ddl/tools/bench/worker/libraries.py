@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 
-from .values import Work
+from .values import CollectiveCall
 
 __all__ = ["Library", "Slot", "layout_of", "load"]
 
@@ -38,7 +38,7 @@ class Library:
     version: str
     layout: Mapping[str, Any] = {}  # DDL's own: what its choice of plans follows from
 
-    def slot(self, work: Work, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> Slot:
         """Return new buffers for ``work`` and the call that uses them. Collective, the same on all ranks."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class Ddl(Library):
             return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), bits
         return (bits.view(np.float16) if dtype == "float16" else bits), bits
 
-    def slot(self, work: Work, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> Slot:
         moves_only = work.collective in ("allgather", "alltoall")  # into numpy arrays, which have no bfloat16
         x, bits = self._make(work.input_count, "float16" if moves_only and work.dtype == "bfloat16" else work.dtype)
         ddl, total = self.ddl, self.ddl.Sum
@@ -115,7 +115,7 @@ class Ddl(Library):
 class DdlComputing(Ddl):
     """DDL's all-reduce in the background, while this rank's core multiplies matrices."""
 
-    def slot(self, work: Work, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> Slot:
         x, bits = self._make(work.input_count, work.dtype)
         matrix = np.full((256, 256), 1 / 256, np.float32)
         ddl = self.ddl
@@ -142,7 +142,7 @@ class Mpi(Library):
         first = MPI.Get_library_version().splitlines()[0].rstrip("\0").split(",")[0]
         self.version = f"{' '.join(first.split())}, mpi4py {mpi4py.__version__}"
 
-    def slot(self, work: Work, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> Slot:
         source = np.empty(work.input_count, _storage(work.dtype))
         world, in_place = self.world, self.mpi.IN_PLACE
         if work.collective == "allreduce":
@@ -179,7 +179,7 @@ class Gloo(Library):
         bits = tensor if dtype == "float32" else tensor.view(self.torch.int16)
         return tensor, bits.numpy().view(_storage(dtype))
 
-    def slot(self, work: Work, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> Slot:
         dist = self.dist
         x, bits = self._make(work.input_count, work.dtype)
         if work.collective == "allreduce":

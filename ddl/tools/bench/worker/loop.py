@@ -22,7 +22,7 @@ import numpy as np
 
 from .distance import Distance
 from .libraries import Library, Slot, load
-from .values import COLLECTIVES, DTYPES, LATENCY_BYTES, Work, bits_of, contribution, expected
+from .values import COLLECTIVES, DTYPES, LATENCY_BYTES, CollectiveCall, bits_of, contribution, expected
 
 __all__ = ["buffer_sets", "main", "measure", "parse_plan"]
 
@@ -39,12 +39,12 @@ def buffer_sets(nbytes: int, cycle: int) -> int:
     return cycle * -(-max(2, min(4, ROTATED // nbytes)) // cycle)
 
 
-def fill(slot: Slot, work: Work, rank: int, salt: int) -> None:
+def fill(slot: Slot, work: CollectiveCall, rank: int, salt: int) -> None:
     """Write the pattern that ``check`` expects the result of."""
     slot.source[:] = contribution(work, rank, salt, slot.root)
 
 
-def check(slot: Slot, work: Work, rank: int, salt: int, returned: Any, when: str) -> None:
+def check(slot: Slot, work: CollectiveCall, rank: int, salt: int, returned: Any, when: str) -> None:
     """Compare every element of a result; the first wrong one ends the program."""
     got, want = slot.result(returned), expected(work, rank, salt, slot.root)
     if got.shape == want.shape and np.array_equal(got, want):
@@ -84,7 +84,7 @@ def back_to_back(slots: List[Slot], last: Slot, calls: int, cycle: int) -> Tuple
 
 
 def after_barriers(
-    library: Library, work: Work, slots: List[Slot], calls: int, last_salt: int
+    library: Library, work: CollectiveCall, slots: List[Slot], calls: int, last_salt: int
 ) -> Tuple[List[float], float, Any]:
     """Time ``calls`` calls, each after its buffer was written and all ranks have met; returns as ``back_to_back``."""
     clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
@@ -108,7 +108,7 @@ def after_barriers(
     return seconds, cpu * 1e-9, returned
 
 
-def measure(library: Library, work: Work, calls: int, warmup: int, distance: Distance) -> Dict[str, Any]:
+def measure(library: Library, work: CollectiveCall, calls: int, warmup: int, distance: Distance) -> Dict[str, Any]:
     """Return the seconds of each call, the CPU seconds of all, how many they were, and the distances around them."""
     rank, nbytes = library.rank, work.nbytes
     # A small broadcast's root is done before the others have it; so each rank is root in turn, and a cycle is timed.
@@ -158,7 +158,7 @@ def main() -> None:
     distance = Distance(arguments.probe_library, arguments.probe, library.rank)
     sizes = {}
     for nbytes, calls, warmup in arguments.plan:
-        work = Work(arguments.collective, arguments.dtype, nbytes // DTYPES[arguments.dtype], library.size)
+        work = CollectiveCall(arguments.collective, arguments.dtype, nbytes // DTYPES[arguments.dtype], library.size)
         sizes[str(nbytes)] = measure(library, work, calls, warmup, distance)
     written = {"rank": library.rank, "version": library.version, "layout": library.layout, "sizes": sizes}
     (arguments.output / f"rank.{library.rank}.json").write_text(json.dumps(written))

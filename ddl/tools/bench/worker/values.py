@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["COLLECTIVES", "DTYPES", "LATENCY_BYTES", "Work", "bits_of", "contribution", "expected", "period"]
+__all__ = ["COLLECTIVES", "CollectiveCall", "DTYPES", "LATENCY_BYTES", "bits_of", "contribution", "expected", "period"]
 
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  #: bytes of an element
@@ -20,7 +20,7 @@ _LARGEST_SUM = 256
 
 
 @dataclass(frozen=True)
-class Work:
+class CollectiveCall:
     """One collective on buffers of ``count`` elements; ``count`` divides by ``size``, the number of ranks."""
 
     collective: str
@@ -68,14 +68,14 @@ def _repeated(dtype: str, numbers: np.ndarray, count: int) -> np.ndarray:
     return np.resize(bits_of(dtype, numbers), count)
 
 
-def contribution(work: Work, rank: int, salt: int, root: int) -> np.ndarray:
+def contribution(work: CollectiveCall, rank: int, salt: int, root: int) -> np.ndarray:
     """Return the bits that ``rank`` puts into its buffer."""
     if work.collective == "broadcast" and rank != root:
         return np.zeros(work.count, bits_of(work.dtype, np.zeros(1)).dtype)
     return _repeated(work.dtype, _one_period(rank, work.size, salt), work.input_count)
 
 
-def expected(work: Work, rank: int, salt: int, root: int) -> np.ndarray:
+def expected(work: CollectiveCall, rank: int, salt: int, root: int) -> np.ndarray:
     """Return the bits that ``rank`` must find in its result."""
     size, share = work.size, work.count // work.size
     if work.collective == "broadcast":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, Tuple
 
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, each_host, present
-from ddl.tools.doctor.facts import Facts, Host, Local
+from ddl.tools.doctor.facts import Facts, HostFacts, Local
 
 __all__ = ["CHECKS"]
 
@@ -22,7 +22,7 @@ def interface(facts: Facts) -> List[Verdict]:
     """The address for data: never loopback, up, and the one that packets to the other hosts leave by."""
     several = len(facts.hosts) > 1
 
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         chosen = local.interface
         if _loopback(local.chosen):
             if several:
@@ -80,7 +80,7 @@ def names(facts: Facts) -> List[Verdict]:
     """Names forth and back. DDL's ranks know addresses; other libraries and scripts (MASTER_ADDR) use names."""
     owners = {address: host.name for host, _ in present(facts) for address in host.addresses}
 
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         if local.unanswered:
             text = f"no answer for {', '.join(local.unanswered)} within seconds: every start waits for that"
             yield WARNING, text, "see /etc/resolv.conf and the name servers in it, or put the hosts into /etc/hosts"
@@ -99,7 +99,7 @@ def names(facts: Facts) -> List[Verdict]:
     return each_host(facts, "names", "names lead to the hosts, and addresses to no wrong names", problems)
 
 
-def _forward(host: Host, local: Local, other: Host, owners: Dict[str, str]) -> _Problems:
+def _forward(host: HostFacts, local: Local, other: HostFacts, owners: Dict[str, str]) -> _Problems:
     resolved = local.names.get(other.name)
     if resolved is None or set(resolved) & set(other.addresses) or (host is other and all(map(_loopback, resolved))):
         return  # a host's own name has a verdict of its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator, List, Tuple
 
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, each_host
-from ddl.tools.doctor.facts import Facts, Host, Local
+from ddl.tools.doctor.facts import Facts, HostFacts, Local
 from ddl.tools.doctor.phrases import bytes_text
 
 __all__ = ["CHECKS", "descriptors_needed"]
@@ -23,7 +23,7 @@ def descriptors_needed(size: int, connections: int) -> int:
 def descriptors(facts: Facts) -> List[Verdict]:
     needed = descriptors_needed(facts.size, facts.connections)
 
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         if local.descriptors < 0:
             return
         wanted = max(needed, _FEW_DESCRIPTORS)
@@ -43,7 +43,7 @@ def descriptors(facts: Facts) -> List[Verdict]:
 
 
 def memlock(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         if local.pinning and local.memlock >= 0:
             text = f"only {bytes_text(local.memlock)} of memory may be locked, and {local.pinning} locks what it uses"
             remedy = "'memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity for sshd and slurmd, or "
@@ -53,7 +53,7 @@ def memlock(facts: Facts) -> List[Verdict]:
 
 
 def shm(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         remedy = "docker run --shm-size=8g, an emptyDir of medium Memory in Kubernetes, or mount -o remount,size=8g"
         if local.shm == 0:
             yield WARNING, "there is no /dev/shm; DDL does without, but data loaders with workers do not", remedy
@@ -64,7 +64,7 @@ def shm(facts: Facts) -> List[Verdict]:
 
 
 def memfd(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         if local.memfd_problem:
             remedy = "allow memfd_create, mmap and Unix sockets: in a container, a seccomp profile that has them"
             yield ERROR, f"processes cannot share memory: {local.memfd_problem}", remedy
@@ -94,7 +94,7 @@ def sharing(facts: Facts) -> List[Verdict]:
 
 
 def cpus(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         ranks, usable = len(host.ranks), local.usable
         remedy = (
             "start fewer ranks, or let them have more cores: taskset, --cpu-bind of srun, --bind-to none of mpiexec"
@@ -111,7 +111,7 @@ def cpus(facts: Facts) -> List[Verdict]:
 
 
 def container(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> _Problems:
+    def problems(host: HostFacts, local: Local) -> _Problems:
         if local.refused:
             text = f"{' and '.join(local.refused)} is refused" + (f" ({local.container})" if local.container else "")
             remedy = "allow it in the container's seccomp profile, or try docker run --security-opt seccomp=unconfined"

@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ddl.store.interfaces import Interface
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, present
-from ddl.tools.doctor.facts import Facts, Link
+from ddl.tools.doctor.facts import Facts, HostLink
 from ddl.tools.doctor.phrases import duration, pairs_text, rate
 
 __all__ = ["CHECKS", "on_rails"]
@@ -25,7 +25,7 @@ _CLOCK = 0.5  # seconds
 _FIREWALL = "let the hosts of a job connect to one another on all ports from 32768 up (TCP), as data has no fixed port"
 
 
-def on_rails(facts: Facts) -> List[Tuple[Link, bool]]:
+def on_rails(facts: Facts) -> List[Tuple[HostLink, bool]]:
     """Return the links that a job could use, and whether it would: the others only happen to have addresses."""
     chosen = {host.number: local.chosen for host, local in present(facts)}
     marked = []
@@ -46,14 +46,14 @@ def _network(address: str, interfaces: Iterable[Interface]) -> str:
     return ""
 
 
-def _rail(facts: Facts, link: Link) -> str:
+def _rail(facts: Facts, link: HostLink) -> str:
     local = facts.host(link.source).local
     return link.interface or (_network(link.address, local.interfaces) if local is not None else "") or link.address
 
 
-def _together(facts: Facts, check: str, links: Iterable[Tuple[str, str, str, Link]]) -> List[Verdict]:
+def _together(facts: Facts, check: str, links: Iterable[Tuple[str, str, str, HostLink]]) -> List[Verdict]:
     """Make one verdict of all links (level, text, remedy, link) of which the same is said."""
-    groups: Dict[Tuple[str, str, str], List[Link]] = {}
+    groups: Dict[Tuple[str, str, str], List[HostLink]] = {}
     for level, text, remedy, link in links:
         groups.setdefault((level, text, remedy), []).append(link)
     verdicts = []
@@ -122,7 +122,7 @@ def mtu(facts: Facts) -> List[Verdict]:
     return _well(facts, "mtu", _together(facts, "mtu", troubled), lambda: "packets pass at full size")
 
 
-def _ends(facts: Facts, link: Link) -> Tuple[Optional[Interface], Optional[Interface]]:
+def _ends(facts: Facts, link: HostLink) -> Tuple[Optional[Interface], Optional[Interface]]:
     source, target = facts.host(link.source).local, facts.host(link.target).local
     here = next((entry for entry in source.interfaces if entry.name == link.interface), None) if source else None
     there = next((entry for entry in target.interfaces if entry.address == link.address), None) if target else None

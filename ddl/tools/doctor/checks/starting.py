@@ -6,7 +6,7 @@ import re
 from typing import Iterator, List, Tuple
 
 from ddl.tools.doctor.checks.verdict import ERROR, OK, Verdict, each_host
-from ddl.tools.doctor.facts import Facts, Host, Local
+from ddl.tools.doctor.facts import Facts, HostFacts, Local
 
 __all__ = ["CHECKS", "diagnose"]
 
@@ -80,7 +80,7 @@ def starting(facts: Facts) -> List[Verdict]:
 
 
 def core(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> Iterator[Tuple[str, str, str]]:
+    def problems(host: HostFacts, local: Local) -> Iterator[Tuple[str, str, str]]:
         if local.core_problem:
             remedy = "install DDL there by that machine's own compiler and Python ('pip install .'), with numpy"
             yield ERROR, f"the native core cannot be used: {local.core_problem}", remedy
@@ -89,7 +89,7 @@ def core(facts: Facts) -> List[Verdict]:
 
 
 def directory(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> Iterator[Tuple[str, str, str]]:
+    def problems(host: HostFacts, local: Local) -> Iterator[Tuple[str, str, str]]:
         if local.directory_problem:
             remedy = (
                 "ranks run where ddlrun is started: make that directory available on every host, or start elsewhere"
@@ -100,7 +100,7 @@ def directory(facts: Facts) -> List[Verdict]:
 
 
 def script(facts: Facts) -> List[Verdict]:
-    def problems(host: Host, local: Local) -> Iterator[Tuple[str, str, str]]:
+    def problems(host: HostFacts, local: Local) -> Iterator[Tuple[str, str, str]]:
         if local.script_problem:
             yield ERROR, local.script_problem, "copy it to every host, or keep it on a file system that all share"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Tuple
 
-from ddl.tools.doctor.facts import Facts, Host, Local
+from ddl.tools.doctor.facts import Facts, HostFacts, Local
 
 __all__ = ["ERROR", "OK", "WARNING", "Verdict", "each_host", "merged", "present"]
 
@@ -23,13 +23,13 @@ class Verdict:
     remedy: str = ""
 
 
-def present(facts: Facts) -> List[Tuple[Host, Local]]:
+def present(facts: Facts) -> List[Tuple[HostFacts, Local]]:
     """Return the hosts that could be asked."""
     return [(host, host.local) for host in facts.hosts if host.local is not None]
 
 
 def each_host(
-    facts: Facts, check: str, well: str, problems: Callable[[Host, Local], Iterable[Tuple[str, str, str]]]
+    facts: Facts, check: str, well: str, problems: Callable[[HostFacts, Local], Iterable[Tuple[str, str, str]]]
 ) -> List[Verdict]:
     """Ask ``problems`` (level, text, remedy) of every host; where there are none, all is ``well``."""
     verdicts = []
