@@ -103,13 +103,13 @@ DdlPlace place_of(const Call& call) {
 
 // The inputs and the outputs that are there, behind one another.
 void show(const Call& call, DdlView* views) {
-  const auto one = [&](const tf::Tensor& tensor) {
+  const auto add = [&](const tf::Tensor& tensor) {
     *views = {tensor.data(), static_cast<int64_t>(tensor.TotalBytes()), tensor.dtype(), tensor.dims(), {}};
     for (int d = 0; d < tensor.dims() && d < kDimensions; ++d) views->shape[d] = tensor.dim_size(d);
     ++views;
   };
-  for (int i = kFirst; i < call.context->num_inputs(); ++i) one(call.context->input(i));
-  for (const tf::Tensor* const output : call.outputs) one(*output);
+  for (int i = kFirst; i < call.context->num_inputs(); ++i) add(call.context->input(i));
+  for (const tf::Tensor* const output : call.outputs) add(*output);
 }
 
 void end(Call* call) {

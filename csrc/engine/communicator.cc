@@ -85,14 +85,14 @@ void Communicator::check() const {
 
 const Choice& Communicator::choose(const Operation& operation) const {
   std::lock_guard<SpinLock> lock(lock_);
-  const auto found = choices_.find({operation.descriptor.collective, operation.descriptor.root});
-  if (found == choices_.end()) {
+  const auto entry = choices_.find({operation.descriptor.collective, operation.descriptor.root});
+  if (entry == choices_.end()) {
     throw Error(ErrorKind::kInternalError, "no plan was installed for " + operation.descriptor.text());
   }
-  for (const Choice& choice : found->second) {
+  for (const Choice& choice : entry->second) {
     if (operation.bytes <= choice.max_bytes) return choice;
   }
-  return found->second.back();
+  return entry->second.back();
 }
 
 void Communicator::prepare(Operation* operation) const {

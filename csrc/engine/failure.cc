@@ -96,8 +96,8 @@ void Failure::left(int peer) {
 
 bool Failure::gone(int peer) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = left_.find(peer);
-  return found != left_.end() && now_ns() - found->second >= kArrival;
+  const auto entry = left_.find(peer);
+  return entry != left_.end() && now_ns() - entry->second >= kArrival;
 }
 
 void Failure::settle(Nanoseconds now) {

@@ -386,13 +386,13 @@ void Link::use(const Incoming& in, const Landing& landing, size_t at, const char
     decode_floats(codec, dst, theirs, elements);
     return;
   }
-  const char* const mine = landing.src + at;
+  const char* const own = landing.src + at;
   if (codec != WireCodec::kNone) {
     char* const residual = landing.residual == nullptr ? nullptr : landing.residual + at;
-    add_encoded(codec, dst, mine, theirs, residual, elements, a.divisor, a.final);
+    add_encoded(codec, dst, own, theirs, residual, elements, a.divisor, a.final);
     return;
   }
-  const std::array<const void*, 2> operands = {a.theirs_first ? theirs : mine, a.theirs_first ? mine : theirs};
+  const std::array<const void*, 2> operands = {a.theirs_first ? theirs : own, a.theirs_first ? own : theirs};
   void* const sum = dst;
   reduce(a.dtype, a.op, &sum, 1, operands.data(), 2, elements, a.divisor);
 }

@@ -77,16 +77,16 @@ void Links::adopt(LaneId lane) {
 Link* Links::find(int peer, int stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Key key{peer, stream};
-  const auto found = links_.find(key);
-  if (found != links_.end()) return found->second.get();
+  const auto entry = links_.find(key);
+  if (entry != links_.end()) return entry->second.get();
   if (neighbourhood_.board(peer) == nullptr) return nullptr;
   const size_t lane = lane_number(stream);
-  Board *mine = neighbourhood_.mine(), *theirs = neighbourhood_.board(peer);
-  Link* const made = link(key);
-  made->add(make_shm_endpoint({neighbourhood_.memory(peer), mine->ring_offset(peer, stream),
-                               theirs->ring_offset(rank_, stream), &mine->lanes[lane].sleeping,
-                               &theirs->lanes[lane].sleeping}));
-  return made;
+  Board *own = neighbourhood_.mine(), *theirs = neighbourhood_.board(peer);
+  Link* const in_memory = link(key);
+  in_memory->add(make_shm_endpoint({neighbourhood_.memory(peer), own->ring_offset(peer, stream),
+                                    theirs->ring_offset(rank_, stream), &own->lanes[lane].sleeping,
+                                    &theirs->lanes[lane].sleeping}));
+  return in_memory;
 }
 
 bool Links::turn_taken() const {

@@ -52,8 +52,8 @@ inline Value value(int number, int rank, size_t place) {
 }
 
 // What must stand at place i of the output; false if nothing must.
-inline bool expected(const Drawn& drawn, int mine, int size, size_t i, Value* want) {
-  const bool at_root = mine == drawn.root;
+inline bool expected(const Drawn& drawn, int own, int size, size_t i, Value* want) {
+  const bool at_root = own == drawn.root;
   const size_t block = i / drawn.count, place = i % drawn.count;
   const auto from = [&](int rank, size_t at) { return value(drawn.number, rank, at); };
   switch (drawn.collective) {
@@ -71,17 +71,17 @@ inline bool expected(const Drawn& drawn, int mine, int size, size_t i, Value* wa
       *want = from(static_cast<int>(block), place);
       return drawn.collective == Collective::kAllgather || at_root;
     case Collective::kAlltoall:
-      *want = from(static_cast<int>(block), static_cast<size_t>(mine) * drawn.count + place);
+      *want = from(static_cast<int>(block), static_cast<size_t>(own) * drawn.count + place);
       return true;
     case Collective::kSend:
-      *want = from((mine + size - 1) % size, i);
+      *want = from((own + size - 1) % size, i);
       return block == 0;
     case Collective::kReducescatter:
       *want = 0;
-      for (int rank = 0; rank < size; ++rank) *want += from(rank, static_cast<size_t>(mine) * drawn.count + i);
+      for (int rank = 0; rank < size; ++rank) *want += from(rank, static_cast<size_t>(own) * drawn.count + i);
       return block == 0;
     case Collective::kScatter:
-      *want = from(drawn.root, static_cast<size_t>(mine) * drawn.count + i);
+      *want = from(drawn.root, static_cast<size_t>(own) * drawn.count + i);
       return block == 0;
     case Collective::kBarrier:
     case Collective::kRecv:

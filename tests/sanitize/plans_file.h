@@ -86,7 +86,7 @@ class PlansFile {
     plan->channels.resize(number());
     for (auto& steps : plan->channels) {
       steps.resize(number());
-      for (Step& one : steps) one = step();
+      for (Step& entry : steps) entry = step();
     }
     plan->finish(rank, size);
     return plan;

@@ -158,35 +158,35 @@ class Rank {
   }
 
   void begin(const Drawn& drawn) {
-    UnderWay one;
-    one.drawn = drawn;
+    UnderWay operation;
+    operation.drawn = drawn;
     const size_t blocks = in_blocks(drawn.collective, size_);
-    one.input = pool_.take(drawn.count * blocks, drawn.shared);
-    one.output = pool_.take(drawn.count * size_, drawn.shared);
-    for (size_t i = 0; i < drawn.count * blocks; ++i) one.input->data()[i] = value(drawn.number, rank_, i);
-    Buffer *const in = one.input.get(), *const out = one.output.get();
+    operation.input = pool_.take(drawn.count * blocks, drawn.shared);
+    operation.output = pool_.take(drawn.count * size_, drawn.shared);
+    for (size_t i = 0; i < drawn.count * blocks; ++i) operation.input->data()[i] = value(drawn.number, rank_, i);
+    Buffer *const in = operation.input.get(), *const out = operation.output.get();
     const bool rooted = drawn.collective == Collective::kBroadcast || drawn.collective == Collective::kReduce ||
                         drawn.collective == Collective::kGather || drawn.collective == Collective::kScatter;
     const int root = rooted ? drawn.root : 0;
     if (drawn.collective == Collective::kSend) {
       const int next = (rank_ + 1) % shared_.size, before = (rank_ + shared_.size - 1) % shared_.size;
-      one.submitted.push_back(calls_->start(drawn, Collective::kRecv, before, nullptr, out));
-      one.submitted.push_back(calls_->start(drawn, Collective::kSend, next, in, nullptr));
+      operation.submitted.push_back(calls_->start(drawn, Collective::kRecv, before, nullptr, out));
+      operation.submitted.push_back(calls_->start(drawn, Collective::kSend, next, in, nullptr));
     } else if (drawn.background) {
-      one.submitted.push_back(calls_->start(drawn, drawn.collective, root, in, out));
+      operation.submitted.push_back(calls_->start(drawn, drawn.collective, root, in, out));
     } else {
       Patient patient(drawn.number % 2 == 0 || own_() % 2 == 0);  // a prepared operation is run to its end
       wait(calls_->run(drawn, drawn.collective, root, in, out, &patient), -1);
-      check(&one);
+      check(&operation);
       return;
     }
     if (own_() % 5 == 0) {
-      one.waited = std::async(std::launch::async, [this, submitted = one.submitted] {
+      operation.waited = std::async(std::launch::async, [this, submitted = operation.submitted] {
         Patient patient;
         for (const Submitted& each : submitted) communicator().wait(*each, -1, &patient);
       });
     }
-    under_way_.push_back(std::move(one));
+    under_way_.push_back(std::move(operation));
   }
 
   void wait(const Submitted& submitted, Nanoseconds timeout) {
@@ -197,26 +197,26 @@ class Rank {
   }
 
   void finish(size_t which) {
-    UnderWay one = std::move(under_way_[which]);
+    UnderWay operation = std::move(under_way_[which]);
     under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(which));
-    if (one.waited.valid()) one.waited.get();
-    for (const Submitted& submitted : one.submitted) wait(submitted, own_() % 2 == 0 ? -1 : kMillisecond);
+    if (operation.waited.valid()) operation.waited.get();
+    for (const Submitted& submitted : operation.submitted) wait(submitted, own_() % 2 == 0 ? -1 : kMillisecond);
     calls_->sweep();
-    check(&one);
+    check(&operation);
   }
 
-  void check(UnderWay* one) {
-    for (size_t i = 0; i < one->drawn.count * size_; ++i) {
+  void check(UnderWay* operation) {
+    for (size_t i = 0; i < operation->drawn.count * size_; ++i) {
       Value want = 0;
-      if (!expected(one->drawn, rank_, shared_.size, i, &want)) continue;
-      const Value got = one->output->data()[i];
+      if (!expected(operation->drawn, rank_, shared_.size, i, &want)) continue;
+      const Value got = operation->output->data()[i];
       if (got != want) {
-        wrong(rank_, one->drawn,
+        wrong(rank_, operation->drawn,
               "at " + std::to_string(i) + ": " + std::to_string(got) + " instead of " + std::to_string(want));
       }
     }
-    pool_.give_back(std::move(one->input));
-    pool_.give_back(std::move(one->output));
+    pool_.give_back(std::move(operation->input));
+    pool_.give_back(std::move(operation->output));
   }
 
   // Leaves operations under way that the last rank never joins, and breaks the communicator from another thread,
@@ -237,17 +237,17 @@ class Rank {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       } while (rank_ % 2 != 0 && !over->load(std::memory_order_relaxed));
     });
-    for (UnderWay& one : under_way_) {
-      if (one.waited.valid()) one.waited.get();
+    for (UnderWay& operation : under_way_) {
+      if (operation.waited.valid()) operation.waited.get();
       Patient patient;
-      communicator().wait(*one.submitted[0], -1, &patient);
+      communicator().wait(*operation.submitted[0], -1, &patient);
       bool failed = false;
       try {
-        one.submitted[0]->work.check();
+        operation.submitted[0]->work.check();
       } catch (const Error& error) {
         failed = error.kind() == ErrorKind::kAborted;
       }
-      if (!failed) wrong(rank_, one.drawn, "ended well though a rank never joined it");
+      if (!failed) wrong(rank_, operation.drawn, "ended well though a rank never joined it");
     }
     shared_.meeting.meet();  // not before all have let go may anybody's buffers go
     under_way_.clear();

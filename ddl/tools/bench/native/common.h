@@ -41,8 +41,8 @@ class Arguments {
     for (int i = 1; i + 1 < argc; i += 2) values_[argv[i]] = argv[i + 1];
   }
   std::string text(const std::string& name, const char* otherwise = nullptr) const {
-    auto found = values_.find("--" + name);
-    if (found != values_.end()) return found->second;
+    auto entry = values_.find("--" + name);
+    if (entry != values_.end()) return entry->second;
     if (otherwise == nullptr) die("missing --" + name);
     return otherwise;
   }

@@ -148,9 +148,9 @@ class Rank {
       }
     } else if (collective_ == "reducescatter") {
       for (size_t i = begin; i < end; i += step) {
-        Bits *at[kRanks], *mine = slot.outputs[rank_] + (i - begin);
+        Bits *at[kRanks], *own = slot.outputs[rank_] + (i - begin);
         for (int j = 0; j < kRanks; j++) at[j] = slot.inputs[j] + i;
-        add_up<T, kRanks, 1>(at, &mine, std::min(step, end - i));
+        add_up<T, kRanks, 1>(at, &own, std::min(step, end - i));
       }
     } else if (collective_ == "broadcast") {  // every rank carries its share from the root to all others
       for (size_t i = begin; i < end; i += step) {

@@ -47,8 +47,8 @@ class Meeting {
   }
 
   // What rank 0 says, on every rank.
-  bool agree(bool mine) {
-    if (rank_ == 0) board_->choice.value.store(mine);
+  bool agree(bool own) {
+    if (rank_ == 0) board_->choice.value.store(own);
     meet();
     const bool agreed = board_->choice.value.load() != 0;
     meet();

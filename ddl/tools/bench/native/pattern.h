@@ -19,12 +19,12 @@ class Pattern {
 
   // Element i of what `rank` gets out, for a buffer of `count` elements.
   int expected(size_t i, size_t count, int rank, int root, int salt) const {
-    const size_t share = count / static_cast<size_t>(ranks_), mine = static_cast<size_t>(rank) * share;
+    const size_t share = count / static_cast<size_t>(ranks_), own = static_cast<size_t>(rank) * share;
     if (collective_ == "broadcast") return number(i, root, salt);
     if (collective_ == "allgather") return number(i % share, static_cast<int>(i / share), salt);
-    if (collective_ == "alltoall") return number(mine + i % share, static_cast<int>(i / share), salt);
+    if (collective_ == "alltoall") return number(own + i % share, static_cast<int>(i / share), salt);
     int sum = 0;
-    for (int j = 0; j < ranks_; j++) sum += number(collective_ == "reducescatter" ? mine + i : i, j, salt);
+    for (int j = 0; j < ranks_; j++) sum += number(collective_ == "reducescatter" ? own + i : i, j, salt);
     return sum;
   }
 

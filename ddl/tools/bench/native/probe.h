@@ -48,24 +48,24 @@ class Probe {
     if (board_ == nullptr) return 0;
     uint64_t count = ++calls_ << 32;
     const uint64_t next = (calls_ + 1) << 32;
-    std::atomic<uint64_t>& mine = board_[rank_ == 0 ? 0 : kApart];
+    std::atomic<uint64_t>& own = board_[rank_ == 0 ? 0 : kApart];
     const std::atomic<uint64_t>& theirs = board_[rank_ == 0 ? kApart : 0];
     double best = 0;
     for (int batch = 0; batch < kBatches; batch++) {
       const double start = now_ns();
       for (int i = 0; i < kRounds; i++) {
         count++;
-        if (rank_ == 0) mine.store(count, std::memory_order_release);
+        if (rank_ == 0) own.store(count, std::memory_order_release);
         uint64_t seen = theirs.load(std::memory_order_acquire);
         for (int spins = 1; seen < count; spins++) {
           if (spins % 65536 == 0 && now_ns() - start > 1e9) return 0;
           seen = theirs.load(std::memory_order_acquire);
         }
         if (seen >= next) return 0;
-        if (rank_ == 1) mine.store(count, std::memory_order_release);
+        if (rank_ == 1) own.store(count, std::memory_order_release);
       }
-      const double one = (now_ns() - start) / kRounds;
-      if (best == 0 || one < best) best = one;
+      const double round_trip = (now_ns() - start) / kRounds;
+      if (best == 0 || round_trip < best) best = round_trip;
     }
     return best;
   }

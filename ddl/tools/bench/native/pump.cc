@@ -150,8 +150,8 @@ class Pump {
 };
 
 // The best settings that were found. Some systems default to bbr, which paces with timers and halves such a wire; a
-// connection must start with cubic, for the pacing stays. With the window that the kernel finds by itself a step takes
-// now 100 and now 400 us; this one is steady.
+// connection must start with cubic, for the pacing stays. With the window that the kernel finds by itself a step
+// takes now 100 and now 400 us; this one is steady.
 int new_socket() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0), window = 208 << 10;
   if (fd < 0) die(std::string("socket: ") + std::strerror(errno));
@@ -167,11 +167,11 @@ int connection(int rank, const Arguments& arguments) {
   address.sin_port = htons(static_cast<uint16_t>(arguments.number("port")));
   if (inet_pton(AF_INET, arguments.text("address").c_str(), &address.sin_addr) != 1) die("bad --address");
   const auto* where = reinterpret_cast<const sockaddr*>(&address);
-  const int one = 1;
+  const int on = 1;
   int fd = -1;
   if (rank == 0) {
     const int listener = new_socket();
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(listener, where, sizeof address) != 0 || listen(listener, 1) != 0) {
       die(std::string("listen: ") + std::strerror(errno));
     }
@@ -187,7 +187,7 @@ int connection(int rank, const Arguments& arguments) {
     usleep(20000);
   }
   if (fd < 0) die("the other side did not come");
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   return fd;
 }
 
