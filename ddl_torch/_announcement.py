@@ -97,7 +97,7 @@ def who_is_apart(communicator: ddl.Communicator, own: Announcement) -> ddl.Error
     """
     joined = own.presence is Presence.JOINED
     told = list(enumerate(communicator.allgather_object([own.steps, own.abandoned, joined])))
-    where = f"[rank {communicator.rank}/{communicator.size}]"
+    where = communicator.who
     gone = [rank for rank, (_, abandoned, _) in told if abandoned]
     if gone:
         return ddl.InvalidState(

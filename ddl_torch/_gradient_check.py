@@ -64,7 +64,7 @@ class GradientCheck:
         first = min((answer for answer in answers if answer is not None), default=None)
         if first is None:
             return None
-        where = f"[rank {self._communicator.rank}/{self._communicator.size}] check of step {number + 1}: "
+        where = f"{self._communicator.who} check of step {number + 1}: "
         return (ddl.InvalidState if first[0] == 0 else ddl.InternalError)(where + first[4])
 
     def _examine(self, bucket: GradientBucket, kept: torch.Tensor) -> Optional[Finding]:

@@ -57,7 +57,7 @@ class Rounds:
     @property
     def where(self) -> str:
         """How errors begin."""
-        return f"[rank {self._group.rank}/{self._group.size}]"
+        return self._group.who
 
     @property
     def _group(self) -> ddl.Communicator:

@@ -339,7 +339,7 @@ def _check_in_charge(optimizer: DistributedOptimizer) -> None:
     if name is not None:
         group = optimizer._ddl.communicator
         raise ddl.InvalidState(
-            f"[rank {group.rank}/{group.size}] parameter {name!r} has been given to another DistributedOptimizer "
+            f"{group.who} parameter {name!r} has been given to another DistributedOptimizer "
             "since, and only the last one averages its gradients: go on with that one, or give a parameter to one only"
         )
 

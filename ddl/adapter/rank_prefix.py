@@ -19,7 +19,7 @@ __all__ = ["naming_rank"]
 
 
 def naming_rank(function: Callable[P, T]) -> Callable[P, T]:
-    """Return ``function`` whose ``InvalidArgument`` begin with ``[rank r/n]``, of the job, once there is one.
+    """Return ``function`` whose ``InvalidArgument`` begin with ``[rank r/n host h]``, of the job, once there is one.
 
     All of its errors have short tracebacks: see ``brief``.
     """
@@ -31,7 +31,7 @@ def naming_rank(function: Callable[P, T]) -> Callable[P, T]:
         except Error as error:
             refused = isinstance(error, InvalidArgument)
             if refused and api.is_initialized() and not str(error).startswith("[rank "):
-                error.args = (f"[rank {api.rank()}/{api.size()}] {error}",)
+                error.args = (f"{api.world().who} {error}",)
             brief(error)
             raise
 

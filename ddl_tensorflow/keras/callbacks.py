@@ -45,7 +45,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         stops = ddl.world().allgather_object(bool(self.model.stop_training))
         if any(stops) and not all(stops):
             raise ddl.InvalidArgument(
-                f"[rank {ddl.rank()}/{ddl.size()}] MetricAverageCallback: training was stopped on ranks "
+                f"{ddl.world().who} MetricAverageCallback: training was stopped on ranks "
                 f"{[rank for rank, stop in enumerate(stops) if stop]} only, by a callback that saw their own metrics; "
                 "put MetricAverageCallback before it"
             )

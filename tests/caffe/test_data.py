@@ -70,7 +70,7 @@ def refuses(folder):
     import ddl_caffe
 
     with pytest.raises(
-        ddl.InvalidArgument, match=rf"^\[rank {ddl.rank()}/2\] shard: .*\(1,\) has no row for each of 2"
+        ddl.InvalidArgument, match=rf"^\[rank {ddl.rank()}/2 host \S+\] shard: .*\(1,\) has no row for each of 2"
     ):
         ddl_caffe.shard([7])
     with pytest.raises(ddl.InvalidArgument, match="shard"):

@@ -35,7 +35,7 @@ def refuses(folder):
     rank = ddl.rank()
     early = solver_of(folder)
     with pytest.raises(
-        ddl.InvalidArgument, match=rf"^\[rank {rank}/2\] attach: Caffe takes this for solver 0 of 1.*init"
+        ddl.InvalidArgument, match=rf"^\[rank {rank}/2 host \S+\] attach: Caffe takes this for solver 0 of 1.*init"
     ):
         ddl_caffe.attach(early)
     ddl_caffe.init()
@@ -68,7 +68,7 @@ def differ(folder):
     ):
         solver = solver_of(folder, **(odd if rank else {}))
         ddl_caffe.attach(solver)
-        with pytest.raises(ddl.InvalidArgument, match=rf"^\[rank {rank}/2\] .*{text}"):
+        with pytest.raises(ddl.InvalidArgument, match=rf"^\[rank {rank}/2 host \S+\] .*{text}"):
             solver.step(1)
     solver = solver_of(folder)
     ddl_caffe.attach(solver)

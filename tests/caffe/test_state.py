@@ -72,7 +72,7 @@ def refuses(folder):
     ddl_caffe.snapshot(solver)
     good = f"{folder}/0/solver_iter_0.solverstate"
     with pytest.raises(
-        ddl.InvalidArgument, match=rf"^\[rank {rank}/2\] restore .*on rank 1, it cannot be read: .*No such"
+        ddl.InvalidArgument, match=rf"^\[rank {rank}/2 host \S+\] restore .*on rank 1, it cannot be read: .*No such"
     ):
         ddl_caffe.restore(solver, good if rank == 0 else f"{folder}/none.h5")
     with pytest.raises(ddl.InvalidArgument, match=r"on rank 1, it cannot be read: .*pars"):

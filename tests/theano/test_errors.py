@@ -47,7 +47,7 @@ def refusals():
     import ddl
     import ddl_theano
 
-    who = rf"^\[rank {ddl.rank()}/{ddl.size()}\] allreduce: "
+    who = rf"^\[rank {ddl.rank()}/{ddl.size()} host \S+\] allreduce: "
     x, n = T.fvector("x"), T.ivector("n")
     sparse = theano.sparse.csr_matrix("sparse", dtype="float32")
     for given, op, text in (
@@ -127,7 +127,7 @@ def mismatches():
 
     rank, size = ddl.rank(), ddl.size()
     x, y = T.fvector("x"), T.dvector("y")
-    who = rf"^\[rank {rank}/{size}\] "
+    who = rf"^\[rank {rank}/{size} host \S+\] "
     both = ddl_theano.allreduce([x, x * 2], name="weights")
     function = theano.function([x], both)
     with pytest.raises(ddl.InvalidArgument, match=who + r"weights: on rank 0 .*\(2,\); on rank 1 .*\(3,\)") as caught:

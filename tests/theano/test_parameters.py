@@ -92,7 +92,7 @@ def refusals():
 
     rank, size = ddl.rank(), ddl.size()
     weights = theano.shared(np.ones(2, "f"), "weights")
-    who = rf"^\[rank {rank}/{size}\] broadcast"
+    who = rf"^\[rank {rank}/{size} host \S+\] broadcast"
     for given, text in (
         (3, "_parameters: a int is no shared variable"),
         ([weights, weights * 2], "_parameters: a TensorVariable is no shared variable"),

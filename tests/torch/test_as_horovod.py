@@ -148,4 +148,4 @@ def test_what_scripts_for_horovod_do() -> None:
     for rank, answers in enumerate(ranks.run(2, everything)):
         assert len(answers) == 4
         for right, text in answers:
-            assert right and text.startswith(f"NotSupported: [rank {rank}/2] ") and "op=ddl.Adasum" in text, text
+            assert right and text.startswith(f"NotSupported: [rank {rank}/2 host ") and "op=ddl.Adasum" in text, text

@@ -70,7 +70,7 @@ def refused(optimizer, by_name):
         backward(by_name)
     assert all(torch.equal(p, kept) for p, kept in zip(by_name.values(), before))
     prefix, text = str(caught.value).split(": ", 1)
-    assert prefix.startswith(f"[rank {ddl.rank()}/{ddl.size()}] check of step ")
+    assert prefix.startswith(f"{ddl.world().who} check of step ")
     texts = ddl.allgather_object([type(caught.value).__name__, prefix.split("] ")[1], text])
     assert all(text == texts[0] for text in texts), texts
     optimizer.zero_grad()

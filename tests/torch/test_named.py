@@ -195,7 +195,7 @@ def objects():
                 *("broadcast_object", "cannot pickle the object"),
             ),
         ):
-            with pytest.raises(hvd.InvalidArgument, match=rf"^\[rank {rank}/{size}\] {who}: rank 1: .*{why}"):
+            with pytest.raises(hvd.InvalidArgument, match=rf"^\[rank {rank}/{size} host \S+\] {who}: rank 1: .*{why}"):
                 call(group)
     assert hvd.broadcast_object(2**70, 1) == 2**70
     hvd.barrier()
@@ -289,7 +289,7 @@ def run_sets():
     hvd.init(process_sets="dynamic")
     assert hvd.add_process_set([0, 1]).process_set_id == 1
     # What is refused leaves a job that was there as it is, and none that was not.
-    with pytest.raises(ValueError, match=rf"\[rank {rank}/3\] init: comm=\[0\] is not all of the 3 ranks"):
+    with pytest.raises(ValueError, match=rf"\[rank {rank}/3 host \S+\] init: comm=\[0\] is not all of the 3 ranks"):
         hvd.init(comm=[0])
     assert hvd.is_initialized()
     for options in ({"comm": [0]}, {"comm": ["0"]}, {"process_sets": "all"}, {"process_sets": [hvd.ProcessSet([7])]}):

@@ -102,7 +102,8 @@ def parameters():
     assert texts[0] == texts[1] and len(texts[0]) > 8
 
     with pytest.raises(
-        ddl.InvalidArgument, match=r"\[rank ./2\] .*on rank 0 there is 'bias'.*\(2,\); on rank 1 'bias'.*\(3,\)"
+        ddl.InvalidArgument,
+        match=r"\[rank ./2 host \S+\] .*on rank 0 there is 'bias'.*\(2,\); on rank 1 'bias'.*\(3,\)",
     ):
         layer = {"weight": torch.ones(2, 2), "bias": torch.ones(2 + ddl.rank())}
         ddl.broadcast_parameters(layer)
@@ -126,7 +127,9 @@ def refused_on_all_ranks():
             r"the model lacks 2 .*\(2, 2\)",
         ),
     ):
-        with pytest.raises(ddl.InvalidArgument, match=rf"\[rank {ddl.rank()}/2\] broadcast_\w+: on rank 1, {message}"):
+        with pytest.raises(
+            ddl.InvalidArgument, match=rf"\[rank {ddl.rank()}/2 host \S+\] broadcast_\w+: on rank 1, {message}"
+        ):
             call()
     for call, message in (
         (lambda: ddl.broadcast_parameters([dense], int(odd)), "root_rank=0; on rank 1 root_rank=1"),
