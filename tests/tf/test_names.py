@@ -123,7 +123,7 @@ def test_each_is_public_and_tested():
     for name, test in tests.items():
         assert name.partition(".")[0] in hvd.__all__, name
         text = (HERE / f"{test}.py").read_text(encoding="utf-8")
-        text = text.partition("#: Parameters of functions")[0] + text.partition("\ndef found(")[2]
+        text = text.partition("#: Parameters of functions")[0] + text.partition("\ndef resolved(")[2]
         assert re.search(rf"\b(ddl|hvd)\.{re.escape(name)}\b|\b{name}\b", text), f"{name} is not tested in {test}.py"
     assert sorted(set(hvd.__all__)) == sorted(hvd.__all__) and all(hasattr(hvd, name) for name in hvd.__all__)
     for name, test in OTHERS.items():
