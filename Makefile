@@ -61,9 +61,9 @@ demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 	$(CHAINER_PYTHON) examples/demo_$*.py $(ARGS)
 
 # What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each framework of old its
-# first steps, or all its tests, if something that they stand on has changed.
+# first steps, or all its tests, if something that they stand on has changed. ARGS may name files or folders of tests.
 test: $(TEST_ENVIRONMENTS)
-	.venv/bin/python -m pytest -q tests $(or $(ARGS),--fast $(AT_ONCE))
+	.venv/bin/python -m pytest -q $(if $(findstring tests/,$(ARGS)),,tests) $(or $(ARGS),--fast $(AT_ONCE))
 	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync $(foreach framework,caffe theano chainer,\
 	  $(shell environments/touched.sh $(framework) && echo test-$(framework) || echo first-steps-$(framework))))
 

@@ -262,5 +262,6 @@ def without_the_op():
     always_run()
 
 
+@pytest.mark.slow
 def test_what_is_always_run_without_the_op():
     ranks.run(2, without_the_op, env={"DDL_TENSORFLOW_OP": "0"})

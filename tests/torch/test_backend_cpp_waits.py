@@ -154,6 +154,7 @@ def stays_away(path):
     return sorted(texts)
 
 
+@pytest.mark.slow
 def test_a_rank_stays_away(tmp_path) -> None:
     both = ranks.run(2, stays_away, str(tmp_path / "store"), initialise=False, timeout=2 * PATIENCE)
     assert sorted(both[0] + both[1]) == sorted(wait.__name__ for wait in WAITS)
