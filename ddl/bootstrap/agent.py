@@ -295,7 +295,6 @@ class Agent:
                 "type": "state",
                 "probe": probe["probe"],
                 "submitted": submitted,
-                "completed": submitted,
                 "op": text,
                 "last": last,
                 "shortage": self.shortage.text,

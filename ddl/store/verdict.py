@@ -9,7 +9,7 @@ lost for the others, too: their error tells of that failure. It does no I/O and 
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
 peer, reason, op, final [members: ranks, shortage]; ``fail`` comm, kind (an error class), culprit, reason [members];
-``state`` probe, submitted (-1: no member), completed, op [last, shortage]. It is sent ``fail``, ``probe`` (probe, comm,
+``state`` probe, submitted (-1: no member), op [last, shortage]. It is sent ``fail``, ``probe`` (probe, comm,
 seq), ``stall`` (comm, seq, text) and ``left`` (comm, peer: it has said goodbye; who waits for its message shall look
 whether it comes). Operations count from 1; ``op`` says in words what the rank called as number seq, "" if it is not
 known; ``shortage`` what the rank lacks to make connections.
@@ -246,7 +246,6 @@ class JobVerdicts:
         probe = integer(rank, message, "probe", low=0)
         state = {
             "submitted": integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
-            "completed": integer(rank, message, "completed", low=-1),
             "op": text(rank, message, "op"),
             "last": text(rank, message, "last", default=""),
             "shortage": text(rank, message, "shortage", default=""),
@@ -326,7 +325,7 @@ class JobVerdicts:
         asker = probing.suspects[probing.asker]
         if seq == 0:  # send and recv are not numbered: only the two sides know of them
             return asker["peer"], asker["reason"] or "the other side has not called its part"
-        late = sorted(set(probing.suspects) | {r for r, s in probing.states.items() if 0 <= s["completed"] < seq})
+        late = sorted(probing.suspects)
         verb = "has" if len(late) == 1 else "have"
         return -1, f"every rank answers and has called it, but {name_ranks(late)} {verb} not finished it"
 

@@ -34,8 +34,8 @@ def stalled(op: str = "allreduce", seq: int = 7, *, final: bool = False, **more:
     return {"type": "suspect", "comm": 0, "seq": seq, "kind": "stalled", "op": op, "final": final, **more}
 
 
-def state(probe: int = 1, submitted: int = 7, op: str = "allreduce", completed: int = 6, **more: Any) -> Message:
-    return {"type": "state", "probe": probe, "submitted": submitted, "completed": completed, "op": op, **more}
+def state(probe: int = 1, submitted: int = 7, op: str = "allreduce", **more: Any) -> Message:
+    return {"type": "state", "probe": probe, "submitted": submitted, "op": op, **more}
 
 
 def probe(comm: int = 0, seq: int = 7, number: int = 1) -> Message:
