@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import torch
 
 from ddl_torch._announcement import Presence
 
-if TYPE_CHECKING:
-    from ddl_torch._reducer import GradientReducer
+__all__ = ["Averages", "average_before_step"]
 
-__all__ = ["average_before_step"]
+
+class Averages(Protocol):
+    """Who averages an optimizer's gradients: see ``GradientReducer``."""
+
+    synchronized: bool
+    presence: Presence
+
+    def synchronize(self, updated: Optional[torch.optim.Optimizer] = None) -> None:
+        """Let every ``p.grad`` be the average."""
+
+    def updated_early(self, optimizer: torch.optim.Optimizer) -> Optional[torch.optim.Optimizer]:
+        """Return ``optimizer`` if it takes its step bucket by bucket."""
+
+    def average_loss(self, loss: float) -> float:
+        """Return the average of the ranks' losses."""
 
 
 def average_before_step(
-    reducer: GradientReducer, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    reducer: Averages, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Optional[Tuple[Any, Any]]:
     """Average the gradients now, or, if ``step`` was given a closure, after each call of it.
 
@@ -37,7 +50,7 @@ def average_before_step(
 class _AveragingClosure:
     """A closure of ``step`` that averages the gradients it has computed, and its loss if that is one number."""
 
-    def __init__(self, reducer: GradientReducer, closure: Callable[[], Any]) -> None:
+    def __init__(self, reducer: Averages, closure: Callable[[], Any]) -> None:
         self._reducer = reducer
         self._closure = closure
 
