@@ -27,9 +27,7 @@ class Averages(Protocol):
         """Return the average of the ranks' losses."""
 
 
-def average_before_step(
-    reducer: Averages, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-) -> Optional[Tuple[Any, Any]]:
+def average_before_step(reducer: Averages, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
     """Average the gradients now, or, if ``step`` was given a closure, after each call of it.
 
     Takes the arguments of ``step`` and returns the ones that it is to have instead, None: the same.
