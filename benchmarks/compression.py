@@ -20,9 +20,9 @@ from typing import Dict, List
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ddl.text.units import duration  # noqa: E402
-from ddl.tools.desk import Cluster, Shape  # noqa: E402
-from ddl.tools.simulate.report import aligned  # noqa: E402
+from ddl.text.units import duration
+from ddl.tools.desk import Cluster, Shape
+from ddl.tools.simulate.report import aligned
 
 #: With overlap_update. 33 bytes for 128 make 3.88 at most.
 LEAST = 3.5

@@ -25,14 +25,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ddl._comm.group import discover  # noqa: E402
-from ddl.tools.bench import machine as this_machine  # noqa: E402
-from ddl.tools.bench.plan import readable, sizes  # noqa: E402
-from ddl.tools.desk import TWO_RACKS, Cluster, Shape, burst_bytes  # noqa: E402
-from ddl.tools.doctor.phrases import duration  # noqa: E402
-from ddl.tools.simulate.description import parse  # noqa: E402
-from ddl.tools.simulate.report import aligned  # noqa: E402
-from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces  # noqa: E402
+from ddl._comm.group import discover
+from ddl.tools.bench import machine as this_machine
+from ddl.tools.bench.plan import readable, sizes
+from ddl.tools.desk import TWO_RACKS, Cluster, Shape, burst_bytes
+from ddl.tools.doctor.phrases import duration
+from ddl.tools.simulate.description import parse
+from ddl.tools.simulate.report import aligned
+from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 
 #: The eight ranks of four hosts keep two cores busy for most of the time, so that layout needs a machine that does
 #: nothing else. Slower ports do not help: their buckets hold hardly more than one of the kernel's large packets, which

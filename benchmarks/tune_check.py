@@ -20,10 +20,10 @@ from typing import Dict, List, Sequence, Tuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ddl.text.units import duration  # noqa: E402
-from ddl.tools.bench.plan import readable, sizes  # noqa: E402
-from ddl.tools.desk import Cluster, Shape  # noqa: E402
-from ddl.tools.simulate.report import aligned  # noqa: E402
+from ddl.text.units import duration
+from ddl.tools.bench.plan import readable, sizes
+from ddl.tools.desk import Cluster, Shape
+from ddl.tools.simulate.report import aligned
 
 SHAPE = Shape(4, slots=2, rails=(10**9,))
 NOISE = 1.25  #: a job's median differs by so much between starts here, at 64 KiB

@@ -29,6 +29,7 @@ class _Distributed:
     @as_written
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As ``tf.GradientTape.gradient``, averaged over the ranks. Collective."""
+        # Only the class that a tape gets, of this one and its old class, has such a method above it.
         own = super().gradient(target, sources, output_gradients, *args, **kwargs)  # type: ignore[misc]
         averages = self._ddl(tf.nest.flatten(own), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, averages)

@@ -46,6 +46,26 @@ def half(x: torch.Tensor, rank: Optional[int]) -> torch.Tensor:
     return x if rank is None else x[rank * len(x) // 2 : (rank + 1) * len(x) // 2]
 
 
+#: Up to torch 2.2 there are no scalers for CPUs.
+SCALERS = hasattr(torch.amp, "GradScaler")
+
+
+def sgd(model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of these scripts."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
+
+
+def loss_of(model: torch.nn.Module, step: int, rank: Optional[int]) -> torch.Tensor:
+    """Return the loss of the rows of a step that belong to ``rank``; None: of all."""
+    loss: torch.Tensor = model(half(data(step), rank)).pow(2).mean()
+    return loss
+
+
+def scaler_of(scale: float = 2.0**10) -> Any:
+    """Return an AMP scaler."""
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+
+
 def check(model: torch.nn.Module, alone: torch.nn.Module) -> None:
     """The distributed model equals the plain one, and is the same on both ranks to the bit."""
     import ddl_torch as ddl

@@ -6,6 +6,7 @@ says who may have one, and hears what they say.
 
 from __future__ import annotations
 
+import abc
 import logging
 import selectors
 import socket
@@ -29,7 +30,7 @@ log = logging.getLogger("ddl")
 HELLO_SECONDS = 5.0  #: a connection that knows the secret but has not said who it is by then is cut
 
 
-class ServerConnections:
+class ServerConnections(abc.ABC):
     """Listens at ``host`` and ``port``, and has one selector loop. What is to be decided is up to a subclass."""
 
     def __init__(self, secret: bytes, host: str, port: int) -> None:
@@ -46,25 +47,25 @@ class ServerConnections:
 
     # What a subclass decides.
 
+    @abc.abstractmethod
     def _claim_problem(self, role: str, rank: int) -> str:
         """Return why whoever has said hello may not have this claim; "": it may."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _welcome_words(self, claim: Claim) -> Message:
         """Return what everybody is told who has a claim."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _came(self, claim: Claim) -> None:
         """Somebody has a claim, and has been welcomed."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _heard(self, claim: Claim, message: Message) -> None:
         """Who has this claim has said something. ProtocolError if it makes no sense."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _gone(self, claim: Claim, reason: str, silent: float) -> None:
         """Nobody has this claim any more; its host had not answered for ``silent`` seconds."""
-        raise NotImplementedError
 
     # What a subclass uses.
 

@@ -180,12 +180,17 @@ def test_the_agent_is_told_to_stop(launcher: Launcher) -> None:
     assert err == "ddlrun: host localhost (ranks 0, 1): its agent was told to stop by SIGTERM\n"
 
 
+def with_ssh(folder: Path, *lines: str) -> Dict[str, str]:
+    """Return an environment in which ``ssh`` is a shell script of these lines."""
+    program = folder / "ssh"
+    program.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
 def test_a_host_that_cannot_be_reached(launcher: Launcher, tmp_path: Path) -> None:
     """ssh says why; nothing has been started anywhere."""
-    ssh_program = tmp_path / "ssh"
-    ssh_program.write_text("#!/bin/sh\necho 'user@far: Permission denied (publickey).' >&2\nexit 255\n")
-    ssh_program.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = with_ssh(tmp_path, "echo 'user@far: Permission denied (publickey).' >&2", "exit 255")
     done = launcher.run("-H", "localhost:1,far:1", "sh", "-c", "echo started", environ=environ)
     assert (done.returncode, done.stdout) == (1, "")
     assert "host far (rank 1): ssh ended with status 255 before it had an agent" in done.stderr
@@ -193,10 +198,7 @@ def test_a_host_that_cannot_be_reached(launcher: Launcher, tmp_path: Path) -> No
 
 
 def test_a_host_that_never_calls(launcher: Launcher, tmp_path: Path) -> None:
-    ssh_program = tmp_path / "ssh"
-    ssh_program.write_text("#!/bin/sh\nexec sleep 60\n")
-    ssh_program.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = with_ssh(tmp_path, "exec sleep 60")
     done = launcher.run("-H", "localhost:1,far:1", "--start-timeout", "1", "true", environ=environ)
     assert done.returncode == 1
     assert "no agent has called from far within 1 s (--start-timeout)" in done.stderr

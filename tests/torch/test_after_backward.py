@@ -12,25 +12,23 @@ import pytest
 import ranks
 
 torch = pytest.importorskip("torch")
-from torch_training import Fails, both, data, half, linear  # noqa: E402 (it needs torch, which may not be there)
+from torch_training import (  # noqa: E402 (it needs torch, which may not be there)
+    SCALERS,
+    Fails,
+    both,
+    data,
+    half,
+    linear,
+    loss_of,
+    scaler_of,
+    sgd,
+)
 
 pytestmark = pytest.mark.processes
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def sgd(model, **options):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
-
-
-def loss_of(model, step, rank):
-    return model(half(data(step), rank)).pow(2).mean()
-
-
 # --- an AMP scaler ---
-
-
-def scaler_of(scale=2.0**10):
-    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
 
 
 def amp(rank, wrap, model, clip):
@@ -245,8 +243,6 @@ def adversaries(rank, wrap, model):
         model[0].weight.view(-1)[: critic[0].weight.numel()].add_(critic[0].weight.view(-1))
 
 
-#: Up to torch 2.2 there are no scalers for CPUs.
-SCALERS = hasattr(torch.amp, "GradScaler")
 SCRIPTS = {
     **({"amp": functools.partial(amp, clip=False), "clip": functools.partial(amp, clip=True)} if SCALERS else {}),
     **{
@@ -343,61 +339,3 @@ def run_what_differs():
 
 def test_several_optimizers_and_sums():
     assert ranks.run(2, run_what_differs, env=ONE_THREAD) == [True] * 2
-
-
-def unscale(optimizer):
-    scaler = scaler_of()
-    scaler.scale(torch.ones(1))  # it is not ready before
-    scaler.unscale_(optimizer)
-
-
-def refuses_to_be_read():
-    """With overlap_update, averages are awaited by ``step``: nobody reads what is not there yet."""
-    import ddl_torch as ddl
-
-    model = linear(6, 10, 3)
-    optimizer = ddl.DistributedOptimizer(sgd(model), overlap_update=True, bucket_bytes=512)
-    for attempt in (
-        *([lambda: unscale(optimizer)] if SCALERS else []),
-        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
-        lambda: model[0].weight.grad.data.clamp_(0, 1),
-        lambda: model[0].weight.grad + 1,
-        lambda: print(model[0].weight.grad),
-    ):
-        optimizer.zero_grad()
-        loss_of(model, 0, ddl.rank()).backward()
-        with pytest.raises(ddl.InvalidState, match=r"overlap_update=True.*optimizer.synchronize\(\) first"):
-            attempt()
-        optimizer.step()
-    optimizer.zero_grad()
-    loss_of(model, 0, ddl.rank()).backward()
-    optimizer.synchronize()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    optimizer.step()
-    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    assert torch.equal(*ddl.allgather(weights.unsqueeze(0)))
-    return True
-
-
-def hooks_of_step(rank, wrap, model):
-    """A hook of the step that clips sees all averages, also where parameters are updated early."""
-    plain = sgd(model)
-    early = plain.register_step_pre_hook(lambda *_: [torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05), None][1])
-    optimizer = wrap(plain)
-    for step in range(4):
-        if step == 2:
-            early.remove()
-            optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3))
-        optimizer.zero_grad()
-        loss_of(model, step, rank).backward()
-        optimizer.step()
-
-
-def run_updates():
-    for options in ({}, {"overlap_update": True}, {"overlap_update": True, "overlap": True}):
-        both(hooks_of_step, **options)
-    return refuses_to_be_read()
-
-
-def test_an_early_update_lets_nobody_see_half_a_step():
-    assert ranks.run(2, run_updates, env=ONE_THREAD) == [True] * 2

@@ -7,6 +7,10 @@ import ranks
 
 torch = pytest.importorskip("torch")
 import torch_optimizers  # noqa: E402 (it needs torch, which may not be there)
+from torch_training import SCALERS, both, linear, loss_of, scaler_of, sgd  # noqa: E402
+
+pytestmark = pytest.mark.processes
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def build(bias=True):
@@ -50,7 +54,6 @@ def every_optimizer():
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_every_optimizer_ends_with_the_same_bits():
     for done in ranks.run(2, every_optimizer, env={"OMP_NUM_THREADS": "1"}):
         assert {"SGD", "Adam", "AdamW", "Adagrad", "LARS", "LAMB"} <= set(done)
@@ -92,7 +95,6 @@ def looks_like_one_step():
         assert torch.equal(p, weight.sub_(average, alpha=0.025)), "clipping goes on working: nothing is done twice"
 
 
-@pytest.mark.processes
 def test_scripts_see_one_step():
     ranks.run(2, looks_like_one_step)
 
@@ -152,7 +154,64 @@ def refused():
             ddl.DistributedOptimizer(optimizer, model.named_parameters(), overlap_update=True, **options)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("case", [gradients_come_back, sparse_and_dense, refused])
 def test_special_cases(case):
     ranks.run(2, case)
+
+
+def unscale(optimizer):
+    scaler = scaler_of()
+    scaler.scale(torch.ones(1))  # it is not ready before
+    scaler.unscale_(optimizer)
+
+
+def refuses_to_be_read():
+    """With overlap_update, averages are awaited by ``step``: nobody reads what is not there yet."""
+    import ddl_torch as ddl
+
+    model = linear(6, 10, 3)
+    optimizer = ddl.DistributedOptimizer(sgd(model), overlap_update=True, bucket_bytes=512)
+    for attempt in (
+        *([lambda: unscale(optimizer)] if SCALERS else []),
+        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        lambda: model[0].weight.grad.data.clamp_(0, 1),
+        lambda: model[0].weight.grad + 1,
+        lambda: print(model[0].weight.grad),
+    ):
+        optimizer.zero_grad()
+        loss_of(model, 0, ddl.rank()).backward()
+        with pytest.raises(ddl.InvalidState, match=r"overlap_update=True.*optimizer.synchronize\(\) first"):
+            attempt()
+        optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model, 0, ddl.rank()).backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    assert torch.equal(*ddl.allgather(weights.unsqueeze(0)))
+    return True
+
+
+def hooks_of_step(rank, wrap, model):
+    """A hook of the step that clips sees all averages, also where parameters are updated early."""
+    plain = sgd(model)
+    early = plain.register_step_pre_hook(lambda *_: [torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05), None][1])
+    optimizer = wrap(plain)
+    for step in range(4):
+        if step == 2:
+            early.remove()
+            optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3))
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+
+
+def run_updates():
+    for options in ({}, {"overlap_update": True}, {"overlap_update": True, "overlap": True}):
+        both(hooks_of_step, **options)
+    return refuses_to_be_read()
+
+
+def test_an_early_update_lets_nobody_see_half_a_step():
+    assert ranks.run(2, run_updates, env=ONE_THREAD) == [True] * 2
