@@ -131,7 +131,7 @@ format: .venv/.lint
 	.venv/bin/clang-format -i $(CPP)
 
 # Open MPI and MPICH bring files of the same names, so each gets an environment of its own.
-# All tables take 37 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/ddl bench --help
+# All tables take 37 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/python -m benchmarks --help
 bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done .venv-chainer/.done
 	benchmarks/all.sh $(ARGS)
 
@@ -191,4 +191,4 @@ core: .venv/.core
 clean:
 	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .venv-chainer .caffe .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f ddl/_core*.so
-	find $(PACKAGES) examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) examples benchmarks lab tests -name __pycache__ -type d -prune -exec rm -rf {} +

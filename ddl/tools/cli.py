@@ -16,14 +16,10 @@ from ddl._version import __version__
 from ddl.errors import ConfigError, Error
 from ddl.text.spelling import did_you_mean
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 TOOLS: Dict[str, Tuple[str, str]] = {
-    "bench": ("ddl.tools.bench.command", "measure collectives, or a training step, against other libraries"),
-    "desk": (
-        "ddl.tools.desk.command",
-        "build a cluster of hosts, racks and rails on this machine, and enter it",
-    ),
+    "bench": ("ddl.tools.bench.command", "time DDL's collectives on these hosts"),
     "doctor": ("ddl.tools.doctor.command", "see whether hosts have what a job needs, and what to do if not"),
     "plan": ("ddl.tools.plan.command", "show who sends what to whom in a collective, and count it; nothing is run"),
     "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),
@@ -54,22 +50,30 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``ddl``; return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(prog="ddl", description="Tools around DDL.")
+    return run("ddl", "Tools around DDL.", TOOLS, sys.argv[1:] if argv is None else argv)
+
+
+def run(program: str, description: str, tools: Dict[str, Tuple[str, str]], argv: Sequence[str]) -> int:
+    """Run the tool that ``argv`` names, of a program with these tools; return the exit status.
+
+    ``tools``: module and help text by the tool's name.
+    """
+    words = list(argv)
+    parser = _Parser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"ddl {__version__}")
-    tools = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
+    subparsers = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
     asked = next((word for word in words if not word.startswith("-")), "")
-    for name, (module, text) in TOOLS.items():
-        tool = tools.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    for name, (module, text) in tools.items():
+        subparser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == asked:
-            importlib.import_module(module).add_arguments(tool, words[words.index(name) + 1 :])
+            importlib.import_module(module).add_arguments(subparser, words[words.index(name) + 1 :])
     arguments = parser.parse_args(words)
     try:
-        status: int = importlib.import_module(TOOLS[arguments.tool][0]).run(arguments)
+        status: int = importlib.import_module(tools[arguments.tool][0]).run(arguments)
     except ConfigError as error:
-        print(f"ddl {arguments.tool}: {error}", file=sys.stderr)
+        print(f"{program} {arguments.tool}: {error}", file=sys.stderr)
         return 2
     except (Error, OSError) as error:
-        print(f"ddl {arguments.tool}: {error}", file=sys.stderr)
+        print(f"{program} {arguments.tool}: {error}", file=sys.stderr)
         return 1
     return status

@@ -10,7 +10,7 @@ from typing import Iterator
 
 import pytest
 
-from ddl.tools.desk import TWO_HOSTS, Cluster, why_not
+from lab import TWO_HOSTS, Cluster, why_not
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real Slurm on a cluster of ddl/tools/desk: slurmctld on node1, slurmd on every host, gone with the cluster."""
+"""A real Slurm on a cluster of lab: slurmctld on node1, slurmd on every host, gone with the cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Dict, Iterator, Optional
 
-from ddl.tools.desk import PATIENCE, Cluster, ClusterError
+from lab import PATIENCE, Cluster, ClusterError
 
 __all__ = ["slurm", "why_no_slurm"]
 

@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 
 from ddl import _core
-from ddl.tools.desk import Cluster, Shape
+from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.alone]

@@ -11,7 +11,7 @@ from typing import Iterator, List
 
 import pytest
 
-from ddl.tools.desk import Cluster, Shape
+from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.size()\n"

@@ -11,7 +11,7 @@ from typing import Iterator, List
 import pytest
 from cluster import talk
 
-from ddl.tools.desk import Cluster, ClusterError
+from lab import Cluster, ClusterError
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 TALK = [sys.executable, talk.__file__]

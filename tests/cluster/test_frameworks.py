@@ -11,7 +11,7 @@ from typing import Dict, List
 
 import pytest
 
-from ddl.tools.desk import FOUR_HOSTS, Cluster
+from lab import FOUR_HOSTS, Cluster
 
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]

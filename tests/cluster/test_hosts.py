@@ -13,7 +13,7 @@ from typing import Any, List, Sequence, Tuple
 import pytest
 from cluster import talk
 
-from ddl.tools.desk import FOUR_HOSTS, TWO_HOSTS, TWO_RACKS, TWO_RAILS, Cluster, ClusterError, Shape, system, why_not
+from lab import FOUR_HOSTS, TWO_HOSTS, TWO_RACKS, TWO_RAILS, Cluster, ClusterError, Shape, system, why_not
 
 pytestmark = pytest.mark.alone
 SHAPES = {"2x1": TWO_HOSTS, "4x2": FOUR_HOSTS, "2 racks": TWO_RACKS, "2 rails": TWO_RAILS}

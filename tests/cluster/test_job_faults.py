@@ -12,7 +12,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple
 
 import pytest
 
-from ddl.tools.desk import FOUR_HOSTS, Cluster
+from lab import FOUR_HOSTS, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone]

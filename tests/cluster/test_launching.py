@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Sequence
 import pytest
 from cluster.slurm import slurm, why_no_slurm
 
-from ddl.tools.desk import FOUR_HOSTS, Cluster, ClusterError
+from lab import FOUR_HOSTS, Cluster, ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(Path(__file__).with_name("train_digits.py"))

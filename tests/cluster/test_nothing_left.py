@@ -14,8 +14,8 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
-from ddl.tools.desk import FOUR_HOSTS, PATIENCE, Cluster, ClusterError, system
-from ddl.tools.desk.leftovers import desks
+from lab import FOUR_HOSTS, PATIENCE, Cluster, ClusterError, system
+from lab.leftovers import clusters
 
 pytestmark = [pytest.mark.usefixtures("clusters_can_be_built"), pytest.mark.alone]
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 BUILDER = """
 import sys
-from ddl.tools.desk import TWO_RAILS, Cluster
+from lab import TWO_RAILS, Cluster
 with Cluster(TWO_RAILS) as cluster:
     cluster.popen("node1", ["sleep", "1000"])
     cluster.popen("node2", ["sleep", "1000"])
@@ -141,7 +141,7 @@ def test_the_next_build_removes_what_a_killed_keeper_could_not(
         process.kill()
         process.wait(PATIENCE)
         deadline = time.monotonic() + PATIENCE
-        while (traces.paths[0], True) in desks():
+        while (traces.paths[0], True) in clusters():
             assert time.monotonic() < deadline, f"processes of it still live: {traces.left()}"
             time.sleep(0.01)
         assert traces.paths[0].exists()
@@ -151,7 +151,7 @@ def test_the_next_build_removes_what_a_killed_keeper_could_not(
 
 
 def test_the_command_for_people():
-    command = [sys.executable, "-m", "ddl.tools", "desk"]
+    command = [sys.executable, "-m", "lab"]
     shape = ["--hosts", "3", "--racks", "3", "--rate", "1gbit", "--rail", "250mbit", "--uplink", "max"]
     with subprocess.Popen([*command, "up", *shape], env=ENVIRON, stdout=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
@@ -163,9 +163,9 @@ def test_the_command_for_people():
         assert "node3  rack 2  10.77.0.3  10.77.1.3\n" in said
         config = re.search(r"ssh -F (\S+) node1\n", said)
         assert config is not None
-        desk = Path(config[1]).parent
-        traces = Traces(desk)
-        enter = [*command, "enter", "--desk", str(desk)]
+        folder = Path(config[1]).parent
+        traces = Traces(folder)
+        enter = [*command, "enter", "--cluster", str(folder)]
 
         def hostname(of: str) -> subprocess.CompletedProcess[str]:
             line = [*enter, of, "hostname"]
@@ -174,7 +174,7 @@ def test_the_command_for_people():
         there = hostname("node3")
         assert there.stdout == "node3\n", there.stderr
         wrong = hostname("node4")
-        assert wrong.returncode == 1 and wrong.stderr == f"ddl desk: node4 is off, or no host of {desk}\n"
+        assert wrong.returncode == 1 and wrong.stderr == f"python -m lab enter: node4 is off, or no host of {folder}\n"
         up.send_signal(signal.SIGINT)
         assert up.wait(PATIENCE) == 0
     assert not traces.left()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.tools.desk import Cluster, Shape
+from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.alone]

@@ -12,7 +12,7 @@ from typing import IO, Callable, Dict, List
 
 import pytest
 
-from ddl.tools.desk import Cluster, Shape
+from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.alone]

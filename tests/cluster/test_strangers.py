@@ -11,7 +11,7 @@ from typing import List
 import pytest
 from cluster import stranger
 
-from ddl.tools.desk import FOUR_HOSTS, Cluster
+from lab import FOUR_HOSTS, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.processes

@@ -11,7 +11,7 @@ import pytest
 from cluster.slurm import slurm, why_no_slurm
 from cluster.test_launching import missing
 
-from ddl.tools.desk import Cluster
+from lab import Cluster
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from typing import Dict, Iterator, List
 
 import pytest
 
-from ddl.tools.desk import TWO_RACKS, Cluster, Shape
 from ddl.tools.simulate.description import read
 from ddl.tuning.table import Table
+from lab import TWO_RACKS, Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.alone]

@@ -11,9 +11,9 @@ import ranks
 from core.jobs import connected
 
 import ddl
+from benchmarks.targets.connections_rank import settled
 from ddl._comm.group import discover
 from ddl.plan import Collective, build
-from ddl.tools.bench.targets.connections_rank import settled
 from ddl.tuning.select import select
 
 CONNECTIONS = 2  #: per neighbour and large operation's piece in flight: the default of DDL_CONNECTIONS

@@ -1,7 +1,7 @@
-"""The model against all-reduces that were measured on three layouts: benchmarks/simulate_check.py recorded them.
+"""The model against all-reduces that were measured on three layouts: benchmarks/predictions recorded them.
 
 Within 10 % of the median at every size, from the look at the links that was taken in the same run. To measure anew:
-``python benchmarks/simulate_check.py --json benchmarks/results/simulate.json``.
+``python -m benchmarks.predictions.simulate_check --json tests/tuning/measured.json``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from ddl._comm.group import discover
 from ddl.tools.simulate.description import parse
 from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 
-RECORDED = json.loads(
-    (Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "simulate.json").read_text(encoding="utf-8")
-)["layouts"]
+RECORDED = json.loads((Path(__file__).resolve().parent / "measured.json").read_text(encoding="utf-8"))["layouts"]
 CASES = [(layout, int(nbytes)) for layout, record in RECORDED.items() for nbytes in record["seconds"]]
 
 

@@ -1,39 +1,53 @@
-"""``ddl bench WHAT``: chooses what is measured; a module per kind, loaded when it is asked for."""
+"""``ddl bench allreduce``: runs a job on the hosts that times one collective of DDL, and prints a table.
+
+The job is ddlrun's, and worker.py is its program, so hosts are named, reached and refused as with ddlrun. Status 0; 1
+if the job failed or a value was wrong, 2 for bad usage. docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-from typing import Dict, Sequence, Tuple
+import os
+from typing import Sequence
+
+from ddl.errors import ConfigError
+from ddl.tools.bench.values import COLLECTIVES, DTYPES
+from ddl.tools.job import add_job_arguments, run_job
+from ddl.tools.sizes import parse_sizes
 
 __all__ = ["add_arguments", "run"]
 
-_COLLECTIVES = "ddl.tools.bench.collectives"
-KINDS: Dict[str, Tuple[str, str]] = {
-    "allreduce": (_COLLECTIVES, "the sum of every rank's buffer, on every rank, in place"),
-    "reducescatter": (_COLLECTIVES, "the sum of every rank's buffer, a share of it on each rank"),
-    "allgather": (_COLLECTIVES, "the shares of all ranks, joined, on every rank"),
-    "broadcast": (_COLLECTIVES, "one rank's buffer, on every rank, in place"),
-    "alltoall": (_COLLECTIVES, "a block of each rank's buffer to each other rank"),
-    "targets": ("ddl.tools.bench.targets.command", "whether DDL reaches its targets, with others in the same run"),
-    "waking": ("ddl.tools.bench.waking", "how soon a rank that sleeps goes on, against a raw futex"),
-    "training": ("ddl.tools.bench.training", "a training step, against DistributedDataParallel over gloo"),
-}
+SIZES = "8,1K,64K,256K,1M,4M,32M"
 
 
 def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Add one subcommand per kind; ``rest`` is what follows ``bench`` on the command line."""
-    kinds = parser.add_subparsers(metavar="WHAT", dest="kind", required=True)
-    asked = next((word for word in rest if not word.startswith("-")), "")
-    for name, (module, text) in KINDS.items():
-        subparser = kinds.add_parser(
-            name, help=text, description=f"Measure {name}: {text}. Explained in docs/benchmarks.md."
-        )
-        if name == asked:
-            importlib.import_module(module).add_arguments(subparser)
+    """Add the options of ``ddl bench``."""
+    add = parser.add_argument
+    add("collective", choices=COLLECTIVES, help=f"one of {', '.join(COLLECTIVES)}")
+    add_job_arguments(parser)
+    add(
+        "--sizes",
+        type=parse_sizes,
+        default=parse_sizes(SIZES),
+        metavar="8,64K,4M",
+        help=f"bytes of the buffer (default {SIZES})",
+    )
+    add("--dtype", choices=sorted(DTYPES), default="float32", help="bfloat16 needs torch")
+    add("--seconds", type=float, default=1.0, metavar="N", help="time each size about so long (default 1)")
+    add("--json", metavar="FILE", help="write the figures there, on rank 0's host")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what was asked for and return its exit status."""
-    status: int = importlib.import_module(KINDS[arguments.kind][0]).run(arguments)
-    return status
+    """Run the job; return the exit status."""
+    if not 0 < arguments.seconds < 1e6:
+        raise ConfigError(f"--seconds {arguments.seconds:g}: it must be a number of seconds above 0")
+    if (arguments.collective, arguments.dtype) == ("reducescatter", "bfloat16"):
+        raise ConfigError("reducescatter returns numpy arrays here, and numpy has no bfloat16; take float16")
+    task = {
+        "collective": arguments.collective,
+        "dtype": arguments.dtype,
+        "sizes": arguments.sizes,
+        "seconds": arguments.seconds,
+        "json": os.path.abspath(arguments.json) if arguments.json else "",
+    }
+    return run_job(arguments, "ddl.tools.bench.worker", task)

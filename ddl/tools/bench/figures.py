@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ddl.tools.bench.worker.values import LATENCY_BYTES
+from ddl.tools.bench.values import LATENCY_BYTES
 
 __all__ = ["Figures", "Sample", "bus_factor", "merge", "quantile"]
 

@@ -9,10 +9,10 @@ import argparse
 from typing import Any, Dict, List, Sequence
 
 from ddl.errors import ConfigError, InvalidArgument
-from ddl.tools.bench.plan import sizes
 from ddl.tools.files import write_json, write_text
 from ddl.tools.simulate import report, scenario, timeline
 from ddl.tools.simulate.description import PRESETS, Description, preset, read
+from ddl.tools.sizes import parse_sizes
 from ddl.tuning.simulate.models import MODELS
 from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 from ddl.tuning.simulate.training import train
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     what.add_argument(
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="send buckets during the backward pass"
     )
-    add("--allreduce", type=sizes, metavar="SIZES", help="single all-reduces instead: 256K,1M,32M")
+    add("--allreduce", type=parse_sizes, metavar="SIZES", help="single all-reduces instead: 256K,1M,32M")
     add("--json", metavar="FILE", help="write everything there, too; -: nothing but that, here")
     add("--svg", metavar="FILE", help="draw the last line's step: rank 0 and the stragglers")
 
@@ -53,7 +53,7 @@ def _counts(text: str) -> List[int]:
 
 
 def _size(text: str) -> int:
-    return sizes(text)[0]
+    return parse_sizes(text)[0]
 
 
 def run(arguments: argparse.Namespace) -> int:

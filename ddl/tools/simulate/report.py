@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ddl.tools.bench.plan import readable
+from ddl.text.table import aligned
+from ddl.text.units import exact_bytes_text
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.description import Assumption
 from ddl.tools.simulate.scenario import Place
 from ddl.tuning.simulate.simulation import SimulatedTimes
 from ddl.tuning.simulate.training import SimulatedStep, Workload
 
-__all__ = ["aligned", "allreduce_json", "allreduce_table", "assumed", "notes", "training_json", "training_table"]
+__all__ = ["allreduce_json", "allreduce_table", "assumed", "notes", "training_json", "training_table"]
 
 Steps = Sequence[Tuple[Place, SimulatedStep]]
 Reductions = Sequence[Tuple[Place, int, SimulatedTimes]]
@@ -67,7 +68,7 @@ def allreduce_table(reductions: Reductions) -> List[str]:
         speed = nbytes / outcome.seconds / 1e9 if outcome.seconds else 0.0
         bus = speed * 2 * (size - 1) / size
         told = (outcome.algorithms[0], duration(outcome.seconds), f"{speed:.3g} GB/s", f"{bus:.3g} GB/s")
-        rows.append((str(size), str(place.topology), readable(nbytes), *told))
+        rows.append((str(size), str(place.topology), exact_bytes_text(nbytes), *told))
     return aligned([head, *rows])
 
 
@@ -102,9 +103,3 @@ def notes(outcomes: Sequence[SimulatedTimes]) -> List[str]:
 def assumed(assumptions: Sequence[Assumption]) -> List[str]:
     """Return a line for each assumption, with its standing."""
     return [f"{assumption.standing:<8} {assumption.text}" for assumption in assumptions]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> List[str]:
-    """Return rows as lines of columns."""
-    wide = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(word.rjust(width) for word, width in zip(row, wide)) for row in rows]

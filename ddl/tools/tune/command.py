@@ -7,37 +7,29 @@ if the job failed, 2 for bad usage. docs/tune.md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from typing import Sequence
 
 from ddl.errors import ConfigError
-from ddl.launch import cli
-from ddl.tools.bench.plan import sizes
+from ddl.tools.job import add_job_arguments, run_job
+from ddl.tools.sizes import parse_sizes
 from ddl.tuning.measure.sweep import SIZES
 from ddl.tuning.measure.timed_calls import COLLECTIVES
 
 __all__ = ["add_arguments", "run"]
 
 _NAMES = tuple(collective.name.lower() for collective in COLLECTIVES)
-#: ddlrun's options that choose where and how the job runs.
-_PASSED_ON = ("num_proc", "hosts", "hostfile", "mode", "launcher", "network_interface", "start_timeout")
 #: What a user's environment may say of the choice has no say while it is measured.
 _UNDISTURBED = ("DDL_TUNED=off", "DDL_TUNE_SECONDS=", "DDL_ALGORITHM=", "DDL_DETERMINISTIC=")
 
 
 def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     """Add the options of ``ddl tune``."""
+    add_job_arguments(parser)
     add = parser.add_argument
-    add("-np", "--num-proc", metavar="N", help="ranks; without: all slots of the hosts")
-    add("-H", "--host", "--hosts", dest="hosts", metavar="HOST[:SLOTS],...", help="hosts; without: this machine")
-    add("--hostfile", "--machinefile", metavar="FILE", help="the same from a file, as ddlrun reads it")
-    add("-m", "--mode", metavar="4x8x2", help="dimensions, innermost first; give the job the same")
-    add("--launcher", metavar="NAME", help="ssh, mpi or slurm, as for ddlrun")
-    add("--network-interface", metavar="NAME|CIDR,...", help="as for ddlrun; give the job the same")
-    add("--start-timeout", metavar="SECONDS", help="let ranks wait so long for the others at the start")
-    add("--sizes", type=sizes, default=list(SIZES), metavar="8,64K,4M", help="default: 8 bytes to 64 MiB, times 4")
+    add(
+        "--sizes", type=parse_sizes, default=list(SIZES), metavar="8,64K,4M", help="default: 8 bytes to 64 MiB, times 4"
+    )
     add("--collectives", default="allreduce", metavar="NAME,...", help=f"of {', '.join(_NAMES)}; default: allreduce")
     add("--seconds", type=float, default=40.0, metavar="N", help="measure about so long (40)")
     add("--output", metavar="FILE", help="write there, on rank 0's host; default: where jobs look for it")
@@ -57,17 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": arguments.seconds,
         "output": os.path.abspath(arguments.output) if arguments.output else "",
     }
-    options = [
-        f"--{name.replace('_', '-')}={value}"
-        for name in _PASSED_ON
-        for value in [getattr(arguments, name)]
-        if value is not None
-    ]
-    program = [sys.executable, "-m", "ddl.tools.tune.worker", json.dumps(task)]
-    variables = [f"--env={variable}" for variable in _UNDISTURBED]
-    config = cli.parse([*options, *variables, "--no-prefix", *program], dict(os.environ))
-    if config.num_proc < 2:
-        raise ConfigError("one rank has nobody to communicate with; take 2 or more")
     if arguments.mode and arguments.mode[0].isalpha():
         raise ConfigError(f"--mode {arguments.mode}: a letter chooses algorithms, and these are measured; leave it out")
-    return int(cli.run(config) != 0)
+    return run_job(arguments, "ddl.tools.tune.worker", task, _UNDISTURBED)

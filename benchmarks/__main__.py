@@ -1,0 +1,24 @@
+"""``python -m benchmarks WHAT``: chooses what is measured; only the module that is asked for is loaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, Tuple
+
+from ddl.tools import cli
+
+_COLLECTIVES = "benchmarks.collectives.command"
+KINDS: Dict[str, Tuple[str, str]] = {
+    "allreduce": (_COLLECTIVES, "time the sum of all ranks' buffers, on every rank, in place"),
+    "reducescatter": (_COLLECTIVES, "time the sum of all ranks' buffers, a share of it on each rank"),
+    "allgather": (_COLLECTIVES, "time the shares of all ranks, joined, on every rank"),
+    "broadcast": (_COLLECTIVES, "time the buffer of one rank, on every rank, in place"),
+    "alltoall": (_COLLECTIVES, "time a block of each rank's buffer to each other rank"),
+    "targets": ("benchmarks.targets.command", "see whether DDL reaches its targets, with others in the same run"),
+    "waking": ("benchmarks.waking.command", "time how soon a rank that sleeps goes on, against a raw futex"),
+    "training": ("benchmarks.training.command", "time a training step, against DistributedDataParallel over gloo"),
+}
+
+if __name__ == "__main__":
+    about = "Measure DDL against other libraries. Explained in docs/benchmarks.md."
+    sys.exit(cli.run("python -m benchmarks", about, KINDS, sys.argv[1:]))

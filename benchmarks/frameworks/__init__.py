@@ -1,0 +1,1 @@
+"""Programs that time what an adapter adds, or answer one question about a framework."""
