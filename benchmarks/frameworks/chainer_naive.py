@@ -183,7 +183,7 @@ def main() -> int:
         serve(*options.serve)
         return 0
     from benchmarks.machine import describe, facts
-    from ddl.text.table import aligned
+    from ddl.text.columns import aligned
     from ddl.text.units import duration
 
     machine = facts()

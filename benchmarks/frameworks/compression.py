@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, List
 
 from benchmarks import ROOT
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import duration
 from lab import Cluster, Shape
 

@@ -230,7 +230,7 @@ def main() -> int:
 
     import ddl_tensorflow as ddl
     from benchmarks.machine import describe, facts
-    from ddl.text.table import aligned
+    from ddl.text.columns import aligned
     from ddl.text.units import duration
 
     ddl.init()

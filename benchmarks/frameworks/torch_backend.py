@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 
 import ddl_torch  # makes the backend known
 from benchmarks.machine import describe, facts
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import duration, exact_bytes_text
 
 ROUNDS = 7

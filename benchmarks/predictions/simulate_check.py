@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import ROOT
 from benchmarks import machine as this_machine
 from ddl._comm.group import discover
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import duration, exact_bytes_text
 from ddl.tools.simulate.description import parse
 from ddl.tools.sizes import parse_sizes

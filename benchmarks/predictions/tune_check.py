@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from benchmarks import ROOT
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import duration, exact_bytes_text
 from ddl.tools.sizes import parse_sizes
 from lab import Cluster, Shape

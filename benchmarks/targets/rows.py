@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Sequence
 
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import duration
 
 __all__ = ["Row", "insert", "markdown", "of_json", "text"]

@@ -12,7 +12,7 @@ from typing import Sequence
 
 from ddl.errors import ConfigError
 from ddl.tools.bench.values import COLLECTIVES, DTYPES
-from ddl.tools.job import add_job_arguments, run_job
+from ddl.tools.measuring import add_job_arguments, run_job
 from ddl.tools.sizes import parse_sizes
 
 __all__ = ["add_arguments", "run"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import duration, exact_bytes_text
 from ddl.tools.bench.figures import Figures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ddl.text.table import aligned
+from ddl.text.columns import aligned
 from ddl.text.units import exact_bytes_text
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.description import Assumption

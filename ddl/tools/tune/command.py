@@ -11,7 +11,7 @@ import os
 from typing import Sequence
 
 from ddl.errors import ConfigError
-from ddl.tools.job import add_job_arguments, run_job
+from ddl.tools.measuring import add_job_arguments, run_job
 from ddl.tools.sizes import parse_sizes
 from ddl.tuning.measure.sweep import SIZES
 from ddl.tuning.measure.timed_calls import COLLECTIVES
