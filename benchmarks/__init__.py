@@ -1,8 +1,8 @@
-"""What judges DDL: it is timed against other libraries, against bounds and against its own predictions.
+"""Compares DDL with other libraries, with the limits of the machine and with its own predictions.
 
-``python -m benchmarks WHAT``, in a checkout. A folder for each kind: ``collectives``, ``training``, ``waking`` and
-``targets``; programs for single questions are in ``frameworks`` and ``predictions``. Nothing of it is installed. What
-is measured, and how: docs/benchmarks.md. What came out: ``results``.
+Start it in a checkout: ``python -m benchmarks WHAT``. There is a folder for each kind: ``collectives``, ``training``,
+``waking`` and ``targets``. Programs that answer a single question are in ``frameworks`` and ``predictions``. The tables
+are in ``results``. Nothing here is installed. docs/benchmarks.md says what is measured, and how.
 """
 
 import os

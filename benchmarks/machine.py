@@ -1,4 +1,4 @@
-"""What a reader of a figure must know of the machine that gave it."""
+"""The machine on which a benchmark ran: processor, kernel, versions, load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Processors", "command", "describe", "facts", "processor"]
 
 
 def command() -> List[str]:
-    """Return what was asked for, without where this program lies."""
+    """Return the command line, without the path of this program."""
     return ["python", "-m", "benchmarks", *sys.argv[1:]]
 
 

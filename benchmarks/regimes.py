@@ -2,9 +2,9 @@
 
 A hypervisor may move a virtual machine's cores while it runs: onto one physical core, onto cores of one cache, onto
 two sockets. A cache line's round trip then takes 40, 100 or 500 ns, and bandwidths differ by factors that have nothing
-to do with the libraries. native/probe.h measures the round trip before and after each sample. Here the round trips of
-a whole run are parted into groups wherever there is a gap; a sample belongs to the group of both its probes. On a
-machine that stands still there is one group and nothing is left out.
+to do with the libraries. native/probe.h measures the round trip before and after each sample. This module
+divides the round trips of a whole run into groups, wherever there is a gap. A sample belongs to the group of both its
+probes. If the cores do not move, there is one group, and nothing is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Probed)
 
 
 def probe_library(ranks: int) -> str:
-    """Return the library for probing distances; empty where ranks share cores, for they would wait for one another."""
+    """Return the path of the library that probes distances; empty where ranks share cores, as a probe would hang."""
     if ranks < 2 or ranks > len(os.sched_getaffinity(0)):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Which clusters there are on this machine, and what is left of those whose builder and keeper are both gone."""
+"""Finds the clusters of this machine, and removes the files of those whose builder and keeper are both gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clusters() -> Iterator[Tuple[Path, bool]]:
 
 
 def remove_leftovers() -> None:
-    """Remove what a killed keeper could not; what is still busy dying stays for the next build."""
+    """Remove the files of clusters whose keeper was killed. What is still dying waits for the next build."""
     for folder, alive in clusters():
         cgroup = cgroups() / folder.name
         if not alive:

@@ -1,4 +1,4 @@
-"""How a process gets into a host of a cluster, of which it need know no more than its directory."""
+"""Enters a host of a cluster. It needs only the cluster's directory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def first_process(folder: Path, host: str) -> str:
 def entering(folder: Path, host: str, program: Sequence[str], cwd: Where = None) -> List[str]:
     """Return a command line that enters the host's namespaces, and then its cgroup, to be frozen and killed with it.
 
-    nsenter itself stays outside: it must live to reap what it started, or else the kernel could not end the host. It
-    passes no signal on; so the kernel shall kill what it started when nsenter is killed.
+    nsenter itself stays outside. It must live to reap the program, or the kernel could not end the host. nsenter passes
+    no signal on, so the kernel kills the program when nsenter is killed.
     """
     pid, directory = first_process(folder, host), os.path.abspath(cwd or ".")
     enter = ["nsenter", "-t", pid, "-n", "-m", "-u", "-i", "-p", f"--wdns={directory}"]

@@ -30,7 +30,7 @@ class Shape:
 
 
 def burst_bytes(rate: int) -> int:
-    """Return what passes at once where ``rate`` bits per second do: 1 ms keeps TCP near the rate, without much more."""
+    """Return the size of the token bucket, in bytes, for ``rate`` bits per second: 1 ms. It keeps TCP near the rate."""
     return max(64 << 10, rate // 8000)
 
 

@@ -1,4 +1,4 @@
-"""What ``ip`` and ``tc`` are told, as lines of text: here nothing is run.
+"""The commands for ``ip`` and ``tc``, as lines of text. Nothing is run here.
 
 On each rail a rack has a bridge ``rackN.R`` with a port ``HOST.R`` for each of its hosts, whose other end is the host's
 ``railR``; with several racks each bridge has an uplink ``upN.R`` to ``downN.R`` of one that joins them, ``core.R``. An

@@ -1,8 +1,8 @@
 """``python -m benchmarks allreduce`` and its siblings: times one collective of DDL and of its peers, in one run.
 
-Every round starts each contestant anew, one after the other, in an order that rotates; a slow minute so hits all of
-them. Only samples taken while the cores were equally far apart are compared (regimes.py); where that leaves too few,
-rounds are added. Exit status: 0; 1 for a wrong value, a contestant that failed, or a figure below a floor.
+Every round starts each contestant anew, one after the other. The order rotates, so a slow minute hits all of them. Only
+samples that were taken while the cores were equally far apart are compared (regimes.py). If too few are left, rounds
+are added. Exit status: 0; 1 for a wrong value, a contestant that failed, or a figure below a floor.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def _pace(arguments: argparse.Namespace) -> TimingPace:
 
 
 def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[Contestant], Dict[str, str]]:
-    """Return who takes part, and why the others do not. Who was asked for by name must be able to."""
+    """Return the contestants that take part, and the reason why each other does not.
+
+    Raises ConfigError if a contestant that was named cannot take part.
+    """
     try:
         names = arguments.contestants.split(",") if arguments.contestants else []
         wanted = [contestants.find(name) for name in names]

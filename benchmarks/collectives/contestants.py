@@ -1,6 +1,6 @@
-"""Who takes part: a line of ``CONTESTANTS`` each, and how each is started, on this host or on those of a cluster.
+"""The contestants: a line of ``CONTESTANTS`` for each, and how it is started on this host or on those of a cluster.
 
-What none of them can do is found out before anything is started, and said: see ``why_not``.
+``why_not`` tells before the start whether a contestant can take part.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def on_this_machine(ranks: int, program: Sequence[str], environ: Mapping[str, st
 def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, str]) -> Command:
     """Return what starts ``program`` as a rank in each slot of the hosts, with ddlrun on the first of them.
 
-    Of the environment, DDL's own variables and those that say where gloo meets reach all ranks.
+    All ranks get DDL's own variables of the environment, and those that tell gloo where to meet.
     """
     first = cluster.hosts[0]
     environ = {**environ, "PYTHONPATH": search_path(environ), "GLOO_SOCKET_IFNAME": "rail0"}
@@ -162,7 +162,7 @@ def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, s
 
 
 def _crowded(cluster: Cluster) -> bool:
-    """Whether ranks share cores; none of them can know, since each host counts all of this machine's as its own."""
+    """Return whether ranks share cores. A rank cannot know: its host counts all cores of the machine as its own."""
     return cluster.shape.hosts * cluster.shape.slots > len(os.sched_getaffinity(0))
 
 
@@ -202,7 +202,7 @@ CONTESTANTS = (
 
 
 def find(name: str) -> Contestant:
-    """Return the contestant of that name, or one made of a Python file (see worker/libraries.py); else ValueError."""
+    """Return the contestant of that name, or the one that a Python file defines; raises ValueError for any other."""
     for contestant in CONTESTANTS:
         if contestant.name == name:
             return contestant

@@ -41,11 +41,11 @@ class _Started:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that all of it can be ended, and Ctrl-C comes to us alone
+            start_new_session=True,  # a group that can be killed as a whole; Ctrl-C reaches only this process
         )
 
     def end(self) -> None:
-        """End it, whatever it is doing."""
+        """Kill all its processes."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, number)

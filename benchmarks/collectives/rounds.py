@@ -21,7 +21,7 @@ Samples = Dict[str, Dict[int, List[Sample]]]
 
 
 def in_turn(chosen: Sequence[Contestant], number: int, rounds: int, progress: Progress) -> Iterator[Contestant]:
-    """Yield who starts in round ``number`` of ``rounds``, one after the other, and say so."""
+    """Yield the contestants in the order of round ``number`` of ``rounds``, and show the progress."""
     turn = number % len(chosen)
     for contestant in [*chosen[turn:], *chosen[:turn]]:
         progress.step(f"round {number + 1} of {rounds}: {contestant.name}", rounds * len(chosen))

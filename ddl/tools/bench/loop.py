@@ -1,11 +1,11 @@
-"""Checks one library's values, then times its calls; every rank writes ``rank.N.json`` with what it saw.
+"""Checks the values of a library's collective, then times its calls.
 
-For each size: (1) every set of buffers is filled with a pattern and checked after one call. (2) Warm-up. (3) The
-timed calls, over the sets of buffers in turn. Up to LATENCY_BYTES they follow one another at once, for a barrier would
-distort them; above, each buffer is written by its owner before its call, as a backward pass would, and a barrier of
-the library's own separates that from the call. The last timed call is on a pattern and is checked.
+For each size: (1) Every set of buffers is filled with a pattern and checked after one call. (2) Warm-up. (3) The timed
+calls use the sets of buffers in turn. Up to LATENCY_BYTES, calls follow one another at once, because a barrier would
+distort them. Above, the rank writes each buffer before its call, as a backward pass does, and a barrier of the library
+separates that from the call. The last timed call is on a pattern and is checked.
 
-The number of calls is given by the driver, so all ranks agree. A wrong value ends the program with status 1.
+All ranks make the same number of calls. A wrong value ends the program with status 1.
 """
 
 from __future__ import annotations

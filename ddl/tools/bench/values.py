@@ -1,8 +1,8 @@
-"""What the ranks put in, and what must come out: small whole numbers, whose sums every element type here holds exactly.
+"""The inputs of a collective, and the results that they must give.
 
-Rank r's element i is (i + 3 r + salt) mod p. The prime p is such that the sum over all ranks is at most 256, which
-bfloat16 still holds; being prime, it also shows elements that moved by any power of two. Arrays hold a type's bits:
-float32 itself, uint16 for bfloat16 (which numpy has not) and float16.
+Element i of rank r is (i + 3 r + salt) mod p. The prime p is so small that the sum over all ranks is at most 256, which
+every element type holds exactly, bfloat16 too. As p is prime, elements that moved by a power of two show. Arrays hold
+the bits of a type: float32 itself; uint16 for bfloat16, which numpy does not have, and for float16.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from ddl.tools.doctor.phrases import counted
 from ddl.tools.files import write_json
 from ddl.tools.progress import Progress
 
-TRIAL_CALLS = 3  #: tell how long a call takes
-CALLS = (5, 100_000)  #: the fewest and the most that are timed
+TRIAL_CALLS = 3  #: calls that tell how long a call takes
+CALLS = (5, 100_000)  #: the least and the greatest number of timed calls
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _calls(library: Ddl, work: CollectiveCall, seconds: float) -> int:
-    """Return how many calls take about so many seconds, the same on all ranks."""
+    """Return how many calls take about ``seconds``; the same number on all ranks."""
     trial = sorted(measure(library, work, TRIAL_CALLS, warmup=1)["seconds"])
     median = float(ddl.allreduce(np.array([quantile(trial, 0.5)]), op=ddl.Max)[0])
     return int(min(max(seconds / median, CALLS[0]), CALLS[1]))
