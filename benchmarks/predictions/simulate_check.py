@@ -185,7 +185,7 @@ def main() -> int:
     print(f"farthest off: {100 * worst:.1f} %")
     if arguments.json:
         facts = {
-            "command": shlex.join(["python", "benchmarks/simulate_check.py", *sys.argv[1:]]),
+            "command": shlex.join(["python", "-m", "benchmarks.predictions.simulate_check", *sys.argv[1:]]),
             "machine": this_machine.facts(),
             "layouts": written,
         }

@@ -1,4 +1,4 @@
-"""benchmarks/simulate_check.py still measures and compares; how far off it is here and now is not asserted."""
+"""benchmarks/predictions/simulate_check.py measures and compares. How far off it is here and now is not asserted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.processes
 @pytest.mark.alone
 def test_the_check_runs(clusters_can_be_built: None, tmp_path: Path) -> None:
-    line = [sys.executable, str(ROOT / "benchmarks" / "simulate_check.py"), "--layouts", "two hosts"]
+    line = [sys.executable, "-m", "benchmarks.predictions.simulate_check", "--layouts", "two hosts"]
     options = ["--sizes", "256K,1M", "--rounds", "2", "--json", str(tmp_path / "found.json")]
-    ended = subprocess.run([*line, *options], capture_output=True, text=True, timeout=240)
+    ended = subprocess.run([*line, *options], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert "farthest off" in ended.stdout, ended.stderr
     layout = json.loads((tmp_path / "found.json").read_text())["layouts"]["two hosts"]
     assert [len(seconds) for seconds in layout["seconds"].values()] == [2, 2]

@@ -149,8 +149,8 @@ def test_mode_p_measures_at_the_start(hosts: Cluster, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_comparison_with_the_built_in_table_runs(clusters_can_be_built: None) -> None:
     """How fast it is here and now is not asserted."""
-    line = [sys.executable, str(ROOT / "benchmarks" / "tune_check.py"), "--seconds", "1", "--starts", "1"]
-    ended = subprocess.run([*line, "--sizes", "64,64K"], capture_output=True, text=True, timeout=240)
+    line = [sys.executable, "-m", "benchmarks.predictions.tune_check", "--seconds", "1", "--starts", "1"]
+    ended = subprocess.run([*line, "--sizes", "64,64K"], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert "built-in / tuned" in ended.stdout, ended.stderr
     assert len(ended.stdout.partition("built-in / tuned")[2].split("\n")) == 4
 
