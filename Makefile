@@ -5,6 +5,8 @@ PYTHON ?= python3
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 PIP = .venv/bin/python -m pip install $(PIP_FLAGS)
 CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
+# What clang-tidy reads: what compiles without Python's headers, and without flags for a processor.
+CHECKED_CPP = $(shell find csrc tests -name '*.cc' -not -path 'csrc/python/*' -not -path 'csrc/reduce/*')
 PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano
 # Frameworks of old need a numpy and a Python of their own: what runs them, and finds this checkout.
 CAFFE_PYTHON = .caffe/root/usr/bin/python3.9
@@ -43,7 +45,7 @@ help:
 	@echo "make test-torch-newest  the tests of PyTorch with its newest release, kept in ~/.cache (part of make test-full)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
-	@echo "make lint    ruff, mypy and clang-format      (make format repairs what they can)"
+	@echo "make lint    ruff, mypy, clang-format and clang-tidy      (make format repairs what they can)"
 	@echo "make bench   the tables of benchmarks/results: collectives and training, against what else there is"
 	@echo "make clean   remove everything that the others made"
 
@@ -124,6 +126,7 @@ lint-types: .venv/.lint
 
 lint-cpp: .venv/.lint
 	.venv/bin/clang-format --dry-run -Werror $(CPP)
+	.venv/bin/clang-tidy --quiet $(CHECKED_CPP) -- -std=c++17 -Icsrc -Wthread-safety
 
 format: .venv/.lint
 	.venv/bin/ruff check --fix .

@@ -192,7 +192,7 @@ MAY_INCLUDE = {
     "wire": "base",
     "memory": "base",
     "transport": "base wire memory",
-    "engine": "base reduce wire memory transport/endpoint.h transport/factory.h",
+    "engine": "base reduce wire memory transport/endpoint.h transport/framing.h transport/factory.h",
     "python": "base reduce wire memory engine",
 }
 #: A concrete transport is included by itself, and by the one file that chooses among them.

@@ -1,5 +1,5 @@
 // The errors of the native core. Each kind is one class of ddl/errors.py, under the same name; the binding
-// translates. A message says who, what, where, why and what now, because it may be all that an operator gets.
+// translates. A message says who, what, where, why, and what to do: it may be all that an operator sees.
 #pragma once
 
 #include <stdexcept>
@@ -34,7 +34,7 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-// A peer is gone as far as this process can see; `reason` completes "lost rank 3: ".
+// This process has lost its connection to a peer. `reason` completes "lost rank 3: ".
 class LostPeer : public std::runtime_error {
  public:
   LostPeer(int peer, const std::string& reason) : std::runtime_error(reason), peer_(peer) {}

@@ -1,4 +1,4 @@
-// Sleeping on a 32-bit word that other processes see too (the word lies in memory they have mapped).
+// Sleeping on a 32-bit word in memory that other processes have mapped, too.
 #pragma once
 
 #include <linux/futex.h>
@@ -14,7 +14,7 @@
 
 namespace ddl {
 
-// Sleeps while *word == expected, at most `timeout`; may return early for no reason.
+// Sleeps while *word == expected, at most `timeout`. It may return earlier.
 inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, Nanoseconds timeout) {
   timespec limit{static_cast<time_t>(timeout / kSecond), static_cast<long>(timeout % kSecond)};
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);

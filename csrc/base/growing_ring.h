@@ -1,5 +1,5 @@
-// A queue whose slots are used again: a steady state allocates nothing, and what the slots hold keeps its memory.
-// Elements are numbered from 0 on, for ever; those from `first` to `end` - 1 are there.
+// A queue that uses its slots again: once it has grown, it allocates nothing, and a slot's vectors keep their memory.
+// Elements are numbered from 0 on. Those from `first` to `end` - 1 are in the queue.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class Ring {
   T& operator[](uint64_t number) { return slots_[number % slots_.size()]; }
   const T& operator[](uint64_t number) const { return slots_[number % slots_.size()]; }
   T& front() { return (*this)[first_]; }
-  // The next slot, as its last user left it.
+  // The next slot. It still holds what its last user wrote.
   T& push() {
     if (end_ - first_ == slots_.size()) grow();
     return (*this)[end_++];

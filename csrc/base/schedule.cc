@@ -10,7 +10,7 @@ namespace ddl {
 
 namespace {
 
-// What sched_setattr(2) calls sched_attr, in its first version. Our own, as glibc has it only since 2.41.
+// sched_attr of sched_setattr(2), first version. It is declared here because glibc has it only since 2.41.
 struct Attributes {
   uint32_t size;
   uint32_t policy;
@@ -29,7 +29,7 @@ constexpr uint64_t kTurn = 100'000;  // the shortest that the kernel gives
 
 void ask_for_short_turns() {
   Attributes attributes = {};
-  // What the user has set (nice, batch, real time) stays.
+  // Keep what the user has set (nice, batch, real time).
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
   attributes.runtime = kTurn;

@@ -3,10 +3,9 @@
 
 namespace ddl {
 
-// Asks for short turns on the processor for the calling thread, which works for microseconds at a time: the kernel
-// then lets it run soon after it wakes, where else it waits for the end of a computation's turn of some milliseconds.
-// Its share of the processor stays the same and no privilege is needed. Linux 6.12 and later; without effect
-// elsewhere.
+// Asks for short turns on the processor for the calling thread, which works for microseconds at a time. The kernel
+// then runs it soon after it wakes. Otherwise it may wait some milliseconds, until a computation's turn ends. Its
+// share of the processor stays the same, and it needs no privilege. Linux 6.12 and later; no effect elsewhere.
 void ask_for_short_turns();
 
 }  // namespace ddl

@@ -1,11 +1,11 @@
-// Where the ranks of one host meet: each rank's board lies in its arena, and the others have it mapped.
+// Where the ranks of one host meet. Each rank has a board in its arena, which the others have mapped.
 //
-// A stream has two posts, used in turn (turn n uses post n % 2), so that a rank may be one turn ahead of a slow
-// reader. All that a small operation needs lies in the first cache line of a post: its owner writes the other words,
-// then releases `flag`; readers acquire `flag`, and have the data in the line that the flag came in. A flag holds
-// turn and phase and only grows. The second line is read only where calls do not match. Before its owner writes the
-// words anew it sets phase 0 of the new turn, so that who looks back at the turn before can tell (as with a seqlock).
-// The argument for all of it: docs/memory_ordering.md.
+// A stream has two posts: turn n uses post n % 2, so that a rank may be one turn ahead of a slow reader. All that a
+// small operation needs is in the first cache line of a post. Its owner writes the other words, then releases `flag`.
+// Readers acquire `flag`, and the line that brings it brings the data. A flag holds turn and phase, and only grows.
+// The second line is read only where calls do not match. Before the owner writes the words again it sets phase 0 of
+// the new turn, so that a reader of the turn before sees that they change (as with a seqlock). Why this is right:
+// docs/memory_ordering.md.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ constexpr uint64_t kDonePhase = 255;
 
 inline uint64_t flag_of(uint64_t turn, uint64_t phase) { return turn << 8 | phase; }
 
-// A word of a seqlock: no store moves before the flag's that precedes it, no load after the flag's that follows it.
+// A word of a seqlock: its store stays behind the flag's store before it, its load before the flag's load behind it.
 class OrderedWord {
  public:
   operator uint64_t() const { return word_.load(std::memory_order_acquire); }
@@ -42,10 +42,10 @@ struct alignas(128) Post {
   static constexpr size_t kInlineBytes = 48;
 
   std::atomic<uint64_t> flag;
-  // Bit b: buffer b is staged, its blocks lie packed for this piece; kInlined: the scratch is in this post; above
-  // them the history (see Descriptor), in which every call so far takes part.
+  // Bit b: buffer b is staged, and its blocks lie packed for this piece. kInlined: the scratch is in this post. Above
+  // them: the history (see Descriptor), a hash of all calls so far.
   OrderedWord packed;
-  // Where my buffers are, as offsets in my arena, or kNowhere; or the scratch itself.
+  // Where the owner's buffers are, as offsets in its arena, or kNowhere. Or the scratch itself.
   OrderedWord words[kInlineBytes / sizeof(uint64_t)];
   OrderedWord signature, count, sequence;  // which operation: see Descriptor
 
@@ -53,7 +53,7 @@ struct alignas(128) Post {
 };
 static_assert(sizeof(Post) == 128);
 
-// Lanes keep small and blocking operations from waiting behind large ones, and send/recv apart from collectives.
+// With lanes, small operations do not wait behind large ones, and send/recv does not wait behind collectives.
 enum class LaneId : uint8_t { kSmall, kLarge, kPointToPoint };
 constexpr int kLanes = 3;
 constexpr int kLargeSlots = 4;               // pieces of large operations in flight

@@ -11,7 +11,7 @@ namespace ddl {
 namespace {
 
 constexpr uint64_t kBlockAlignment = 64;  // blocks of a split buffer begin on cache lines of their own
-constexpr uint64_t kRotation = 2 << 20;   // more than most cores have as a cache of their own
+constexpr uint64_t kRotation = 2 << 20;   // more than a core's private cache, mostly
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
     return;
   }
   plan_ = operation.plan;
-  key_.plan = nullptr;  // should this fail half-way
+  key_.plan = nullptr;  // in case of an error below
   const uint64_t first = piece * operation.piece_elements;
   const auto in_piece = [&](uint64_t whole) {
     return std::min(operation.piece_elements, whole - std::min(whole, first));
@@ -45,7 +45,7 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
   const uint64_t each = units / plan_->parts, rest = units % plan_->parts;
   const auto split_at = [&](uint64_t part) { return std::min(length, (part * each + std::min(part, rest)) * unit); };
 
-  if (layouts_.size() < plan_->tables.size()) layouts_.resize(plan_->tables.size());  // kept for plans taking turns
+  if (layouts_.size() < plan_->tables.size()) layouts_.resize(plan_->tables.size());  // never fewer
   for (size_t t = 0; t < plan_->tables.size(); ++t) {
     BlockLayout& layout = layouts_[t];
     const size_t n = plan_->tables[t].size();
@@ -92,7 +92,7 @@ char* PieceBuffers::grow(Block* block, uint64_t bytes) {
 char* PieceBuffers::rotate(Block* block, uint64_t bytes) {
   const bool fresh = block->bytes < bytes;
   char* const data = grow(block, std::max(bytes, kRotation));
-  // The kernel's part of a first touch would pass for a distant peer.
+  // Touch the memory first: otherwise the time of the page faults would look like a distant peer.
   if (fresh) std::memset(data, 0, block->bytes);
   if (block->next > block->bytes || bytes > block->bytes - block->next) block->next = 0;
   char* const part = data + block->next;
@@ -115,9 +115,9 @@ void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
   staged_ = {};
   const bool stages_input = must_stage(BufferId::kInput), stages_output = must_stage(BufferId::kOutput);
   const BlockLayout &in = layout(BufferId::kInput), &out = layout(BufferId::kOutput);
-  // One staging for both is written from both sides; otherwise one side writes and the other reads.
-  const bool both_ways =
-      stages_input && stages_output && operation.input == operation.output && plan_->mine[0] == plan_->mine[1];
+  // If input and output share a staging, both sides write it. Otherwise one side writes and the other reads.
+  const bool both_ways = stages_input && stages_output && operation.input == operation.output &&
+                         plan_->own_tables[0] == plan_->own_tables[1];
   if (both_ways) {
     staged_[0] = staged_[1] = grow(&staging_output_, out.packed_total);
   } else {

@@ -1,9 +1,8 @@
-// Where the blocks of one piece lie: in the user's buffers, or in memory of the slot's own where those cannot be
-// used.
+// Where the blocks of one piece lie: in the user's buffers, or, where those cannot be used, in the slot's memory.
 //
-// Blocks lie *spread* in a user's buffer (every block at its place in the whole buffer) or *packed* in the slot's own
-// memory (this piece's parts one after the other): scratch, and *staging*, which stands in for those blocks of a
-// private buffer that peers must reach. Belongs to one executor.
+// Blocks lie *spread* in a user's buffer: every block at its place in the whole buffer. Or they lie *packed* in the
+// slot's memory: the parts of this piece one after the other. The slot's memory is scratch, and *staging*: copies of
+// those blocks that peers must reach and that lie in a private buffer. Belongs to one executor.
 #pragma once
 
 #include <array>
@@ -34,24 +33,24 @@ class PieceBuffers {
   PieceBuffers(const PieceBuffers&) = delete;
   PieceBuffers& operator=(const PieceBuffers&) = delete;
 
-  // Lays out piece number `piece` of `operation` and copies what peers read of a private input to staging. `turn`
-  // chooses the scratch: it is not touched again before the turn after the next. Scratch that fits lies in `post`.
+  // Lays out piece number `piece` of `operation`, and copies what peers read of a private input to staging. `turn`
+  // chooses the scratch, which is used again two turns later. Scratch that fits lies in `post`.
   void begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post);
-  // Copies what peers wrote of a private output to where the user wants it.
+  // Copies what peers wrote of a private output to the user's buffer.
   void end();
 
-  Span mine(BufferId buffer, uint32_t block) const {
+  Span span(BufferId buffer, uint32_t block) const {
     const auto b = static_cast<size_t>(buffer);
-    const BlockLayout& layout = layouts_[plan_->mine[b]];
+    const BlockLayout& layout = layouts_[plan_->own_tables[b]];
     if (staged_[b] != nullptr && plan_->exposed[b][block]) {
       return {staged_[b] + layout.packed[block], layout.bytes[block]};
     }
     return {base_[b] + (buffer == BufferId::kScratch ? layout.packed[block] : layout.spread[block]),
             layout.bytes[block]};
   }
-  // Bytes from the beginning of a whole buffer that is split to what the block holds of it.
+  // Where a block's bytes begin in the whole buffer, which the plan splits.
   uint64_t place(BufferId buffer, uint32_t block) const { return layout(buffer).spread[block]; }
-  // Where peers find the blocks that they touch: spread, or packed if `packed` says so.
+  // The memory in which peers find the blocks that they touch: spread, or packed if `packed` is true.
   char* exposed_base(BufferId buffer) const {
     const auto b = static_cast<size_t>(buffer);
     return staged_[b] != nullptr ? staged_[b] : base_[b];
@@ -69,7 +68,7 @@ class PieceBuffers {
     uint64_t bytes = 0;
     uint64_t next = 0;  // of rotate()
   };
-  // What the layouts were made for.
+  // What the layouts are for.
   struct Key {
     const Plan* plan = nullptr;
     uint64_t element = 0, piece = 0, piece_elements = 0, count = 0;
@@ -78,10 +77,12 @@ class PieceBuffers {
 
   void lay_out(const Operation& operation, uint64_t piece);
   void bind(const Operation& operation, uint64_t turn, Post* post);
-  const BlockLayout& layout(BufferId buffer) const { return layouts_[plan_->mine[static_cast<size_t>(buffer)]]; }
+  const BlockLayout& layout(BufferId buffer) const {
+    return layouts_[plan_->own_tables[static_cast<size_t>(buffer)]];
+  }
   bool must_stage(BufferId buffer) const;
   static char* grow(Block* block, uint64_t bytes);
-  // Another part of the block each time: when one comes round again, it has left the cache of the peer's core.
+  // Another part of the memory each time, so that a part has left the cache of the peer's core when it is used again.
   static char* rotate(Block* block, uint64_t bytes);
 
   OneWayCopies* const one_way_;
@@ -89,7 +90,7 @@ class PieceBuffers {
   Key key_;
   std::vector<BlockLayout> layouts_;      // one per table of the plan, or more
   std::array<char*, kBuffers> base_{};    // the user's, and the scratch
-  std::array<char*, kBuffers> staged_{};  // null: peers reach the user's own
+  std::array<char*, kBuffers> staged_{};  // null: peers reach the user's buffer
   bool scratch_inlined_ = false;
   Block staging_input_, staging_output_;
   std::array<Block, 2> scratch_;  // for even and odd turns

@@ -1,10 +1,7 @@
 #include "engine/communicator.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <limits>
-#include <mutex>
 
 #include "base/process.h"
 
@@ -15,12 +12,6 @@ namespace {
 bool point_to_point(Collective c) { return c == Collective::kSend || c == Collective::kRecv; }
 
 }  // namespace
-
-void SpinLock::lock() {
-  while (held_.exchange(true, std::memory_order_acquire)) {
-    while (held_.load(std::memory_order_relaxed)) ::sched_yield();
-  }
-}
 
 Communicator::Communicator(const CommunicatorOptions& options)
     : options_(options),
@@ -44,8 +35,8 @@ void Communicator::add_connection(int peer, int stream, int fd) {
                 "a connection came from rank " + std::to_string(peer) + " of " + std::to_string(options_.size));
   }
   {
-    std::lock_guard<SpinLock> lock(lock_);
-    if (shut_down_.load()) return;  // it came too late to be of use
+    const Lock lock(lock_);
+    if (shut_down_.load()) return;  // it came too late
     links_.add_connection(peer, stream, std::move(connection));
   }
   for (auto& lane : lanes_) lane->wake();
@@ -62,12 +53,12 @@ void Communicator::install(Collective collective, int root, std::vector<Choice> 
                                                  std::to_string(options_.size));
     }
   }
-  std::lock_guard<SpinLock> lock(lock_);
+  const Lock lock(lock_);
   choices_.emplace(std::make_pair(collective, root), std::move(choices));  // the first stays
 }
 
 bool Communicator::installed(Collective collective, int root) const {
-  std::lock_guard<SpinLock> lock(lock_);
+  const Lock lock(lock_);
   return choices_.count({collective, root}) != 0;
 }
 
@@ -84,7 +75,7 @@ void Communicator::check() const {
 }
 
 const Choice& Communicator::choose(const Operation& operation) const {
-  std::lock_guard<SpinLock> lock(lock_);
+  const Lock lock(lock_);
   const auto entry = choices_.find({operation.descriptor.collective, operation.descriptor.root});
   if (entry == choices_.end()) {
     throw Error(ErrorKind::kInternalError, "no plan was installed for " + operation.descriptor.text());
@@ -103,7 +94,7 @@ void Communicator::prepare(Operation* operation) const {
   operation->in_flight = choice.in_flight;
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
 
-  // Pieces of whole cache lines per block, so that the blocks of a piece never share a line.
+  // Each block of a piece has whole cache lines, so that two blocks never share one.
   const uint64_t element = element_size(operation->descriptor.dtype);
   uint64_t longest = operation->count;
   if (!plan.split) {
@@ -123,11 +114,10 @@ void Communicator::prepare(Operation* operation) const {
   operation->pieces = std::max<uint64_t>(1, (longest + operation->piece_elements - 1) / operation->piece_elements);
 }
 
-// With the lock held. Only now can nothing refuse the operation any more, so the numbers match across ranks.
 void Communicator::number(Operation* operation) {
   check();
   operation->rewind();
-  operation->timeout = timeout_.load(std::memory_order_relaxed);  // of now, not of when it was prepared
+  operation->timeout = timeout_.load(std::memory_order_relaxed);  // it may have changed since `prepare`
   Descriptor& descriptor = operation->descriptor;
   if (point_to_point(descriptor.collective)) {
     operation->wire = descriptor;
@@ -146,7 +136,7 @@ void Communicator::number(Operation* operation) {
 void Communicator::submit(const std::shared_ptr<Operation>& operation) {
   Lane& lane = lane_of(*operation);
   {
-    std::lock_guard<SpinLock> lock(lock_);
+    const Lock lock(lock_);
     number(operation.get());
     operation->self = operation;
     lane.submit(operation.get());
@@ -158,11 +148,9 @@ bool Communicator::run(const std::shared_ptr<Operation>& operation, Caller* call
   Lane& lane = lane_of(*operation);
   bool drives = false;
   {
-    std::lock_guard<SpinLock> lock(lock_);
+    const Lock lock(lock_);
     number(operation.get());
-    drives = lane.enter();
-    if (!drives || !caller->sleeps()) operation->self = operation;
-    lane.submit(operation.get());
+    drives = lane.enter_and_submit(operation, caller->sleeps());
   }
   if (operation->pieces > 1) caller->let_go();
   if (drives) {
@@ -179,7 +167,7 @@ bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* calle
   const Nanoseconds limit = timeout < 0 ? std::numeric_limits<Nanoseconds>::max() : now_ns() + timeout;
   Nanoseconds asked = 0;
   while (!operation.work.done()) {
-    // A caller with a limit of its own must be able to leave, so it does not drive.
+    // A caller with its own limit must be able to leave, so it does not drive.
     Lane& lane = lane_of(operation);
     if (timeout < 0 && lane.enter()) {
       lane.run(operation.work, caller);
@@ -200,16 +188,16 @@ bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* calle
 }
 
 void Communicator::tend() {
-  std::lock_guard<SpinLock> lock(lock_);
+  const Lock lock(lock_);
   if (shut_down_.load()) return;
   for (auto& lane : lanes_) lane->tend();
 }
 
 void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, bool tell) {
-  // What this rank was in, if it was in anything: the last operation it submitted.
+  // The last operation that this rank submitted, if any.
   std::string operation;
   {
-    std::lock_guard<SpinLock> lock(lock_);
+    const Lock lock(lock_);
     if (sequence_ > 0) {
       Operation last;
       last.descriptor = remembered_[sequence_ % kRemembered].descriptor;
@@ -222,13 +210,13 @@ void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, 
 }
 
 std::string Communicator::operation_text(uint64_t sequence) const {
-  std::lock_guard<SpinLock> lock(lock_);
+  const Lock lock(lock_);
   const Descriptor& descriptor = remembered_[sequence % kRemembered].descriptor;
   return sequence != 0 && descriptor.sequence == sequence ? descriptor.text() : "";
 }
 
 uint64_t Communicator::submitted() const {
-  std::lock_guard<SpinLock> lock(lock_);
+  const Lock lock(lock_);
   return sequence_;
 }
 
@@ -251,7 +239,7 @@ bool Communicator::owned() const { return process_id() == owner_pid_; }
 
 void Communicator::shutdown() {
   {
-    std::lock_guard<SpinLock> lock(lock_);  // whoever submits meanwhile has done so, or is refused
+    const Lock lock(lock_);  // a thread that submits now has either done so, or is refused
     if (shut_down_.exchange(true)) return;
   }
   const bool well = failure_.ok();

@@ -1,7 +1,7 @@
 // The native side of ddl.Communicator: lanes, links, boards and plans of one group of ranks.
 //
-// Python makes it, tells it the neighbours, brings connections, installs plans; then any thread submits. One thread
-// at a time should submit (operations are matched across ranks by their order); the rest is thread-safe.
+// Python makes it, tells it the neighbours, brings connections and installs plans. Then any thread submits, but one
+// at a time: ranks match operations by their order. The rest is thread-safe.
 #pragma once
 
 #include <array>
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/lane.h"
 
 namespace ddl {
@@ -24,29 +25,19 @@ struct CommunicatorOptions {
   int connections = 1;  // to each peer, of each stream of the large lane
 };
 
-// One line of the selection table: which plan, where, and cut into pieces of what size.
+// One line of the selection table: which plan, in which lane, in pieces of which size.
 struct Choice {
-  uint64_t max_bytes = 0;  // this line serves operations up to this size
+  uint64_t max_bytes = 0;  // this line is for operations up to this size
   LaneId lane = LaneId::kSmall;
   uint64_t piece_bytes = 0;  // of all blocks together
   uint32_t in_flight = 1;    // pieces, at most
   std::shared_ptr<const Plan> plan;
 };
 
-// Of the lanes together, so a second may count once for each.
+// Sums over the lanes: a second in which two lanes work counts twice.
 struct Totals {
   uint64_t operations = 0;
   Nanoseconds waited = 0, under_way = 0;
-};
-
-// A lock for a few instructions, without a system call: submissions are not expected to meet.
-class SpinLock {
- public:
-  void lock();
-  void unlock() { held_.store(false, std::memory_order_release); }
-
- private:
-  std::atomic<bool> held_{false};
 };
 
 class Communicator {
@@ -72,27 +63,27 @@ class Communicator {
   bool installed(Collective collective, int root) const;
 
   std::pair<uint64_t, uint64_t> traffic() const { return links_.traffic(); }
-  // Of collectives, which are the same on all ranks; of send and recv every rank does what it likes.
+  // Of collectives only, which are the same on all ranks.
   Totals collectives() const;
 
-  // Throws the sticky first error, or InvalidState after shutdown.
+  // Throws the first error, which stays, or InvalidState after shutdown.
   void check() const;
-  // Completes what the submitter has filled in (see Operation): chooses the plan and cuts the operation into pieces.
-  // One that has been prepared may be submitted any number of times, one after the other.
+  // Chooses the plan of an operation that the submitter has filled in (see Operation), and cuts it into pieces. It
+  // may then be submitted any number of times, one after the other.
   void prepare(Operation* operation) const;
-  // Numbers the operation and hands it over; the progress thread runs it unless somebody drives already.
+  // Numbers the operation and queues it. The progress thread runs it unless another thread drives already.
   void submit(const std::shared_ptr<Operation>& operation);
-  // Submits and waits for the end, driving the lane on this thread if nobody else does. Returns whether it is done:
-  // false only for a caller that does not sleep.
+  // Submits and waits for the end. This thread drives the lane if no other does. Returns whether the operation is
+  // done; false only for a caller that does not sleep.
   bool run(const std::shared_ptr<Operation>& operation, Caller* caller);
-  // Waits for what was submitted. Returns whether it is done; throws nothing of the work's own (see Work::check).
-  // timeout < 0: its deadline decides.
+  // Waits for what was submitted. Returns whether it is done. Does not throw the operation's error: see Work::check.
+  // timeout < 0: the operation's deadline decides.
   bool wait(Operation& operation, Nanoseconds timeout, Caller* caller);
 
-  // Somebody waits for something: looks whether this rank has lost what it sent.
+  // Another rank waits: looks whether something that this rank has sent was lost.
   void tend();
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);
-  // What this rank did as its operation number `sequence`, "" if that is not known (any more, or yet).
+  // The text of this rank's operation number `sequence`. "": not submitted yet, or too long ago.
   std::string operation_text(uint64_t sequence) const;
   uint64_t submitted() const;
   // Whether operations are under way.
@@ -106,7 +97,8 @@ class Communicator {
   static constexpr size_t kRemembered = 256;  // operations, for diagnosis
 
   const Choice& choose(const Operation& operation) const;
-  void number(Operation* operation);
+  // Called when nothing can refuse the operation any more, so that its number is the same on all ranks.
+  void number(Operation* operation) DDL_REQUIRES(lock_);
   Lane& lane_of(const Operation& operation) { return *lanes_[static_cast<size_t>(operation.lane)]; }
 
   const CommunicatorOptions options_;
@@ -118,16 +110,16 @@ class Communicator {
   std::array<std::unique_ptr<Lane>, kLanes> lanes_;
 
   std::atomic<bool> shut_down_{false};
-  mutable SpinLock lock_;  // guards what follows
-  // By collective and root. What was installed stays: operations point to the plans.
-  std::map<std::pair<Collective, int>, std::vector<Choice>> choices_;
+  mutable SpinLock lock_;
+  // By collective and root. Nothing is ever removed: operations point to the plans.
+  std::map<std::pair<Collective, int>, std::vector<Choice>> choices_ DDL_GUARDED_BY(lock_);
   struct Remembered {
     Descriptor descriptor;
     std::string label;
   };
-  std::array<Remembered, kRemembered> remembered_;
-  uint64_t sequence_ = 0;
-  uint64_t history_ = 0;
+  std::array<Remembered, kRemembered> remembered_ DDL_GUARDED_BY(lock_);
+  uint64_t sequence_ DDL_GUARDED_BY(lock_) = 0;
+  uint64_t history_ DDL_GUARDED_BY(lock_) = 0;
 };
 
 }  // namespace ddl

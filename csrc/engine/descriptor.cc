@@ -49,7 +49,7 @@ uint64_t Descriptor::signature() const {
 }
 
 uint64_t extend_history(uint64_t history, const Descriptor& descriptor) {
-  // Multiply and fold, word by word; nobody chooses them to collide.
+  // Multiply and fold, word by word. It need not resist an attack.
   for (uint64_t word : {descriptor.signature(), descriptor.count, descriptor.sequence}) {
     history = (history ^ word) * 0x9e3779b97f4a7c15;
     history ^= history >> 32;

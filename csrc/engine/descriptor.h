@@ -1,5 +1,5 @@
-// What one operation is, as the ranks must agree on it: it travels in every message header and stands on every board,
-// and where two ranks differ both sides are shown.
+// What the ranks must agree on about an operation. It is in every message header and on every board. Where two ranks
+// differ, the error shows both.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,12 @@ struct Descriptor {
   Collective collective = Collective::kBarrier;
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t sizes_for = 0;  // not 0: the exchange of sizes before that collective, whose sizes may differ by rank
-  int32_t root = 0;       // also the other rank of send and recv
-  uint64_t count = 0;     // elements; 0 where ranks may rightly differ
+  uint8_t sizes_for = 0;  // not 0: this is the exchange of sizes before that collective
+  int32_t root = 0;       // of send and recv: the other rank
+  uint64_t count = 0;     // elements; 0 where ranks may differ
   uint64_t sequence = 0;  // its number among the collectives of the communicator
-  uint64_t history = 0;  // hash of all collectives so far, this one included: ranks that agree in it agree in all the
-                         // rest; a rank that only sends compares nothing, so that its call did not match may come
-                         // out in a later one
+  uint64_t history = 0;  // hash of all collectives so far, with this one. A rank that only sends compares nothing, so
+                         // a call that did not match may be found in a later one
 
   // Collective, type, operation and root in one word: with count and sequence, all that ranks must agree on.
   uint64_t signature() const;
@@ -50,7 +49,7 @@ struct Descriptor {
 
 Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence, uint64_t history);
 
-// So many upper bits of a history are 0: a post has other use for them (engine/board.h).
+// So many upper bits of a history are 0: a post uses them for something else (engine/board.h).
 constexpr int kHistoryUnused = 4;
 
 // The history after `descriptor`, given the one before.

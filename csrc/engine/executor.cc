@@ -28,7 +28,7 @@ Executor::Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links
     : rank_(rank), slot_(slot), neighbourhood_(neighbourhood), links_(links) {}
 
 Post& Executor::my_post(int channel, uint64_t turn) const {
-  return neighbourhood_.mine()->posts[stream_of(slot_, channel)][turn % 2];
+  return neighbourhood_.own_board()->posts[stream_of(slot_, channel)][turn % 2];
 }
 
 Post& Executor::post_of(int peer, int channel, uint64_t turn) const {
@@ -70,8 +70,8 @@ bool Executor::progress() {
   return moved || all_ended;
 }
 
-// The look at the others' sleep words needs a fence behind the flag's store, which waits until the line of the flag
-// is here. So it comes late: after the first look at the others' flags, whose lines travel at the same time.
+// To look at the others' sleep words, a fence must follow the flag's store, and the fence waits for the flag's cache
+// line. So this comes after the first look at the others' flags, whose lines travel at the same time.
 void Executor::wake_neighbours() {
   if (!wake_due_) return;
   wake_due_ = false;
@@ -81,7 +81,7 @@ void Executor::wake_neighbours() {
 void Executor::retire() {
   history_[turn_ % 2] = operation_->wire;
   if (ordered() && !operation_->plan->notifies && !neighbourhood_.neighbours().empty()) {
-    // Nothing has told the others yet that this turn was begun, nor that it has ended.
+    // The others do not know yet that this turn has begun, or that it has ended.
     Post& post = my_post(0, turn_);
     describe(&post);
     post.flag.store(flag_of(turn_, kDonePhase), std::memory_order_release);
@@ -154,9 +154,9 @@ char* Executor::residual(BufferId buffer, uint32_t block) const {
   return operation_->residual + buffers_.place(buffer, block);
 }
 
-Header Executor::header(uint64_t bytes) const {
+SegmentHeader Executor::header(uint64_t bytes) const {
   const Descriptor& wire = operation_->wire;
-  Header header;
+  SegmentHeader header;
   header.signature = wire.signature();
   header.count = wire.count;
   header.sequence = wire.sequence;
@@ -186,7 +186,7 @@ bool Executor::run_message(int c, const Step& step) {
     if (step.kind == StepKind::kSend) {
       parts_.clear();
       for (uint32_t block : step.src_blocks) {
-        const Span span = buffers_.mine(step.src, block);
+        const Span span = buffers_.span(step.src, block);
         bytes += span.bytes;
         if (span.bytes == 0) continue;
         if (!parts_.empty() && static_cast<char*>(parts_.back().iov_base) + parts_.back().iov_len == span.data) {
@@ -210,10 +210,10 @@ bool Executor::run_message(int c, const Step& step) {
     landings_.clear();
     const bool reduces = step.kind == StepKind::kRecvReduce;
     for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-      const Span span = buffers_.mine(step.dst, step.dst_blocks[i]);
+      const Span span = buffers_.span(step.dst, step.dst_blocks[i]);
       bytes += span.bytes;
       if (span.bytes == 0) continue;
-      landings_.push_back({span.data, reduces ? buffers_.mine(step.src, step.src_blocks[i]).data : nullptr,
+      landings_.push_back({span.data, reduces ? buffers_.span(step.src, step.src_blocks[i]).data : nullptr,
                            span.bytes, reduces && step.final ? residual(step.dst, step.dst_blocks[i]) : nullptr});
     }
     const Descriptor& d = operation_->descriptor;
@@ -230,8 +230,8 @@ bool Executor::run_message(int c, const Step& step) {
 
 // --- meeting in shared memory -------------------------------------------------------------------------------------
 
-// Posts and scratch of this turn are those of the turn before the last: every neighbour must have ended that. Who has
-// begun the last turn has; and mostly this rank has seen that already, when it met the others there.
+// This turn uses the posts and the scratch of two turns ago, which every neighbour must have ended. A neighbour that
+// has begun the last turn has done so. Mostly this rank has seen that already, when it met the others there.
 bool Executor::previous_turn_read() const {
   if (turn_ <= 2 || !ordered() || met_turn_ + 1 == turn_) return true;
   const uint64_t ended = flag_of(turn_ - 2, kDonePhase), begun = flag_of(turn_ - 1, 0);
@@ -239,19 +239,19 @@ bool Executor::previous_turn_read() const {
     const Post& post = post_of(peer, 0, turn_);
     const uint64_t flag = post.flag.load(std::memory_order_acquire);
     if (flag < ended && post_of(peer, 0, turn_ - 1).flag.load(std::memory_order_acquire) < begun) return false;
-    // A root may end a turn without having looked at anybody; that its call did not match comes out here.
-    const Descriptor theirs =
+    // A root may end a turn without a look at the others. Here it finds that its call did not match.
+    const Descriptor peer_call =
         descriptor_from(post.signature, post.count, post.sequence, post.packed >> kHistoryShift);
     const bool described = flag >= flag_of(turn_ - 2, 1) && flag <= ended;
     const bool intact = described && post.flag.load(std::memory_order_relaxed) == flag;
-    if (intact && !(theirs == history_[turn_ % 2])) throw Mismatch(peer, history_[turn_ % 2], theirs);
+    if (intact && !(peer_call == history_[turn_ % 2])) throw Mismatch(peer, history_[turn_ % 2], peer_call);
   }
   return true;
 }
 
 void Executor::describe(Post* post) const {
   const Descriptor& wire = operation_->wire;
-  // Released also for who waits for the end of the turn before the last and finds this instead.
+  // A release, also for a rank that waits for the end of the turn two before this one, and reads this instead.
   post->flag.store(flag_of(turn_, 0), std::memory_order_release);
   post->signature = wire.signature();
   post->count = wire.count;
@@ -290,8 +290,9 @@ bool Executor::awaited(int c, const Step& step) {
 
 void Executor::check_post(int peer, const Post& post) const {
   if (post.packed >> kHistoryShift == operation_->wire.history) return;
-  const Descriptor theirs = descriptor_from(post.signature, post.count, post.sequence, post.packed >> kHistoryShift);
-  throw Mismatch(peer, operation_->wire, theirs);
+  const Descriptor peer_call =
+      descriptor_from(post.signature, post.count, post.sequence, post.packed >> kHistoryShift);
+  throw Mismatch(peer, operation_->wire, peer_call);
 }
 
 void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
@@ -301,21 +302,21 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
   const size_t me =
       static_cast<size_t>(std::lower_bound(step.peers.begin(), step.peers.end(), rank_) - step.peers.begin());
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
+    const Span to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
     operands_.clear();
     for (size_t s = 0; s < sources; ++s) {
       if (s == me) {
-        operands_.push_back(buffers_.mine(step.src, step.src_blocks[i]).data);
+        operands_.push_back(buffers_.span(step.src, step.src_blocks[i]).data);
       } else {
         const size_t p = s < me ? s : s - 1;
-        operands_.push_back(theirs(c, step.peers[p], step.src, step.theirs[p], i));
+        operands_.push_back(peer_data(c, step.peers[p], step.src, step.remotes[p], i));
       }
     }
     targets_.assign(1, to.data);
     if (copy_to != nullptr) {
       for (size_t p = 0; p < copy_to->peers.size(); ++p) {
-        targets_.push_back(theirs(c, copy_to->peers[p], copy_to->dst, copy_to->theirs[p], i));
+        targets_.push_back(peer_data(c, copy_to->peers[p], copy_to->dst, copy_to->remotes[p], i));
       }
     }
     reduce(d.dtype, d.op, targets_.data(), static_cast<int>(targets_.size()), operands_.data(),
@@ -323,27 +324,27 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
   }
 }
 
-// Results that no cache would hold are written past them, and so need not be read from memory before.
+// Results too large for any cache are written past the caches: then their lines need not be read first.
 Stores Executor::stores(bool staged) const {
-  const bool last = !staged && !operation_->plan->messages;  // nobody else needs them
+  const bool last = !staged && !operation_->plan->messages;  // no other rank needs them
   return last && operation_->bytes >= kBeyondCaches ? Stores::kStreaming : Stores::kCached;
 }
 
 void Executor::run_copy_from(int c, const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span to = buffers_.mine(step.dst, step.dst_blocks[i]);
+    const Span to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
-    const char* const from = theirs(c, step.peers[0], step.src, step.theirs[0], i);
+    const char* const from = peer_data(c, step.peers[0], step.src, step.remotes[0], i);
     copy(to.data, from, to.bytes, stores(buffers_.packed(step.dst)));
   }
 }
 
 void Executor::run_copy_to(int c, const Step& step) {
   for (size_t i = 0; i < step.src_blocks.size(); ++i) {
-    const Span from = buffers_.mine(step.src, step.src_blocks[i]);
+    const Span from = buffers_.span(step.src, step.src_blocks[i]);
     if (from.bytes == 0) continue;
     for (size_t p = 0; p < step.peers.size(); ++p) {
-      char* const to = theirs(c, step.peers[p], step.dst, step.theirs[p], i);
+      char* const to = peer_data(c, step.peers[p], step.dst, step.remotes[p], i);
       const bool staged = is_packed(post_of(step.peers[p], c, turn_).packed, step.dst);
       staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
     }
@@ -352,14 +353,14 @@ void Executor::run_copy_to(int c, const Step& step) {
 
 void Executor::run_copy(const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span from = buffers_.mine(step.src, step.src_blocks[i]), to = buffers_.mine(step.dst, step.dst_blocks[i]);
+    const Span from = buffers_.span(step.src, step.src_blocks[i]), to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (from.data != to.data && to.bytes > 0) copy(to.data, from.data, to.bytes, stores(buffers_.packed(step.dst)));
   }
 }
 
-// --- where things are ---------------------------------------------------------------------------------------------
+// --- peers' blocks ------------------------------------------------------------------------------------------------
 
-char* Executor::theirs(int c, int peer, BufferId buffer, const Remote& remote, size_t i) const {
+char* Executor::peer_data(int c, int peer, BufferId buffer, const Remote& remote, size_t i) const {
   Post& post = post_of(peer, c, turn_);
   const BlockLayout& layout = buffers_.layout(remote.table);
   const uint32_t block = remote.blocks[i];

@@ -1,7 +1,7 @@
 // Runs one piece at a time: all channels of a plan, on one part of an operation's buffers.
 //
-// One executor per slot; belongs to whoever drives the lane. It never blocks: `progress` goes as far as it can and
-// says whether anything moved. It knows steps, blocks and links, and nothing of algorithms.
+// One executor per slot. It belongs to the driver of the lane. It never blocks: `progress` goes as far as it can, and
+// says whether anything moved. It knows steps, blocks and links, but no algorithms.
 #pragma once
 
 #include <array>
@@ -27,17 +27,17 @@ class Executor {
 
   // Begins the operation's next piece.
   void start(Operation* operation);
-  // True if anything moved. When the piece has ended, `finished` is true and `retire` is due.
+  // True if anything moved. When the piece has ended, `finished` is true: then call `retire`.
   bool progress();
   bool finished() const { return finished_; }
   void retire();
   // After a failure: forget everything under way.
   void abandon();
 
-  // The ranks that the piece cannot go on without; and what to poll for them.
+  // The ranks that the piece waits for, and what to poll for them.
   std::vector<int> waiting_for() const;
   void poll_fds(Polled* fds) const;
-  // Whether it has a connection to the peer whose end will tell that nothing more comes.
+  // Whether it has a connection to the peer over which it would notice the peer's end.
   bool hears(int peer) const;
 
  private:
@@ -64,7 +64,7 @@ class Executor {
   void notify(int channel, const Step& step);
   Post& my_post(int channel, uint64_t turn) const;
   Post& post_of(int peer, int channel, uint64_t turn) const;
-  // Wakes who may be asleep over what this rank has changed since the last time.
+  // Wakes the ranks that may sleep until what this rank has changed since the last call.
   void wake_neighbours();
   void run_reduce(int channel, const Step& step, const Step* copy_to);
   void run_copy_from(int channel, const Step& step);
@@ -72,13 +72,13 @@ class Executor {
   void run_copy(const Step& step);
 
   Stores stores(bool staged) const;
-  char* theirs(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
+  char* peer_data(int channel, int peer, BufferId buffer, const Remote& remote, size_t i) const;
   Link* link_to(int channel, int peer);
   WireCodec codec() const;  // of the operation's messages
-  // Where coding a block keeps what it drops; null: nowhere.
+  // Where the codec keeps what it drops of a block. Null: nowhere.
   char* residual(BufferId buffer, uint32_t block) const;
   // Of a message of so many bytes in memory.
-  Header header(uint64_t bytes) const;
+  SegmentHeader header(uint64_t bytes) const;
   bool ordered() const { return slot_ != kPointToPointSlot; }
 
   const int rank_, slot_;
@@ -88,10 +88,10 @@ class Executor {
   Operation* operation_ = nullptr;
   uint64_t piece_ = 0;
   uint64_t turn_ = 0;      // pieces this slot has begun
-  uint64_t met_turn_ = 0;  // the last turn in which this rank saw that all neighbours had begun it
+  uint64_t met_turn_ = 0;  // the last turn that this rank has seen all neighbours begin
   bool entered_ = false, finished_ = false;
   bool wake_due_ = false;
-  std::array<Descriptor, 2> history_;  // what even and odd turns were last
+  std::array<Descriptor, 2> history_;  // of the last even and the last odd turn
   std::array<ChannelState, kMaxChannels> channels_;
   std::array<std::vector<Link*>, kMaxChannels> known_links_;  // by peer
   OneWayCopies one_way_;

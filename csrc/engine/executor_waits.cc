@@ -1,4 +1,4 @@
-// What a piece cannot go on without: ranks, and what to poll for them.
+// What a piece waits for: ranks, and the descriptors to poll for them.
 #include <algorithm>
 
 #include "engine/executor.h"

@@ -1,11 +1,12 @@
-// Whether the others may be expected soon, and so waited for awake: learnt from how long earlier waits have lasted.
+// Decides whether to wait awake or asleep: whether the others will come soon. It learns from how long earlier waits
+// took.
 //
-// Two things make waits long. A slow wire does it again and again: it brings as much to who sleeps, and the core is
-// free. A rank that comes late to an operation does it once; when it is there, the rest is as quick as ever. So an
-// operation's first wait of a millisecond is put down to somebody who is late, and the others to the wire. Where it
-// was the way there that took a millisecond, the mistake costs nothing: it is as long for the next operation.
+// Two things make waits long. A slow wire makes every wait long: then a rank that sleeps loses nothing, and its core
+// is free. A rank that comes late to an operation makes one wait long; after that the operation is fast. So the first
+// wait of an operation that takes a millisecond counts as a late rank, and the other waits count for the wire. If it
+// was the wire after all, the mistake costs nothing: the next operation's first wait is as long.
 //
-// Belongs to whoever drives the lane.
+// Belongs to the driver of the lane.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ class Expectation {
  public:
   bool soon() const { return long_waits_ < kMany && (late_operations_ < kMany || somebody_late_); }
 
-  // A sleep has ended, in a wait that has lasted `waited` so far. `on_sockets`: it waits for some; `patience`: for
-  // how long it would stay awake; `late`: whether it is for somebody who is late, to be kept until the wait ends.
+  // A sleep has ended, in a wait that has taken `waited` so far. `on_sockets`: it waits for sockets. `patience`: for
+  // how long it would stay awake. `late`: whether it waits for a late rank; kept by the caller until the wait ends.
   void slept(Nanoseconds waited, Nanoseconds patience, bool on_sockets, bool* late) {
     if (waited >= kLate && (*late || !somebody_late_)) {
       *late = somebody_late_ = true;
@@ -34,16 +35,16 @@ class Expectation {
   }
 
  private:
-  static constexpr int kMany = 4;                     // more than others, and the next is taken to be such a one, too
-  static constexpr Nanoseconds kLate = kMillisecond;  // who is not there by then was not about to come
+  static constexpr int kMany = 4;  // so many more than others: then the next one is expected to be long, too
+  static constexpr Nanoseconds kLate = kMillisecond;  // a rank that is not there by then is late
 
-  // Counts up to twice what is many, so that it is forgotten as quickly as learnt.
+  // Counts up to twice kMany, so that it forgets as quickly as it learns.
   static int counted(int so_far, bool one_more) {
     return one_more ? std::min(so_far + 1, 2 * kMany) : std::max(so_far - 1, 0);
   }
 
   int long_waits_ = 0;          // for sockets: how many more than short ones, lately
-  int late_operations_ = 0;     // to which somebody came late: how many more than others, lately
+  int late_operations_ = 0;     // operations with a late rank: how many more than others, lately
   bool somebody_late_ = false;  // to the operation that ends next
 };
 

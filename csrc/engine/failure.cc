@@ -23,13 +23,13 @@ Failure::Failure(int rank) : rank_(rank), report_fd_(::eventfd(0, EFD_CLOEXEC | 
 }
 
 void Failure::introduce(std::string who, std::vector<std::string> rank_names) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   who_ = std::move(who);
   rank_names_ = std::move(rank_names);
 }
 
 std::string Failure::called(int rank) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const auto at = static_cast<size_t>(rank);
   const std::string name = at < rank_names_.size() ? rank_names_[at] : "rank " + std::to_string(rank);
   return name.substr(0, name.find(" ("));
@@ -40,13 +40,13 @@ void Failure::check() const {
 }
 
 Error Failure::error() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (!error_) return Error(ErrorKind::kInternalError, "asked for an error where there is none");
   return *error_;
 }
 
 void Failure::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   agent_.store(false);
   reports_.clear();
   report_fd_.reset();
@@ -58,13 +58,13 @@ void Failure::post(const Report& report) {
 }
 
 void Failure::question(const Report& report, const std::string& operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   questioned_operation_ = operation;
   if (agent_.load()) post(report);
 }
 
 std::optional<Report> Failure::take_report() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (reports_.empty()) {
     eventfd_t ignored = 0;
     ::eventfd_read(report_fd_.get(), &ignored);
@@ -76,7 +76,7 @@ std::optional<Report> Failure::take_report() {
 }
 
 void Failure::suspect(const Report& report, const std::string& operation) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (state_.load() != State::kOk) return;
   if (!agent_.load()) {
     fail_locked(report.kind, report.peer, report.reason, operation);
@@ -89,26 +89,26 @@ void Failure::suspect(const Report& report, const std::string& operation) {
   post(report);
 }
 
-void Failure::left(int peer) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  left_.emplace(peer, now_ns());
+void Failure::note_departure(int peer) {
+  const Lock lock(mutex_);
+  departed_.emplace(peer, now_ns());
 }
 
 bool Failure::gone(int peer) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto entry = left_.find(peer);
-  return entry != left_.end() && now_ns() - entry->second >= kArrival;
+  const Lock lock(mutex_);
+  const auto entry = departed_.find(peer);
+  return entry != departed_.end() && now_ns() - entry->second >= kArrival;
 }
 
 void Failure::settle(Nanoseconds now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (state_.load() != State::kSuspected || now - suspected_at_ < patience()) return;
   fail_locked(suspicion_.kind, suspicion_.peer, suspicion_.reason, suspected_operation_);
   post(failed_report(suspicion_.kind, suspicion_.peer, suspicion_.reason));
 }
 
 void Failure::fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const State before = state_.load();
   if (before == State::kFailed) return;
   if (tell && agent_.load()) post(failed_report(kind, culprit, reason));
@@ -126,7 +126,7 @@ void Failure::fail_locked(ErrorKind kind, int culprit, const std::string& reason
   if (!operation.empty()) message += " " + operation + ":";
   const bool lost = kind == ErrorKind::kPeerLost || kind == ErrorKind::kCollectiveTimeout;
   if (lost && culprit == rank_) {
-    // It is alive, and does not wait for itself.
+    // This rank is alive, and does not wait for itself.
     message += kind == ErrorKind::kCollectiveTimeout ? " Timed out on the other ranks, which have given this rank up:"
                                                      : " the other ranks have given this rank up:";
   } else if (culprit >= 0 && culprit < static_cast<int>(rank_names_.size())) {

@@ -15,13 +15,13 @@ namespace ddl {
 
 namespace {
 
-constexpr Nanoseconds kSleep = 20 * kMillisecond;  // longest sleep: peers are looked after this often
+constexpr Nanoseconds kSleep = 20 * kMillisecond;  // the longest sleep: so often this rank looks after its peers
 constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shared memory are waited for
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kTending = 100 * kMillisecond;
-constexpr int kQuickLooks = 40;                       // about 2 us
-constexpr uint64_t kWorthTiming = uint64_t{1} << 20;  // bytes whose operation takes long beside a look at the clock
+constexpr int kQuickLooks = 40;                       // they take about 2 us
+constexpr uint64_t kWorthTiming = uint64_t{1} << 20;  // bytes; it takes much longer than a look at the clock
 
 template <class T>
 void add(std::atomic<T>* counter, T more) {  // one writer at a time: no locked instruction
@@ -41,7 +41,7 @@ Lane::Lane(int rank, LaneId id, const Neighbourhood& neighbourhood, Links* links
       links_(links),
       failure_(failure),
       patience_(patience),
-      sleep_word_(&neighbourhood.mine()->lanes[static_cast<size_t>(id)].sleeping),
+      sleep_word_(&neighbourhood.own_board()->lanes[static_cast<size_t>(id)].sleeping),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_fd_) throw_errno("eventfd");
   for (size_t i = 0; i < slots_of(id); ++i) {
@@ -59,13 +59,20 @@ void Lane::submit(Operation* operation) {
   }
 }
 
+bool Lane::enter_and_submit(const std::shared_ptr<Operation>& operation, bool until_its_end) {
+  const bool drives = enter();
+  if (!drives || !until_its_end) operation->self = operation;
+  submit(operation.get());
+  return drives;
+}
+
 void Lane::kick() {
-  if (driven_.load(std::memory_order_seq_cst)) {
+  if (driver_.taken()) {
     wake();
     return;
   }
   if (!has_thread_.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> lock(starting_);
+    const Lock lock(starting_);
     if (!thread_.joinable() && !stop_.load()) {
       thread_ = std::thread([this] { thread_main(); });
       has_thread_.store(true, std::memory_order_release);
@@ -79,7 +86,7 @@ void Lane::wake() {
   full_fence(sleep_word_);
   if (sleep_word_->load(std::memory_order_seq_cst) == 0) return;
   wake_if_sleeping(sleep_word_);
-  std::lock_guard<std::mutex> lock(starting_);  // not a descriptor that stop() closes meanwhile, and another has then
+  const Lock lock(starting_);  // stop() may close the descriptor, and its number may be used again
   if (wake_fd_) ::eventfd_write(wake_fd_.get(), 1);
 }
 
@@ -98,14 +105,14 @@ void Lane::drain() {
       continue;
     }
     fail_all();
-    driven_.store(false, std::memory_order_seq_cst);
+    driver_.leave();
   }
 }
 
 void Lane::stop() {
   stop_.store(true, std::memory_order_seq_cst);
   wake();
-  std::lock_guard<std::mutex> lock(starting_);
+  const Lock lock(starting_);
   kicks_.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(&kicks_);
   if (thread_.joinable()) thread_.join();
@@ -117,9 +124,9 @@ void Lane::run(const Work& work, Caller* caller) {
   leave();
 }
 
-// Whoever submits adds to pending_ first and then looks whether somebody drives; this is the other way round.
+// A submitter adds to pending_, then looks for a driver. This does it in the opposite order, so one sees the other.
 void Lane::leave() {
-  driven_.exchange(false, std::memory_order_seq_cst);
+  driver_.leave();
   if (has_work()) kick();
 }
 
@@ -129,7 +136,7 @@ void Lane::thread_main() {
     const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
     if (has_work() && enter()) {
       drive(nullptr, nullptr);
-      driven_.exchange(false, std::memory_order_seq_cst);
+      driver_.leave();
       continue;
     }
     thread_asleep_.store(1, std::memory_order_seq_cst);
@@ -163,7 +170,7 @@ Operation* Lane::take_queued() {
   if (queue_ == nullptr) {
     if (submitted_.load(std::memory_order_relaxed) == nullptr) return nullptr;
     Operation* newest = submitted_.exchange(nullptr, std::memory_order_acq_rel);
-    while (newest != nullptr) {  // turn the list round
+    while (newest != nullptr) {  // reverse the list
       Operation* const older = newest->next;
       newest->next = queue_;
       queue_ = newest;
@@ -181,7 +188,7 @@ void Lane::admit() {
     if (current_ == nullptr) return;
     Executor* executor = nullptr;
     if (id_ == LaneId::kPointToPoint) {
-      // Every send and receive is under way at once: one may be what another rank needs before it serves ours.
+      // All sends and receives are under way at once: another rank may need any of them before it makes its own call.
       for (auto& candidate : executors_) {
         if (candidate->idle()) executor = candidate.get();
       }
@@ -190,8 +197,8 @@ void Lane::admit() {
         executor = executors_.back().get();
       }
     } else {
-      // Strictly in turn, so that every rank runs the same piece in the same slot. More slots than an operation asks
-      // for would only mean more connections in use, and fewer bytes of each in the caches.
+      // In a fixed order, so that every rank runs the same piece in the same slot. Using more slots than an operation
+      // asks for would only use more connections and more cache.
       const size_t slots = std::min<size_t>(current_->in_flight, executors_.size());
       const size_t slot = next_slot_ % slots;
       executor = executors_[slot].get();
@@ -223,7 +230,7 @@ bool Lane::progress() {
     failure_->suspect(report, at_work->operation()->text());
     return true;
   } catch (const Mismatch& mismatch) {
-    // Both calls are shown, and nobody is blamed: which of them is wrong only the user knows.
+    // The error shows both calls and blames no rank: only the user knows which call is wrong.
     failure_->fail(ErrorKind::kCollectiveMismatch, -1, explain(mismatch), at_work->operation()->text(), true);
     return true;
   } catch (const Error& error) {
@@ -245,7 +252,7 @@ bool Lane::progress() {
 }
 
 void Lane::complete(Operation* operation, const Error* error) {
-  // Its owner may use it for something else as soon as its work is done, so what holds it goes last.
+  // Its owner may use it again as soon as its work is done, so `self` goes last.
   const std::shared_ptr<Operation> self = std::move(operation->self);
   pending_.fetch_sub(1, std::memory_order_seq_cst);
   note_end();
@@ -258,7 +265,7 @@ void Lane::complete(Operation* operation, const Error* error) {
 
 void Lane::fail_all() {
   const Error error = failure_->error();
-  // One operation may be with several executors, and the current one also with its driver: once each.
+  // Several executors may have the same operation, and so may `current_`. Complete each operation once.
   std::vector<Operation*> ended;
   for (Executor* executor : active_) {
     ended.push_back(executor->operation());
@@ -275,13 +282,13 @@ void Lane::fail_all() {
 
 // --- waiting ------------------------------------------------------------------------------------------------------
 
-// False if the caller does not wait any longer.
+// False if the caller will not wait longer.
 bool Lane::wait(Waiting* waiting, Caller* caller) {
   // The progress thread shares its core with the user's computation, so it never spins.
   const Nanoseconds spin = caller != nullptr ? patience_.spin : 0;
   const bool awake = failure_->ok() && expectation_.soon();
   if (awake && spin > 0 && waiting->since == 0 && waiting->looks++ < kQuickLooks) {
-    cpu_pause();  // the others are about to come: not even the clock is asked
+    cpu_pause();  // the others will come at once: do not even read the clock
     return true;
   }
   if (caller != nullptr) caller->let_go();
@@ -339,7 +346,7 @@ void Lane::note_end() {
   under_way_since_ = has_work() ? now : 0;
 }
 
-// Whether what is under way needs a rank that shares memory with this one.
+// Whether an operation waits for a rank that shares memory with this one.
 bool Lane::awaits_neighbour() const {
   for (const Executor* executor : active_) {
     for (int peer : executor->waiting_for()) {
@@ -352,11 +359,11 @@ bool Lane::awaits_neighbour() const {
 // False if there was something to do instead.
 bool Lane::sleep() {
   sockets_.clear();
-  // Before the last look below: what is awaited when it finds nothing was awaited before.
+  // This stands before the last look below: if that finds nothing, the same ranks are awaited.
   const bool mixed = neighbourhood_.mixed() && awaits_neighbour();
   sleep_word_->store(1, std::memory_order_seq_cst);
   full_fence(sleep_word_);
-  // Look once more: what changed before the word was raised woke nobody.
+  // Look once more: what changed before the word was set has woken nobody.
   if (failure_->failed() || submitted_.load(std::memory_order_acquire) != nullptr || (failure_->ok() && progress())) {
     sleep_word_->store(0, std::memory_order_seq_cst);
     return false;

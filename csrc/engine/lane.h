@@ -1,10 +1,10 @@
 // A queue of operations and the slots that run them. A communicator has a lane for small operations, one for large
 // ones and one for send/recv, so that none waits behind another.
 //
-// A lane is driven by one thread at a time: the caller of a blocking operation if nobody else does, else the lane's
-// own progress thread, which starts with the first operation that nobody waits for. Whoever drives owns the executors
-// and the links of the lane's streams. Waiting is spin (if there is a core to spin on), yield, sleep. No lock, no
-// allocation and no system call stands between a submission and its end, if the others are as quick.
+// One thread at a time drives a lane: the caller of a blocking operation, if no other thread does, or the lane's
+// progress thread, which starts with the first operation that nobody waits for. The driver owns the executors, and
+// the links of the lane's streams. It waits in three ways, one after the other: it spins (if there is a core to spin
+// on), yields, sleeps. If the other ranks are as quick, an operation needs no lock, no allocation and no system call.
 #pragma once
 
 #include <poll.h>
@@ -12,10 +12,10 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "engine/executor.h"
 #include "engine/expectation.h"
@@ -23,29 +23,29 @@
 
 namespace ddl {
 
-// How long to wait in which way; constant after construction of the communicator.
+// How long to wait in which way. Constant after the communicator is constructed.
 struct Patience {
   Nanoseconds spin = 50 * kMicrosecond;    // 0 when ranks outnumber cores
-  Nanoseconds yield = 200 * kMicrosecond;  // then give the core to others, but stay runnable
+  Nanoseconds yield = 200 * kMicrosecond;  // then let other threads run, but stay runnable
 };
 
-// What a lane has done so far. Written by its driver; anybody may read, so the numbers may be of different moments.
-// They are relaxed: they order nothing.
+// What a lane has done so far. Its driver writes, any thread reads, so the numbers may be of different moments. The
+// atomics are relaxed: they order nothing.
 struct Activity {
-  std::atomic<uint64_t> operations{0};    // that ended
-  std::atomic<Nanoseconds> waited{0};     // nothing moved, though operations were under way
-  std::atomic<Nanoseconds> under_way{0};  // operations were, from the first wait on if they are small
+  std::atomic<uint64_t> operations{0};    // ended
+  std::atomic<Nanoseconds> waited{0};     // while operations were under way and nothing moved
+  std::atomic<Nanoseconds> under_way{0};  // while operations were; of small ones, from the first wait on
 };
 
-// A user's thread that waits, as the engine sees it.
+// A user's thread that waits for the engine.
 class Caller {
  public:
   virtual ~Caller() = default;
-  // The wait will take more than a moment: let others use what this thread holds.
+  // The wait will take longer: release what other threads need (Python's lock).
   virtual void let_go() = 0;
   // True if the user has asked to stop (Ctrl-C). Called now and then.
   virtual bool interrupted() = 0;
-  // False: where it would have to sleep it leaves, and the progress thread goes on.
+  // False: instead of sleeping it leaves, and the progress thread goes on.
   virtual bool sleeps() const = 0;
 };
 
@@ -58,21 +58,24 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   // Makes the calling thread the lane's driver, if there is none.
-  bool enter() { return !driven_.exchange(true, std::memory_order_seq_cst); }
+  bool enter() DDL_TRY_ACQUIRE(true, driver_) { return driver_.enter(); }
   // Queues; one thread at a time. The operation must outlive its end.
   void submit(Operation* operation);
-  // After `submit`: drives until `work` is done, or the caller would have to sleep and does not; and leaves. Only for
-  // who has entered.
-  void run(const Work& work, Caller* caller);
-  // After `submit`: has the progress thread take it, if nobody drives.
+  // Both. The operation keeps itself alive, unless this thread drives the lane until it ends. (Not checked: the
+  // analysis does not follow a role that is held on one of two branches.)
+  bool enter_and_submit(const std::shared_ptr<Operation>& operation, bool until_its_end)
+      DDL_TRY_ACQUIRE(true, driver_) DDL_NOT_CHECKED;
+  // After `submit`: drives until `work` is done, or until a caller that does not sleep would have to; then leaves.
+  void run(const Work& work, Caller* caller) DDL_RELEASE(driver_);
+  // After `submit`: wakes the progress thread, if no thread drives.
   void kick();
-  // Looks after what earlier operations have sent, if nobody drives.
+  // Looks after what earlier operations have sent, if no thread drives.
   void tend();
-  // Something outside changed (a verdict, a new connection): look again.
+  // Makes the driver look again: something outside has changed (a verdict, a new connection).
   void wake();
-  // After a failure: returns when every operation has been completed with it.
+  // After a failure: returns when every operation has ended with it.
   void drain();
-  // Ends the thread. The executors' shared memory stays until destruction: a slower peer may still read it.
+  // Ends the thread. The executors' shared memory stays until destruction: a slow peer may still read it.
   void stop();
   const Activity& activity() const { return activity_; }
   // Whether operations have been submitted that have not ended.
@@ -81,30 +84,30 @@ class Lane {
  private:
   struct Waiting {
     Nanoseconds since = 0;
-    Nanoseconds last = 0;        // when the clock was asked last
-    Nanoseconds looked = 0;      // when the slow checks ran last
+    Nanoseconds last = 0;        // when the clock was read last
+    Nanoseconds looked = 0;      // when the slow checks were made last
     Nanoseconds interrupts = 0;  // when the user was asked last
-    Nanoseconds tended = 0;      // when other links were looked after
-    int looks = 0;               // how often nothing had moved
-    bool late = false;           // it is for somebody who is late
+    Nanoseconds tended = 0;      // when other links were looked after last
+    int looks = 0;               // how often nothing moved
+    bool late = false;           // it waits for a late rank
   };
 
   void thread_main();
-  void drive(const Work* until, Caller* caller);
-  void leave();
-  void admit();
-  Operation* take_queued();
-  bool progress();
-  void fail_all();
-  void complete(Operation* operation, const Error* error);
-  bool wait(Waiting* waiting, Caller* caller);
-  void end_wait(Waiting* waiting);
-  void note_end();
-  bool sleep();
-  bool awaits_neighbour() const;
-  void check_on_peers();
-  void check_deadlines(Nanoseconds now);
-  std::string current_text() const;
+  void drive(const Work* until, Caller* caller) DDL_REQUIRES(driver_);
+  void leave() DDL_RELEASE(driver_);
+  void admit() DDL_REQUIRES(driver_);
+  Operation* take_queued() DDL_REQUIRES(driver_);
+  bool progress() DDL_REQUIRES(driver_);
+  void fail_all() DDL_REQUIRES(driver_);
+  void complete(Operation* operation, const Error* error) DDL_REQUIRES(driver_);
+  bool wait(Waiting* waiting, Caller* caller) DDL_REQUIRES(driver_);
+  void end_wait(Waiting* waiting) DDL_REQUIRES(driver_);
+  void note_end() DDL_REQUIRES(driver_);
+  bool sleep() DDL_REQUIRES(driver_);
+  bool awaits_neighbour() const DDL_REQUIRES(driver_);
+  void check_on_peers() DDL_REQUIRES(driver_);
+  void check_deadlines(Nanoseconds now) DDL_REQUIRES(driver_);
+  std::string current_text() const DDL_REQUIRES(driver_);
   std::string explain(const Mismatch& mismatch) const;
   std::string overdue(const Operation& operation, const std::vector<int>& missing) const;
   Report report_on(const Operation& operation) const;
@@ -118,28 +121,27 @@ class Lane {
   std::atomic<uint32_t>* const sleep_word_;
   UniqueFd wake_fd_;
 
-  std::atomic<bool> driven_{false};
+  Role driver_;
   std::atomic<bool> stop_{false};
   std::atomic<size_t> pending_{0};              // submitted and not completed
   std::atomic<Operation*> submitted_{nullptr};  // a list, the newest first
   std::atomic<uint32_t> kicks_{0};              // what the progress thread sleeps on
   std::atomic<uint32_t> thread_asleep_{0};
 
-  std::mutex starting_;  // guards what follows
-  std::thread thread_;
+  Mutex starting_;
+  std::thread thread_ DDL_GUARDED_BY(starting_);
   std::atomic<bool> has_thread_{false};
 
-  // Belong to the driving thread.
-  std::vector<std::unique_ptr<Executor>> executors_;
-  std::vector<Executor*> active_;  // in the order of admission
-  size_t next_slot_ = 0;
-  Nanoseconds under_way_since_ = 0;
-  Expectation expectation_;
-  Activity activity_;
-  Polled sockets_;  // reused by every sleep
-  std::vector<pollfd> polled_;
-  Operation* queue_ = nullptr;    // submitted, the oldest first
-  Operation* current_ = nullptr;  // has pieces that are not issued yet
+  Activity activity_;  // written by the driver
+  std::vector<std::unique_ptr<Executor>> executors_ DDL_GUARDED_BY(driver_);
+  std::vector<Executor*> active_ DDL_GUARDED_BY(driver_);  // in the order of admission
+  size_t next_slot_ DDL_GUARDED_BY(driver_) = 0;
+  Nanoseconds under_way_since_ DDL_GUARDED_BY(driver_) = 0;
+  Expectation expectation_ DDL_GUARDED_BY(driver_);
+  Polled sockets_ DDL_GUARDED_BY(driver_);  // reused by every sleep
+  std::vector<pollfd> polled_ DDL_GUARDED_BY(driver_);
+  Operation* queue_ DDL_GUARDED_BY(driver_) = nullptr;    // submitted, the oldest first
+  Operation* current_ DDL_GUARDED_BY(driver_) = nullptr;  // has pieces that are not issued yet
 };
 
 }  // namespace ddl

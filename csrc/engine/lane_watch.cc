@@ -1,4 +1,4 @@
-// What a lane watches over while it waits: peers that have died, operations that take too long, and the words for it.
+// What a lane checks while it waits: whether a peer has died, whether an operation takes too long; and the messages.
 #include <algorithm>
 #include <string>
 
@@ -9,7 +9,7 @@ namespace ddl {
 namespace {
 
 constexpr Nanoseconds kNextQuestion = 10 * kSecond;
-constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // how long before its deadline the others are asked finally
+constexpr Nanoseconds kVerdict = 400 * kMillisecond;  // before the deadline: then the others are asked once more
 
 }  // namespace
 
@@ -19,12 +19,12 @@ std::string Lane::explain(const Mismatch& mismatch) const {
   };
   const std::string self = failure_->called(rank_), peer = failure_->called(mismatch.peer());
   const std::string rule = "; all ranks must make the same calls in the same order";
-  if (mismatch.mine().same_call(mismatch.theirs())) {
-    return self + " and " + peer + " both called " + numbered(mismatch.mine()) +
+  if (mismatch.own_call().same_call(mismatch.peer_call())) {
+    return self + " and " + peer + " both called " + numbered(mismatch.own_call()) +
            ", but one of their calls before it did not match (its root, say)" + rule;
   }
-  return "the calls do not match: " + self + " called " + numbered(mismatch.mine()) + " but " + peer + " called " +
-         numbered(mismatch.theirs()) + rule;
+  return "the calls do not match: " + self + " called " + numbered(mismatch.own_call()) + " but " + peer +
+         " called " + numbered(mismatch.peer_call()) + rule;
 }
 
 Report Lane::report_on(const Operation& operation) const {
@@ -43,7 +43,7 @@ void Lane::check_on_peers() {
       const PeerMemory* memory = neighbourhood_.memory(peer);
       const bool ended = memory != nullptr && !memory->alive();
       if (!ended && (!failure_->gone(peer) || executor->hears(peer))) continue;
-      // It may have done its part and then left: only what is still missing now will never come.
+      // The peer may have done its part before it ended. Only what is still missing now will never come.
       progress();
       if (executor->idle()) return;
       const std::vector<int> still = executor->waiting_for();
@@ -59,8 +59,7 @@ void Lane::check_on_peers() {
   }
 }
 
-// Whom this rank waits for need not be who holds all of them up: that one may be behind several others. So this says
-// what is seen, and blames nobody.
+// The rank that this one waits for may itself wait for another. So this says what this rank sees, and blames nobody.
 std::string Lane::overdue(const Operation& operation, const std::vector<int>& missing) const {
   std::string ranks;
   for (int peer : missing) ranks += (ranks.empty() ? "" : ", ") + failure_->called(peer);
@@ -80,7 +79,7 @@ void Lane::check_deadlines(Nanoseconds now) {
     report.type = Report::Type::kStalled;
     report.kind = ErrorKind::kCollectiveTimeout;
     const std::vector<int> missing = executor->waiting_for();
-    // Of a send or receive only its other end can be asked; of a collective, all.
+    // About a send or receive, only the other end knows. About a collective, all ranks know.
     if (id_ == LaneId::kPointToPoint && !missing.empty()) report.peer = missing.front();
     if (!operation.asked_finally && now >= deadline - std::min(kVerdict, operation.timeout / 3)) {
       operation.asked_finally = report.final = true;

@@ -5,21 +5,21 @@
 #include <string>
 
 #include "base/error.h"
-#include "transport/factory.h"
 
 namespace ddl {
 
 namespace {
 
-constexpr size_t kMaxParts = 64;  // iovecs given to the transport at once
-// Over rails, messages up to here are copied, and sent for who waits; longer ones when the peer has them.
+// Messages up to here are copied, so that nobody waits until an endpoint has released their memory.
 constexpr uint64_t kCopiedMessage = 64 << 10;
 
-Descriptor descriptor_of(const Header& h) { return descriptor_from(h.signature, h.count, h.sequence, h.history); }
+Descriptor descriptor_of(const SegmentHeader& h) {
+  return descriptor_from(h.signature, h.count, h.sequence, h.history);
+}
 
-WireCodec codec_of(const Header& h) { return static_cast<WireCodec>(h.codec); }
+WireCodec codec_of(const SegmentHeader& h) { return static_cast<WireCodec>(h.codec); }
 
-// Of all segments but a message's last: no coded unit is cut.
+// The length of all segments but a message's last. No coded unit is cut.
 uint64_t segment_bytes(WireCodec codec) {
   return codec == WireCodec::kNone ? kSegmentBytes : kSegmentBytes / unit_of(codec).bytes * unit_of(codec).bytes;
 }
@@ -35,26 +35,26 @@ void Link::add(std::unique_ptr<Endpoint> endpoint) {
   connections_.back()->endpoint = std::move(endpoint);
 }
 
-void Link::add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all) {
-  if (rails_ == nullptr) {
-    auto rails = make_rails(peer_, rails_in_all);
-    rails_ = rails.get();
-    add(std::move(rails));
-  }
-  rails_->add(std::move(rail));
+bool Link::open() const {
+  return std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->endpoint->open(); });
 }
 
-uint64_t Link::send(const Header& header, const std::vector<iovec>& parts, char* residual) {
+bool Link::finished() {
+  return std::all_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->endpoint->finished(); });
+}
+
+uint64_t Link::send(const SegmentHeader& header, const std::vector<iovec>& parts, char* residual) {
   const uint64_t number = outgoing_.end();
   Outgoing& out = outgoing_.push();
   out.header = header;
   out.header.step = static_cast<uint32_t>(number);
   out.parts = parts;
   out.residual = residual;
-  out.cut = out.written = 0;
+  out.cut = 0;
   out.part = out.in_part = 0;
-  out.begun = false;
-  out.kept = rails_ != nullptr && header.bytes > kCopiedMessage && codec_of(header) == WireCodec::kNone;
+  const uint64_t segment = segment_bytes(codec_of(header));
+  out.unreleased = std::max<uint64_t>(1, (header.bytes + segment - 1) / segment);
+  out.in_place = header.bytes > kCopiedMessage && codec_of(header) == WireCodec::kNone;
   if (header.bytes > 0) {
     messages_.fetch_add(1, std::memory_order_relaxed);
     payload_.fetch_add(header.bytes, std::memory_order_relaxed);
@@ -62,7 +62,8 @@ uint64_t Link::send(const Header& header, const std::vector<iovec>& parts, char*
   return number;
 }
 
-uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landings, const Arithmetic& arithmetic) {
+uint64_t Link::receive(const SegmentHeader& expected, const std::vector<Landing>& landings,
+                       const Arithmetic& arithmetic) {
   const uint64_t number = incoming_.end();
   Incoming& in = incoming_.push();
   in.expected = expected;
@@ -76,17 +77,18 @@ uint64_t Link::receive(const Header& expected, const std::vector<Landing>& landi
 }
 
 bool Link::progress() {
-  bool moved = rails_ != nullptr && rails_->progress();
+  bool moved = false;
+  for (const auto& connection : connections_) moved |= connection->endpoint->progress();
   moved |= progress_outgoing();
   for (const auto& connection : connections_) moved |= progress_incoming(connection.get());
-  return settle() || moved;
+  return release() || moved;
 }
 
 bool Link::progress_outgoing() {
   if (!may_send()) return false;
   bool moved = false;
-  // A segment for each connection that takes one, and round again: none is left out while another is ready. Messages
-  // begin with one after the other, so that those of one segment use all, too.
+  // Give each connection that is ready a segment, then begin again, so that none is left out. Each message begins
+  // with the next connection, so that messages of one segment use all connections, too.
   const size_t n = connections_.size();
   for (bool sent = true; sent;) {
     sent = false;
@@ -94,38 +96,40 @@ bool Link::progress_outgoing() {
     for (size_t i = 0; i < n; ++i) sent |= progress_outgoing(connections_[(begin + i) % n].get());
     moved |= sent;
   }
-  const auto sending = [](const auto& connection) { return connection->sending; };
-  const bool left = std::any_of(connections_.begin(), connections_.end(), sending);
-  if (moved && turn_ != nullptr) turn_->moved(this, left);
+  const auto sending = [](const auto& connection) { return !connection->out.done(); };
+  const bool more = std::any_of(connections_.begin(), connections_.end(), sending);
+  if (moved && turn_ != nullptr) turn_->moved(this, more);
   return moved;
 }
 
-// Forgets the messages that have been sent; returns whether there were any.
-bool Link::settle() {
-  const uint64_t before = outgoing_.first();
-  while (!outgoing_.empty()) {
-    const Outgoing& out = outgoing_.front();
-    if (!out.begun || out.written < out.header.bytes) break;
-    if (rails_ != nullptr && rails_->settled() < out.end) break;
-    outgoing_.pop();
+// Forgets the messages that the endpoints have released. Returns whether there were any.
+bool Link::release() {
+  while (!unreleased_.empty() && unreleased_.front().connection->endpoint->released() >= unreleased_.front().end) {
+    --outgoing_[unreleased_.front().message].unreleased;
+    unreleased_.pop();
   }
+  const uint64_t before = outgoing_.first();
+  while (!outgoing_.empty() && outgoing_.front().unreleased == 0) outgoing_.pop();
   return outgoing_.first() != before;
 }
 
 void Link::abandon() {
   outgoing_.clear();
   incoming_.clear();
+  unreleased_.clear();
   cutting_ = outgoing_.end();
   if (turn_ != nullptr) turn_->give_up(this);
-  if (rails_ != nullptr) rails_->abandon();
-  for (const auto& connection : connections_) connection->sending = connection->placed = false;
+  for (const auto& connection : connections_) {
+    connection->endpoint->abandon();
+    connection->out.clear();
+    connection->placed = false;
+  }
 }
 
 void Link::poll_fds(Polled* fds) const {
-  if (rails_ != nullptr) return rails_->poll_fds(fds, !incoming_.empty());
   for (const auto& connection : connections_) {
-    const int fd = connection->endpoint->poll_fd();
-    if (fd >= 0 && !connection->ended) fds->emplace_back(fd, connection->sending && may_send());
+    const bool writing = !connection->out.done() && may_send();
+    if (!connection->ended) connection->endpoint->poll_fds(fds, !incoming_.empty(), writing);
   }
 }
 
@@ -135,31 +139,25 @@ void Link::poll_fds(Polled* fds) const {
 bool Link::cut_segment(Connection* c) {
   if (cutting_ == outgoing_.end()) return false;
   Outgoing& out = outgoing_[cutting_];
-  Header header = out.header;
+  SegmentHeader header = out.header;
   header.offset = out.cut;
   header.length = static_cast<uint32_t>(std::min(segment_bytes(codec_of(header)), header.bytes - out.cut));
-  c->sending = true;
   c->out_message = cutting_;
-  c->out_length = header.length;
-  c->out_next = 0;
-  c->out_parts.clear();
-  encode(header, &c->out_header);
-  c->out_parts.push_back({c->out_header.data(), kHeaderBytes});
+  c->out.begin(header);
   const WireCodec codec = codec_of(header);
   size_t in_memory = bytes_in_memory(codec, header.length);
   char* encoded = nullptr;
   if (codec != WireCodec::kNone) {
     if (c->encoded.size() < header.length) c->encoded.resize(kSegmentBytes);
     encoded = c->encoded.data();
-    // Not an empty part: it would look as if the transport took no more.
-    if (header.length > 0) c->out_parts.push_back({encoded, header.length});
+    c->out.append(encoded, header.length);
   }
   while (in_memory > 0) {
     const iovec& part = out.parts[out.part];
     const size_t step = std::min(in_memory, part.iov_len - out.in_part);
     char* const from = static_cast<char*>(part.iov_base) + out.in_part;
     if (codec == WireCodec::kNone) {
-      c->out_parts.push_back({from, step});
+      c->out.append(from, step);
     } else {
       encode_floats(codec, encoded, from, out.residual, step / sizeof(float));
       encoded += coded_bytes(codec, step / sizeof(float));
@@ -173,47 +171,28 @@ bool Link::cut_segment(Connection* c) {
     }
   }
   out.cut += header.length;
-  out.begun = true;
   if (out.cut == out.header.bytes) ++cutting_;
   return true;
 }
 
-// Up to the end of a segment.
+// Writes up to the end of a segment.
 bool Link::progress_outgoing(Connection* c) {
-  bool moved = false;
-  if (!c->sending && !cut_segment(c)) return false;
-  while (c->sending) {
-    iovec* const parts = c->out_parts.data() + c->out_next;
-    const size_t n = std::min(kMaxParts, c->out_parts.size() - c->out_next);
-    const bool kept = outgoing_[c->out_message].kept;
-    size_t bytes =
-        kept ? rails_->write_kept(parts, static_cast<int>(n)) : c->endpoint->write(parts, static_cast<int>(n));
-    if (bytes == 0) return moved;
-    moved = true;
-    while (bytes > 0) {
-      iovec& part = c->out_parts[c->out_next];
-      const size_t step = std::min(bytes, part.iov_len);
-      part.iov_base = static_cast<char*>(part.iov_base) + step;
-      part.iov_len -= step;
-      bytes -= step;
-      if (part.iov_len == 0) ++c->out_next;
-    }
-    if (c->out_next < c->out_parts.size()) continue;
-    c->sending = false;
-    Outgoing& out = outgoing_[c->out_message];
-    out.written += c->out_length;
-    if (rails_ != nullptr) out.end = rails_->accepted();
-    settle();
+  if (c->out.done() && !cut_segment(c)) return false;
+  const size_t bytes = c->out.write(c->endpoint.get(), outgoing_[c->out_message].in_place);
+  c->written += bytes;
+  if (c->out.done()) {
+    unreleased_.push() = {c, c->written, c->out_message};
+    release();
   }
-  return moved;
+  return bytes > 0;
 }
 
 // --- receiving ----------------------------------------------------------------------------------------------------
 
-void Link::check_header(const Incoming& in, const Header& got) const {
-  const Header& want = in.expected;
+void Link::check_header(const Incoming& in, const SegmentHeader& got) const {
+  const SegmentHeader& want = in.expected;
   const bool alike = descriptor_of(got) == descriptor_of(want);
-  // Over one connection messages come in order. If not, the peer makes more connections than this rank expects.
+  // Over one connection, messages come in order. If they do not, the peer uses more connections than this rank.
   const bool ordered = !single_ || (connections_.size() == 1 && got.step == want.step);
   if (!alike && ordered) throw Mismatch(peer_, descriptor_of(want), descriptor_of(got));
   const uint64_t segment = segment_bytes(codec_of(want));
@@ -224,7 +203,7 @@ void Link::check_header(const Incoming& in, const Header& got) const {
       fits && in_turn) {
     return;
   }
-  const auto text = [](const Header& h) {
+  const auto text = [](const SegmentHeader& h) {
     return "message " + std::to_string(h.step) + " of piece " + std::to_string(h.turn) + " (" +
            std::to_string(h.bytes) + " bytes, codec " + std::to_string(h.codec) + ")";
   };
@@ -234,17 +213,17 @@ void Link::check_header(const Incoming& in, const Header& got) const {
                                              " was due; do all ranks use the same DDL settings?");
 }
 
-// Finds the message of the segment whose header is here. False if this rank does not expect it yet.
+// Finds the message of the segment whose header has come. False if this rank does not expect it yet.
 bool Link::place(Connection* c) {
-  Header got;
-  if (!decode(c->in_header, &got)) {
+  SegmentHeader got;
+  if (!c->in_header.parse(&got)) {
     throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(peer_) +
                                                " sent bytes that are not a message of this version of DDL; "
                                                "do all ranks run the same version?");
   }
   const uint64_t first = incoming_.first();
   const uint32_t ahead = got.step - static_cast<uint32_t>(first);
-  const bool impossible = single_ ? ahead != 0 : ahead >= uint32_t{1} << 31;  // the check below says so
+  const bool impossible = single_ ? ahead != 0 : ahead >= uint32_t{1} << 31;  // check_header throws
   const uint64_t message = impossible ? first : first + ahead;
   if (!incoming_.has(message)) return false;
   check_header(incoming_[message], got);
@@ -252,38 +231,38 @@ bool Link::place(Connection* c) {
   c->in_offset = got.offset;
   c->in_length = got.length;
   c->in_done = 0;
-  c->left = 0;
+  c->partial = 0;
   incoming_[message].begun = true;
   return c->placed = true;
 }
 
 // Appends where the segment's next bytes go.
 size_t Link::prepare_read(Connection* c, Incoming* in, uint32_t length, std::vector<iovec>* parts) {
-  const size_t missing = length - c->in_done - c->left;
+  const size_t missing = length - c->in_done - c->partial;
   if (missing == 0) return 0;
   if (in->staged) {
-    std::memcpy(staging_->data(), c->left_bytes.data(), c->left);
-    parts->push_back({staging_->data() + c->left, missing});
+    std::memcpy(staging_->data(), c->partial_bytes.data(), c->partial);
+    parts->push_back({staging_->data() + c->partial, missing});
     return missing;
   }
   uint64_t skip = c->in_offset + c->in_done;
-  size_t left = missing;
-  for (size_t i = 0; left > 0 && parts->size() < kMaxParts; ++i) {
+  size_t remaining = missing;
+  for (size_t i = 0; remaining > 0 && parts->size() < kMaxParts; ++i) {
     const Landing& landing = in->landings[i];
     if (skip >= landing.bytes) {
       skip -= landing.bytes;
       continue;
     }
-    const size_t step = std::min<uint64_t>(left, landing.bytes - skip);
+    const size_t step = std::min<uint64_t>(remaining, landing.bytes - skip);
     parts->push_back({landing.dst + skip, step});
-    left -= step;
+    remaining -= step;
     skip = 0;
   }
-  return missing - left;
+  return missing - remaining;
 }
 
-// Of several connections, one that ends between two segments may have brought all that it was to bring. And where
-// others are still being made the peer may have them already, have sent the rest over them and left.
+// If there are several connections, one that ends between two segments may have brought all that it was to bring.
+// While others are still being made, the peer may have sent the rest over them and ended.
 size_t Link::read(Connection* c) {
   try {
     return c->endpoint->read(parts_.data(), static_cast<int>(parts_.size()));
@@ -291,7 +270,7 @@ size_t Link::read(Connection* c) {
     c->ended = true;
     const auto open = [](const std::unique_ptr<Connection>& other) { return !other->ended; };
     const bool more = connections_.size() < expected_ || std::any_of(connections_.begin(), connections_.end(), open);
-    if (c->in_header_bytes > 0 || !more) throw;
+    if (c->in_header.begun() || !more) throw;
     return 0;
   }
 }
@@ -299,17 +278,16 @@ size_t Link::read(Connection* c) {
 bool Link::progress_incoming(Connection* c) {
   bool moved = false;
   while (!incoming_.empty() && !c->ended) {
-    // Never a byte beyond this segment is read: what follows may land elsewhere.
+    // Never read a byte beyond this segment: what follows may belong elsewhere.
     parts_.clear();
-    const size_t header_left = kHeaderBytes - c->in_header_bytes;
-    if (header_left > 0) {
-      parts_.push_back({c->in_header.data() + c->in_header_bytes, header_left});
+    if (!c->in_header.complete()) {
+      parts_.push_back(c->in_header.rest());
       if (single_) {
-        // Only one segment can be next, so its payload is read along with its header.
+        // Only one segment can be next, so read its payload together with its header.
         Incoming& in = incoming_.front();
         c->in_offset = in.arrived;
         c->in_done = 0;
-        c->left = 0;
+        c->partial = 0;
         const uint64_t segment = segment_bytes(codec_of(in.expected));
         const auto length = static_cast<uint32_t>(std::min(segment, in.expected.bytes - in.arrived));
         prepare_read(c, &in, length, &parts_);
@@ -323,10 +301,8 @@ bool Link::progress_incoming(Connection* c) {
       bytes = read(c);
       if (bytes == 0) return moved;
       moved = true;
-      const size_t of_header = std::min(bytes, header_left);
-      c->in_header_bytes += of_header;
-      bytes -= of_header;
-      if (c->in_header_bytes < kHeaderBytes) continue;
+      bytes = c->in_header.take(bytes);
+      if (!c->in_header.complete()) continue;
       if (!c->placed && !place(c)) return moved;
     }
     arrive(c, bytes);
@@ -337,13 +313,13 @@ bool Link::progress_incoming(Connection* c) {
 void Link::arrive(Connection* c, size_t bytes) {
   Incoming& in = incoming_[c->in_message];
   if (in.staged) {
-    take_staged(c, &in, c->left + bytes);
+    take_staged(c, &in, c->partial + bytes);
   } else {
     c->in_done += static_cast<uint32_t>(bytes);
   }
   if (c->in_done < c->in_length) return;
   in.arrived += c->in_length;
-  c->in_header_bytes = 0;
+  c->in_header.restart();
   c->placed = false;
   while (!incoming_.empty() && incoming_.front().begun &&
          incoming_.front().arrived == incoming_.front().expected.bytes) {
@@ -351,7 +327,7 @@ void Link::arrive(Connection* c, size_t bytes) {
   }
 }
 
-// `bytes` are in the staging; an incomplete element, or coded unit of them, at their end is kept for the next time.
+// `bytes` are in the staging. An incomplete element or coded unit at their end is kept for the next call.
 void Link::take_staged(Connection* c, Incoming* in, size_t bytes) {
   const WireCodec codec = codec_of(in->expected);
   const bool coded = codec != WireCodec::kNone;
@@ -359,7 +335,7 @@ void Link::take_staged(Connection* c, Incoming* in, size_t bytes) {
   const uint64_t before = c->in_offset + c->in_done;
   const size_t whole = before + bytes == in->expected.bytes ? bytes : bytes / unit * unit;
   size_t elements = bytes_in_memory(codec, whole) / in_memory;
-  const char* theirs = staging_->data();
+  const char* coming = staging_->data();
   uint64_t at = bytes_in_memory(codec, before);
   for (size_t i = 0; elements > 0; ++i) {
     const Landing& landing = in->landings[i];
@@ -368,31 +344,31 @@ void Link::take_staged(Connection* c, Incoming* in, size_t bytes) {
       continue;
     }
     const size_t step = std::min<size_t>(elements, (landing.bytes - at) / in_memory);
-    use(*in, landing, at, theirs, step);
-    theirs += coded ? coded_bytes(codec, step) : step * in_memory;
+    use(*in, landing, at, coming, step);
+    coming += coded ? coded_bytes(codec, step) : step * in_memory;
     elements -= step;
     at = 0;
   }
   c->in_done += static_cast<uint32_t>(whole);
-  c->left = bytes - whole;
-  std::memcpy(c->left_bytes.data(), theirs, c->left);
+  c->partial = bytes - whole;
+  std::memcpy(c->partial_bytes.data(), coming, c->partial);
 }
 
-void Link::use(const Incoming& in, const Landing& landing, size_t at, const char* theirs, size_t elements) const {
+void Link::use(const Incoming& in, const Landing& landing, size_t at, const char* coming, size_t elements) const {
   const Arithmetic& a = in.arithmetic;
   const WireCodec codec = codec_of(in.expected);
   char* const dst = landing.dst + at;
   if (landing.src == nullptr) {
-    decode_floats(codec, dst, theirs, elements);
+    decode_floats(codec, dst, coming, elements);
     return;
   }
   const char* const own = landing.src + at;
   if (codec != WireCodec::kNone) {
     char* const residual = landing.residual == nullptr ? nullptr : landing.residual + at;
-    add_encoded(codec, dst, own, theirs, residual, elements, a.divisor, a.final);
+    add_encoded(codec, dst, own, coming, residual, elements, a.divisor, a.final);
     return;
   }
-  const std::array<const void*, 2> operands = {a.theirs_first ? theirs : own, a.theirs_first ? own : theirs};
+  const std::array<const void*, 2> operands = {a.peer_first ? coming : own, a.peer_first ? own : coming};
   void* const sum = dst;
   reduce(a.dtype, a.op, &sum, 1, operands.data(), 2, elements, a.divisor);
 }

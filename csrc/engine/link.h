@@ -1,8 +1,8 @@
-// Messages to and from one peer on one stream: cuts them into segments, sends each over whichever connection is
-// ready, checks those that come, and reduces what arrives while it is hot.
+// Messages to and from one peer on one stream. Cuts them into segments, sends each over a connection that is ready,
+// checks the segments that come, and reduces what arrives while it is in the cache.
 //
-// Not thread-safe: belongs to whoever drives its stream. Messages are complete in the order in which they were
-// posted; memory given to `send` is read until `sent` says so.
+// Not thread-safe: belongs to the driver of its stream. Messages complete in the order in which they were posted.
+// `send` may read its memory until `sent` is true.
 #pragma once
 
 #include <sys/uio.h>
@@ -21,25 +21,26 @@
 #include "reduce/reduce.h"
 #include "reduce/wire_codec.h"
 #include "transport/endpoint.h"
-#include "wire/header.h"
+#include "transport/framing.h"
+#include "wire/segment.h"
 
 namespace ddl {
 
-// The peer is at another operation than we are.
+// The peer is at another operation than this rank.
 class Mismatch : public std::runtime_error {
  public:
-  Mismatch(int peer, const Descriptor& mine, const Descriptor& theirs)
-      : std::runtime_error("mismatched call"), peer_(peer), mine_(mine), theirs_(theirs) {}
+  Mismatch(int peer, const Descriptor& own_call, const Descriptor& peer_call)
+      : std::runtime_error("mismatched call"), peer_(peer), own_call_(own_call), peer_call_(peer_call) {}
   int peer() const { return peer_; }
-  const Descriptor& mine() const { return mine_; }
-  const Descriptor& theirs() const { return theirs_; }
+  const Descriptor& own_call() const { return own_call_; }
+  const Descriptor& peer_call() const { return peer_call_; }
 
  private:
   int peer_;
-  Descriptor mine_, theirs_;
+  Descriptor own_call_, peer_call_;
 };
 
-// What to do with arriving bytes: dst = them, or dst = src (op) them where src is given.
+// What to do with bytes that come: dst = bytes, or dst = src (op) bytes where src is given.
 struct Landing {
   char* dst;
   const char* src;
@@ -51,95 +52,90 @@ struct Arithmetic {
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   uint64_t divisor = 1;
-  bool theirs_first = false;  // operands go in ascending rank order, so that all ranks get the same bits
-  bool final = false;         // the result is what all ranks are to have
+  bool peer_first = false;  // operands go in ascending rank order, so that all ranks get the same bits
+  bool final = false;       // the result is what all ranks are to have
 };
 
-// Where arriving bytes wait that cannot be read to where they belong. One per lane: whoever drives it uses it between
-// two system calls.
+// For bytes that cannot be read to where they belong. One per lane: its driver uses it between two system calls.
 constexpr size_t kStagingBytes = kSegmentBytes + 64;
 using Staging = std::array<char, kStagingBytes>;
 
 class Link {
  public:
-  // `connections`: how many there will be. `turn`: of the links to this peer that send one after the other; null: all
-  // at once.
+  // `connections`: how many there will be. `turn`: shared by the links to this peer, which send one after the other.
+  // Null: this link sends at any time.
   Link(int peer, size_t connections, Staging* staging, Turn* turn)
       : peer_(peer), expected_(connections), single_(connections == 1), staging_(staging), turn_(turn) {}
   void add(std::unique_ptr<Endpoint> endpoint);
-  // One of `rails_in_all` rails, which together are the link's only connection.
-  void add_rail(std::unique_ptr<Endpoint> rail, size_t rails_in_all);
 
-  // Both return the number of the message, to ask after. `header.bytes` and `header.codec` are given by the caller.
-  // Where units of the codec hold several floats, the message is one part, or one landing. `residual`, if not null,
-  // is as long as the message in memory.
-  uint64_t send(const Header& header, const std::vector<iovec>& parts, char* residual);
-  uint64_t receive(const Header& expected, const std::vector<Landing>& landings, const Arithmetic& arithmetic);
+  // Both return the number of the message, for `sent` and `received`. The caller sets `header.bytes` and
+  // `header.codec`. If units of the codec hold several floats, the message has one part, or one landing. `residual`,
+  // if not null, is as long as the message in memory.
+  uint64_t send(const SegmentHeader& header, const std::vector<iovec>& parts, char* residual);
+  uint64_t receive(const SegmentHeader& expected, const std::vector<Landing>& landings, const Arithmetic& arithmetic);
   bool sent(uint64_t message) const { return message < outgoing_.first(); }
   bool received(uint64_t message) const { return message < incoming_.first(); }
 
-  // Moves what can be moved now; returns whether anything did. Throws LostPeer, Mismatch, Error(kProtocolError).
+  // Moves what can be moved now. Returns whether anything moved. Throws LostPeer, Mismatch, Error(kProtocolError).
   bool progress();
-  // What this rank has sent here: messages that carry data, and their bytes. Any thread may ask.
+  // What this rank has sent here: messages with data, and their bytes. Any thread may call these.
   uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
   uint64_t payload() const { return payload_.load(std::memory_order_relaxed); }
   int peer() const { return peer_; }
-  bool over_sockets() const { return !connections_.empty() && connections_.front()->endpoint->poll_fd() >= 0; }
-  // Whether there is a connection whose end will tell that nothing more comes; none for a transport without.
-  bool open() const { return rails_ != nullptr ? rails_->open() : over_sockets(); }
-  // Descriptors to poll, and whether to wait for room as well; none for a transport without.
+  // See Endpoint.
+  bool polled() const { return !connections_.empty() && connections_.front()->endpoint->polled(); }
+  bool open() const;
   void poll_fds(Polled* fds) const;
-  // Whether the peer's kernel has all that was sent over rails; does what is due there. Throws LostPeer.
-  bool finished() { return rails_ == nullptr || rails_->finished(); }
-  // Forgets what is under way (after a failure), so that no memory of the operations is touched again.
+  bool finished();
+  // After a failure: forgets what is under way, and never touches the operations' memory again.
   void abandon();
 
  private:
   struct Outgoing {
-    Header header;
+    SegmentHeader header;
     std::vector<iovec> parts;
-    char* residual = nullptr;  // of the first float that is not coded yet
+    char* residual = nullptr;  // of the next float to code
     uint64_t cut = 0;          // bytes given to connections, on the wire
-    size_t part = 0;           // the part that holds the first byte after those
-    size_t in_part = 0;        // and where in it
-    uint64_t written = 0;      // bytes that the transports have taken
-    bool begun = false;
-    bool kept = false;  // its memory is read until the peer has it
-    uint64_t end = 0;   // of its last byte in the stream over rails
+    size_t part = 0;           // the part with the next byte to give
+    size_t in_part = 0;        // where in it that byte is
+    uint64_t unreleased = 0;   // segments that the endpoints have not released
+    bool in_place = false;     // endpoints may read its memory until they release it
   };
   struct Incoming {
-    Header expected;
+    SegmentHeader expected;
     std::vector<Landing> landings;
     Arithmetic arithmetic;
-    bool staged = false;   // cannot be read to where it belongs
+    bool staged = false;   // it cannot be read to where it belongs
     bool begun = false;    // a segment has come
     uint64_t arrived = 0;  // bytes on the wire
   };
   // A connection works on one segment at a time in each direction.
   struct Connection {
     std::unique_ptr<Endpoint> endpoint;
-    bool ended = false;  // the peer has closed it, after its last segment
+    bool ended = false;  // the peer has closed it after a segment's end
 
-    bool sending = false;
+    FramedWriter<SegmentHeader> out;
     uint64_t out_message = 0;
-    uint32_t out_length = 0;
-    HeaderBytes out_header;
-    std::vector<iovec> out_parts;  // what is left to be written
-    size_t out_next = 0;
+    uint64_t written = 0;       // bytes that the endpoint has taken so far
     std::vector<char> encoded;  // the segment as the codec writes it
 
-    HeaderBytes in_header;
-    size_t in_header_bytes = 0;
-    bool placed = false;  // the segment's header was checked against the message that it belongs to
+    HeaderReader<SegmentHeader> in_header;
+    bool placed = false;  // the segment's header fits the message that it belongs to
     uint64_t in_message = 0;
     uint64_t in_offset = 0;  // of the segment
     uint32_t in_length = 0;
     uint32_t in_done = 0;  // bytes of it that are where they belong
-    size_t left = 0;       // bytes of an incomplete element, or coded unit
-    std::array<char, kMxBlock + 1> left_bytes;
+    size_t partial = 0;    // bytes of an incomplete element, or coded unit
+    std::array<char, kMxBlock + 1> partial_bytes;
+  };
+  // A segment that an endpoint has taken and not released.
+  struct Unreleased {
+    const Connection* connection = nullptr;
+    uint64_t end = 0;  // of its last byte among those that the endpoint has taken
+    uint64_t message = 0;
   };
 
-  bool settle();
+  bool release();
   bool may_send() const { return turn_ == nullptr || turn_->free_for(this); }
   bool progress_outgoing();
   bool progress_outgoing(Connection* c);
@@ -150,18 +146,18 @@ class Link {
   size_t prepare_read(Connection* c, Incoming* in, uint32_t length, std::vector<iovec>* parts);
   void arrive(Connection* c, size_t bytes);
   void take_staged(Connection* c, Incoming* in, size_t bytes);
-  void use(const Incoming& in, const Landing& landing, size_t at, const char* theirs, size_t elements) const;
-  void check_header(const Incoming& in, const Header& got) const;
+  void use(const Incoming& in, const Landing& landing, size_t at, const char* coming, size_t elements) const;
+  void check_header(const Incoming& in, const SegmentHeader& got) const;
 
   const int peer_;
   const size_t expected_;
   const bool single_;
   Staging* const staging_;
   Turn* const turn_;
-  std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its own
-  Rails* rails_ = nullptr;                                // the only connection, if it is over rails
+  std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its connection
   Ring<Outgoing> outgoing_;
   Ring<Incoming> incoming_;
+  Ring<Unreleased> unreleased_;
   uint64_t cutting_ = 0;      // the first message that is not all given to connections
   std::vector<iovec> parts_;  // reused by every read
   std::atomic<uint64_t> messages_{0}, payload_{0};

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "transport/factory.h"
 
 namespace ddl {
 
@@ -26,7 +25,7 @@ void Links::add_connection(int peer, int number, UniqueFd fd) {
                                                std::to_string(number) + ", which does not exist");
   }
   auto endpoint = make_tcp_endpoint(peer, std::move(fd), rails_ > 1);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   if (!known_.emplace(peer, number).second) {
     throw Error(ErrorKind::kProtocolError,
                 "rank " + std::to_string(peer) + " made connection " + std::to_string(number) + " twice");
@@ -37,7 +36,7 @@ void Links::add_connection(int peer, int number, UniqueFd fd) {
 }
 
 bool Links::connected(int peer, int number) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return neighbourhood_.board(peer) != nullptr || known_.count({peer, number}) != 0;
 }
 
@@ -54,10 +53,20 @@ Link* Links::link(const Key& key) {
   return link.get();
 }
 
+void Links::add_rail(const Key& key, std::unique_ptr<MeasuredEndpoint> rail) {
+  Rails*& rails = over_rails_[key];
+  if (rails == nullptr) {
+    auto endpoint = make_rails(key.first, static_cast<size_t>(rails_));
+    rails = endpoint.get();
+    link(key)->add(std::move(endpoint));
+  }
+  rails->add(std::move(rail));
+}
+
 void Links::adopt(LaneId lane) {
   std::atomic<size_t>& waiting = waiting_[static_cast<size_t>(lane)];
   if (waiting.load(std::memory_order_acquire) == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (size_t i = 0; i < arrived_.size();) {
     auto& [key, endpoint] = arrived_[i];
     if (lane_number(key.second) != static_cast<size_t>(lane)) {
@@ -65,7 +74,7 @@ void Links::adopt(LaneId lane) {
       continue;
     }
     if (rails_ > 1) {
-      link(key)->add_rail(std::move(endpoint), static_cast<size_t>(rails_));
+      add_rail(key, std::move(endpoint));
     } else {
       link(key)->add(std::move(endpoint));
     }
@@ -75,17 +84,17 @@ void Links::adopt(LaneId lane) {
 }
 
 Link* Links::find(int peer, int stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const Key key{peer, stream};
   const auto entry = links_.find(key);
   if (entry != links_.end()) return entry->second.get();
   if (neighbourhood_.board(peer) == nullptr) return nullptr;
   const size_t lane = lane_number(stream);
-  Board *own = neighbourhood_.mine(), *theirs = neighbourhood_.board(peer);
+  Board *own_board = neighbourhood_.own_board(), *peer_board = neighbourhood_.board(peer);
   Link* const in_memory = link(key);
-  in_memory->add(make_shm_endpoint({neighbourhood_.memory(peer), own->ring_offset(peer, stream),
-                                    theirs->ring_offset(rank_, stream), &own->lanes[lane].sleeping,
-                                    &theirs->lanes[lane].sleeping}));
+  in_memory->add(make_shm_endpoint({neighbourhood_.memory(peer), own_board->ring_offset(peer, stream),
+                                    peer_board->ring_offset(rank_, stream), &own_board->lanes[lane].sleeping,
+                                    &peer_board->lanes[lane].sleeping}));
   return in_memory;
 }
 
@@ -97,23 +106,22 @@ void Links::tend(LaneId lane) {
   if (rails_ < 2) return;
   std::vector<Link*> concerned;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     for (const auto& [key, link] : links_) {
-      if (lane_number(key.second) == static_cast<size_t>(lane) && link->over_sockets())
-        concerned.push_back(link.get());
+      if (lane_number(key.second) == static_cast<size_t>(lane) && link->polled()) concerned.push_back(link.get());
     }
   }
   for (Link* link : concerned) {
     try {
       link->progress();
     } catch (const std::runtime_error&) {
-      // A lost peer, or a message that does not fit: who waits for it finds the same.
+      // A lost peer, or a message that does not fit. An operation that waits for it will find the same.
     }
   }
 }
 
 std::pair<uint64_t, uint64_t> Links::traffic() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   std::pair<uint64_t, uint64_t> total{0, 0};
   for (const auto& entry : links_) {
     total.first += entry.second->messages();
@@ -123,25 +131,26 @@ std::pair<uint64_t, uint64_t> Links::traffic() const {
 }
 
 void Links::finish() {
-  if (rails_ < 2) return;  // over a single connection the kernel goes on with it
+  if (rails_ < 2) return;  // over a single connection the kernel sends the rest
   for (int lane = 0; lane < kLanes; ++lane) adopt(static_cast<LaneId>(lane));
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   const Nanoseconds limit = now_ns() + kSecond;
   for (const auto& entry : links_) {
     Link* const link = entry.second.get();
     try {
-      while (link->over_sockets() && !link->finished() && now_ns() < limit) ::usleep(500);
+      while (!link->finished() && now_ns() < limit) ::usleep(500);
     } catch (const std::runtime_error&) {
-      // The peer is gone: nobody waits for this.
+      // The peer has ended: nobody waits for this.
     }
   }
 }
 
 void Links::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   arrived_.clear();
+  over_rails_.clear();
   for (auto it = links_.begin(); it != links_.end();) {
-    it = it->second->over_sockets() ? links_.erase(it) : std::next(it);
+    it = it->second->polled() ? links_.erase(it) : std::next(it);
   }
 }
 

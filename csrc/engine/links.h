@@ -1,21 +1,22 @@
-// The links of one communicator, by peer and stream. Ranks that share memory are linked on first use; connections to
-// the others are brought by Python (ddl/_comm/connector.py, ddl/bootstrap/agent.py), from any thread, and wait until
-// the driver of their lane adopts them: between two looks at its operations, so that all of them see the same links
-// and none overtakes another on a link that has just come.
+// The links of one communicator, by peer and stream. A link to a rank that shares memory is made on first use. Python
+// brings the connections to the others (ddl/_comm/connector.py, ddl/bootstrap/agent.py), from any thread. They wait
+// until the driver of their lane adopts them, between two looks at its operations: so all operations see the same
+// links, and none overtakes another on a link that has just come.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "engine/link.h"
 #include "engine/neighbourhood.h"
+#include "transport/factory.h"
 
 namespace ddl {
 
@@ -23,45 +24,48 @@ constexpr int kMostConnections = 16;  // of a stream to a peer
 
 class Links {
  public:
-  // `connections`: of each stream of the large lane, to each peer; the others have one.
+  // `connections`: of each stream of the large lane to each peer. Streams of other lanes have one.
   Links(int rank, int connections, const Neighbourhood& neighbourhood);
-  // Of several rails, every stream has one connection on each instead. Before there is any connection.
+  // With several rails, every stream has one connection on each instead. Call before there is any connection.
   void set_rails(int rails) { rails_ = rails; }
 
-  // Takes `fd` over: the connection `number`, stream + n * kStreams for the n-th of a stream, or on the n-th rail.
+  // Takes `fd` over. `number`: stream + n * kStreams, for the n-th connection of a stream, or for the n-th rail.
   // Throws kProtocolError if there is one already.
   void add_connection(int peer, int number, UniqueFd fd);
   bool connected(int peer, int number) const;
-  // Called by the driver of a lane before it looks at its operations.
+  // The driver of a lane calls this before it looks at its operations.
   void adopt(LaneId lane);
-  // Looks after links over several rails that nobody waits for just now: what they have sent may have been lost with
-  // a rail. Called by the driver of the lane.
+  // Looks after links over several rails that no operation waits for: what they sent may have been lost with a rail.
+  // The driver of the lane calls this.
   void tend(LaneId lane);
-  // Whether a link of the large lane has a turn, which is open to others after Turn::kPatience. For its driver.
+  // Whether a link of the large lane has a turn, which others may take after Turn::kPatience. For the lane's driver.
   bool turn_taken() const;
-  // Null if the connection has not come yet. The link belongs to the thread that drives the stream.
+  // Null if the connection has not come yet. The link belongs to the driver of the stream.
   Link* find(int peer, int stream);
   // Messages with data, and bytes, that this rank has sent through links.
   std::pair<uint64_t, uint64_t> traffic() const;
   // Waits, up to a second, until the peers' kernels have what was sent. After the last operation.
   void finish();
-  // Closes connections. Shared-memory rings stay until destruction: a slower peer may still be reading them.
+  // Closes connections. Rings in shared memory stay until destruction: a slow peer may still read them.
   void close();
 
  private:
   using Key = std::pair<int, int>;  // peer, stream
-  Link* link(const Key& key);
+  Link* link(const Key& key) DDL_REQUIRES(mutex_);
+  void add_rail(const Key& key, std::unique_ptr<MeasuredEndpoint> rail) DDL_REQUIRES(mutex_);
 
   const int rank_, connections_;
   int rails_ = 1;
   const Neighbourhood& neighbourhood_;
   std::array<Staging, kLanes> staging_;                // used by the drivers of the lanes
   std::array<std::atomic<size_t>, kLanes> waiting_{};  // how many in arrived_, by lane
-  mutable std::mutex mutex_;                           // guards what follows, not the links themselves
-  std::map<int, Turn> turns_;                          // of the large lane, by peer
-  std::map<Key, std::unique_ptr<Link>> links_;
-  std::vector<std::pair<Key, std::unique_ptr<Endpoint>>> arrived_;
-  std::set<Key> known_;  // peer, number of the connection
+  std::map<int, Turn> turns_;                          // by peer; belong to the driver of the large lane
+  mutable Mutex mutex_;
+  std::map<Key, std::unique_ptr<Link>> links_
+      DDL_GUARDED_BY(mutex_);                                // each link itself belongs to its lane's driver
+  std::map<Key, Rails*> over_rails_ DDL_GUARDED_BY(mutex_);  // the endpoints of links that go over several rails
+  std::vector<std::pair<Key, std::unique_ptr<MeasuredEndpoint>>> arrived_ DDL_GUARDED_BY(mutex_);
+  std::set<Key> known_ DDL_GUARDED_BY(mutex_);  // peer, number of the connection
 };
 
 }  // namespace ddl

@@ -14,12 +14,12 @@ Neighbourhood::Neighbourhood(int rank, int size)
     : rank_(rank), size_(size), boards_(static_cast<size_t>(size)), memories_(static_cast<size_t>(size)) {
   void* memory = Arena::process().allocate(Board::bytes(size_), alignof(Board));
   std::memset(memory, 0, Board::bytes(size_));
-  mine_ = static_cast<Board*>(memory);
+  own_board_ = static_cast<Board*>(memory);
 }
 
-Neighbourhood::~Neighbourhood() { Arena::process().free(mine_); }
+Neighbourhood::~Neighbourhood() { Arena::process().free(own_board_); }
 
-uint64_t Neighbourhood::my_offset() const { return Arena::process().offset(mine_); }
+uint64_t Neighbourhood::own_board_offset() const { return Arena::process().offset(own_board_); }
 
 void Neighbourhood::add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t board_offset) {
   if (rank == rank_ || rank < 0 || rank >= size_) throw Error(ErrorKind::kInternalError, "a neighbour out of range");
@@ -35,7 +35,7 @@ void Neighbourhood::add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t b
 
 void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {
   const auto which = static_cast<size_t>(lane);
-  full_fence(&mine_->lanes[which].sleeping);
+  full_fence(&own_board_->lanes[which].sleeping);
   for (int peer : peers) {
     if (boards_[peer] != nullptr) wake_if_sleeping(&boards_[peer]->lanes[which].sleeping);
   }

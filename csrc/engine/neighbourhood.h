@@ -20,8 +20,8 @@ class Neighbourhood {
 
   void add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t board_offset);
 
-  Board* mine() const { return mine_; }
-  uint64_t my_offset() const;
+  Board* own_board() const { return own_board_; }
+  uint64_t own_board_offset() const;
   // Null for ranks that do not share memory with me.
   Board* board(int rank) const { return boards_[rank]; }
   const PeerMemory* memory(int rank) const { return memories_[rank].get(); }
@@ -35,7 +35,7 @@ class Neighbourhood {
 
  private:
   const int rank_, size_;
-  Board* mine_;
+  Board* own_board_;
   std::vector<Board*> boards_;
   std::vector<std::shared_ptr<PeerMemory>> memories_;
   std::vector<int> neighbours_;

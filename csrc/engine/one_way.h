@@ -1,8 +1,8 @@
 // Copies into memory that this rank writes and a peer reads, again and again.
 //
 // Lines that the peer has just read are in its cache, and to write them is slow: several times slower than memory if
-// the two cores share no cache. Streaming stores do not mind, but then the peer reads from memory, which is slower
-// where the cores are close. How far apart the two are nobody says, and it changes; so it is measured as we go.
+// the two cores share no cache. Streaming stores are not slower, but then the peer reads from memory, which is slower
+// where the two cores share a cache. How far apart they are is not known, and changes, so this measures it.
 #pragma once
 
 #include <cstdint>

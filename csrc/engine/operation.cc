@@ -5,7 +5,7 @@
 namespace ddl {
 
 void Operation::begin_clock(Nanoseconds now) {
-  constexpr Nanoseconds kFirstQuestion = kSecond;  // one that takes longer is asked about
+  constexpr Nanoseconds kFirstQuestion = kSecond;  // an operation that takes longer is asked about
   if (started != 0) return;
   started = now;
   next_question = now + std::min(kFirstQuestion, timeout / 2);

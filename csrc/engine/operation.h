@@ -1,9 +1,9 @@
-// One submitted operation: what is to be done to which memory, and how far it has got.
+// One submitted operation: what to do with which memory, and how far it is.
 //
-// Filled by the submitting thread, then owned by its lane until its work is done. Large operations run as several
-// *pieces*: each piece runs the whole plan on a part of the buffer, and some are in flight at once, so that all
-// dimensions work at the same time. Operations are used again (engine/operation_pool.h): a steady state allocates
-// nothing.
+// The submitting thread fills it in, then its lane owns it until its work is done. A large operation runs as several
+// *pieces*: each piece runs the whole plan on a part of the buffer. Some pieces are in flight at once, so that all
+// dimensions work at the same time. Operations are used again (engine/operation_pool.h): after the first ones,
+// nothing is allocated.
 #pragma once
 
 #include <cstddef>
@@ -32,11 +32,11 @@ struct Operation {
   const char* input = nullptr;
   char* output = nullptr;
   char* residual = nullptr;  // as long as the output; may be null: see reduce/wire_codec.h
-  // Lengths in elements: of the whole buffer if the plan splits it, else of each part (one entry: all alike).
+  // Lengths in elements: of the whole buffer if the plan splits it, else of each part (one entry: all the same).
   uint64_t count = 0;
   std::vector<uint64_t> part_lengths;
-  uint64_t bytes = 0;    // by which the plan is chosen: the same on all ranks
-  void* kept = nullptr;  // what the submitter keeps alive meanwhile; the engine does not touch it
+  uint64_t bytes = 0;    // they choose the plan; the same on all ranks
+  void* kept = nullptr;  // what the submitter keeps alive until the end; the engine does not touch it
 
   // --- how; by Communicator ---
   const Plan* plan = nullptr;
@@ -47,21 +47,21 @@ struct Operation {
   uint32_t in_flight = 1;  // pieces, at most
   Nanoseconds timeout = 0;
 
-  // --- how far; by whoever drives the lane ---
+  // --- how far; by the driver of the lane ---
   uint64_t issued = 0;
   uint64_t finished = 0;
-  Nanoseconds started = 0;        // when somebody first had to wait for it
+  Nanoseconds started = 0;        // when a thread first had to wait for it
   Nanoseconds next_question = 0;  // when to ask the others, if it is still not done
   bool asked_finally = false;
   Operation* next = nullptr;        // in the lane's queue
-  std::shared_ptr<Operation> self;  // keeps it while the lane has it, unless a blocking caller does
+  std::shared_ptr<Operation> self;  // keeps it alive while the lane has it, unless a blocking caller does
 
   Work work;
 
   uint64_t part_length(uint32_t part) const {
     return part_lengths.size() == 1 ? part_lengths[0] : part_lengths[part];
   }
-  // It has its time from when somebody first had to wait for it.
+  // Its timeout counts from when a thread first had to wait for it.
   void begin_clock(Nanoseconds now);
   // Ready to be submitted (again).
   void rewind();

@@ -23,7 +23,7 @@ void OperationPool::sweep() {
 
 std::shared_ptr<Operation> OperationPool::take() {
   sweep();
-  // The one given out longest ago: if that is still in use, the ring is too small.
+  // If the operation given out longest ago is still in use, the ring is too small.
   if (ring_.empty() || ring_[next_].use_count() != 1 || ring_[next_]->kept != nullptr) {
     const size_t more = ring_.empty() ? kFirst : ring_.size();
     std::vector<std::shared_ptr<Operation>> fresh;

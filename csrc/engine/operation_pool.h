@@ -1,4 +1,4 @@
-// Operations to be used again, in the order in which they were given out. Belongs to the submitting thread.
+// Operations that are used again, in the order in which they were given out. Belongs to the submitting thread.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@ namespace ddl {
 
 class OperationPool {
  public:
-  // `release` lets go what a finished operation kept.
+  // `release` releases what a finished operation kept.
   explicit OperationPool(void (*release)(void* kept)) : release_(release) {}
   ~OperationPool() { sweep(); }
   OperationPool(const OperationPool&) = delete;
   OperationPool& operator=(const OperationPool&) = delete;
 
-  // An operation that nobody uses, empty but for the memory that its strings and vectors have.
+  // An operation that nobody uses. It is empty, but its strings and vectors keep their memory.
   std::shared_ptr<Operation> take();
-  // Lets go what finished operations kept.
+  // Releases what finished operations kept.
   void sweep();
 
  private:

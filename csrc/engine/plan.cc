@@ -23,15 +23,15 @@ bool is_message(StepKind kind) {
   return kind == StepKind::kSend || kind == StepKind::kRecv || kind == StepKind::kRecvReduce;
 }
 
-// What the executor walks side by side must be equally long.
+// Lists that the executor walks together must have the same length.
 void check_pairs(const Step& step) {
   const bool combines =
       step.kind == StepKind::kRecvReduce || step.kind == StepKind::kReduceFrom || step.kind == StepKind::kCopy;
   if (combines && step.src_blocks.size() != step.dst_blocks.size()) bad("source and target of different lengths");
   if (!is_direct(step.kind)) return;
-  if (step.peers.empty() || step.theirs.size() != step.peers.size()) bad("a direct step without its peers' side");
+  if (step.peers.empty() || step.remotes.size() != step.peers.size()) bad("a direct step without its peers' side");
   const size_t blocks = step.kind == StepKind::kCopyTo ? step.src_blocks.size() : step.dst_blocks.size();
-  for (const Remote& remote : step.theirs) {
+  for (const Remote& remote : step.remotes) {
     if (remote.blocks.size() != blocks) bad("a direct step whose peers have other blocks");
   }
 }
@@ -44,10 +44,10 @@ void Plan::finish(int its_rank, int its_size) {
   if (channels.size() > kMaxChannels) bad(std::to_string(channels.size()) + " channels");
   if (parts < 1) bad("no parts");
   for (const auto& table : tables) check_blocks(table, parts, "part of");
-  for (uint32_t table : mine) {
+  for (uint32_t table : own_tables) {
     if (table >= tables.size()) bad("table " + std::to_string(table));
   }
-  const auto held = [&](BufferId buffer) { return tables[mine[static_cast<size_t>(buffer)]].size(); };
+  const auto held = [&](BufferId buffer) { return tables[own_tables[static_cast<size_t>(buffer)]].size(); };
   for (size_t b = 0; b < kBuffers; ++b) {
     const size_t blocks = held(static_cast<BufferId>(b));
     if (exposed[b].size() != blocks)
@@ -67,7 +67,7 @@ void Plan::finish(int its_rank, int its_size) {
       check_blocks(step.src_blocks, held(step.src), "source");
       check_blocks(step.dst_blocks, held(step.dst), "target");
       check_pairs(step);
-      for (const Remote& remote : step.theirs) {
+      for (const Remote& remote : step.remotes) {
         if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");
       }

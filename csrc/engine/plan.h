@@ -1,7 +1,7 @@
-// The table that the executor runs: ddl.plan.ir.Plan, lowered by ddl/plan/lower.py from chunk ids to block numbers.
+// The table that the executor runs. ddl/plan/lower.py makes it of a ddl.plan.ir.Plan, with block numbers for chunks.
 //
-// A *block* is a run of elements in a buffer; a step names the blocks it reads and writes, one per chunk of its
-// message. How long a block is follows from its *part*: the operation gives every part a length. Immutable.
+// A *block* is a run of elements in a buffer. A step names the blocks that it reads and writes, one per chunk of its
+// message. A block belongs to a *part*, and the operation gives every part a length. Immutable.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ enum class StepKind : uint8_t {
 
 using Blocks = std::vector<uint32_t>;
 
-// The peer's side of a step that touches its memory: which table its buffer is laid out by, and which blocks.
+// The peer's memory in a step that touches it: the table of its buffer, and the blocks.
 struct Remote {
   uint32_t table = 0;
   Blocks blocks;
@@ -43,32 +43,32 @@ struct Step {
   StepKind kind = StepKind::kNotify;
   BufferId src = BufferId::kOutput;
   BufferId dst = BufferId::kOutput;
-  bool final = false;        // makes the finished value; of a kSend: sends it
-  bool after_sends = false;  // begins when the transports have read all that its channel has sent before
+  bool final = false;        // makes the final value; a kSend sends it
+  bool after_sends = false;  // begins when all that its channel has sent before is released
   uint8_t phase = 0;
-  std::vector<int> peers;      // ascending
-  Blocks src_blocks;           // mine; empty where the step does not read my memory
-  Blocks dst_blocks;           // mine; empty where the step does not write my memory
-  std::vector<Remote> theirs;  // one per peer for the three direct kinds
-  // A kReduceFrom whose next step copies just its result to others: the two run as one.
+  std::vector<int> peers;       // ascending
+  Blocks src_blocks;            // of this rank; empty where the step does not read its memory
+  Blocks dst_blocks;            // of this rank; empty where the step does not write its memory
+  std::vector<Remote> remotes;  // of the peers' memory: one per peer for the three direct kinds
+  // A kReduceFrom whose next step copies exactly its result to others: the two run as one.
   bool fused_with_next = false;
 };
 
 struct Plan {
   // One buffer cut evenly into blocks (all-reduce, reduce, broadcast), or blocks of given lengths (the others).
   bool split = true;
-  uint32_t parts = 1;                         // how many different lengths there are
-  std::vector<std::vector<uint32_t>> tables;  // the part of each block of a buffer
-  std::array<uint32_t, kBuffers> mine{};      // the tables of my buffers
+  uint32_t parts = 1;                           // how many different lengths there are
+  std::vector<std::vector<uint32_t>> tables;    // the part of each block of a buffer
+  std::array<uint32_t, kBuffers> own_tables{};  // the tables of this rank's buffers
   std::vector<std::vector<Step>> channels;
   // By buffer and block: whether other ranks read or write it directly.
   std::array<std::vector<bool>, kBuffers> exposed;
   WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
 
   // Set by finish().
-  int rank = 0, size = 1;                    // whose it is
-  bool notifies = false;                     // says in shared memory where its buffers are (in channel 0)
-  bool messages = false;                     // sends or receives, besides what it does in shared memory
+  int rank = 0, size = 1;                    // the rank that it is for
+  bool notifies = false;                     // posts where its buffers are (in channel 0)
+  bool messages = false;                     // sends or receives
   std::array<bool, kBuffers> any_exposed{};  // by buffer
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.

@@ -1,11 +1,11 @@
 // Lets the links to one peer send one after the other.
 //
-// If they all sent at once, a wire would carry a bit of each, all their messages would end at the same moment, and
-// until the answers come there would be nothing to send. One after the other they keep the wire as busy, and while
-// the second one sends, the first one's answer comes.
+// If all sent at once, they would share the wire, all their messages would end at the same moment, and until the
+// answers come there would be nothing to send. One after the other they keep the wire as busy, and while the second
+// sends, the answer to the first comes.
 //
-// Who has the turn keeps it while its connection takes something now and then. If it does not, the wire is not what
-// it waits for: the peer does not read there, perhaps because it needs what another link has to send first.
+// A link keeps the turn as long as its connection takes bytes now and then. If it takes none, the wire is not the
+// reason: the peer does not read there, perhaps because it needs what another link has to send first.
 #pragma once
 
 #include "base/clock.h"
@@ -22,7 +22,7 @@ class Turn {
   bool free_for(const Link* link) const {
     return holder_ == nullptr || holder_ == link || now_ns() - moved_ > kPatience;
   }
-  // Something of `link` went; `more`: it has more to send.
+  // `link` has sent something. `more`: it has more to send.
   void moved(const Link* link, bool more) {
     holder_ = more ? link : nullptr;
     moved_ = now_ns();

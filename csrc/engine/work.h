@@ -1,4 +1,4 @@
-// The state that waiters look at: completed exactly once, with success or with an error. Any thread may wait.
+// Whether an operation is done. It completes exactly once, with success or with an error. Any thread may wait.
 #pragma once
 
 #include <atomic>
@@ -13,16 +13,16 @@ namespace ddl {
 class Work {
  public:
   bool done() const { return state_.load(std::memory_order_acquire) != kPending; }
-  // Call only when done. Throws the error, if that is how it ended.
+  // Call only when done. Throws the error, if it ended with one.
   void check() const {
     if (error_) throw *error_;
   }
-  // Sleeps until done or `timeout` has passed; may return early.
+  // Sleeps until it is done, or `timeout` has passed. It may return earlier.
   void sleep(Nanoseconds timeout);
 
   void complete();
   void complete(const Error& error);
-  // To be used again. Call only when nobody waits.
+  // Makes it ready for another operation. Call only when no thread waits.
   void rewind() {
     error_.reset();
     state_.store(kPending, std::memory_order_relaxed);

@@ -16,11 +16,11 @@ namespace ddl {
 namespace {
 
 constexpr size_t kPage = 4096;
-// Freed blocks from this size up give their pages back; smaller ones are likely to be wanted again at once.
+// Blocks of this size or more give their pages back when freed. Smaller ones are likely to be used again soon.
 constexpr size_t kReturnPages = size_t{1} << 20;
 
 std::atomic<size_t> configured_bytes{0};
-std::atomic<bool> made{false};
+std::atomic<bool> created{false};
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -31,19 +31,19 @@ size_t default_bytes() {
 }  // namespace
 
 Arena& Arena::process() {
-  // Never destroyed: arrays may outlive every static of this library, and the kernel takes the memory back anyway.
+  // Never destroyed: arrays may live longer than the statics of this library. The kernel takes the memory back.
   static Arena* arena = new Arena(configured_bytes.load());
   return *arena;
 }
 
 bool Arena::configure(size_t bytes) {
-  if (made.load()) return false;
+  if (created.load()) return false;
   configured_bytes.store(bytes);
   return true;
 }
 
 Arena::Arena(size_t bytes) : owner_pid_(process_id()) {
-  made.store(true);
+  created.store(true);
   size_ = round_up(bytes != 0 ? bytes : default_bytes(), kPage);
   fd_.reset(::memfd_create("ddl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) throw_errno("memfd_create");
@@ -65,12 +65,12 @@ void* Arena::allocate(size_t bytes, size_t alignment) {
                 "a forked child cannot allocate DDL's shared memory: it belongs to the parent (pid " +
                     std::to_string(owner_pid_) + "); start workers with 'spawn' or 'forkserver'");
   }
-  // Whole cache lines, and pages for what is large: two owners never share a line.
+  // Whole cache lines, so that two owners never share a line. Large blocks take whole pages.
   const size_t unit = bytes >= kReturnPages ? kPage : 64;
   alignment = std::max(alignment, unit);
-  const bool possible = bytes <= size_;  // more would not only not fit: rounded up it may be next to nothing
+  const bool possible = bytes <= size_;  // rounding up a number near the maximum would overflow
   const size_t need = std::max(round_up(bytes, unit), unit);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (auto it = free_.begin(); possible && it != free_.end(); ++it) {
     const size_t start = round_up(it->first, alignment);
     const size_t end = it->first + it->second;
@@ -90,7 +90,7 @@ void* Arena::allocate(size_t bytes, size_t alignment) {
 
 void Arena::free(void* pointer) {
   if (pointer == nullptr || process_id() != owner_pid_) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   auto block = blocks_.find(offset(pointer));
   if (block == blocks_.end()) throw Error(ErrorKind::kInternalError, "free of a block that the arena did not give");
   size_t start = block->first, bytes = block->second;
@@ -113,7 +113,7 @@ void Arena::free(void* pointer) {
 }
 
 size_t Arena::used() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return used_;
 }
 

@@ -1,9 +1,9 @@
 // The memory of this process that the other ranks of the host can map: one sparse memfd, mapped once.
 //
-// Buffers from `ddl.empty`, the engine's staging and scratch, and the boards on which ranks meet all live here, so
-// that a peer reaches any of them as base + offset after a single exchange of descriptors. Being a memfd it has no
-// name: nothing leaks when a process dies, and no container's /dev/shm limit applies. Pages cost nothing until they
-// are touched, and large blocks give theirs back when freed. Thread-safe.
+// It holds the buffers from `ddl.empty`, the engine's staging and scratch memory, and the boards on which ranks meet.
+// Ranks exchange one descriptor; then a peer reaches all of these as base + offset. A memfd has no name: nothing
+// stays behind when a process dies, and a container's limit for /dev/shm does not apply. A page costs nothing until
+// it is touched. Large blocks give their pages back when freed. Thread-safe.
 #pragma once
 
 #include <fcntl.h>
@@ -11,28 +11,28 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 
 namespace ddl {
 
-// What the owner of an arena has given up for good, so that whoever maps it can touch all of it: a page beyond the
-// end of a shrunk file would end the process that touches it by SIGBUS. Freed pages can still be given back (a hole
-// in the file reads as zeros).
+// The owner can never change the size of its arena again, so that a peer can touch all of it: a process that touches
+// a page beyond the end of a file dies by SIGBUS. Freed pages can still be given back (a hole in the file reads as
+// zeros).
 constexpr int kArenaSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 class Arena {
  public:
-  // The arena of this process; made on first use with the size set by `configure` (0: as large as physical memory).
+  // The arena of this process. The first call makes it, in the size set by `configure` (0: that of physical memory).
   static Arena& process();
-  // Takes effect only before the first use. Returns whether it did.
+  // Has an effect only before the first use. Returns whether it had.
   static bool configure(size_t bytes);
 
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Zeroed on first use only. Throws kResourceError when full, kInvalidState in a forked child.
+  // Memory that was never used before is zero. Throws kResourceError when full, kInvalidState in a forked child.
   void* allocate(size_t bytes, size_t alignment = 64);
   void free(void* pointer);
 
@@ -55,10 +55,10 @@ class Arena {
   size_t size_ = 0;
   int owner_pid_ = 0;
 
-  mutable std::mutex mutex_;         // guards what follows
-  std::map<size_t, size_t> free_;    // offset -> bytes, never adjacent
-  std::map<size_t, size_t> blocks_;  // offset -> bytes of what is handed out
-  size_t used_ = 0;
+  mutable Mutex mutex_;
+  std::map<size_t, size_t> free_ DDL_GUARDED_BY(mutex_);    // offset -> bytes, never adjacent
+  std::map<size_t, size_t> blocks_ DDL_GUARDED_BY(mutex_);  // offset -> bytes of what is handed out
+  size_t used_ DDL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ddl

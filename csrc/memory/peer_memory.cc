@@ -15,7 +15,7 @@ namespace ddl {
 
 namespace {
 
-// Throws unless every byte of the mapping can be touched, now and for ever. The peer's word is no proof.
+// Throws unless every byte of the mapping can be touched, now and later. A peer's claim is no proof of that.
 void check_arena(int fd, size_t bytes) {
   struct stat status{};
   if (::fstat(fd, &status) != 0) throw_errno("fstat of a peer's shared memory");

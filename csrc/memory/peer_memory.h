@@ -1,7 +1,7 @@
-// The arena of another rank of this host, mapped here. Having mapped it is the proof that we share memory.
+// The arena of another rank of this host, mapped here. If it can be mapped, the two ranks do share memory.
 //
-// The Unix socket over which the descriptor came stays open: when the peer's process ends, however it ends, the
-// kernel hangs it up. Shared by all communicators of the process.
+// The Unix socket that brought the descriptor stays open: when the peer's process ends, for any reason, the kernel
+// closes the other end. Shared by all communicators of the process.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,21 @@ namespace ddl {
 
 class PeerMemory {
  public:
-  // Takes both descriptors over. Throws kResourceError, and kProtocolError unless `memory_fd` is an arena: of that
-  // size, and sealed so that it stays of that size.
+  // Takes both descriptors over. Throws kResourceError. Throws kProtocolError if `memory_fd` is no arena: not of that
+  // size, or not sealed in that size.
   PeerMemory(int memory_fd, size_t bytes, int socket_fd);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
   char* at(uint64_t offset) const { return base_ + offset; }
-  // Whether what a peer has posted can be what it says: `bytes` at `offset`, so aligned.
+  // Whether `bytes` at `offset`, which a peer has posted, lie in its memory, and are aligned like this.
   bool holds(uint64_t offset, size_t bytes, size_t alignment) const {
     return offset <= size_ && bytes <= size_ - offset && offset % alignment == 0;
   }
   size_t size() const { return size_; }
   bool alive() const;
-  // Lets the socket go, when nobody will ask `alive` any more; the memory stays mapped.
+  // Closes the socket: nobody will call `alive` again. The memory stays mapped.
   void close_socket() { socket_.reset(); }
 
  private:

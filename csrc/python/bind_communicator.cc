@@ -89,7 +89,7 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().failure().introduce(std::move(who), std::move(rank_names));
       },
       py::arg("who"), py::arg("rank_names"));
-  c.def_property_readonly("board_offset", [](Handle& h) { return h.native().neighbourhood().my_offset(); });
+  c.def_property_readonly("board_offset", [](Handle& h) { return h.native().neighbourhood().own_board_offset(); });
   c.def(
       "add_neighbour",
       [](Handle& h, int rank, std::shared_ptr<PeerMemory> memory, uint64_t offset) {
@@ -190,7 +190,7 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().fail(error_kind(kind), culprit, reason, tell);
       },
       py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
-  c.def("left", [](Handle& h, int peer) { h.native().failure().left(peer); }, py::arg("peer"));
+  c.def("left", [](Handle& h, int peer) { h.native().failure().note_departure(peer); }, py::arg("peer"));
   c.def("traffic", [](Handle& h) { return h.native().traffic(); });
   c.def("collectives", [](Handle& h) {
     const Totals totals = h.native().collectives();

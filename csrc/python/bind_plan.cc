@@ -40,7 +40,7 @@ Step step_from(const StepTuple& t) {
   step.peers = std::get<6>(t);
   step.src_blocks = std::get<7>(t);
   step.dst_blocks = std::get<8>(t);
-  for (const auto& [table, blocks] : std::get<9>(t)) step.theirs.push_back({table, blocks});
+  for (const auto& [table, blocks] : std::get<9>(t)) step.remotes.push_back({table, blocks});
   return step;
 }
 
@@ -55,7 +55,7 @@ void bind_plan(py::module_& m) {
              plan->split = split;
              plan->parts = parts;
              plan->tables = std::move(tables);
-             plan->mine = mine;
+             plan->own_tables = mine;
              plan->exposed = std::move(exposed);
              plan->wire = one_of(wire, WireCodec::kNone, WireCodec::kMxInt8, "codec");
              for (const auto& steps : channels) {

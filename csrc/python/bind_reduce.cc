@@ -122,13 +122,13 @@ void decode_floats(int codec, Bytes floats, const Bytes& coded, const std::optio
   wire_kernels(codec, kernels).decode(floats.mutable_data(), coded.data(), count);
 }
 
-void add_encoded(int codec, Bytes sum, const Bytes& mine, const Bytes& theirs, std::uint64_t divisor, bool finish,
+void add_encoded(int codec, Bytes sum, const Bytes& own, const Bytes& coded, std::uint64_t divisor, bool finish,
                  const std::optional<std::string>& kernels, std::optional<Bytes> residual) {
-  const std::size_t count = elements_of(codec_numbered(codec), sum, theirs);
-  if (mine.nbytes() != sum.nbytes()) throw py::value_error("add_encoded: the sum is not as long as what it adds to");
+  const std::size_t count = elements_of(codec_numbered(codec), sum, coded);
+  if (own.nbytes() != sum.nbytes()) throw py::value_error("add_encoded: the sum is not as long as what it adds to");
   if (divisor == 0) throw py::value_error("add_encoded: divisor is 0");
   wire_kernels(codec, kernels)
-      .add(sum.mutable_data(), mine.data(), theirs.data(), residual_of(&residual, sum), count, divisor, finish);
+      .add(sum.mutable_data(), own.data(), coded.data(), residual_of(&residual, sum), count, divisor, finish);
 }
 
 void copy_bytes(Bytes dst, const Bytes& src, bool streaming, const std::optional<std::string>& kernels) {
@@ -162,10 +162,10 @@ void bind_reduce(py::module_& module) {
   module.def("decode_floats", &::decode_floats, py::arg("codec"), py::arg("floats").noconvert(),
              py::arg("coded").noconvert(), py::arg("kernels") = py::none(),
              "The way back: floats = coded. All of them uint8. For tests.");
-  module.def("add_encoded", &::add_encoded, py::arg("codec"), py::arg("sum").noconvert(), py::arg("mine").noconvert(),
-             py::arg("theirs").noconvert(), py::arg("divisor") = 1, py::arg("finish") = false,
+  module.def("add_encoded", &::add_encoded, py::arg("codec"), py::arg("sum").noconvert(), py::arg("own").noconvert(),
+             py::arg("coded").noconvert(), py::arg("divisor") = 1, py::arg("finish") = false,
              py::arg("kernels") = py::none(), py::arg("residual").noconvert() = py::none(),
-             "sum = (mine + theirs) / divisor, with theirs as on the wire; finish: rounded as if sent. For tests.");
+             "sum = (own + coded) / divisor, with coded as on the wire; finish: rounded as if sent. For tests.");
 }
 
 }  // namespace ddl

@@ -71,7 +71,7 @@ struct And {
   }
 };
 
-// Division by the divisor of reduce(), prepared once per call. Powers of two get the cheap and equally exact way.
+// Division by the divisor of reduce(), prepared once per call. Powers of two are divided in a faster way, as exact.
 template <typename T, bool kIsFloat>
 class Divider;
 

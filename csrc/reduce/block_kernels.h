@@ -22,8 +22,8 @@ constexpr std::size_t kBlockVectors = kMxBlock / kBlockLanes;
 constexpr std::uint32_t kNotFinite = 255, kLeastExponent = 8;
 typedef std::int8_t ByteVec __attribute__((vector_size(kVectorBytes / 4)));
 
-// Below, a whole block is copied by a branch of its own: a length that the compiler knows is a few vector moves, any
-// other one a call of memcpy.
+// Below, a whole block is copied in a branch of its own: for a length that it knows the compiler writes a few vector
+// moves, for any other a call of memcpy.
 struct FloatBlock {
   Vec<float> part[kBlockVectors];
 };
@@ -59,7 +59,7 @@ float step_of(std::uint32_t exponent) {
   return exponent < kLeastExponent ? 0.0f : float_of((exponent - 6) << 23);
 }
 
-// Of bits without the sign the order is that of the magnitudes, and NaN comes last.
+// Without the sign, the order of the bits is that of the magnitudes, with NaN last.
 std::uint32_t exponent_of(const FloatBlock& block) {
   Vec<std::int32_t> most = {};
   for (const Vec<float>& part : block.part) {
@@ -117,8 +117,8 @@ FloatBlock load_coded(const char* coded, std::size_t count) {
   return block;
 }
 
-// Adds what was dropped before and codes the sum; returns what that stands for. A block that is not finite drops
-// nothing: one bad step may not spoil the next ones.
+// Adds what was dropped before, and codes the sum. Returns the values that the code stands for. A block that is not
+// finite drops nothing, so that one bad step does not spoil the next ones.
 template <typename Store>
 FloatBlock code_block(FloatBlock block, char* residual, std::size_t count, Store store) {
   if (residual != nullptr) {
@@ -165,12 +165,12 @@ void decode_blocks(void* floats, const void* coded, std::size_t count) {
   });
 }
 
-void add_blocks(void* sum, const void* mine, const void* theirs, void* residual, std::size_t count,
+void add_blocks(void* sum, const void* addend, const void* coded_addend, void* residual, std::size_t count,
                 std::uint64_t divisor, bool finish) {
   const DividerOf<float> divider(divisor);
   auto* const out = static_cast<char*>(sum);
-  auto* const own = static_cast<const char*>(mine);
-  auto* const in = static_cast<const char*>(theirs);
+  auto* const own = static_cast<const char*>(addend);
+  auto* const in = static_cast<const char*>(coded_addend);
   auto* const kept = static_cast<char*>(residual);
   by_blocks(count, [&](std::size_t at, std::size_t n, std::size_t at_coded) {
     FloatBlock block = load_block(own + at, n);

@@ -51,7 +51,7 @@ struct BFloat16 {
   }
 };
 
-// Which half goes to which part is the affair of the half_*.h.
+// The half_*.h decide which half goes to which part.
 struct Float16 {
   using Lane = float;
   static constexpr int kParts = 2;

@@ -1,5 +1,5 @@
-// Names and sizes of the element types. The switches have no `default:` so that a new value fails to compile quietly
-// nowhere: the compiler warns at each of them.
+// Names and sizes of the element types. The switches have no `default:`, so that the compiler warns at each of them
+// when there is a new value.
 #include "reduce/dtype.h"
 
 #include <cstring>

@@ -38,15 +38,15 @@ constexpr int kReduceOpCount = 5;
 // Bytes of one element; 0 for a number that is no DType (it may come from a peer).
 std::size_t element_size(DType dtype);
 
-// "float16", "bfloat16", …, "bool"; "sum", "min", …; "invalid" for a number that is none of ours.
+// "float16", "bfloat16", …, "bool"; "sum", "min", …; "invalid" for any other number.
 const char* name(DType dtype);
 const char* name(ReduceOp op);
 
-// The inverse of name(); false when there is no such name, and then `*out` is left alone.
+// The inverse of name(). False if there is no such name; then `*out` stays as it is.
 bool parse(const char* text, DType* out);
 bool parse(const char* text, ReduceOp* out);
 
-// A number off the wire becomes a value only through these; false when it is none of ours.
+// These turn a number from the wire into a value. False if there is no such value.
 bool from_wire(std::uint8_t number, DType* out);
 bool from_wire(std::uint8_t number, ReduceOp* out);
 

@@ -18,7 +18,7 @@ using KernelFinder = Kernel (*)(DType dtype, ReduceOp op);
 struct WireKernels {
   void (*encode)(void* coded, const void* floats, void* residual, std::size_t count);
   void (*decode)(void* floats, const void* coded, std::size_t count);
-  void (*add)(void* sum, const void* mine, const void* theirs, void* residual, std::size_t count,
+  void (*add)(void* sum, const void* addend, const void* coded_addend, void* residual, std::size_t count,
               std::uint64_t divisor, bool finish);
 };
 using WireKernelFinder = WireKernels (*)(WireCodec codec);
@@ -36,7 +36,7 @@ CopyKernels baseline_copy_kernels();
 CopyKernels avx2_copy_kernels();
 CopyKernels avx512_copy_kernels();
 
-// One per kernels_*.cc. Null where dtype or op is none of ours.
+// One per kernels_*.cc. Null for a number that is no dtype or op.
 Kernel baseline_kernel(DType dtype, ReduceOp op);
 Kernel avx2_kernel(DType dtype, ReduceOp op);
 Kernel avx512_kernel(DType dtype, ReduceOp op);

@@ -45,7 +45,7 @@ inline __attribute__((always_inline)) void steps(char* const* dsts, int m, const
   }
 }
 
-// The end that fills no vector goes through one in a buffer, padded with zeros: the same arithmetic, the same bits.
+// A rest that does not fill a vector goes through a buffer, padded with zeros: the same arithmetic, the same bits.
 template <typename C, typename Op>
 void rest(char* const* dsts, int m, const char* const* srcs, int n, std::size_t at, std::size_t bytes,
           const DividerOf<typename C::Lane>& divider) {
@@ -67,7 +67,7 @@ void rest(char* const* dsts, int m, const char* const* srcs, int n, std::size_t 
   for (int d = 0; d < m; ++d) std::memcpy(dsts[d] + at, buffer, bytes);
 }
 
-// Four vectors at a time hide the latency of one; more would leave the registers. Returns where it ended.
+// Four vectors at a time hide the latency of one. More would not fit in the registers. Returns where it ended.
 template <typename C, typename Op>
 inline __attribute__((always_inline)) std::size_t bulk(char* const* dsts, int m, const char* const* srcs, int n,
                                                        std::size_t bytes,

@@ -39,9 +39,9 @@ void decode_floats(WireCodec codec, void* floats, const void* coded, std::size_t
   chosen().find_wire(codec).decode(floats, coded, count);
 }
 
-void add_encoded(WireCodec codec, void* sum, const void* mine, const void* theirs, void* residual, std::size_t count,
-                 std::uint64_t divisor, bool finish) {
-  chosen().find_wire(codec).add(sum, mine, theirs, residual, count, divisor, finish);
+void add_encoded(WireCodec codec, void* sum, const void* addend, const void* coded_addend, void* residual,
+                 std::size_t count, std::uint64_t divisor, bool finish) {
+  chosen().find_wire(codec).add(sum, addend, coded_addend, residual, count, divisor, finish);
 }
 
 }  // namespace ddl

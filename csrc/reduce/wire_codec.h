@@ -15,7 +15,7 @@ namespace ddl {
 enum class WireCodec : uint8_t { kNone = 0, kBFloat16 = 1, kFloat16 = 2, kMxInt8 = 3 };
 constexpr std::size_t kMxBlock = 32;
 
-// What is coded as a whole: so many floats, in so many bytes. Only the last unit of a message may be shorter.
+// So many floats are coded together, in so many bytes. Only the last unit of a message may be shorter.
 struct CodedUnit {
   std::size_t floats, bytes;
 };
@@ -25,7 +25,7 @@ constexpr CodedUnit unit_of(WireCodec codec) {
 constexpr std::size_t coded_bytes(WireCodec codec, std::size_t floats) {
   return codec == WireCodec::kMxInt8 ? floats + (floats + kMxBlock - 1) / kMxBlock : 2 * floats;
 }
-// The way back; `bytes` end with a whole unit or with the message.
+// The inverse. `bytes` end with a whole unit, or with the message.
 constexpr std::size_t floats_in(WireCodec codec, std::size_t bytes) {
   return codec == WireCodec::kMxInt8 ? bytes - (bytes + kMxBlock) / (kMxBlock + 1) : bytes / 2;
 }
@@ -34,9 +34,9 @@ constexpr std::size_t floats_in(WireCodec codec, std::size_t bytes) {
 // feedback: Seide et al. 2014, Karimireddy et al. 2019). It is as long as what is coded.
 void encode_floats(WireCodec codec, void* coded, const void* floats, void* residual, std::size_t count);
 void decode_floats(WireCodec codec, void* floats, const void* coded, std::size_t count);
-// sum = (mine + theirs) / divisor; if `finish`, plus the residual and rounded to what the codec can write, so that
-// who keeps the sum has the same as who is sent it. `sum` may be `mine`.
-void add_encoded(WireCodec codec, void* sum, const void* mine, const void* theirs, void* residual, std::size_t count,
-                 std::uint64_t divisor, bool finish);
+// sum = (addend + coded_addend) / divisor. If `finish`: plus the residual, and rounded to what the codec can write,
+// so that the rank that keeps the sum has the same as the ranks that it sends it to. `sum` may be `addend`.
+void add_encoded(WireCodec codec, void* sum, const void* addend, const void* coded_addend, void* residual,
+                 std::size_t count, std::uint64_t divisor, bool finish);
 
 }  // namespace ddl

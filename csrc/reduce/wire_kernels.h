@@ -60,12 +60,12 @@ void by_vectors(char* coded, char* a, const char* b, std::size_t count, bool wri
   for (; count - i >= kLanes; i += kLanes) body(coded + i * 2, a + i * 4, b + i * 4);
   if (i == count) return;
   char coded_rest[kVectorBytes / 2] = {}, a_rest[kVectorBytes] = {}, b_rest[kVectorBytes] = {};
-  const std::size_t left = count - i;
-  if (!writes_coded) std::memcpy(coded_rest, coded + i * 2, left * 2);
-  std::memcpy(b_rest, b + i * 4, left * 4);
+  const std::size_t remaining = count - i;
+  if (!writes_coded) std::memcpy(coded_rest, coded + i * 2, remaining * 2);
+  std::memcpy(b_rest, b + i * 4, remaining * 4);
   body(coded_rest, a_rest, b_rest);
-  if (writes_coded) std::memcpy(coded + i * 2, coded_rest, left * 2);
-  if (writes_floats) std::memcpy(a + i * 4, a_rest, left * 4);
+  if (writes_coded) std::memcpy(coded + i * 2, coded_rest, remaining * 2);
+  if (writes_floats) std::memcpy(a + i * 4, a_rest, remaining * 4);
 }
 
 template <typename W>
@@ -86,11 +86,11 @@ void decode(void* floats, const void* coded, std::size_t count) {
 }
 
 template <typename W>
-void add(void* sum, const void* mine, const void* theirs, void*, std::size_t count, std::uint64_t divisor,
+void add(void* sum, const void* addend, const void* coded_addend, void*, std::size_t count, std::uint64_t divisor,
          bool finish) {
   const DividerOf<float> divider(divisor);
-  by_vectors(static_cast<char*>(const_cast<void*>(theirs)), static_cast<char*>(sum), static_cast<const char*>(mine),
-             count, false, true, [&](char* coded, char* out, const char* own) {
+  by_vectors(static_cast<char*>(const_cast<void*>(coded_addend)), static_cast<char*>(sum),
+             static_cast<const char*>(addend), count, false, true, [&](char* coded, char* out, const char* own) {
                Vec<float> value = load_floats(own) + W::load(coded);
                if (divider.divides()) divider.apply(&value);
                if (finish) value = W::rounded(value);

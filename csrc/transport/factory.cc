@@ -6,7 +6,7 @@
 
 namespace ddl {
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail) {
+std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail) {
   return std::make_unique<TcpEndpoint>(peer, std::move(fd), rail ? kOneOfRails : kOneConnection);
 }
 

@@ -7,18 +7,23 @@
 
 #include "base/unique_fd.h"
 #include "memory/peer_memory.h"
-#include "transport/endpoint.h"
+#include "transport/measured_endpoint.h"
 
 namespace ddl {
 
 // Takes over `fd`, a connected and authenticated TCP socket to `peer`; `rail`: it is one of several that share a
 // stream.
-std::unique_ptr<Endpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail);
+std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail);
 
-// A stream to `peer` over `rails` TCP endpoints, which are added one after the other.
+// A stream over several endpoints at once, which are added one after the other.
+class Rails : public Endpoint {
+ public:
+  virtual void add(std::unique_ptr<MeasuredEndpoint> rail) = 0;
+};
+// `rails`: how many there will be.
 std::unique_ptr<Rails> make_rails(int peer, size_t rails);
 
-// The words in the two ranks' boards over which the rings of one stream find and wake each other.
+// Words in the two ranks' boards: over them the rings of one stream find and wake each other.
 struct ShmMeetingPlace {
   const PeerMemory* peer;
   std::atomic<uint64_t>* my_offset;

@@ -4,7 +4,7 @@
 
 namespace ddl {
 
-void encode(const FrameHeader& h, FrameBytes* bytes) {
+void encode(const FrameHeader& h, FrameHeader::Bytes* bytes) {
   unsigned char* at = bytes->data();
   put(at, kFrameMagic, 4);
   put(at + 4, h.length, 4);
@@ -14,7 +14,7 @@ void encode(const FrameHeader& h, FrameBytes* bytes) {
   put(at + 25, 0, 7);  // reserved
 }
 
-bool decode(const FrameBytes& bytes, FrameHeader* h) {
+bool decode(const FrameHeader::Bytes& bytes, FrameHeader* h) {
   const unsigned char* at = bytes.data();
   h->length = static_cast<uint32_t>(get(at + 4, 4));
   h->offset = get(at + 8, 8);

@@ -1,4 +1,4 @@
-// Numbers as they stand on the wire.
+// Numbers in little-endian order, as on the wire.
 #pragma once
 
 #include <cstdint>

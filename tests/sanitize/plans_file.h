@@ -65,8 +65,8 @@ class PlansFile {
     step.peers = list<int>();
     step.src_blocks = list<uint32_t>();
     step.dst_blocks = list<uint32_t>();
-    step.theirs.resize(number());
-    for (Remote& remote : step.theirs) {
+    step.remotes.resize(number());
+    for (Remote& remote : step.remotes) {
       remote.table = static_cast<uint32_t>(number());
       remote.blocks = list<uint32_t>();
     }
@@ -79,7 +79,7 @@ class PlansFile {
     plan->parts = static_cast<uint32_t>(number());
     plan->tables.resize(number());
     for (auto& table : plan->tables) table = list<uint32_t>();
-    for (uint32_t& table : plan->mine) table = static_cast<uint32_t>(number());
+    for (uint32_t& table : plan->own_tables) table = static_cast<uint32_t>(number());
     for (std::vector<bool>& blocks : plan->exposed) {
       for (const uint32_t exposed : list<uint32_t>()) blocks.push_back(exposed != 0);
     }

@@ -149,7 +149,7 @@ class Rank {
       if (peer == rank_ || peer / shared_.per_host != rank_ / shared_.per_host) continue;
       auto memory = std::make_shared<PeerMemory>(-1, Arena::process().size(), -1);
       Neighbourhood& theirs = shared_.communicators[static_cast<size_t>(peer)]->neighbourhood();
-      communicator().neighbourhood().add(peer, std::move(memory), theirs.my_offset());
+      communicator().neighbourhood().add(peer, std::move(memory), theirs.own_board_offset());
     }
     shared_.meeting.meet();
     calls_ = std::make_unique<Calls>(rank_, shared_.size, &communicator());

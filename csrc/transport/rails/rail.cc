@@ -1,25 +1,10 @@
 #include "transport/rails/rail.h"
 
-#include <linux/sockios.h>
-#include <linux/tcp.h>
-#include <netinet/in.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-
-#include <algorithm>
-#include <string>
+#include <array>
 
 #include "base/error.h"
 
 namespace ddl {
-
-namespace {
-
-constexpr size_t kMaxParts = 64;  // iovecs given to the transport at once
-constexpr int kStuck = 2;         // times that the kernel has sent again what was not acknowledged
-const char zeros[64 << 10] = {};  // sent where what was meant to be sent is not wanted any more
-
-}  // namespace
 
 void Rail::end() {
   stop_sending();
@@ -29,61 +14,23 @@ void Rail::end() {
 
 void Rail::stop_sending() {
   mute_ = true;
-  parts_.clear();
-  next_part_ = 0;
+  out_.clear();
 }
 
 void Rail::begin(uint64_t frame, const FrameHeader& header, const std::vector<iovec>& parts) {
   frame_ = frame;
-  encode(header, &out_header_);
-  parts_.assign(1, {out_header_.data(), kFrameHeaderBytes});
-  parts_.insert(parts_.end(), parts.begin(), parts.end());
-  next_part_ = 0;
-}
-
-size_t Rail::write() {
-  size_t total = 0;
-  while (sending()) {
-    const size_t n = std::min(kMaxParts, parts_.size() - next_part_);
-    size_t bytes = endpoint_->write(parts_.data() + next_part_, static_cast<int>(n));
-    if (bytes == 0) break;
-    total += bytes;
-    while (bytes > 0) {
-      iovec& part = parts_[next_part_];
-      const size_t step = std::min(bytes, part.iov_len);
-      part.iov_base = static_cast<char*>(part.iov_base) + step;
-      part.iov_len -= step;
-      bytes -= step;
-      if (part.iov_len == 0) ++next_part_;
-    }
-  }
-  return total;
-}
-
-void Rail::blank() {
-  size_t bytes = 0, keep = next_part_ == 0 ? 1 : 0;  // the header is ours
-  for (size_t i = next_part_ + keep; i < parts_.size(); ++i) bytes += parts_[i].iov_len;
-  parts_.resize(next_part_ + keep);
-  for (size_t step = 0; bytes > 0; bytes -= step) {
-    step = std::min(bytes, sizeof zeros);
-    parts_.push_back({const_cast<char*>(zeros), step});
-  }
-}
-
-size_t Rail::queued() const {
-  int bytes = 0;
-  ::ioctl(fd(), SIOCOUTQ, &bytes);  // if it fails, nothing is known
-  return static_cast<size_t>(bytes);
+  out_.begin(header);
+  for (const iovec& part : parts) out_.append(part.iov_base, part.iov_len);
 }
 
 bool Rail::look() {
   if (has_frame()) return true;
-  iovec rest{in_header_.data() + header_bytes_, kFrameHeaderBytes - header_bytes_};
-  header_bytes_ += endpoint_->read(&rest, 1);
+  const iovec rest = header_.rest();
+  header_.take(endpoint_->read(&rest, 1));
   if (!has_frame()) return false;
   in_done_ = 0;
   fresh_ = true;
-  if (!decode(in_header_, &in_)) {
+  if (!header_.parse(&in_)) {
     throw Error(ErrorKind::kProtocolError,
                 "what came over one of several rails is no frame; do all ranks use the same version of DDL?");
   }
@@ -112,13 +59,15 @@ size_t Rail::copy() {
 }
 
 bool Rail::look_after() {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return suspect_;
-  if (info.tcpi_retransmits >= kStuck) {
-    suspect_ = true;
-  } else if (info.tcpi_unacked == 0) {
-    suspect_ = false;  // all that was sent has come after all
+  switch (endpoint_->acknowledgement()) {
+    case Acknowledgement::kMissing:
+      suspect_ = true;
+      break;
+    case Acknowledgement::kComplete:
+      suspect_ = false;
+      break;
+    case Acknowledgement::kPending:
+      break;
   }
   return suspect_;
 }

@@ -1,5 +1,5 @@
-// One connection of several that carry a stream (rails_endpoint.h): the frame that it is sending, the frame that is
-// coming, how fast it is, and whether the other side still hears it.
+// One of several connections that carry a stream (rails_endpoint.h): the frame that it sends, the frame that comes,
+// how fast it is, and whether the other side still receives.
 #pragma once
 
 #include <array>
@@ -9,78 +9,75 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "transport/endpoint.h"
+#include "transport/framing.h"
+#include "transport/measured_endpoint.h"
 #include "wire/frame.h"
 
 namespace ddl {
 
 class Rail {
  public:
-  explicit Rail(std::unique_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+  explicit Rail(std::unique_ptr<MeasuredEndpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
-  // Reading throws LostPeer at the end of what the other side has sent, and `end` is due; writing throws it as soon
-  // as that side takes no more, and `stop_sending` is due: what it has sent before may still be here.
+  // Reading throws LostPeer at the end of what the other side has sent: then call `end`. Writing throws it as soon as
+  // that side takes no more: then call `stop_sending`, because bytes that it sent before may still be here.
   bool ended() const { return endpoint_ == nullptr; }
   void end();
-  int fd() const { return endpoint_->poll_fd(); }
+  void poll_fds(Polled* fds, bool writing) const { endpoint_->poll_fds(fds, true, writing); }
 
   // --- out ---
-  // Whether a frame may be given to it: it is there, and takes what it is given.
+  // Whether a frame may be given to it.
   bool usable() const { return !ended() && !mute_ && !suspect_; }
   bool mute() const { return mute_; }
   void stop_sending();
-  bool sending() const { return next_part_ < parts_.size(); }
+  bool sending() const { return !out_.done(); }
   // Begins a frame: number `frame` of the stream, or one without bytes.
   void begin(uint64_t frame, const FrameHeader& header, const std::vector<iovec>& parts);
   uint64_t frame() const { return frame_; }
-  // Writes what goes; returns how many bytes went.
-  size_t write();
-  // The rest of the frame is of no use to anybody: sends zeros, so that its memory may be changed.
-  void blank();
+  // Writes what goes without waiting. Returns how many bytes went.
+  size_t write() { return out_.write(endpoint_.get()); }
+  // Nobody needs the rest of the frame: sends zeros instead, so that its memory may change.
+  void blank() { out_.blank(); }
   // Bytes that the other side's kernel does not have yet.
-  size_t queued() const;
-  // As that of endpoints.
+  size_t queued() const { return endpoint_->queued(); }
   double rate() const { return endpoint_->rate(); }
 
   // --- in ---
-  // Reads a frame's header; true if it is there. `position` is that of the frame's next byte in the stream.
+  // Reads a frame's header. Returns whether it is complete. `position`: of the frame's next byte in the stream.
   bool look();
-  bool has_frame() const { return header_bytes_ == kFrameHeaderBytes; }
-  // True once for each header.
+  bool has_frame() const { return header_.complete(); }
+  // True at the first call for each header.
   bool fresh() { return std::exchange(fresh_, false); }
   const FrameHeader& coming() const { return in_; }
   uint64_t position() const { return in_.offset + in_done_; }
-  uint32_t left() const { return in_.length - in_done_; }
+  uint32_t remaining() const { return in_.length - in_done_; }
   size_t read(const iovec* parts, int n);
-  // Drops up to so many bytes of the frame; returns how many.
+  // Reads up to so many bytes of the frame and drops them. Returns how many.
   size_t drop(uint64_t bytes);
-  // Reads what is there of the frame into a copy.
+  // Reads what has come of the frame into a copy.
   size_t copy();
   std::vector<char>& copied() { return copy_; }
   bool copying() const { return !copy_.empty(); }
-  void finish() { header_bytes_ = 0; }
+  void finish() { header_.restart(); }
 
   // --- health ---
-  // Asks the kernel whether the other side acknowledges; returns whether it does not.
+  // Asks whether the other side acknowledges. Returns whether this rail is suspect.
   bool look_after();
   bool suspect() const { return suspect_; }
 
  private:
-  std::unique_ptr<Endpoint> endpoint_;
+  std::unique_ptr<MeasuredEndpoint> endpoint_;
   bool suspect_ = false;
   bool mute_ = false;
 
-  FrameBytes out_header_{};
-  std::vector<iovec> parts_;
-  size_t next_part_ = 0;
+  FramedWriter<FrameHeader> out_;
   uint64_t frame_ = 0;
 
-  FrameBytes in_header_{};
-  size_t header_bytes_ = 0;
+  HeaderReader<FrameHeader> header_;
   FrameHeader in_;
   bool fresh_ = false;
   uint32_t in_done_ = 0;
-  std::vector<char> copy_;  // of the coming frame's beginning, if it is set aside
+  std::vector<char> copy_;  // of the frame that comes, if it is set aside
 };
 
 }  // namespace ddl

@@ -8,10 +8,9 @@ namespace ddl {
 
 namespace {
 
-constexpr size_t kSmallPart = 4 << 10;        // parts up to here are copied in any case
-constexpr size_t kMostCopies = 1 << 20;       // bytes; more are not taken before the peer has some
-constexpr uint64_t kAnswerAfter = 256 << 10;  // bytes, also if nobody asks
-constexpr double kFrameSeconds = 1e-3;        // of the slowest rail
+constexpr size_t kMostCopies = 1 << 20;       // bytes that may wait for the peer's answer
+constexpr uint64_t kAnswerAfter = 256 << 10;  // bytes received, even if no frame asks
+constexpr double kFrameSeconds = 1e-3;        // how long a frame takes on the slowest rail
 constexpr size_t kLeastFrame = 16 << 10, kMostFrame = 256 << 10;
 constexpr Nanoseconds kLookAfter = 50 * kMillisecond;
 constexpr Nanoseconds kPatience = 500 * kMillisecond;
@@ -19,7 +18,7 @@ constexpr Nanoseconds kStalled = 50 * kMillisecond;
 constexpr double kFaster = 1.5;
 constexpr uint64_t kNoFrame = ~uint64_t{0};
 
-// Copies bytes into the parts, behind the first `skip`; returns how many there was room for.
+// Copies bytes into the parts, behind the first `skip` bytes. Returns how many there was room for.
 size_t scatter(const iovec* parts, int n, size_t skip, const char* from, size_t bytes) {
   size_t total = 0;
   for (int i = 0; i < n && total < bytes; ++i) {
@@ -37,13 +36,6 @@ size_t scatter(const iovec* parts, int n, size_t skip, const char* from, size_t 
 
 }  // namespace
 
-int RailsEndpoint::poll_fd() const {
-  for (const auto& rail : rails_) {
-    if (!rail->ended()) return rail->fd();
-  }
-  return 0;  // over sockets, none of which is left
-}
-
 bool RailsEndpoint::open() const {
   return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return !rail->ended(); });
 }
@@ -52,9 +44,9 @@ bool RailsEndpoint::all_ended() const { return rails_.size() >= expected_ && !op
 
 // --- writing ------------------------------------------------------------------------------------------------------
 
-size_t RailsEndpoint::accept(const iovec* parts, int n, bool kept) {
+size_t RailsEndpoint::accept(const iovec* parts, int n, bool in_place) {
   if (all_ended()) throw LostPeer(peer_, reason_);
-  if (copies_ >= kMostCopies && !kept) {
+  if (copies_ >= kMostCopies && !in_place) {
     progress();
     if (copies_ >= kMostCopies) return 0;
   }
@@ -65,19 +57,20 @@ size_t RailsEndpoint::accept(const iovec* parts, int n, bool kept) {
   while (left > 0) {
     const size_t bytes = std::min(left, frame_bytes_);
     Frame& frame = frames_.push();
-    fill(&frame, parts, &part, &in_part, bytes, kept);
+    fill(&frame, parts, &part, &in_part, bytes, in_place);
     left -= bytes;
-    frame.answer = left == 0 && (kept || copies_ >= kMostCopies / 2);
+    frame.answer = left == 0 && (in_place || copies_ >= kMostCopies / 2);
   }
   flush();
   return total;
 }
 
 // The next `bytes` of the parts, from `part` and `in_part` on.
-void RailsEndpoint::fill(Frame* frame, const iovec* parts, size_t* part, size_t* in_part, size_t bytes, bool kept) {
+void RailsEndpoint::fill(Frame* frame, const iovec* parts, size_t* part, size_t* in_part, size_t bytes,
+                         bool in_place) {
   frame->offset = accepted_;
   frame->length = static_cast<uint32_t>(bytes);
-  frame->left = false;
+  frame->taken = false;
   frame->on = nullptr;
   frame->parts.clear();
   size_t copied = 0;
@@ -85,7 +78,7 @@ void RailsEndpoint::fill(Frame* frame, const iovec* parts, size_t* part, size_t*
     const iovec& from = parts[*part];
     const size_t step = std::min(bytes, from.iov_len - *in_part);
     if (step > 0) frame->parts.push_back({static_cast<char*>(from.iov_base) + *in_part, step});
-    if (!kept || step <= kSmallPart) copied += step;
+    if (!in_place || step <= kCopiedPart) copied += step;
     bytes -= step;
     *in_part += step;
     if (*in_part == from.iov_len) {
@@ -97,7 +90,7 @@ void RailsEndpoint::fill(Frame* frame, const iovec* parts, size_t* part, size_t*
   frame->copy.resize(copied);
   char* to = frame->copy.data();
   for (iovec& own : frame->parts) {
-    if (kept && own.iov_len > kSmallPart) continue;
+    if (in_place && own.iov_len > kCopiedPart) continue;
     std::memcpy(to, own.iov_base, own.iov_len);
     own.iov_base = to;
     to += own.iov_len;
@@ -106,7 +99,7 @@ void RailsEndpoint::fill(Frame* frame, const iovec* parts, size_t* part, size_t*
   if (frame->copied) copies_ += frame->length;
 }
 
-// The next frame that should go; false if there is none.
+// Takes the next frame to send. False if there is none.
 bool RailsEndpoint::take(uint64_t* frame) {
   while (!again_.empty()) {
     *frame = again_.front();
@@ -119,8 +112,8 @@ bool RailsEndpoint::take(uint64_t* frame) {
   return true;
 }
 
-// Whether what is left should not rather wait for a faster rail: it may be through there before this one has sent a
-// frame. At the end of a message that decides how long it takes.
+// False if a faster rail would send all that remains before this one has sent a frame. At the end of a message that
+// decides how long the message takes.
 bool RailsEndpoint::worth(const Rail& rail) const {
   if (rail.rate() == 0 || !again_.empty()) return true;
   const uint64_t first = std::max(next_, frames_.first());
@@ -135,7 +128,7 @@ bool RailsEndpoint::worth(const Rail& rail) const {
   return true;
 }
 
-// Lets a rail send until it takes no more or there is no more, a frame at a time; returns whether anything went.
+// Lets a rail send, a frame at a time, until it takes no more or there is no more. Returns whether anything went.
 bool RailsEndpoint::feed(Rail* rail) {
   if (!rail->sending()) {
     FrameHeader header;
@@ -160,7 +153,7 @@ bool RailsEndpoint::feed(Rail* rail) {
     rail->begin(number, header, *parts);
   }
   const bool moved = rail->write() > 0;
-  if (!rail->sending() && frames_.has(rail->frame())) frames_[rail->frame()].left = true;
+  if (!rail->sending() && frames_.has(rail->frame())) frames_[rail->frame()].taken = true;
   return moved;
 }
 
@@ -173,7 +166,7 @@ bool RailsEndpoint::flush() {
       try {
         again |= feed(rail.get());
       } catch (const LostPeer& lost) {
-        // The peer may have left: what it sent before that is still to be read.
+        // The peer may have closed. What it sent before is still to be read.
         reason_ = lost.what();
         rail->stop_sending();
         take_back(rail.get());
@@ -196,15 +189,15 @@ void RailsEndpoint::heard(uint64_t received) {
     frames_.pop();
   }
   for (const auto& rail : rails_) {
-    // It went over another rail in the meantime, and its memory may change now.
+    // The frame has come over another rail. Its memory may change now.
     if (rail->sending() && rail->frame() < frames_.first()) rail->blank();
   }
 }
 
-uint64_t RailsEndpoint::settled() {
-  unsettled_ = std::max(unsettled_, frames_.first());
-  while (unsettled_ < frames_.end() && frames_[unsettled_].copied && frames_[unsettled_].left) ++unsettled_;
-  return unsettled_ == frames_.end() ? accepted_ : frames_[unsettled_].offset;
+uint64_t RailsEndpoint::released() {
+  unreleased_ = std::max(unreleased_, frames_.first());
+  while (unreleased_ < frames_.end() && frames_[unreleased_].copied && frames_[unreleased_].taken) ++unreleased_;
+  return unreleased_ == frames_.end() ? accepted_ : frames_[unreleased_].offset;
 }
 
 void RailsEndpoint::take_back(const Rail* rail) {
@@ -233,7 +226,7 @@ void RailsEndpoint::look_after() {
     if (rail->look_after() && !before) take_back(rail.get());
     if (rail->rate() > 0 && (slowest == 0 || rail->rate() < slowest)) slowest = rail->rate();
   }
-  // All has come, for what the kernel knows, but no answer: perhaps that was lost with its rail.
+  // The peer's kernel has acknowledged all, but no answer has come. It may be lost with its rail.
   if (waited_for_ != frames_.first()) {
     waited_for_ = frames_.first();
     patience_ = kPatience;
@@ -252,7 +245,7 @@ bool RailsEndpoint::progress() {
   const uint64_t before = frames_.first();
   for (const auto& rail : rails_) deliverable(rail.get());
   if (all_ended()) {
-    // Who has left in good order had all; who has not is missed by whoever waits for it.
+    // A peer that has shut down in good order had all. Of any other, the operation that waits for it will tell.
     if (next_ < frames_.end()) throw LostPeer(peer_, reason_);
     heard(accepted_);
   }
@@ -261,16 +254,16 @@ bool RailsEndpoint::progress() {
   return moved || frames_.first() != before;
 }
 
-void RailsEndpoint::poll_fds(Polled* fds, bool reading) const {
+void RailsEndpoint::poll_fds(Polled* fds, bool reading, bool) const {
   for (const auto& rail : rails_) {
     if (rail->ended()) continue;
     const bool more = rail->usable() && (next_ < frames_.end() || !again_.empty()) && worth(*rail);
     const bool room = rail->sending() || more;
-    // Data that nobody reads yet would wake us again and again. Nothing that we wait for now is behind it: whoever
-    // has begun to send data of a later operation has heard all of this one, and has said so.
-    const bool data = rail->has_frame() && rail->left() > 0 && !rail->copying();
+    // Data that nobody reads yet would wake this rank again and again. Nothing that it waits for is behind that data:
+    // a peer that sends data of a later operation has received all of this one, and has said so.
+    const bool data = rail->has_frame() && rail->remaining() > 0 && !rail->copying();
     const bool later = data && (rail->position() > received_ ? !setting_aside_ : !reading);
-    if (!later || room) fds->emplace_back(rail->fd(), room);
+    if (!later || room) rail->poll_fds(fds, room);
   }
 }
 
@@ -293,22 +286,23 @@ void RailsEndpoint::abandon() {
 
 // --- reading ------------------------------------------------------------------------------------------------------
 
-// Hears what comes on a rail beside data, drops what came before; true if the stream goes on there.
+// Handles what comes on a rail besides data, and drops data that came before. True if the stream goes on there.
 bool RailsEndpoint::deliverable(Rail* rail) {
   try {
     while (!rail->ended() && rail->look()) {
       const FrameHeader& coming = rail->coming();
       if (rail->fresh()) heard(coming.received);
-      if (rail->copying() || (setting_aside_ && rail->left() > 0 && rail->position() > received_)) {
+      if (rail->copying() || (setting_aside_ && rail->remaining() > 0 && rail->position() > received_)) {
         if (!set_aside(rail)) return false;
         continue;
       }
-      if (rail->left() > 0 && rail->position() >= received_) return rail->position() == received_;
-      if (rail->left() > 0 && rail->drop(std::min<uint64_t>(rail->left(), received_ - rail->position())) == 0) {
+      if (rail->remaining() > 0 && rail->position() >= received_) return rail->position() == received_;
+      if (rail->remaining() > 0 &&
+          rail->drop(std::min<uint64_t>(rail->remaining(), received_ - rail->position())) == 0) {
         return false;
       }
-      if (rail->left() > 0) continue;
-      if (coming.length > 0) answer(rail);  // sent twice: the peer does not know that it has come
+      if (rail->remaining() > 0) continue;
+      if (coming.length > 0) answer(rail);  // sent twice: the peer does not know that this rank has it
       rail->finish();
     }
   } catch (const LostPeer& lost) {
@@ -317,10 +311,10 @@ bool RailsEndpoint::deliverable(Rail* rail) {
   return false;
 }
 
-// True if the whole frame is out of the way now.
+// True if the whole frame is set aside now.
 bool RailsEndpoint::set_aside(Rail* rail) {
   if (rail->copy() == 0) return false;
-  if (rail->left() > 0) return true;
+  if (rail->remaining() > 0) return true;
   aside_[rail->coming().offset] = std::move(rail->copied());
   answer_on_ = rail;
   rail->copied().clear();
@@ -328,7 +322,7 @@ bool RailsEndpoint::set_aside(Rail* rail) {
   return true;
 }
 
-// Copies what comes next, if it was set aside, into the parts behind the first `skip` bytes.
+// Copies the stream's next bytes, if they were set aside, into the parts, behind the first `skip` bytes.
 size_t RailsEndpoint::take_aside(const iovec* parts, int n, size_t skip) {
   size_t total = 0;
   while (!aside_.empty() && aside_.begin()->first <= received_) {
@@ -355,7 +349,7 @@ void RailsEndpoint::answer(const Rail* rail) {
 size_t RailsEndpoint::deliver(Rail* rail, const iovec* parts, int n, size_t skip) {
   std::array<iovec, 64> rest;
   int count = 0;
-  size_t room = rail->left();
+  size_t room = rail->remaining();
   for (int i = 0; i < n && room > 0 && count < static_cast<int>(rest.size()); ++i) {
     if (skip >= parts[i].iov_len) {
       skip -= parts[i].iov_len;
@@ -368,7 +362,7 @@ size_t RailsEndpoint::deliver(Rail* rail, const iovec* parts, int n, size_t skip
   }
   const size_t bytes = count == 0 ? 0 : rail->read(rest.data(), count);
   received_ += bytes;
-  if (rail->left() > 0) return bytes;
+  if (rail->remaining() > 0) return bytes;
   if (rail->coming().answer || received_ - answered_ >= kAnswerAfter) answer(rail);
   rail->finish();
   return bytes;

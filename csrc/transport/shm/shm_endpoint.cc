@@ -31,14 +31,14 @@ size_t ShmEndpoint::write(const iovec* parts, int n) {
   uint64_t head = start;
   for (int i = 0; i < n && head - start < room; ++i) {
     const char* from = static_cast<const char*>(parts[i].iov_base);
-    size_t left = std::min<uint64_t>(parts[i].iov_len, room - (head - start));
-    while (left > 0) {
+    size_t remaining = std::min<uint64_t>(parts[i].iov_len, room - (head - start));
+    while (remaining > 0) {
       const size_t at = head % ByteRing::kCapacity;
-      const size_t run = std::min(left, ByteRing::kCapacity - at);
+      const size_t run = std::min(remaining, ByteRing::kCapacity - at);
       std::memcpy(out_->data + at, from, run);
       from += run;
       head += run;
-      left -= run;
+      remaining -= run;
     }
   }
   if (head == start) return 0;
@@ -62,14 +62,14 @@ size_t ShmEndpoint::read(const iovec* parts, int n) {
   uint64_t tail = start;
   for (int i = 0; i < n && tail - start < have; ++i) {
     char* to = static_cast<char*>(parts[i].iov_base);
-    size_t left = std::min<uint64_t>(parts[i].iov_len, have - (tail - start));
-    while (left > 0) {
+    size_t remaining = std::min<uint64_t>(parts[i].iov_len, have - (tail - start));
+    while (remaining > 0) {
       const size_t at = tail % ByteRing::kCapacity;
-      const size_t run = std::min(left, ByteRing::kCapacity - at);
+      const size_t run = std::min(remaining, ByteRing::kCapacity - at);
       std::memcpy(to, in_->data + at, run);
       to += run;
       tail += run;
-      left -= run;
+      remaining -= run;
     }
   }
   if (tail == start) return 0;

@@ -1,8 +1,8 @@
-// A pair of byte rings in shared memory as an endpoint, for plans that send and receive between ranks of one host.
+// An endpoint made of two byte rings in shared memory, for plans that send and receive between ranks of one host.
 //
-// Each side makes the ring it writes in its own arena and publishes the offset in its board; the other attaches when
-// it first looks. One producer, one consumer, two counters, each on a cache line of its own. `head` is released by
-// the producer and acquired by the consumer; `tail` the other way round.
+// Each side has the ring that it writes in its own arena, and posts the offset on its board. The other side attaches
+// when it first looks. A ring has one producer, one consumer and two counters, each on its own cache line. The
+// producer releases `head` and the consumer acquires it; `tail` is the other way round.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,9 @@ class ShmEndpoint final : public Endpoint {
 
   size_t write(const iovec* parts, int n) override;
   size_t read(const iovec* parts, int n) override;
-  int poll_fd() const override { return -1; }
+  bool polled() const override { return false; }
+  void poll_fds(Polled*, bool, bool) const override {}
+  bool open() const override { return false; }
 
  private:
   void wake_peer();

@@ -11,8 +11,8 @@ namespace ddl {
 
 namespace {
 
-constexpr Nanoseconds kPeriod = 10 * kMillisecond;  // shorter ones would measure bursts
-constexpr Nanoseconds kLasts = 250 * kMillisecond;  // then a rate is not known any more
+constexpr Nanoseconds kPeriod = 10 * kMillisecond;  // a shorter one would measure bursts
+constexpr Nanoseconds kLasts = 250 * kMillisecond;  // how long a rate is valid
 constexpr int kFirst = 160 << 10, kMost = 4 << 20;
 
 }  // namespace

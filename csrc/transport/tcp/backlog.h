@@ -1,8 +1,8 @@
-// How much waits in the kernel to be sent on a connection, and how fast it goes.
+// Limits how much waits in the kernel to be sent on a connection, and measures how fast the connection is.
 //
-// TCP's own buffers hold many milliseconds of a slow wire. What is given to the kernel first is then not what the
-// wire carries first: connections share it fairly, all messages come late, and all at once. So only little waits
-// there (TCP_NOTSENT_LOWAT), and the order is ours. What is on its way is TCP's affair.
+// TCP's buffers hold what a slow wire sends in many milliseconds. If all connections filled them, they would share
+// the wire evenly, and all messages would arrive late, at the same time. So only little waits in the kernel
+// (TCP_NOTSENT_LOWAT), and DDL decides what goes next. What TCP has already sent does not count.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 namespace ddl {
 
 struct BacklogLimits {
-  double seconds;  // as much waits as goes in this time,
-  int least;       // but at least so many bytes
+  double seconds;  // what the connection carries in this time may wait,
+  int least;       // and at least so many bytes
 };
-// Enough that the wire has something to do while the rank is busy with what has come.
+// Enough to keep the wire busy while the rank works on what has come.
 constexpr BacklogLimits kOneConnection{1e-3, 64 << 10};
-// Little, so that at the end of a message no rail has much more to do than the others.
+// Less, so that all rails end a message at about the same time.
 constexpr BacklogLimits kOneOfRails{3e-3, 16 << 10};
 
 class Backlog {
  public:
   Backlog(int fd, const BacklogLimits& limits);
 
-  // The kernel takes no more just now: a moment to look how much it has carried since the last.
+  // Call when the kernel takes no more. Measures how much it has carried since the last call.
   void full();
-  // Bytes per second that the other side has acknowledged lately; 0: not known.
+  // Bytes per second that the other side has acknowledged lately. 0: not known.
   double rate() const;
 
  private:
@@ -36,7 +36,7 @@ class Backlog {
   const BacklogLimits limits_;
   int limit_ = 0;
   Nanoseconds measured_ = 0;
-  uint64_t acknowledged_ = 0, busy_ = 0;  // bytes and microseconds, by then
+  uint64_t acknowledged_ = 0, busy_ = 0;  // bytes, and microseconds, at that time
   double rate_ = 0;
 };
 

@@ -1,8 +1,10 @@
 #include "transport/tcp/tcp_endpoint.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -15,6 +17,8 @@
 namespace ddl {
 
 namespace {
+
+constexpr int kStuck = 2;  // times that the kernel has sent again what was not acknowledged
 
 [[noreturn]] void throw_lost(int peer, const char* doing) {
   std::array<char, 128> text{};
@@ -52,6 +56,20 @@ size_t TcpEndpoint::read(const iovec* parts, int n) {
   if (moved == 0) throw LostPeer(peer_, "connection closed by the peer while receiving");
   if (would_block()) return 0;
   throw_lost(peer_, "receiving");
+}
+
+size_t TcpEndpoint::queued() const {
+  int bytes = 0;
+  ::ioctl(fd_.get(), SIOCOUTQ, &bytes);  // if it fails, nothing is known
+  return static_cast<size_t>(bytes);
+}
+
+Acknowledgement TcpEndpoint::acknowledgement() const {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return Acknowledgement::kPending;
+  if (info.tcpi_retransmits >= kStuck) return Acknowledgement::kMissing;
+  return info.tcpi_unacked == 0 ? Acknowledgement::kComplete : Acknowledgement::kPending;
 }
 
 }  // namespace ddl

@@ -2,20 +2,24 @@
 #pragma once
 
 #include "base/unique_fd.h"
-#include "transport/endpoint.h"
+#include "transport/measured_endpoint.h"
 #include "transport/tcp/backlog.h"
 
 namespace ddl {
 
-class TcpEndpoint final : public Endpoint {
+class TcpEndpoint final : public MeasuredEndpoint {
  public:
   // Takes `fd` over and makes it non-blocking, without Nagle's delay.
   TcpEndpoint(int peer, UniqueFd fd, const BacklogLimits& limits);
 
   size_t write(const iovec* parts, int n) override;
   size_t read(const iovec* parts, int n) override;
-  int poll_fd() const override { return fd_.get(); }
+  bool polled() const override { return true; }
+  void poll_fds(Polled* fds, bool, bool writing) const override { fds->emplace_back(fd_.get(), writing); }
+  bool open() const override { return true; }
   double rate() const override { return backlog_.rate(); }
+  size_t queued() const override;
+  Acknowledgement acknowledgement() const override;
 
  private:
   const int peer_;

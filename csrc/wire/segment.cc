@@ -1,10 +1,10 @@
-#include "wire/header.h"
+#include "wire/segment.h"
 
 #include "wire/little_endian.h"
 
 namespace ddl {
 
-void encode(const Header& h, HeaderBytes* bytes) {
+void encode(const SegmentHeader& h, SegmentHeader::Bytes* bytes) {
   unsigned char* at = bytes->data();
   put(at, kWireMagic, 4);
   put(at + 4, kWireVersion, 4);
@@ -21,7 +21,7 @@ void encode(const Header& h, HeaderBytes* bytes) {
   put(at + 73, 0, 7);  // reserved
 }
 
-bool decode(const HeaderBytes& bytes, Header* h) {
+bool decode(const SegmentHeader::Bytes& bytes, SegmentHeader* h) {
   const unsigned char* at = bytes.data();
   if (get(at, 4) != kWireMagic || get(at + 4, 4) != kWireVersion) return false;
   h->signature = get(at + 8, 8);
