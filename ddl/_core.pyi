@@ -1,8 +1,10 @@
 """Signatures of the native core (csrc/python). Private: only ``ddl`` itself imports it."""
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 from typing_extensions import Buffer
+
+T = TypeVar("T")
 
 CHANNELS: int
 LANE_SMALL: int
@@ -28,9 +30,32 @@ class Pieces:
     def pack(self, arrays: List[Any], /) -> None: ...
     def unpack(self, arrays: List[Any], /) -> None: ...
 
-_Step = Tuple[int, int, int, bool, bool, int, List[int], List[int], List[int], List[Tuple[int, List[int]]]]
+class Remote:
+    """The peer's memory in a step that touches it: the number of its buffer's table, and the blocks."""
+
+    def __init__(self, table: int, blocks: List[int]) -> None: ...
+
+class Step:
+    """A step of a plan as the native executor runs it: csrc/engine/plan.h explains the fields."""
+
+    def __init__(
+        self,
+        *,
+        kind: int,
+        src: int,
+        dst: int,
+        final: bool,
+        after_sends: bool,
+        phase: int,
+        peers: List[int],
+        src_blocks: List[int],
+        dst_blocks: List[int],
+        remotes: List[Remote],
+    ) -> None: ...
 
 class Plan:
+    """A plan as the native executor runs it: csrc/engine/plan.h explains the fields."""
+
     def __init__(
         self,
         *,
@@ -39,11 +64,89 @@ class Plan:
         split: bool,
         parts: int,
         tables: List[List[int]],
-        mine: List[int],
+        own_tables: List[int],
         exposed: List[List[bool]],
-        channels: List[List[_Step]],
+        channels: List[List[Step]],
         wire: int = 0,
     ) -> None: ...
+
+class Choice:
+    """One line of the selection table: the plan for operations of up to ``max_bytes``, and how it runs.
+
+    ``piece_bytes``: bytes of a piece, of all blocks together; 0: the operation is one piece. ``in_flight``: pieces at a
+    time, at most.
+    """
+
+    def __init__(self, *, max_bytes: int, lane: int, piece_bytes: int, in_flight: int, plan: Plan) -> None: ...
+
+class Report:
+    """What a rank tells its agent: it has lost a peer, an operation has stalled, or the communicator has failed."""
+
+    @property
+    def type(self) -> str:
+        """ "lost", "stalled" or "failed"."""
+    @property
+    def sequence(self) -> int:
+        """The number of the operation; 0: of none."""
+    @property
+    def kind(self) -> str:
+        """The name of the error's class in ``ddl.errors``."""
+    @property
+    def peer(self) -> int:
+        """A rank of the communicator; -1: none."""
+    @property
+    def reason(self) -> str: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def final(self) -> bool:
+        """Whether the deadline has come, so that a verdict must come, too."""
+
+class Totals:
+    """What the collectives of a communicator have taken so far. Two lanes that work at once count twice."""
+
+    @property
+    def operations(self) -> int: ...
+    @property
+    def waited(self) -> float:
+        """Seconds in which operations were under way and nothing moved."""
+    @property
+    def under_way(self) -> float:
+        """Seconds in which operations were under way."""
+
+class Call(Generic[T]):
+    """One call of the core, ready to be run or started."""
+
+    input: Any
+    output: Any
+    part_lengths: List[int]
+
+    def __init__(
+        self,
+        collective: int,
+        input: Any,
+        output: Any,
+        result: T,
+        *,
+        op: int = 0,
+        root: int = 0,
+        part_lengths: Optional[Sequence[int]] = None,
+        bytes: int = 0,
+        sizes_for: int = 0,
+        count_differs: bool = False,
+        residual: Any = None,
+    ) -> None:
+        """``result``: what the caller gets when it has ended.
+
+        ``part_lengths``: elements of each block; None: one buffer. ``bytes``: they choose the plan, so they must be the
+        same on all ranks; 0: those of the buffer. ``sizes_for``: this is the exchange of sizes before that collective.
+        ``count_differs``: ranks may pass different numbers of elements. ``residual``, of an all-reduce: where coding
+        keeps what it drops; float32, as many as in the buffer.
+        """
+    @property
+    def collective(self) -> int: ...
+    @property
+    def op(self) -> int: ...
 
 class Work:
     """An operation under way, as the ``_async`` verbs return it. Any thread may use it."""
@@ -88,54 +191,25 @@ class Communicator:
     def add_connection(self, peer: int, number: int, fd: int) -> None: ...
     def connected(self, peer: int, number: int) -> bool: ...
     def set_planner(self, planner: Optional[Callable[[int, int], None]]) -> None: ...
-    def install(self, collective: int, root: int, choices: Sequence[Tuple[int, int, int, int, Plan]]) -> None: ...
-    def allreduce(self, input: Any, output: Any, op: int, /) -> None: ...
-    def run_alike(self, collective: int, input: Any, output: Any, op: int, root: int, /) -> None: ...
-    def attempt(self, collective: int, input: Any, output: Any, op: int, root: int) -> Optional[Work]: ...
+    def install(self, collective: int, root: int, choices: Sequence[Choice]) -> None: ...
+    def call(self, collective: int, input: Any, output: Any, op: int, root: int = 0, /) -> None:
+        """Make a blocking call whose arrays say all of the sizes: the fastest way."""
     def prepare(self, collective: int, buffer: Any, op: int, name: str, residual: Any, /) -> PreparedOperation: ...
-    def run(
-        self,
-        collective: int,
-        input: Any,
-        output: Any,
-        *,
-        op: int = 0,
-        root: int = 0,
-        part_lengths: Optional[Sequence[int]] = None,
-        bytes: int = 0,
-        sizes_for: int = 0,
-        count_differs: bool = False,
-        label: str = "",
-        result: Any = None,
-        residual: Any = None,
-    ) -> Any: ...
-    def start(
-        self,
-        collective: int,
-        input: Any,
-        output: Any,
-        *,
-        op: int = 0,
-        root: int = 0,
-        part_lengths: Optional[Sequence[int]] = None,
-        bytes: int = 0,
-        sizes_for: int = 0,
-        count_differs: bool = False,
-        label: str = "",
-        result: Any = None,
-        residual: Any = None,
-    ) -> Work: ...
+    def run(self, call: Call[T], label: str = "") -> T: ...
+    def start(self, call: Call[Any], label: str = "") -> Work: ...
+    def attempt(self, call: Call[Any]) -> Optional[Work]:
+        """Run a call whose arrays say all of the sizes. Where it would have to sleep, return what goes on instead."""
     def check(self) -> None: ...
     @property
     def failed(self) -> bool: ...
     @property
     def report_fd(self) -> int: ...
     def set_agent(self, listening: bool) -> None: ...
-    def take_report(self) -> Optional[Tuple[str, int, str, int, str, str, bool]]: ...
+    def take_report(self) -> Optional[Report]: ...
     def fail(self, kind: str, culprit: int, reason: str, tell: bool) -> None: ...
-    def left(self, peer: int) -> None: ...
+    def note_departure(self, peer: int) -> None: ...
     def traffic(self) -> Tuple[int, int]: ...
-    def collectives(self) -> Tuple[int, float, float]: ...
+    def collectives(self) -> Totals: ...
     @property
     def submitted(self) -> int: ...
     def operation_text(self, sequence: int) -> str: ...

@@ -156,7 +156,7 @@ def shutdown() -> None:
 def _forget_in_child() -> None:
     """A forked child (a data loader's worker, say) is no rank; it must not hold its parent's connections open."""
     if _state.world is not None:
-        _state.world._group.job.close_in_child()
+        _state.world.job.close_in_child()
     _state.lock = threading.Lock()
     _state.world = None
 
@@ -194,22 +194,22 @@ def size() -> int:
 
 def local_rank() -> int:
     """Return this process's number among the ranks that its launcher started on this host."""
-    return world()._group.job.identity.local_rank
+    return world().identity.local_rank
 
 
 def local_size() -> int:
     """Return how many ranks the launcher started on this host."""
-    return world()._group.job.identity.local_size
+    return world().identity.local_size
 
 
 def cross_rank() -> int:
     """Return the number of this host among the hosts that have a rank with this ``local_rank``."""
-    return world()._group.job.identity.cross_rank
+    return world().identity.cross_rank
 
 
 def cross_size() -> int:
     """Return the number of hosts that have a rank with this ``local_rank``."""
-    return world()._group.job.identity.cross_size
+    return world().identity.cross_size
 
 
 def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P, _T]:

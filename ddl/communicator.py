@@ -22,12 +22,15 @@ import numpy as np
 
 from ddl._comm.core_calls import CoreCalls
 from ddl._comm.group import Group
+from ddl._comm.job import Job
 from ddl._comm.splitting import part_of
 from ddl._comm.verbs import PreparedOperation, Verbs, Work
+from ddl.bootstrap.environ import Identity
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import Lines
+from ddl.tuning.table import Table
 
 __all__ = ["Communicator", "Metrics", "PreparedOperation", "Work"]
 
@@ -126,6 +129,10 @@ class Communicator(Verbs):
             self._calls.check_rank("subset", "a member", rank)
         return Communicator._of(self._group.subset(given_ranks, timeout))
 
+    def _use(self, table: Table) -> None:
+        """Choose by ``table``, which all its ranks have alike, in what is planned from now on."""
+        self._group.use(table)
+
     def set_timeout(self, seconds: float) -> None:
         """Let operations that this rank submits from now on take so long (at first: DDL_TIMEOUT). Not collective.
 
@@ -146,9 +153,19 @@ class Communicator(Verbs):
         return self._group.topology
 
     @property
+    def job(self) -> Job:
+        """The job that this rank is in. For DDL's own modules."""
+        return self._group.job
+
+    @property
+    def identity(self) -> Identity:
+        """Which process of its job this rank is: also by host. For DDL's own modules."""
+        return self._group.job.identity
+
+    @property
     def homogeneous(self) -> bool:
         """Whether the job has the same number of ranks on all hosts: on all that share memory."""
-        return len({len(host) for host in self._group.job.hosts}) == 1
+        return len({len(host) for host in self.job.hosts}) == 1
 
     @property
     def who(self) -> str:
@@ -198,5 +215,5 @@ class Communicator(Verbs):
         >>> ddl.metrics().late
         {3: 0.0121}
         """
-        operations, waited, _ = self._core.collectives()
-        return Metrics(operations, *self.traffic(), waited, self._group.late())
+        totals = self._core.collectives()
+        return Metrics(totals.operations, *self.traffic(), totals.waited, self._group.late())

@@ -47,6 +47,12 @@ __all__ = [
 class Error(Exception):
     """Root of everything DDL raises on purpose."""
 
+    who = ""  #: whose error it is, ``[rank 1/4 host b]``, if the text does not say so; the message begins with it
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{self.who} {text}" if self.who else text
+
 
 class InvalidArgument(Error, ValueError):
     """An argument was refused before anything was sent; the communicator is unharmed."""

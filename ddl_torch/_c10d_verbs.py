@@ -52,7 +52,7 @@ class C10dVerbs:
         ddl_op, factor = reduction(op, tensor)
         if factor is not None:
             own.mul_(factor)
-        return self._issue(Call(Collective.ALLREDUCE, own, own, None, ddl_op)), finish
+        return self._issue(Call(Collective.ALLREDUCE, own, own, None, op=ddl_op)), finish
 
     def _bitwise(self, tensor: torch.Tensor, combine: Callable[..., torch.Tensor]) -> Tuple[Optional[ddl.Work], Finish]:
         """The core has no bitwise operators: every rank gets all tensors and combines them."""
@@ -110,7 +110,7 @@ class C10dVerbs:
         ddl_op, factor = reduction(op, tensor)
         input = own if factor is None else own * factor
         output = own if self._rank == root else None
-        return self._issue(Call(Collective.REDUCE, input, output, None, ddl_op, root)), finish
+        return self._issue(Call(Collective.REDUCE, input, output, None, op=ddl_op, root=root)), finish
 
     def gather(self, targets: Optional[Tensors], tensor: torch.Tensor, root: int) -> Part:
         """Fill ``targets[r]``, which only ``root`` has, with ``tensor`` of rank r."""
@@ -152,9 +152,8 @@ class C10dVerbs:
         self, collective: Collective, block: torch.Tensor, input: Any, output: Any, root: int
     ) -> Optional[ddl.Work]:
         """Make a call on blocks like ``block``, of which only the root has all."""
-        call = Call(collective, input, output, None, root=root, part_lengths=[block.numel()])
-        call.bytes = block.numel() * block.element_size() * self._size
-        return self._issue(call)
+        nbytes = block.numel() * block.element_size() * self._size
+        return self._issue(Call(collective, input, output, None, root=root, part_lengths=[block.numel()], bytes=nbytes))
 
     # --- to each rank its part ---
 
@@ -188,7 +187,9 @@ class C10dVerbs:
         own, finish = in_place(target, "reduce_scatter")
         ddl_op, factor = reduction(op, tensor)
         input = alias(tensor.contiguous() if factor is None else tensor * factor, "reduce_scatter")
-        return self._issue(Call(Collective.REDUCESCATTER, input, own, None, ddl_op, part_lengths=[own.numel()])), finish
+        return self._issue(
+            Call(Collective.REDUCESCATTER, input, own, None, op=ddl_op, part_lengths=[own.numel()])
+        ), finish
 
     def alltoall_single(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
@@ -242,9 +243,12 @@ class C10dVerbs:
                 f"{wanted[target, source]}"
             )
         input = moved(tensor, "all_to_all")
-        call = Call(Collective.ALLTOALL, input, moved(output, "all_to_all"), None, count_differs=True)
-        call.part_lengths = [int(count) for count in sent.ravel()]
-        call.bytes = int(sent.sum(axis=1).max()) * input.element_size()
+        call = Call(
+            *(Collective.ALLTOALL, input, moved(output, "all_to_all"), None),
+            part_lengths=[int(count) for count in sent.ravel()],
+            bytes=int(sent.sum(axis=1).max()) * input.element_size(),
+            count_differs=True,
+        )
         return self._issue(call)
 
     # --- no data, and from one to another ---

@@ -38,7 +38,7 @@ RULES = {
     "tuning.simulate": "errors topology plan tuning adapter.buckets",  # it cuts a model's gradients as adapters do
     "tuning.measure": "errors text topology plan tuning reduce_op memory communicator bootstrap.environ",
     "_comm": "errors topology plan tuning reduce_op store bootstrap _version _core",
-    "communicator": "errors topology plan tuning _comm",
+    "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
     "api": "errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
     "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",

@@ -24,7 +24,7 @@ def layout_of() -> Dict[str, Any]:
     """Return what the plans of this rank's world communicator follow from, so that others can build them again."""
     import ddl
 
-    job = ddl.world()._group.job
+    job = ddl.world().job
     return {"hosts": job.hosts, "dimensions": job.settings.dimensions, "algorithm": job.settings.algorithm}
 
 

@@ -1,12 +1,17 @@
-// Binds what is called over and over: the fast calls and prepared operations. These go around pybind11's argument
-// handling, which would cost more than a small operation itself; everything else is in bind_communicator.cc.
+// Binds the calls of a communicator: those whose arrays say all (`call`), prepared operations, and all others (`run`
+// and `start` of a Call). The first two are called over and over. They do without pybind11's handling of arguments,
+// which would take longer than a small operation.
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "python/bindings.h"
 #include "python/call_checks.h"
@@ -58,31 +63,86 @@ bool wrong_number(Py_ssize_t given, Py_ssize_t wanted) {
 
 py::object borrowed(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
-// allreduce(input, output, op)
-PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
-  if (wrong_number(n, 3)) return nullptr;
-  return translated([&]() -> PyObject* {
-    Call call;
-    call.collective = Collective::kAllreduce;
-    call.op = reduce_op_from(integer(arguments[2]));
-    Handle& handle = handle_of(self);
-    handle.run(handle.again(call, borrowed(arguments[0]), borrowed(arguments[1])));
-    Py_RETURN_NONE;
-  });
-}
+// What `start` returns.
+struct PyWork {
+  std::shared_ptr<Handle> communicator;
+  std::shared_ptr<Operation> operation;
+  py::object result;
 
-// run_alike(collective, input, output, op, root)
-PyObject* run_alike(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
-  if (wrong_number(n, 5)) return nullptr;
+  bool done() const { return operation->work.done(); }
+  py::object wait(const std::optional<double>& timeout) const {
+    if (timeout && !(*timeout >= 0)) throw Error(ErrorKind::kInvalidArgument, "wait: a timeout is 0 seconds or more");
+    constexpr double kLongest = 1e9;  // seconds; more would not fit into nanoseconds
+    const Nanoseconds limit =
+        timeout ? static_cast<Nanoseconds>(std::min(*timeout, kLongest) * static_cast<double>(kSecond)) : -1;
+    if (!communicator->wait(*operation, limit)) {
+      throw Error(ErrorKind::kWaitTimeout, "wait: Timed out after " + std::to_string(*timeout) +
+                                               " s; the operation goes on, and nothing is broken: wait again");
+    }
+    operation->work.check();
+    return result;
+  }
+};
+
+// A Call of Python's: with its arrays, and what the caller gets.
+struct PyCall {
+  Call call;
+  py::object input, output, result;
+};
+
+// --- calls whose arrays say all -----------------------------------------------------------------------------------
+
+// call(collective, input, output, op[, root])
+PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
+  if (n != 4 && wrong_number(n, 5)) return nullptr;
   return translated([&]() -> PyObject* {
     Call call;
     call.collective = collective_from(integer(arguments[0]));
     call.op = reduce_op_from(integer(arguments[3]));
-    call.root = small_integer(arguments[4]);
+    if (n == 5) call.root = small_integer(arguments[4]);
     Handle& handle = handle_of(self);
     handle.run(handle.again(call, borrowed(arguments[1]), borrowed(arguments[2])));
     Py_RETURN_NONE;
   });
+}
+
+// --- all calls ----------------------------------------------------------------------------------------------------
+
+PyCall make_call(int collective, py::object input, py::object output, py::object result, int op, int root,
+                 std::optional<std::vector<uint64_t>> part_lengths, uint64_t bytes, int sizes_for, bool count_differs,
+                 py::object residual) {
+  Call call;
+  call.collective = collective_from(collective);
+  call.op = reduce_op_from(op);
+  call.root = root;
+  call.sizes_for = sizes_for == 0 ? 0 : static_cast<int>(collective_from(sizes_for));
+  call.count_differs = count_differs;
+  call.bytes = bytes;
+  if (part_lengths) call.part_lengths = std::move(*part_lengths);
+  call.residual = std::move(residual);
+  return {std::move(call), std::move(input), std::move(output), std::move(result)};
+}
+
+py::object run(Handle& handle, const PyCall& call, const std::string& label) {
+  const auto operation = handle.operation(call.call, call.input, call.output);
+  operation->label = label;
+  handle.run(operation);
+  return call.result;
+}
+
+std::shared_ptr<PyWork> start(std::shared_ptr<Handle> handle, const PyCall& call, const std::string& label) {
+  const auto operation = handle->operation(call.call, call.input, call.output);
+  operation->label = label;
+  handle->start(operation, py::make_tuple(call.input, call.output, call.call.residual));
+  return std::make_shared<PyWork>(PyWork{std::move(handle), operation, call.result});
+}
+
+// Runs a call whose arrays say all, without sleep. Null if it is done, else what is under way, which keeps the
+// arrays.
+std::shared_ptr<PyWork> attempt(std::shared_ptr<Handle> handle, const PyCall& call) {
+  const auto operation = handle->again(call.call, call.input, call.output);
+  if (handle->run(operation, false)) return nullptr;
+  return std::make_shared<PyWork>(PyWork{std::move(handle), operation, py::make_tuple(call.input, call.output)});
 }
 
 // --- prepared operations ------------------------------------------------------------------------------------------
@@ -187,17 +247,36 @@ PyType_Spec prepared_spec = {"ddl._core.PreparedOperation", sizeof(Prepared), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | kNoInstantiation, prepared_slots};
 
 PyMethodDef methods[] = {
-    {"allreduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(allreduce)), METH_FASTCALL,
-     "allreduce(input, output, op)"},
-    {"run_alike", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_alike)), METH_FASTCALL,
-     "run_alike(collective, input, output, op, root): for arrays that say all of the sizes"},
+    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)), METH_FASTCALL,
+     "call(collective, input, output, op[, root])"},
     {"prepare", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(prepare)), METH_FASTCALL,
      "prepare(collective, buffer, op, name, residual)"},
 };
 
 }  // namespace
 
-void bind_calls(py::module_& m, py::handle communicator) {
+void bind_calls(py::module_& m, py::class_<Handle, std::shared_ptr<Handle>>& communicator) {
+  py::class_<PyWork, std::shared_ptr<PyWork>>(m, "Work", "An operation under way; see ddl.Work.")
+      .def("done", &PyWork::done, "Return whether it has ended, well or not. Does not block.")
+      .def("wait", &PyWork::wait, py::arg("timeout") = py::none(),
+           "Wait until the operation has ended and return its result.\n\n"
+           "timeout: seconds; None waits for the operation's own deadline. Raises WaitTimeout if it ran out (the\n"
+           "operation goes on), or the error that the operation ended with.");
+  py::class_<PyCall>(m, "Call", "One call, ready to be run or started.")
+      .def(py::init(&make_call), py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("result"),
+           py::kw_only(), py::arg("op") = 0, py::arg("root") = 0, py::arg("part_lengths") = py::none(),
+           py::arg("bytes") = 0, py::arg("sizes_for") = 0, py::arg("count_differs") = false,
+           py::arg("residual") = py::none())
+      .def_property_readonly("collective", [](const PyCall& call) { return static_cast<int>(call.call.collective); })
+      .def_property_readonly("op", [](const PyCall& call) { return static_cast<int>(call.call.op); })
+      .def_readwrite("input", &PyCall::input)
+      .def_readwrite("output", &PyCall::output)
+      .def_property(
+          "part_lengths", [](const PyCall& call) { return call.call.part_lengths; },
+          [](PyCall& call, std::vector<uint64_t> lengths) { call.call.part_lengths = std::move(lengths); });
+  communicator.def("run", &run, py::arg("call"), py::arg("label") = "");
+  communicator.def("start", &start, py::arg("call"), py::arg("label") = "");
+  communicator.def("attempt", &attempt, py::arg("call"));
   prepared_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&prepared_spec));
   if (prepared_type == nullptr) throw py::error_already_set();
   m.attr("PreparedOperation") = py::handle(reinterpret_cast<PyObject*>(prepared_type));

@@ -1,4 +1,4 @@
-// Binds the native communicator: setting it up, submitting to it, waiting for it, and talking to its agent.
+// Binds the native communicator: setting it up, and talking to its agent. Its calls are in bind_calls.cc.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -15,41 +15,6 @@ namespace py = pybind11;
 namespace ddl {
 
 namespace {
-
-// What `start` gives back.
-struct PyWork {
-  std::shared_ptr<Handle> communicator;
-  std::shared_ptr<Operation> operation;
-  py::object result;
-
-  bool done() const { return operation->work.done(); }
-  py::object wait(const std::optional<double>& timeout) const {
-    if (timeout && !(*timeout >= 0)) throw Error(ErrorKind::kInvalidArgument, "wait: a timeout is 0 seconds or more");
-    constexpr double kLongest = 1e9;  // seconds; more would not fit into nanoseconds
-    const Nanoseconds limit =
-        timeout ? static_cast<Nanoseconds>(std::min(*timeout, kLongest) * static_cast<double>(kSecond)) : -1;
-    if (!communicator->wait(*operation, limit)) {
-      throw Error(ErrorKind::kWaitTimeout, "wait: Timed out after " + std::to_string(*timeout) +
-                                               " s; the operation goes on, and nothing is broken: wait again");
-    }
-    operation->work.check();
-    return result;
-  }
-};
-
-using Lengths = std::optional<std::vector<uint64_t>>;
-
-Call call_of(int collective, int op, int root, Lengths lengths, uint64_t bytes, int sizes_for, bool count_differs) {
-  Call call;
-  call.collective = collective_from(collective);
-  call.op = reduce_op_from(op);
-  call.root = root;
-  call.sizes_for = sizes_for == 0 ? 0 : static_cast<int>(collective_from(sizes_for));
-  call.count_differs = count_differs;
-  call.bytes = bytes;
-  if (lengths) call.part_lengths = std::move(*lengths);
-  return call;
-}
 
 CommunicatorOptions options_of(int rank, int size, double timeout, double spin_us, double yield_us, int connections) {
   if (size < 1 || rank < 0 || rank >= size) {
@@ -69,12 +34,10 @@ CommunicatorOptions options_of(int rank, int size, double timeout, double spin_u
   return options;
 }
 
-py::object report_of(const Report& report) {
-  const char* type = report.type == Report::Type::kLost      ? "lost"
-                     : report.type == Report::Type::kStalled ? "stalled"
-                                                             : "failed";
-  return py::make_tuple(type, report.sequence, name(report.kind), report.peer, report.reason, report.operation,
-                        report.final);
+double seconds(Nanoseconds nanoseconds) { return static_cast<double>(nanoseconds) / static_cast<double>(kSecond); }
+
+const char* type_of(const Report& report) {
+  return report.type == Report::Type::kLost ? "lost" : report.type == Report::Type::kStalled ? "stalled" : "failed";
 }
 
 void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
@@ -100,8 +63,7 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       "set_timeout",
       [](Handle& h, double seconds) { h.native().set_timeout(nanoseconds_from(seconds, "set_timeout")); },
       py::arg("seconds"));
-  c.def_property_readonly(
-      "timeout", [](Handle& h) { return static_cast<double>(h.native().timeout()) / static_cast<double>(kSecond); });
+  c.def_property_readonly("timeout", [](Handle& h) { return seconds(h.native().timeout()); });
   c.def(
       "set_rails",
       [](Handle& h, int rails) {
@@ -120,57 +82,12 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       },
       py::arg("peer"), py::arg("number"));
   c.def("set_planner", [](Handle& h, py::object planner) { h.set_planner(std::move(planner)); }, py::arg("planner"));
-  using ChoiceTuple = std::tuple<uint64_t, int, uint64_t, uint32_t, std::shared_ptr<Plan>>;
   c.def(
       "install",
-      [](Handle& h, int collective, int root, const std::vector<ChoiceTuple>& lines) {
-        std::vector<Choice> choices;
-        for (const auto& [max_bytes, lane, piece_bytes, in_flight, plan] : lines) {
-          if (lane < 0 || lane >= kLanes) refuse("install", "there is no lane " + std::to_string(lane));
-          choices.push_back({max_bytes, static_cast<LaneId>(lane), piece_bytes, in_flight, plan});
-        }
+      [](Handle& h, int collective, int root, std::vector<Choice> choices) {
         h.native().install(collective_from(collective), root, std::move(choices));
       },
       py::arg("collective"), py::arg("root"), py::arg("choices"));
-}
-
-// As run_alike, without sleep: None if it is done, else what is under way, which keeps the arrays.
-py::object attempt(std::shared_ptr<Handle> h, int collective, const py::object& input, const py::object& output,
-                   int op, int root) {
-  const auto operation = h->again(call_of(collective, op, root, {}, 0, 0, false), input, output);
-  if (h->run(operation, false)) return py::none();
-  return py::cast(std::make_shared<PyWork>(PyWork{std::move(h), operation, py::make_tuple(input, output)}));
-}
-
-void bind_verbs(py::class_<Handle, std::shared_ptr<Handle>>& c) {
-  const auto def = [&c](const char* verb, auto function) {
-    c.def(verb, function, py::arg("collective"), py::arg("input"), py::arg("output"), py::kw_only(),
-          py::arg("op") = 0, py::arg("root") = 0, py::arg("part_lengths") = py::none(), py::arg("bytes") = 0,
-          py::arg("sizes_for") = 0, py::arg("count_differs") = false, py::arg("label") = "",
-          py::arg("result") = py::none(), py::arg("residual") = py::none());
-  };
-  def("run", [](Handle& h, int collective, const py::object& input, const py::object& output, int op, int root,
-                Lengths lengths, uint64_t bytes, int sizes_for, bool differs, const std::string& label,
-                py::object result, const py::object& residual) {
-    Call call = call_of(collective, op, root, std::move(lengths), bytes, sizes_for, differs);
-    call.residual = residual;
-    const auto operation = h.operation(call, input, output);
-    operation->label = label;
-    h.run(operation);
-    return result;
-  });
-  def("start", [](std::shared_ptr<Handle> h, int collective, const py::object& input, const py::object& output,
-                  int op, int root, Lengths lengths, uint64_t bytes, int sizes_for, bool differs,
-                  const std::string& label, py::object result, const py::object& residual) {
-    Call call = call_of(collective, op, root, std::move(lengths), bytes, sizes_for, differs);
-    call.residual = residual;
-    const auto operation = h->operation(call, input, output);
-    operation->label = label;
-    h->start(operation, py::make_tuple(input, output, residual));
-    return std::make_shared<PyWork>(PyWork{std::move(h), operation, std::move(result)});
-  });
-  c.def("attempt", &attempt, py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("op"),
-        py::arg("root"));
 }
 
 void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
@@ -180,23 +97,16 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
   c.def(
       "set_agent", [](Handle& h, bool listening) { h.native().failure().set_agent(listening); },
       py::arg("listening"));
-  c.def("take_report", [](Handle& h) -> py::object {
-    const std::optional<Report> report = h.native().failure().take_report();
-    return report ? report_of(*report) : py::none();
-  });
+  c.def("take_report", [](Handle& h) { return h.native().failure().take_report(); });
   c.def(
       "fail",
       [](Handle& h, const std::string& kind, int culprit, const std::string& reason, bool tell) {
         h.native().fail(error_kind(kind), culprit, reason, tell);
       },
       py::arg("kind"), py::arg("culprit"), py::arg("reason"), py::arg("tell"));
-  c.def("left", [](Handle& h, int peer) { h.native().failure().note_departure(peer); }, py::arg("peer"));
+  c.def("note_departure", [](Handle& h, int peer) { h.native().failure().note_departure(peer); }, py::arg("peer"));
   c.def("traffic", [](Handle& h) { return h.native().traffic(); });
-  c.def("collectives", [](Handle& h) {
-    const Totals totals = h.native().collectives();
-    const auto seconds = [](Nanoseconds ns) { return static_cast<double>(ns) / static_cast<double>(kSecond); };
-    return py::make_tuple(totals.operations, seconds(totals.waited), seconds(totals.under_way));
-  });
+  c.def("collectives", [](Handle& h) { return h.native().collectives(); });
   c.def("tend", [](Handle& h) { h.native().tend(); });
   c.def_property_readonly("submitted", [](Handle& h) { return h.native().submitted(); });
   c.def(
@@ -209,15 +119,20 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
 }  // namespace
 
 void bind_communicator(py::module_& m) {
-  py::class_<PyWork, std::shared_ptr<PyWork>>(m, "Work", "An operation under way; see ddl.Work.")
-      .def("done", &PyWork::done, "Return whether it has ended, well or not. Does not block.")
-      .def("wait", &PyWork::wait, py::arg("timeout") = py::none(),
-           "Wait until the operation has ended and return its result.\n\n"
-           "timeout: seconds; None waits for the operation's own deadline. Raises WaitTimeout if it ran out (the\n"
-           "operation goes on), or the error that the operation ended with.");
+  py::class_<Report>(m, "Report", "What a rank tells its agent.")
+      .def_property_readonly("type", &type_of)
+      .def_readonly("sequence", &Report::sequence)
+      .def_property_readonly("kind", [](const Report& report) { return name(report.kind); })
+      .def_readonly("peer", &Report::peer)
+      .def_readonly("reason", &Report::reason)
+      .def_readonly("operation", &Report::operation)
+      .def_readonly("final", &Report::final);
+  py::class_<Totals>(m, "Totals", "What a communicator's collectives have taken so far; times in seconds.")
+      .def_readonly("operations", &Totals::operations)
+      .def_property_readonly("waited", [](const Totals& totals) { return seconds(totals.waited); })
+      .def_property_readonly("under_way", [](const Totals& totals) { return seconds(totals.under_way); });
   py::class_<Handle, std::shared_ptr<Handle>> c(m, "Communicator", "The native side of ddl.Communicator.");
   bind_setup(c);
-  bind_verbs(c);
   bind_calls(m, c);
   bind_agent(c);
   m.attr("CHANNELS") = kMaxChannels;
@@ -226,7 +141,7 @@ void bind_communicator(py::module_& m) {
   m.attr("LANE_POINT_TO_POINT") = static_cast<int>(LaneId::kPointToPoint);
   m.attr("LARGE_SLOTS") = kLargeSlots;
   m.attr("STREAMS") = kStreams;
-  m.attr("VERDICT_PATIENCE") = static_cast<double>(Failure::kPatience) / kSecond;
+  m.attr("VERDICT_PATIENCE") = seconds(Failure::kPatience);
   m.def("stream_of", &stream_of, py::arg("slot"), py::arg("channel"));
 }
 

@@ -1,4 +1,4 @@
-// Binds the native plan: built once from the tuples that ddl/plan/lower.py makes, then immutable.
+// Binds the native plan, which ddl/plan/lower.py makes, and the lines of the selection table. Immutable.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/board.h"
+#include "engine/communicator.h"
 #include "engine/plan.h"
 #include "python/bindings.h"
 
@@ -14,11 +15,6 @@ namespace py = pybind11;
 namespace ddl {
 
 namespace {
-
-using RemoteTuple = std::tuple<uint32_t, Blocks>;
-// kind, src, dst, final, after_sends, phase, peers, src_blocks, dst_blocks, theirs
-using StepTuple =
-    std::tuple<int, int, int, bool, bool, int, std::vector<int>, Blocks, Blocks, std::vector<RemoteTuple>>;
 
 // `number` as one of an enumeration of those from `first` to `last`.
 template <typename Enum>
@@ -29,44 +25,60 @@ Enum one_of(int number, Enum first, Enum last, const char* what) {
   return static_cast<Enum>(number);
 }
 
-Step step_from(const StepTuple& t) {
+Step make_step(int kind, int src, int dst, bool final, bool after_sends, int phase, std::vector<int> peers,
+               Blocks src_blocks, Blocks dst_blocks, std::vector<Remote> remotes) {
   Step step;
-  step.kind = one_of(std::get<0>(t), StepKind::kSend, StepKind::kAwait, "kind of step");
-  step.src = one_of(std::get<1>(t), BufferId::kInput, BufferId::kScratch, "buffer");
-  step.dst = one_of(std::get<2>(t), BufferId::kInput, BufferId::kScratch, "buffer");
-  step.final = std::get<3>(t);
-  step.after_sends = std::get<4>(t);
-  step.phase = static_cast<uint8_t>(one_of(std::get<5>(t), 0, static_cast<int>(kDonePhase) - 1, "phase"));
-  step.peers = std::get<6>(t);
-  step.src_blocks = std::get<7>(t);
-  step.dst_blocks = std::get<8>(t);
-  for (const auto& [table, blocks] : std::get<9>(t)) step.remotes.push_back({table, blocks});
+  step.kind = one_of(kind, StepKind::kSend, StepKind::kAwait, "kind of step");
+  step.src = one_of(src, BufferId::kInput, BufferId::kScratch, "buffer");
+  step.dst = one_of(dst, BufferId::kInput, BufferId::kScratch, "buffer");
+  step.final = final;
+  step.after_sends = after_sends;
+  step.phase = static_cast<uint8_t>(one_of(phase, 0, static_cast<int>(kDonePhase) - 1, "phase"));
+  step.peers = std::move(peers);
+  step.src_blocks = std::move(src_blocks);
+  step.dst_blocks = std::move(dst_blocks);
+  step.remotes = std::move(remotes);
   return step;
+}
+
+std::shared_ptr<Plan> make_plan(int rank, int size, bool split, uint32_t parts,
+                                std::vector<std::vector<uint32_t>> tables, std::array<uint32_t, kBuffers> own_tables,
+                                std::array<std::vector<bool>, kBuffers> exposed,
+                                std::vector<std::vector<Step>> channels, int wire) {
+  auto plan = std::make_shared<Plan>();
+  plan->split = split;
+  plan->parts = parts;
+  plan->tables = std::move(tables);
+  plan->own_tables = own_tables;
+  plan->exposed = std::move(exposed);
+  plan->channels = std::move(channels);
+  plan->wire = one_of(wire, WireCodec::kNone, WireCodec::kMxInt8, "codec");
+  plan->finish(rank, size);
+  return plan;
+}
+
+Choice make_choice(uint64_t max_bytes, int lane, uint64_t piece_bytes, uint32_t in_flight,
+                   std::shared_ptr<Plan> plan) {
+  return {max_bytes, one_of(lane, LaneId::kSmall, LaneId::kPointToPoint, "lane"), piece_bytes, in_flight,
+          std::move(plan)};
 }
 
 }  // namespace
 
 void bind_plan(py::module_& m) {
+  py::class_<Remote>(m, "Remote", "The peer's memory in a step that touches it.")
+      .def(py::init([](uint32_t table, Blocks blocks) { return Remote{table, std::move(blocks)}; }), py::arg("table"),
+           py::arg("blocks"));
+  py::class_<Step>(m, "Step", "A step of a plan as the native executor runs it.")
+      .def(py::init(&make_step), py::kw_only(), py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("final"),
+           py::arg("after_sends"), py::arg("phase"), py::arg("peers"), py::arg("src_blocks"), py::arg("dst_blocks"),
+           py::arg("remotes"));
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A plan as the native executor runs it.")
-      .def(py::init([](int rank, int size, bool split, uint32_t parts, std::vector<std::vector<uint32_t>> tables,
-                       std::array<uint32_t, kBuffers> mine, std::array<std::vector<bool>, kBuffers> exposed,
-                       const std::vector<std::vector<StepTuple>>& channels, int wire) {
-             auto plan = std::make_shared<Plan>();
-             plan->split = split;
-             plan->parts = parts;
-             plan->tables = std::move(tables);
-             plan->own_tables = mine;
-             plan->exposed = std::move(exposed);
-             plan->wire = one_of(wire, WireCodec::kNone, WireCodec::kMxInt8, "codec");
-             for (const auto& steps : channels) {
-               auto& lowered = plan->channels.emplace_back();
-               for (const StepTuple& step : steps) lowered.push_back(step_from(step));
-             }
-             plan->finish(rank, size);
-             return plan;
-           }),
-           py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("split"), py::arg("parts"), py::arg("tables"),
-           py::arg("mine"), py::arg("exposed"), py::arg("channels"), py::arg("wire") = 0);
+      .def(py::init(&make_plan), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("split"), py::arg("parts"),
+           py::arg("tables"), py::arg("own_tables"), py::arg("exposed"), py::arg("channels"), py::arg("wire") = 0);
+  py::class_<Choice>(m, "Choice", "One line of the selection table.")
+      .def(py::init(&make_choice), py::kw_only(), py::arg("max_bytes"), py::arg("lane"), py::arg("piece_bytes"),
+           py::arg("in_flight"), py::arg("plan"));
 }
 
 }  // namespace ddl

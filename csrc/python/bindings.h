@@ -3,7 +3,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
 #include "base/error.h"
+#include "python/handle.h"
 
 namespace ddl {
 
@@ -14,6 +17,6 @@ void bind_pieces(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 // Adds its methods to the type that bind_communicator has made.
-void bind_calls(pybind11::module_& m, pybind11::handle communicator);
+void bind_calls(pybind11::module_& m, pybind11::class_<Handle, std::shared_ptr<Handle>>& communicator);
 
 }  // namespace ddl

@@ -7,8 +7,7 @@ itself does or not. Everything that can be refused on one rank alone is refused 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -25,21 +24,8 @@ T = TypeVar("T")
 _REDUCTIONS = (Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCESCATTER)
 
 
-@dataclass
-class Call(Generic[T]):
-    """One call of the core, ready to be run or started. ``result`` is what the caller gets when it has ended."""
-
-    collective: Collective
-    input: Any
-    output: Any
-    result: T
-    op: ReduceOp = Sum
-    root: int = 0
-    part_lengths: Optional[List[int]] = None  # elements of each block; None: one buffer
-    bytes: int = 0  # by which the algorithm is chosen, alike on all ranks; 0: those of the buffer
-    sizes_for: int = 0  # this is the exchange of sizes before that collective
-    count_differs: bool = False  # ranks may rightly pass different numbers of elements
-    residual: Any = None  # of an all-reduce: where coding keeps what it drops
+#: One call of the core, ready to be run or started.
+Call = _core.Call
 
 
 class CoreCalls:
@@ -52,25 +38,24 @@ class CoreCalls:
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
-        collective, data, target, fields = _arguments(call)
-        result: T = self._core.run(collective, data, target, label=label, **fields)
-        return result
+        as_pairs(call)
+        return self._core.run(call, label)
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
-        collective, data, target, fields = _arguments(call)
-        return self._core.start(collective, data, target, label=label, **fields)
+        as_pairs(call)
+        return self._core.start(call, label)
 
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
         if x is None or out is None:
             given(verb, None)
         try:
-            self._core.run_alike(collective, x, out, op, 0)
+            self._core.call(collective, x, out, op, 0)
             return out
         except InvalidArgument as error:
             data, target = instead(error, verb, x, out, op=op)
-        self._core.run_alike(collective, data, target, op, 0)
+        self._core.call(collective, data, target, op, 0)
         return out
 
     # --- one buffer, the same on every rank ---
@@ -180,8 +165,12 @@ class CoreCalls:
         """All-gather bytes of different lengths and return them with the lengths. Blocks."""
         lengths, total = self._gathered("allgather_object", Collective.ALLGATHER, data)
         output = np.empty(total, dtype=data.dtype)
-        call = Call(Collective.ALLGATHER, data, output, output)
-        call.part_lengths, call.bytes, call.count_differs = lengths, output.nbytes, True
+        call = Call(
+            *(Collective.ALLGATHER, data, output, output),
+            part_lengths=lengths,
+            bytes=output.nbytes,
+            count_differs=True,
+        )
         return self.run(call), lengths
 
     # --- agreeing, refusing ---
@@ -189,8 +178,12 @@ class CoreCalls:
     def exchange(self, purpose: Collective, row: np.ndarray) -> np.ndarray:
         """All-gather one row of sizes per rank, before ``purpose``. Blocks."""
         rows = np.empty((self._size, row.size), dtype=np.int64)
-        call = Call(Collective.ALLGATHER, row, rows, rows, part_lengths=[row.size], bytes=rows.nbytes)
-        call.sizes_for = purpose
+        call = Call(
+            *(Collective.ALLGATHER, row, rows, rows),
+            part_lengths=[row.size],
+            bytes=rows.nbytes,
+            sizes_for=purpose,
+        )
         return self.run(call)
 
     def _gathered(self, verb: str, purpose: Collective, array: np.ndarray) -> Tuple[List[int], int]:
@@ -212,18 +205,17 @@ class CoreCalls:
             raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
 
 
-def _arguments(call: Call[Any]) -> Tuple[Collective, Any, Any, Dict[str, Any]]:
-    """Return the collective, input, output and the other arguments of ``call`` as the core takes them."""
-    fields = dict(vars(call))
-    collective, data, target = (fields.pop(name) for name in ("collective", "input", "output"))
-    if is_complex(data) or is_complex(target):
-        verb = collective.name.lower()
-        if collective in _REDUCTIONS:
-            check_complex(verb, call.op)
-        data, target = (None if array is None else as_real(verb, array) for array in (data, target))
-        if call.part_lengths is not None:
-            fields["part_lengths"] = [2 * n for n in call.part_lengths]
-    return collective, data, target, fields
+def as_pairs(call: Call[Any]) -> None:
+    """Make the core's arrays of a call real numbers, two for each complex number, which the core does not know."""
+    if not is_complex(call.input) and not is_complex(call.output):
+        return
+    collective = Collective(call.collective)
+    verb = collective.name.lower()
+    if collective in _REDUCTIONS:
+        check_complex(verb, ReduceOp(call.op))
+    call.input = None if call.input is None else as_real(verb, call.input)
+    call.output = None if call.output is None else as_real(verb, call.output)
+    call.part_lengths = [2 * length for length in call.part_lengths]
 
 
 def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:

@@ -154,10 +154,12 @@ class Group:
         if collective in (Collective.SEND, Collective.RECV):
             native = one_message(collective, self.rank, self.size, root)
             self._connect([root], _core.LANE_POINT_TO_POINT, 1, 1)
-            self.core.install(collective, root, [(2**63, _core.LANE_POINT_TO_POINT, 0, 1, native)])
+            lane = _core.LANE_POINT_TO_POINT
+            choice = _core.Choice(max_bytes=2**63, lane=lane, piece_bytes=0, in_flight=1, plan=native)
+            self.core.install(collective, root, [choice])
             return
         self._planned.add(collective)
-        choices: List[Tuple[int, int, int, int, _core.Plan]] = []
+        choices: List[_core.Choice] = []
         lowered: Dict[Tuple[str, bool], _core.Plan] = {}
         settings = self.job.settings
         codec = WIRE_CODECS.get(self.wire, 0)
@@ -174,7 +176,15 @@ class Group:
                 lowered[key] = lower(plan, self.topology, codec if line.coded else 0)
             lane = _core.LANE_SMALL if line.small else _core.LANE_LARGE
             self._connect(plan.peers, lane, len(plan.channels), line.in_flight)
-            choices.append((line.max_bytes, lane, line.piece_bytes, line.in_flight, lowered[key]))
+            choices.append(
+                _core.Choice(
+                    max_bytes=line.max_bytes,
+                    lane=lane,
+                    piece_bytes=line.piece_bytes,
+                    in_flight=line.in_flight,
+                    plan=lowered[key],
+                )
+            )
         self.core.install(collective, root, choices)
 
     def use(self, table: Table) -> None:

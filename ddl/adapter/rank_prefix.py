@@ -31,7 +31,7 @@ def naming_rank(function: Callable[P, T]) -> Callable[P, T]:
         except Error as error:
             refused = isinstance(error, InvalidArgument)
             if refused and api.is_initialized() and not str(error).startswith("[rank "):
-                error.args = (f"{api.world().who} {error}",)
+                error.who = api.world().who
             brief(error)
             raise
 

@@ -214,14 +214,13 @@ class Agent:
             report = member.core.take_report()
             if report is None:
                 return
-            kind_of_report, sequence, kind, peer, reason, operation, final = report
-            culprit = member.ranks[peer] if 0 <= peer < len(member.ranks) else -1
-            message: Dict[str, Any] = {"comm": member.number, "reason": reason, "members": list(member.ranks)}
-            if kind_of_report == "failed":
-                message.update(type="fail", kind=kind, culprit=culprit)
+            culprit = member.ranks[report.peer] if 0 <= report.peer < len(member.ranks) else -1
+            message: Dict[str, Any] = {"comm": member.number, "reason": report.reason, "members": list(member.ranks)}
+            if report.type == "failed":
+                message.update(type="fail", kind=report.kind, culprit=culprit)
             else:
-                message.update(type="suspect", kind=kind_of_report, seq=sequence, peer=culprit, op=operation)
-                message.update(final=final, shortage=self.shortage.text)
+                message.update(type="suspect", kind=report.type, seq=report.sequence, peer=culprit)
+                message.update(op=report.operation, final=report.final, shortage=self.shortage.text)
             self._watch.send(message)
 
     def _tell_pace(self) -> None:
@@ -280,7 +279,7 @@ class Agent:
         with self._changed:
             member = self._members.get(comm)
         if member is not None:
-            member.core.left(member.ranks.index(peer))
+            member.core.note_departure(member.ranks.index(peer))
 
     def _answer(self, probe: Dict[str, Any]) -> None:
         with self._changed:

@@ -49,7 +49,8 @@ class Stragglers:
         self._next = now + self._interval
         if self._world is None:
             return None
-        operations, _, under_way = self._world.collectives()
+        totals = self._world.collectives()
+        operations, under_way = totals.operations, totals.under_way
         if operations == self._told:
             return None
         self._told = operations

@@ -18,11 +18,10 @@ from ddl.topology import Topology
 __all__ = ["lower", "one_message"]
 
 _DIRECT = (Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY_TO)
-_READS_MINE = (Kind.SEND, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_TO, Kind.COPY)
-_WRITES_MINE = (Kind.RECV, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY)
+_READS_OWN = (Kind.SEND, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_TO, Kind.COPY)
+_WRITES_OWN = (Kind.RECV, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY)
 
 Blocks = List[int]
-_NativeStep = Tuple[int, int, int, bool, bool, int, List[int], Blocks, Blocks, List[Tuple[int, Blocks]]]
 
 
 def _held(plan: Plan, buffer: Buffer) -> Tuple[int, ...]:
@@ -72,7 +71,7 @@ class _Lowering:
         numbers = self.block_numbers[held]
         return [numbers[chunk] for chunk in range(step.first, step.first + step.count)]
 
-    def channel(self, steps: Sequence[Step]) -> List[_NativeStep]:
+    def channel(self, steps: Sequence[Step]) -> List[_core.Step]:
         """Lower the steps of a channel; a SEND of finished values, which nothing rounds any more, is ``final`` too."""
         finished: Set[int] = set()
         lowered = []
@@ -83,28 +82,28 @@ class _Lowering:
             lowered.append(self.step(step, step.final or (step.kind is Kind.SEND and finished.issuperset(chunks))))
         return lowered
 
-    def step(self, step: Step, final: bool) -> _NativeStep:
+    def step(self, step: Step, final: bool) -> _core.Step:
         peers = sorted(step.peers)
-        theirs = []
+        remotes = []
         if step.kind in _DIRECT:
             for peer in peers:
                 held = _held(self.neighbours[peer], _far_buffer(step))
-                theirs.append((self.table(held), self.blocks(held, step)))
-        return (
-            int(step.kind),
-            int(step.src),
-            int(step.dst),
-            final,
-            step.after_sends,
-            step.phase,
-            peers,
-            self.blocks(_held(self.plan, step.src), step) if step.kind in _READS_MINE else [],
-            self.blocks(_held(self.plan, step.dst), step) if step.kind in _WRITES_MINE else [],
-            theirs,
+                remotes.append(_core.Remote(self.table(held), self.blocks(held, step)))
+        return _core.Step(
+            kind=step.kind,
+            src=step.src,
+            dst=step.dst,
+            final=final,
+            after_sends=step.after_sends,
+            phase=step.phase,
+            peers=peers,
+            src_blocks=self.blocks(_held(self.plan, step.src), step) if step.kind in _READS_OWN else [],
+            dst_blocks=self.blocks(_held(self.plan, step.dst), step) if step.kind in _WRITES_OWN else [],
+            remotes=remotes,
         )
 
     def exposed(self) -> List[List[bool]]:
-        """For each of my buffers, which of its blocks my neighbours touch: those must lie in shared memory."""
+        """For each of this rank's buffers: which blocks its neighbours touch. Those must lie in shared memory."""
         touched = {
             (_far_buffer(step), chunk)
             for plan in self.neighbours.values()
@@ -131,7 +130,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
         split=lowering.split or plan.collective is Collective.BARRIER,
         parts=max(1, len(set(lowering.part_of_chunk.values()))),
         tables=lowering.tables,
-        mine=own_tables,
+        own_tables=own_tables,
         exposed=lowering.exposed(),
         channels=channels,
         wire=codec,
@@ -142,15 +141,25 @@ def one_message(collective: Collective, rank: int, size: int, peer: int) -> _cor
     """Return the plan of ``send`` or ``recv``: one message, to or from ``peer``, of one block."""
     sends = collective is Collective.SEND
     kind, buffer = (Kind.SEND, Buffer.INPUT) if sends else (Kind.RECV, Buffer.OUTPUT)
-    own_blocks: Tuple[Blocks, Blocks] = ([0], []) if sends else ([], [0])
-    step: _NativeStep = (int(kind), int(buffer), int(buffer), False, False, 0, [peer], *own_blocks, [])
+    step = _core.Step(
+        kind=kind,
+        src=buffer,
+        dst=buffer,
+        final=False,
+        after_sends=False,
+        phase=0,
+        peers=[peer],
+        src_blocks=[0] if sends else [],
+        dst_blocks=[] if sends else [0],
+        remotes=[],
+    )
     return _core.Plan(
         rank=rank,
         size=size,
         split=True,
         parts=1,
         tables=[[0], []],
-        mine=[0, 1, 1] if sends else [1, 0, 1],
+        own_tables=[0, 1, 1] if sends else [1, 0, 1],
         exposed=[[False], [], []] if sends else [[], [False], []],
         channels=[[step]],
     )

@@ -170,44 +170,48 @@ def wrong_numbers() -> List[Tuple[str, str]]:
     """What does not raise ``InvalidArgument`` on this rank, before anything is sent."""
     core, x, size = ddl.world()._core, np.ones(4), ddl.size()
     y, all_of = np.ones(4), np.ones(4 * ddl.size())
+
+    def run(collective: int, data: Any, target: Any, **fields: Any) -> Any:
+        return core.run(_core.Call(collective, data, target, None, **fields))
+
     numbers = [-1, 0, 12, 99, 256 + int(Collective.BARRIER), 2**31 - 1, -(2**31)]
     calls: List[Tuple[str, Callable[[], Any]]] = []
     for n in (*numbers, 2**62, -(2**62)):
-        calls.append((f"run_alike {n}", lambda n=n: core.run_alike(n, x, y, 0, 0)))
+        calls.append((f"call {n}", lambda n=n: core.call(n, x, y, 0, 0)))
         calls.append((f"prepare {n}", lambda n=n: core.prepare(n, x, 0, "", None)))
     for n in numbers:
         calls += [
-            (f"run {n}", lambda n=n: core.run(n, x, y)),
-            (f"start {n}", lambda n=n: core.start(n, x, y)),
-            (f"attempt {n}", lambda n=n: core.attempt(n, x, y, 0, 0)),
+            (f"attempt {n}", lambda n=n: core.attempt(_core.Call(n, x, y, None))),
+            (f"run {n}", lambda n=n: run(n, x, y)),
+            (f"start {n}", lambda n=n: core.start(_core.Call(n, x, y, None))),
             (f"install {n}", lambda n=n: core.install(n, 0, [])),
         ]
         if n != 0:  # for none
-            calls.append((f"sizes for {n}", lambda n=n: core.run(1, x, y, sizes_for=n)))
+            calls.append((f"sizes for {n}", lambda n=n: run(1, x, y, sizes_for=n)))
     for root in (-1, size, 2**31 - 1, 2**40):
-        calls.append((f"root {root}", lambda r=root: core.run_alike(Collective.BROADCAST, x, y, 0, r)))
+        calls.append((f"root {root}", lambda r=root: core.call(Collective.BROADCAST, x, y, 0, r)))
     for root in (-1, size):
         calls += [
-            (f"run root {root}", lambda r=root: core.run(Collective.REDUCE, x, y, root=r)),
-            (f"send {root}", lambda r=root: core.run(Collective.SEND, x, None, root=r)),
+            (f"run root {root}", lambda r=root: run(Collective.REDUCE, x, y, root=r)),
+            (f"send {root}", lambda r=root: run(Collective.SEND, x, None, root=r)),
         ]
     for op in (-1, 5, 255, 2**40):
-        calls.append((f"op {op}", lambda o=op: core.allreduce(x, y, o)))
+        calls.append((f"op {op}", lambda o=op: core.call(Collective.ALLREDUCE, x, y, o, 0)))
     # Buffers that are not there, and lengths of blocks that the buffers do not have.
-    core.allreduce(x, y, 0)
+    core.call(Collective.ALLREDUCE, x, y, 0, 0)
     calls += [
-        ("no buffers", lambda: core.allreduce(None, None, 0)),
-        ("no output", lambda: core.allreduce(x, None, 0)),
-        ("no input", lambda: core.run(Collective.ALLGATHER, None, all_of, part_lengths=[4])),
-        ("send to itself", lambda: core.run(Collective.SEND, x, None, root=ddl.rank())),
-        ("send nothing", lambda: core.run(Collective.SEND, None, None, root=1 - ddl.rank())),
+        ("no buffers", lambda: core.call(Collective.ALLREDUCE, None, None, 0, 0)),
+        ("no output", lambda: core.call(Collective.ALLREDUCE, x, None, 0, 0)),
+        ("no input", lambda: run(Collective.ALLGATHER, None, all_of, part_lengths=[4])),
+        ("send to itself", lambda: run(Collective.SEND, x, None, root=ddl.rank())),
+        ("send nothing", lambda: run(Collective.SEND, None, None, root=1 - ddl.rank())),
         ("prepare nothing", lambda: core.prepare(Collective.ALLREDUCE, None, 0, "", None)),
         ("prepare blocks", lambda: core.prepare(Collective.ALLGATHER, x, 0, "", None)),
     ]
     for verb in (Collective.ALLGATHER, Collective.ALLTOALL, Collective.REDUCESCATTER):
         for lengths in ([], [2**40], [2**63], [2**63, 2**63], [4, 5], [4] * 5, [2**64 - 1, 5, 1, 1]):
             calls.append(
-                (f"{verb.name} {lengths}", lambda v=verb, n=lengths: core.run(v, x, all_of, part_lengths=n)),
+                (f"{verb.name} {lengths}", lambda v=verb, n=lengths: run(v, x, all_of, part_lengths=n)),
             )
     return [("accepted", name) for name, call in calls if not refused(call)]
 
@@ -252,15 +256,17 @@ def test_a_communicator_of_wrong_numbers_is_refused(changed: Any, error: str) ->
 
 def test_a_communicator_that_was_not_initialised_is_refused() -> None:
     with pytest.raises(ddl.InvalidArgument, match="__init__ was not called"):
-        _core.Communicator.__new__(_core.Communicator).allreduce(np.ones(1), np.ones(1), 0)
+        _core.Communicator.__new__(_core.Communicator).call(Collective.ALLREDUCE, np.ones(1), np.ones(1), 0, 0)
 
 
 def plan(**changed: Any) -> _core.Plan:
     """A plan of one rank: one copy from input to output; or one that differs from it."""
-    step = changed.pop("step", (7, 0, 1, False, False, 0, [], [0], [0], []))
+    step = {"kind": 7, "src": 0, "dst": 1, "final": False, "after_sends": False, "phase": 0, "peers": []}
+    step.update(src_blocks=[0], dst_blocks=[0], remotes=[])
+    step.update(changed.pop("step", {}))
     fields: Any = {
-        **{"rank": 0, "size": 2, "split": True, "parts": 1, "tables": [[0], []], "mine": [0, 0, 1]},
-        **{"exposed": [[False], [False], []], "channels": [[step]]},
+        **{"rank": 0, "size": 2, "split": True, "parts": 1, "tables": [[0], []], "own_tables": [0, 0, 1]},
+        **{"exposed": [[False], [False], []], "channels": [[_core.Step(**step)]]},
     }
     return _core.Plan(**{**fields, **changed})
 
@@ -270,20 +276,23 @@ def plan(**changed: Any) -> _core.Plan:
     [
         ({"parts": 0}, "no parts"),
         ({"wire": 9}, "codec 9"),
-        ({"mine": [0, 0, 2]}, "table 2"),
+        ({"own_tables": [0, 0, 2]}, "table 2"),
         ({"channels": [[]] * 5}, "5 channels"),
-        ({"step": (0, 0, 1, False, False, 0, [], [0], [0], [])}, "kind of step 0"),
-        ({"step": (10, 0, 1, False, False, 0, [], [0], [0], [])}, "kind of step 10"),
-        ({"step": (7, 3, 1, False, False, 0, [], [0], [0], [])}, "buffer 3"),
-        ({"step": (7, 0, -1, False, False, 0, [], [0], [0], [])}, "buffer -1"),
-        ({"step": (8, 0, 1, False, False, 255, [], [], [], [])}, "phase 255"),
-        ({"step": (7, 0, 1, False, False, 0, [], [1], [0], [])}, "source block 1 of 1"),
-        ({"step": (7, 0, 1, False, False, 0, [], [], [0], [])}, "different lengths"),
-        ({"step": (1, 0, 1, False, False, 0, [2], [0], [], [])}, "peer 2"),
-        ({"step": (1, 0, 1, False, False, 0, [0], [0], [], [])}, "peer 0"),
-        ({"step": (5, 0, 1, False, False, 0, [], [], [0], [])}, "without its peers' side"),
-        ({"step": (5, 0, 1, False, False, 0, [1], [], [0], [(0, [])])}, "peers have other blocks"),
-        ({"step": (5, 0, 1, False, False, 0, [1], [], [0], [(7, [0])])}, "remote table 7"),
+        ({"step": {"kind": 0}}, "kind of step 0"),
+        ({"step": {"kind": 10}}, "kind of step 10"),
+        ({"step": {"src": 3}}, "buffer 3"),
+        ({"step": {"dst": -1}}, "buffer -1"),
+        ({"step": {"kind": 8, "phase": 255, "src_blocks": [], "dst_blocks": []}}, "phase 255"),
+        ({"step": {"src_blocks": [1]}}, "source block 1 of 1"),
+        ({"step": {"src_blocks": []}}, "different lengths"),
+        ({"step": {"kind": 1, "peers": [2], "dst_blocks": []}}, "peer 2"),
+        ({"step": {"kind": 1, "peers": [0], "dst_blocks": []}}, "peer 0"),
+        ({"step": {"kind": 5, "src_blocks": []}}, "without its peers' side"),
+        (
+            {"step": {"kind": 5, "peers": [1], "src_blocks": [], "remotes": [_core.Remote(0, [])]}},
+            "peers have other blocks",
+        ),
+        ({"step": {"kind": 5, "peers": [1], "src_blocks": [], "remotes": [_core.Remote(7, [0])]}}, "remote table 7"),
     ],
 )
 def test_a_malformed_plan_is_refused(changed: Any, error: str) -> None:
@@ -294,15 +303,16 @@ def test_a_malformed_plan_is_refused(changed: Any, error: str) -> None:
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ((2**63, 3, 0, 1, plan()), "there is no lane 3"),
-        ((2**63, -1, 0, 1, plan()), "there is no lane -1"),
-        ((2**63, 0, 0, 0, plan()), "0 pieces in flight"),
-        ((2**63, 0, 0, 1, None), "a plan that is not for rank 1 of 2"),
-        ((2**63, 0, 0, 1, plan()), "a plan that is not for rank 1 of 2"),
+        ({"lane": 3}, "lane 3"),
+        ({"lane": -1}, "lane -1"),
+        ({"in_flight": 0}, "0 pieces in flight"),
+        ({"plan": None}, "a plan that is not for rank 1 of 2"),
+        ({}, "a plan that is not for rank 1 of 2"),
     ],
 )
 def test_a_plan_of_another_communicator_is_refused(line: Any, error: str) -> None:
     core = _core.Communicator(rank=1, size=2, timeout=1, spin_us=0, yield_us=0)
     with pytest.raises((ddl.InternalError, ddl.InvalidArgument), match=error):
-        core.install(Collective.BARRIER, 0, [line])
+        choice = {"max_bytes": 2**63, "lane": 0, "piece_bytes": 0, "in_flight": 1, "plan": plan(), **line}
+        core.install(Collective.BARRIER, 0, [_core.Choice(**choice)])
     core.shutdown()

@@ -26,12 +26,12 @@ def turn_of(thread: str) -> int:
     return int(match[1]) if match else 0
 
 
-def turns() -> Tuple[int, Dict[str, Tuple[int, int]]]:
-    """Return the main thread's turn, and turn and niceness of the threads that an operation in the background made.
+def turns() -> Tuple[int, int, Dict[str, Tuple[int, int]]]:
+    """Return the main thread's niceness and turn, and turn and niceness of the threads that an operation has made.
 
     A thread that makes a connection may still be there just after the operation. It ends by itself.
     """
-    os.nice(3)
+    niceness = os.nice(3)
     before = set(os.listdir("/proc/self/task"))
     ddl.allreduce_async(np.ones(1 << 20, np.float32), op=ddl.Sum).wait()
     deadline = time.monotonic() + 10
@@ -40,9 +40,11 @@ def turns() -> Tuple[int, Dict[str, Tuple[int, int]]]:
         if len(threads) == 1 or time.monotonic() > deadline:
             break
         time.sleep(0.01)
-    return turn_of(str(os.getpid())), {
-        thread: (turn_of(thread), os.getpriority(os.PRIO_PROCESS, int(thread))) for thread in threads
-    }
+    return (
+        niceness,
+        turn_of(str(os.getpid())),
+        {thread: (turn_of(thread), os.getpriority(os.PRIO_PROCESS, int(thread))) for thread in threads},
+    )
 
 
 def has_turns() -> bool:
@@ -52,7 +54,7 @@ def has_turns() -> bool:
 
 @pytest.mark.skipif(not has_turns(), reason="this kernel gives all threads turns of one length, or does not show them")
 def test_the_progress_thread_has_short_turns() -> None:
-    for main, threads in ranks.run(2, turns, **connected("tcp")):
+    for niceness, main, threads in ranks.run(2, turns, **connected("tcp")):
         assert len(threads) == 1, "only the progress thread stays"
-        assert set(threads.values()) == {(TURN, 3)}
+        assert set(threads.values()) == {(TURN, niceness)}
         assert main > TURN

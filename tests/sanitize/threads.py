@@ -88,13 +88,15 @@ def plans(size: int, per_host: int, algorithm: str) -> str:
     lines: List[Tuple[Any, ...]] = []
 
     def add(rank: int, collective: Collective, root: int, choice: Tuple[int, int, int, int], plan: Any) -> None:
-        fixed = (tuple(plan["mine"]), tuple(plan["exposed"]))
+        fixed = (tuple(plan["own_tables"]), tuple(plan["exposed"]))
         lines.append(
             (rank, int(collective), root, *choice, plan["split"], plan["parts"], plan["tables"])
             + (*fixed, plan["channels"])
         )
 
-    with mock.patch.object(_core, "Plan", lambda **fields: fields):
+    # The core's types, as the numbers in them; a step's are in the order of its fields.
+    instead = {"Plan": lambda **fields: fields, "Step": lambda **fields: tuple(fields.values()), "Remote": lambda *f: f}
+    with mock.patch.multiple(_core, **instead):
         for rank in range(size):
             for collective in Collective:
                 if collective in (Collective.SEND, Collective.RECV):

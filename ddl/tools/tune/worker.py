@@ -59,7 +59,7 @@ def main() -> int:
 def _target(output: str) -> Tuple[Path, str]:
     """Return the file to write, and why it cannot be written: before seconds are spent on measuring."""
     try:
-        path = Path(output) if output else file.place(ddl.world()._group.job.cluster())
+        path = Path(output) if output else file.place(ddl.world().job.cluster())
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
             return path, f"{path} cannot be written on {socket.gethostname()}; give another --output"

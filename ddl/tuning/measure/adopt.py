@@ -20,11 +20,10 @@ def adopt(world: Communicator) -> None:
     Collective, blocking; measuring takes the seconds of DDL_TUNE_SECONDS, and rank 0 keeps what came out for the next
     start. Raises ``ConfigError`` on all ranks if DDL_TUNED names a file that does not suit.
     """
-    group = world._group
-    job, first = group.job, world.rank == 0
+    job, first = world.job, world.rank == 0
     if world.size == 1:
         return
-    table = file.take(job.offer, group.topology, warn=first)
+    table = file.take(job.offer, world.topology, warn=first)
     if table is not None:
         if first:
             log.info("algorithms are chosen by %s, measured on %s", job.offer.path, table.date)
@@ -44,4 +43,4 @@ def adopt(world: Communicator) -> None:
             except (OSError, ConfigError) as error:
                 log.warning("what was measured is not kept for the next start: %s; set XDG_CONFIG_HOME", error)
     if table is not None:
-        group.use(table)
+        world._use(table)

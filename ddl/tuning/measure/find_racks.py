@@ -43,8 +43,7 @@ def find_racks(control: Communicator, seconds: float, tell: Tell) -> Tuple[Commu
     were given, nor among fewer than four hosts or hosts with different numbers of ranks. Collective, blocking, for up
     to half of ``seconds``. The same is returned on all ranks.
     """
-    group = control._group
-    job, outer = group.job, group.topology.dimensions[-1]
+    job, outer = control.job, control.topology.dimensions[-1]
     known, hosts = job.cluster().hosts, len(job.hosts)
     if job.settings.dimensions or not outer.size == hosts == len(known) >= FEWEST_HOSTS:
         return control, None

@@ -28,7 +28,7 @@ def machine_of(world: Communicator) -> Dict[str, Any]:
     """Measure every dimension's link and the hosts' memory. Collective, blocking; the same is returned on all ranks."""
     topology = world.topology
     machine: Dict[str, Any] = {"mode": str(topology), "host": {"ranks": topology.local_size}}
-    rails = len(world._group.job.rails)
+    rails = len(world.job.rails)
     networks: List[Dict[str, Any]] = []
     for number, dimension in enumerate(topology.dimensions):
         if dimension.size == 1:

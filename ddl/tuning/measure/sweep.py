@@ -58,8 +58,7 @@ def measure(
     whole = world.split(0)
     assert whole is not None
     control, racks = find_racks(whole, seconds, tell)
-    group = control._group
-    among = candidates(collectives, group.topology)
+    among = candidates(collectives, control.topology)
     _prove(control, collectives, among)
     race = Race(control, among, begin)
     machine = machine_of(control)
@@ -80,15 +79,15 @@ def measure(
             expected, before = grown, nbytes
             outcomes[nbytes] = outcome
         chosen = {
-            nbytes: among[outcome.chosen].line(collective, group.topology) for nbytes, outcome in outcomes.items()
+            nbytes: among[outcome.chosen].line(collective, control.topology) for nbytes, outcome in outcomes.items()
         }
-        lines[collective] = lines_of(chosen, select(collective, group.topology))
+        lines[collective] = lines_of(chosen, select(collective, control.topology))
         measured[collective] = tuple(_row(nbytes, among, outcome) for nbytes, outcome in outcomes.items())
     table = Table(
         lines=lines,
-        cluster=group.job.cluster(),
-        topology=str(group.topology),
-        local_size=group.topology.local_size,
+        cluster=control.job.cluster(),
+        topology=str(control.topology),
+        local_size=control.topology.local_size,
         date=datetime.date.today().isoformat(),
         racks=racks,
         measured=measured,
