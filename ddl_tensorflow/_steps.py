@@ -28,7 +28,7 @@ class Steps:
     def again(self) -> Steps:
         """Return the same for another optimizer."""
         accumulation = Accumulation(self.accumulation.passes, self.accumulation.average)
-        return Steps(self.averaging, accumulation, WeightsCheck(self.check.every, self.averaging.process_set))
+        return Steps(self.averaging, accumulation, WeightsCheck(self.check.every, 0, self.averaging.process_set))
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:

@@ -30,11 +30,14 @@ _SHOWN = 8  #: ranks whose values an error has
 
 
 class WeightsCheck:
-    """Checks the weights of one optimizer after every ``every``-th step; 0: never, and at no cost."""
+    """Checks the weights of one optimizer after every ``check``-th step; 0: never, and at no cost."""
 
-    def __init__(self, every: int, process_set: ProcessSet) -> None:
+    def __init__(self, check: int, check_every: int, process_set: ProcessSet) -> None:
+        if check and check_every:
+            raise ddl.InvalidArgument(f"check={check!r} and check_every={check_every!r} are two names for the same")
+        every = check or check_every
         if not isinstance(every, int) or every < 0:
-            raise ddl.InvalidArgument(f"check_every={every!r} must be a whole number of steps, or 0")
+            raise ddl.InvalidArgument(f"check={every!r} must be 0 (never) or a number of steps")
         self.every = every
         self._process_set = process_set
 
@@ -74,7 +77,7 @@ def compare(where: Where, step: int, names: Sequence[str], arrays: Sequence[Arra
         return
     first = differing[0]
     raise ddl.InvalidState(
-        f"{ddl.world().who} check_every: after step {step}, weights differ between ranks: {len(differing)} of "
+        f"{ddl.world().who} check: after step {step}, weights differ between ranks: {len(differing)} of "
         f"{len(arrays)} variables, and first {names[first]!r} ({arrays[first].dtype} of shape "
         f"{arrays[first].shape}){_element(where, arrays[first], name)}. Either they were not the same at the start: "
         "broadcast them then; or this program changes them on some ranks only: look for what depends on the rank, or "

@@ -7,10 +7,11 @@ from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
+from ddl.adapter import compressor
 from ddl.adapter.compressor import Compressor, NoneCompressor
 from ddl_tensorflow._public import public_names
 
-__all__ = ["Cast", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = ["Cast", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "casting"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,16 @@ class Cast:
 
 
 class Compression:
-    """What ``compression=`` takes; or anything else with ``compress(tensor)`` and ``decompress(tensor, ctx)``."""
+    """What ``compression=`` takes: these, their names, or what has ``compress(tensor)``, ``decompress(tensor, ctx)``."""
 
     none = Cast("none")
     fp16 = Cast("fp16", tf.float16)
     bf16 = Cast("bf16", tf.bfloat16)
+
+
+def casting(compression: Any) -> Any:
+    """Return what writes tensors: what ``compression`` is or names; None is "none". Raises ``InvalidArgument``."""
+    return compressor.casting(compression, {c.name: c for c in (Compression.none, Compression.fp16, Compression.bf16)})
 
 
 class FP16Compressor(Compressor):

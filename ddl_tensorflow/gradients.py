@@ -29,7 +29,7 @@ from ddl_tensorflow._call import call
 from ddl_tensorflow._names import name_here, op_name, part_name
 from ddl_tensorflow._step_numbers import StepNumbers, counted, step_text
 from ddl_tensorflow._where import Where, global_process_set
-from ddl_tensorflow.compression import Compression
+from ddl_tensorflow.compression import Compression, casting
 from ddl_tensorflow.verbs import as_written, in_place, made_by, slices_allreduced, with_rows
 
 __all__ = ["Averaging", "Gradients", "Groups"]
@@ -78,11 +78,7 @@ class Averaging:
             raise ddl.InvalidArgument(f"gradient_predivide_factor={self.gradient_predivide_factor} must be above 0")
         if self.gradient_predivide_factor != 1 and self.op != Average:
             raise ddl.InvalidArgument("gradient_predivide_factor needs op=Average; it does nothing to a sum")
-        if not all(callable(getattr(self.compression, verb, None)) for verb in ("compress", "decompress")):
-            raise ddl.InvalidArgument(
-                f"compression={self.compression!r} is none; pass ddl.Compression.fp16 or bf16, or what has compress "
-                "and decompress"
-            )
+        self.compression = casting(self.compression)
         group_numbers([None], self.groups)
         tune_allocator()
 

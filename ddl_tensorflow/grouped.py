@@ -22,7 +22,7 @@ from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name
 from ddl_tensorflow._scaling import scaled
 from ddl_tensorflow._where import Where, global_process_set
-from ddl_tensorflow.compression import Compression
+from ddl_tensorflow.compression import Compression, casting
 from ddl_tensorflow.verbs import (
     Array,
     as_written,
@@ -41,12 +41,14 @@ Tensors = Sequence[tf.Tensor]
 
 
 def _compress(tensors: Sequence[Any], compression: Any, verb: str) -> Tuple[List[tf.Tensor], List[Any]]:
-    pairs = [compression.compress(dense(tensor, verb)) for tensor in tensors]
+    cast = casting(compression)
+    pairs = [cast.compress(dense(tensor, verb)) for tensor in tensors]
     return [small for small, _ in pairs], [context for _, context in pairs]
 
 
 def _decompress(tensors: Tensors, contexts: Sequence[Any], compression: Any) -> List[tf.Tensor]:
-    return [compression.decompress(tensor, context) for tensor, context in zip(tensors, contexts)]
+    cast = casting(compression)
+    return [cast.decompress(tensor, context) for tensor, context in zip(tensors, contexts)]
 
 
 def _differentiable(

@@ -42,6 +42,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     *,
     bucket_bytes: int = BUCKET_BYTES,
+    check: int = 0,
     check_every: int = 0,
 ) -> Any:
     """Make ``optimizer`` distributed and return it: every step uses the averages of all ranks' gradients.
@@ -54,7 +55,8 @@ def DistributedOptimizer(
         ``tf.compat.v1.train.Optimizer``. It is changed in place and keeps its state. Saved by Keras, it is what it was
         before: whoever loads the model needs no DDL, and wraps it again to go on distributed.
     name: how the gradients are called, in errors and on the timeline; alike on all ranks. Default: by the op's name.
-    compression: ``ddl.Compression.fp16`` or ``bf16``: gradients are cast to that before they are sent, and added up so.
+    compression: "fp16" or "bf16", or ``ddl.Compression.fp16`` or ``bf16``: gradients are cast to that before they are
+        sent, and added up so.
     sparse_as_dense: make sparse gradients (``tf.IndexedSlices``) dense and average them as such. Else the ranks
         exchange the rows that they have.
     backward_passes_per_step: gradients of so many calls are added up here before they are sent, and only then are
@@ -70,8 +72,9 @@ def DistributedOptimizer(
     scale_local_gradients: gradients of what was given to ``register_local_var``, which stay on their rank, are divided
         by the number of ranks.
     bucket_bytes: upper bound of a bucket; the first one holds at most 1 MiB. A larger gradient has one for itself.
-    check_every: after every so many steps compare the weights of all ranks, to the bit. It reads all weights once.
-        If they differ, all ranks raise ``InvalidState``, which names the first variable that does, with its values.
+    check: after every so many steps compare the weights of all ranks, to the bit. It reads all weights once. If they
+        differ, all ranks raise ``InvalidState``, which names the first variable that does, with its values.
+        ``check_every`` is its older name.
     use_locking, device_dense, device_sparse: Horovod's, and not used.
 
     All ranks must have a gradient for the same variables, of the same shape, type and kind. A variable that no rank
@@ -98,7 +101,7 @@ def DistributedOptimizer(
         name=name,
     )
     accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
-    steps = Steps(averaging, accumulation, WeightsCheck(check_every, process_set))
+    steps = Steps(averaging, accumulation, WeightsCheck(check, check_every, process_set))
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return tf1.distribute(optimizer, steps)
     if _keras_optimizer.is_keras_optimizer(optimizer):

@@ -35,7 +35,7 @@ from ddl_tensorflow._differentiable import differentiable
 from ddl_tensorflow._names import gradient_name, op_name, part_name
 from ddl_tensorflow._scaling import scaled, sums_of_rows
 from ddl_tensorflow._where import Where, global_process_set
-from ddl_tensorflow.compression import Compression
+from ddl_tensorflow.compression import Compression, casting
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
 
@@ -118,9 +118,10 @@ def allreduce(
     known = op_name(name, "allreduce", ignore_name_scope)
     if isinstance(tensor, tf.IndexedSlices):
         return slices_allreduced(tensor, kind, prescale_factor, postscale_factor, known, process_set)
-    small, context = compression.compress(dense(tensor, "allreduce"))
+    cast = casting(compression)
+    small, context = cast.compress(dense(tensor, "allreduce"))
     reduced = allreduced(small, kind, prescale_factor, postscale_factor, known, process_set)
-    return compression.decompress(reduced, context)
+    return cast.decompress(reduced, context)
 
 
 def allreduced(
@@ -299,7 +300,8 @@ def reducescatter(
     """
     kind = scattered_by(op)
     known = op_name(name, "reducescatter", ignore_name_scope)
-    small, context = compression.compress(dense(tensor, "reducescatter"))
+    cast = casting(compression)
+    small, context = cast.compress(dense(tensor, "reducescatter"))
 
     @differentiable
     def scattered(x: tf.Tensor) -> Tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -317,7 +319,7 @@ def reducescatter(
 
         return with_rows(rows, x), gradient
 
-    return compression.decompress(scattered(small), context)
+    return cast.decompress(scattered(small), context)
 
 
 @as_written

@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 import torch
 
 import ddl
+from ddl.adapter import compressor
 from ddl.adapter.compressor import Compressor, NoneCompressor
 from ddl.text.spelling import did_you_mean
 
@@ -98,20 +99,11 @@ _NAMED: Dict[str, Union[Wire, PowerSGD]] = {
 
 
 def casting(compression: Any) -> Any:
-    """Return ``compression`` if single tensors can be written so: one of ``Compression``, or Horovod's ``Compressor``.
+    """Return what writes single tensors: one of ``Compression`` or its name, or Horovod's ``Compressor``.
 
     Raises ``InvalidArgument`` for what needs the gradients of a whole step, as int8 and PowerSGD do.
     """
-    if _has_both(compression):
-        return compression
-    raise ddl.InvalidArgument(
-        f"compression={compression!r} is not for single tensors, only for DistributedOptimizer; pass Compression.none, "
-        "Compression.fp16, Compression.bf16, or what has compress(tensor) and decompress(tensor, ctx)"
-    )
-
-
-def _has_both(compression: Any) -> bool:
-    return all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))
+    return compressor.casting(compression, {n: choice for n, choice in _NAMED.items() if isinstance(choice, Cast)})
 
 
 def parse(compression: Any) -> Union[Wire, PowerSGD, Own]:
@@ -125,7 +117,7 @@ def parse(compression: Any) -> Union[Wire, PowerSGD, Own]:
     for theirs, choice in ((NoneCompressor, Compression.none), (FP16Compressor, Compression.fp16)):
         if compression is theirs:
             return choice
-    if _has_both(compression):
+    if compressor.has_both_ways(compression):
         kind = compression if isinstance(compression, type) else type(compression)
         return Own(kind.__qualname__, compression)
     names = ", ".join(repr(name) for name in _NAMED)

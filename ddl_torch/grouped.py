@@ -18,8 +18,9 @@ from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
+from ddl_torch._forms import DEPTH, Submission, asynchronous, blocking, in_place, of_new_tensors
 from ddl_torch._operations import Operation
-from ddl_torch._tensors import Work, plain
+from ddl_torch._tensors import plain
 from ddl_torch._where import Where, global_process_set
 from ddl_torch.compression import Compression, casting
 from ddl_torch.verbs import own_rows
@@ -34,6 +35,10 @@ Tensors = Sequence[torch.Tensor]
 Several = Operation[List[torch.Tensor]]
 
 
+def _as_list(tensors: Tensors) -> List[torch.Tensor]:
+    return list(tensors)
+
+
 def _compress(tensors: Tensors, compression: Any, verb: str) -> Tuple[List[torch.Tensor], List[Any]]:
     cast = casting(compression)
     pairs = [cast.compress(plain(tensor, verb)) for tensor in tensors]
@@ -41,7 +46,8 @@ def _compress(tensors: Tensors, compression: Any, verb: str) -> Tuple[List[torch
 
 
 def _decompress(tensors: Tensors, contexts: Sequence[Any], compression: Any) -> List[torch.Tensor]:
-    return [compression.decompress(tensor, context) for tensor, context in zip(tensors, contexts)]
+    cast = casting(compression)
+    return [cast.decompress(tensor, context) for tensor, context in zip(tensors, contexts)]
 
 
 def _allreduce(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, in_place: bool) -> Several:
@@ -80,8 +86,8 @@ def grouped_allreduce(
     return list(differentiable(run, back, tensors))
 
 
-@naming_rank
-def grouped_allreduce_(
+def _grouped_allreduce(
+    in_place: bool,
     tensors: Tensors,
     average: Optional[bool] = None,
     name: Optional[str] = None,
@@ -91,84 +97,53 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Group = None,
-) -> List[torch.Tensor]:
-    """As ``grouped_allreduce``, in place: overwrites ``tensors``, which must be contiguous, and returns them."""
-    operation = _allreduce(tensors, choose_op(average, op), prescale_factor, postscale_factor, True)
-    return Where(process_set, communicator).run(operation, name)
+) -> Submission[List[torch.Tensor]]:
+    kind = choose_op(average, op, stacklevel=DEPTH)
+
+    def operation(values: Tensors) -> Several:
+        return _allreduce(values, kind, prescale_factor, postscale_factor, in_place)
+
+    return Submission(operation, tensors, Where(process_set, communicator), name)
 
 
-@naming_rank
-def grouped_allreduce_async(
-    tensors: Tensors,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[OpLike] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[List[torch.Tensor]]:
-    """As ``grouped_allreduce``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
-    operation = _allreduce(tensors, choose_op(average, op), prescale_factor, postscale_factor, False)
-    return Where(process_set, communicator).start(operation, name)
-
-
-@naming_rank
-def grouped_allreduce_async_(
-    tensors: Tensors,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[OpLike] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[List[torch.Tensor]]:
-    """As ``grouped_allreduce_``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
-    operation = _allreduce(tensors, choose_op(average, op), prescale_factor, postscale_factor, True)
-    return Where(process_set, communicator).start(operation, name)
+grouped_allreduce_ = blocking(
+    in_place(_grouped_allreduce, True),
+    "grouped_allreduce_",
+    "As ``grouped_allreduce``, in place: overwrites ``tensors``, which must be contiguous, and returns them.",
+)
+grouped_allreduce_async = asynchronous(in_place(_grouped_allreduce, False), "grouped_allreduce_async")
+grouped_allreduce_async_ = asynchronous(in_place(_grouped_allreduce, True), "grouped_allreduce_async_")
 
 
 def _allgather(tensors: Tensors) -> Several:
     return _operations.grouped([_operations.allgather(tensor) for tensor in tensors], "allgather")
 
 
-@naming_rank
-def grouped_allgather(
+def _grouped_allgather(
     tensors: Tensors,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Group = None,
-) -> List[torch.Tensor]:
+) -> Submission[List[torch.Tensor]]:
+    where = Where(process_set, communicator)
+
+    def backward(gradients: Tensors) -> List[torch.Tensor]:
+        return [own_rows(gradient, len(tensor), where) for gradient, tensor in zip(gradients, tensors)]
+
+    return Submission(_allgather, tensors, where, name, backward)
+
+
+grouped_allgather = of_new_tensors(
+    _grouped_allgather,
+    "grouped_allgather",
     """All-gather each of ``tensors`` and return the results. Blocking.
 
     Types, arguments and errors are those of ``allgather``.
-    """
-    where = Where(process_set, communicator)
-
-    def back(gradients: Tensors) -> List[torch.Tensor]:
-        return [own_rows(gradient, len(tensor), where) for gradient, tensor in zip(gradients, tensors)]
-
-    def run(values: Tensors) -> List[torch.Tensor]:
-        gathered: List[torch.Tensor] = where.run(_allgather(values), name)
-        return gathered
-
-    return list(differentiable(run, back, tensors))
-
-
-@naming_rank
-def grouped_allgather_async(
-    tensors: Tensors,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[List[torch.Tensor]]:
-    """As ``grouped_allgather``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
-    return Where(process_set, communicator).start(_allgather(tensors), name)
+    """,
+    _as_list,
+)
+grouped_allgather_async = asynchronous(_grouped_allgather, "grouped_allgather_async")
 
 
 def _reducescatter(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float) -> Several:
@@ -207,8 +182,7 @@ def grouped_reducescatter(
     return list(differentiable(run, back, tensors))
 
 
-@naming_rank
-def grouped_reducescatter_async(
+def _grouped_reducescatter(
     tensors: Tensors,
     name: Optional[str] = None,
     op: OpLike = Average,
@@ -217,7 +191,13 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     *,
     communicator: Group = None,
-) -> Work[List[torch.Tensor]]:
-    """As ``grouped_reducescatter``, without blocking: ``wait`` of the ``Work`` returns the results, or raises."""
-    operation = _reducescatter(tensors, parse_op(op, "grouped_reducescatter"), prescale_factor, postscale_factor)
-    return Where(process_set, communicator).start(operation, name)
+) -> Submission[List[torch.Tensor]]:
+    kind = parse_op(op, "grouped_reducescatter")
+
+    def operation(values: Tensors) -> Several:
+        return _reducescatter(values, kind, prescale_factor, postscale_factor)
+
+    return Submission(operation, tensors, Where(process_set, communicator), name)
+
+
+grouped_reducescatter_async = asynchronous(_grouped_reducescatter, "grouped_reducescatter_async")

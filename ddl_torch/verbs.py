@@ -25,7 +25,9 @@ from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch import _operations
 from ddl_torch._differentiable import differentiable
-from ddl_torch._tensors import Work, plain
+from ddl_torch._forms import DEPTH, Submission, asynchronous, blocking, in_place, of_new_tensors
+from ddl_torch._operations import Operation
+from ddl_torch._tensors import plain
 from ddl_torch._where import Where, global_process_set
 from ddl_torch.compression import Compression, casting
 
@@ -38,6 +40,13 @@ __all__ = [
 
 Group = Optional[Communicator]
 Received = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+Tensors = Sequence[torch.Tensor]
+SIZES_FIRST = "With ``communicator``, sizes are exchanged before it returns."
+
+
+def first(tensors: Tensors) -> torch.Tensor:
+    """Return the one tensor that a verb gives."""
+    return tensors[0]
 
 
 # --- all-reduce ---
@@ -90,8 +99,8 @@ def allreduce(
     return differentiable(run, back, [tensor])[0]
 
 
-@naming_rank
-def allreduce_(
+def _allreduce(
+    in_place: bool,
     tensor: torch.Tensor,
     average: Optional[bool] = None,
     name: Optional[str] = None,
@@ -101,62 +110,51 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Group = None,
-) -> torch.Tensor:
-    """As ``allreduce``, in place: overwrites ``tensor``, which must be contiguous, and returns it."""
-    operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, True)
-    return Where(process_set, communicator).run(operation, name)
+) -> Submission[torch.Tensor]:
+    kind = choose_op(average, op, stacklevel=DEPTH)
+
+    def operation(tensors: Tensors) -> Operation[torch.Tensor]:
+        return _operations.allreduce(tensors[0], kind, prescale_factor, postscale_factor, in_place)
+
+    return Submission(operation, [tensor], Where(process_set, communicator), name)
 
 
-@naming_rank
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[OpLike] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[torch.Tensor]:
-    """As ``allreduce``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, False)
-    return Where(process_set, communicator).start(operation, name)
-
-
-@naming_rank
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: Optional[bool] = None,
-    name: Optional[str] = None,
-    op: Optional[OpLike] = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[torch.Tensor]:
-    """As ``allreduce_``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    operation = _operations.allreduce(tensor, choose_op(average, op), prescale_factor, postscale_factor, True)
-    return Where(process_set, communicator).start(operation, name)
+allreduce_ = blocking(
+    in_place(_allreduce, True),
+    "allreduce_",
+    "As ``allreduce``, in place: overwrites ``tensor``, which must be contiguous, and returns it.",
+)
+allreduce_async = asynchronous(in_place(_allreduce, False), "allreduce_async")
+allreduce_async_ = asynchronous(in_place(_allreduce, True), "allreduce_async_")
 
 
 # --- broadcast ---
 
 
-def _broadcast(tensor: torch.Tensor, root_rank: int, where: Where, in_place: bool) -> Any:
-    return _operations.broadcast(tensor, where.index(root_rank), str(root_rank), in_place)
-
-
-@naming_rank
-def broadcast(
+def _broadcast(
+    in_place: bool,
     tensor: torch.Tensor,
     root_rank: int = 0,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Group = None,
-) -> torch.Tensor:
+) -> Submission[torch.Tensor]:
+    where = Where(process_set, communicator)
+
+    def operation(tensors: Tensors) -> Operation[torch.Tensor]:
+        return _operations.broadcast(tensors[0], where.index(root_rank), str(root_rank), in_place)
+
+    def backward(gradients: Tensors) -> List[torch.Tensor]:
+        mean = where.run(_operations.allreduce(gradients[0], Average, 1.0, 1.0, False), None)
+        return [mean if where.rank == where.index(root_rank) else mean.zero_()]
+
+    return Submission(operation, [tensor], where, name, backward)
+
+
+broadcast = of_new_tensors(
+    in_place(_broadcast, False),
+    "broadcast",
     """Return a new tensor with the contents of ``tensor`` of ``root_rank``. Blocking.
 
     tensor: on the CPU, of any type, the same shape and type on all ranks. root_rank: a rank of the job, or of
@@ -164,60 +162,16 @@ def broadcast(
     gradients on ``root_rank``, zero elsewhere. Raises what ``allreduce`` does.
 
     >>> weight = ddl_torch.broadcast(weight, 0)
-    """
-    where = Where(process_set, communicator)
-
-    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        return [where.run(_broadcast(tensors[0], root_rank, where, False), name)]
-
-    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        mean = where.run(_operations.allreduce(gradients[0], Average, 1.0, 1.0, False), None)
-        return [mean if where.rank == where.index(root_rank) else mean.zero_()]
-
-    return differentiable(run, back, [tensor])[0]
-
-
-@naming_rank
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> torch.Tensor:
-    """As ``broadcast``, in place: overwrites ``tensor``, which must be contiguous, and returns it."""
-    where = Where(process_set, communicator)
-    result: torch.Tensor = where.run(_broadcast(tensor, root_rank, where, True), name)
-    return result
-
-
-@naming_rank
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[torch.Tensor]:
-    """As ``broadcast``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    where = Where(process_set, communicator)
-    return where.start(_broadcast(tensor, root_rank, where, False), name)
-
-
-@naming_rank
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[torch.Tensor]:
-    """As ``broadcast_``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    where = Where(process_set, communicator)
-    return where.start(_broadcast(tensor, root_rank, where, True), name)
+    """,
+    first,
+)
+broadcast_ = blocking(
+    in_place(_broadcast, True),
+    "broadcast_",
+    "As ``broadcast``, in place: overwrites ``tensor``, which must be contiguous, and returns it.",
+)
+broadcast_async = asynchronous(in_place(_broadcast, False), "broadcast_async")
+broadcast_async_ = asynchronous(in_place(_broadcast, True), "broadcast_async_")
 
 
 # --- reduce-scatter ---
@@ -256,8 +210,7 @@ def reducescatter(
     return differentiable(run, back, [tensor])[0]
 
 
-@naming_rank
-def reducescatter_async(
+def _reducescatter(
     tensor: torch.Tensor,
     name: Optional[str] = None,
     op: OpLike = Average,
@@ -266,23 +219,42 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     *,
     communicator: Group = None,
-) -> Work[torch.Tensor]:
-    """As ``reducescatter``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    operation = _operations.reducescatter(tensor, parse_op(op, "reducescatter"), prescale_factor, postscale_factor)
-    return Where(process_set, communicator).start(operation, name)
+) -> Submission[torch.Tensor]:
+    kind = parse_op(op, "reducescatter")
+
+    def operation(tensors: Tensors) -> Operation[torch.Tensor]:
+        return _operations.reducescatter(tensors[0], kind, prescale_factor, postscale_factor)
+
+    return Submission(operation, [tensor], Where(process_set, communicator), name)
+
+
+reducescatter_async = asynchronous(_reducescatter, "reducescatter_async")
 
 
 # --- all-gather, all-to-all ---
 
 
-@naming_rank
-def allgather(
+def _allgather(
     tensor: torch.Tensor,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Group = None,
-) -> torch.Tensor:
+) -> Submission[torch.Tensor]:
+    where = Where(process_set, communicator)
+
+    def operation(tensors: Tensors) -> Operation[torch.Tensor]:
+        return _operations.allgather(tensors[0])
+
+    def backward(gradients: Tensors) -> List[torch.Tensor]:
+        return [own_rows(gradients[0], len(tensor), where)]
+
+    return Submission(operation, [tensor], where, name, backward)
+
+
+allgather = of_new_tensors(
+    _allgather,
+    "allgather",
     """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking.
 
     tensor: on the CPU, of any type; type and other dimensions are the same on all ranks. name, process_set,
@@ -290,16 +262,10 @@ def allgather(
     what ``allreduce`` does.
 
     >>> everybody = ddl_torch.allgather(tensor)
-    """
-    where = Where(process_set, communicator)
-
-    def run(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        return [where.run(_operations.allgather(tensors[0]), name)]
-
-    def back(gradients: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        return [own_rows(gradients[0], len(tensor), where)]
-
-    return differentiable(run, back, [tensor])[0]
+    """,
+    first,
+)
+allgather_async = asynchronous(_allgather, "allgather_async", SIZES_FIRST)
 
 
 def own_rows(gradient: torch.Tensor, rows: int, where: Where) -> torch.Tensor:
@@ -307,21 +273,6 @@ def own_rows(gradient: torch.Tensor, rows: int, where: Where) -> torch.Tensor:
     mean = where.run(_operations.allreduce(gradient, Average, 1.0, 1.0, False), None)
     before = where.run(_operations.allgather(torch.tensor([rows])), None)[: where.rank]
     return mean.narrow(0, int(before.sum()), rows)
-
-
-@naming_rank
-def allgather_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    communicator: Group = None,
-) -> Work[torch.Tensor]:
-    """As ``allgather``, without blocking: ``wait`` of the ``Work`` returns the result, or raises.
-
-    With ``communicator``, sizes are exchanged before it returns.
-    """
-    return Where(process_set, communicator).start(_operations.allgather(tensor), name)
 
 
 @naming_rank
@@ -353,38 +304,40 @@ def alltoall(
     return rows if splits is None else (rows, received[0])
 
 
-@naming_rank
-def alltoall_async(
+def _alltoall(
     tensor: torch.Tensor,
     splits: Optional[Sequence[int]] = None,
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
     communicator: Group = None,
-) -> Work[Received]:
-    """As ``alltoall``, without blocking: ``wait`` of the ``Work`` returns the result, or raises.
-
-    With ``communicator``, sizes are exchanged before it returns.
-    """
+) -> Submission[Received]:
     where = Where(process_set, communicator)
-    return where.start(_operations.alltoall(tensor, splits, where.size), name)
+
+    def operation(tensors: Tensors) -> Operation[Received]:
+        return _operations.alltoall(tensors[0], splits, where.size)
+
+    return Submission(operation, [tensor], where, name)
+
+
+alltoall_async = asynchronous(_alltoall, "alltoall_async", SIZES_FIRST)
 
 
 # --- barrier ---
 
 
-@naming_rank
-def barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> None:
+def _barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> Submission[None]:
+    return Submission(lambda _: _operations.barrier(), [], Where(process_set, communicator))
+
+
+barrier = blocking(
+    _barrier,
+    "barrier",
     """Return when every rank of ``process_set`` (default: all), or of ``communicator``, has called it. Blocking.
 
     Raises ``CollectiveTimeout`` if one does not (DDL_TIMEOUT), ``PeerLost`` if one is lost.
 
     >>> ddl_torch.barrier()
-    """
-    Where(process_set, communicator).run(_operations.barrier(), None)
-
-
-@naming_rank
-def barrier_async(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> Work[None]:
-    """As ``barrier``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
-    return Where(process_set, communicator).start(_operations.barrier(), None)
+    """,
+)
+barrier_async = asynchronous(_barrier, "barrier_async")

@@ -1,10 +1,13 @@
-"""Horovod's base class for compressions of a user's own, whatever the framework: adapters have it as ``Compressor``."""
+"""What ``compression=`` may be where single tensors are written, in all frameworks; Horovod's base class for it."""
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Mapping, Tuple
 
-__all__ = ["Compressor", "NoneCompressor"]
+from ddl.errors import InvalidArgument
+from ddl.text.spelling import did_you_mean
+
+__all__ = ["Compressor", "NoneCompressor", "casting", "has_both_ways"]
 
 
 class Compressor:
@@ -45,3 +48,27 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+def has_both_ways(compression: Any) -> bool:
+    """Return whether it has ``compress`` and ``decompress``."""
+    return all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))
+
+
+def casting(compression: Any, named: Mapping[str, Any]) -> Any:
+    """Return what writes single tensors: what ``compression`` is, or what it names in ``named``; None is "none".
+
+    Raises ``InvalidArgument`` for anything else: also for what needs the gradients of a whole step, as int8 does.
+    """
+    if compression is None:
+        return named["none"]
+    if isinstance(compression, str) and compression in named:
+        return named[compression]
+    if has_both_ways(compression):
+        return compression
+    hint = did_you_mean(compression, named) if isinstance(compression, str) else ""
+    names = ", ".join(map(repr, named))
+    raise InvalidArgument(
+        f"compression={compression!r} is not for single tensors{hint}; pass {names}, the same of Compression "
+        "(Compression.fp16), or what has compress(tensor) and decompress(tensor, ctx)"
+    )

@@ -35,6 +35,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     *,
     bucket_bytes: int = BUCKET_BYTES,
+    check: int = 0,
     check_every: int = 0,
 ) -> Any:
     """Make a Keras optimizer average gradients over the ranks before it applies them; return it.
@@ -63,6 +64,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         bucket_bytes=bucket_bytes,
+        check=check,
         check_every=check_every,
     )
 
@@ -85,6 +87,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     *,
     bucket_bytes: int = BUCKET_BYTES,
+    check: int = 0,
     check_every: int = 0,
 ) -> Any:
     """As ``DistributedOptimizer``, but the weights of ``local_layers`` (one, or a list) are each rank's own.
@@ -117,6 +120,7 @@ def PartialDistributedOptimizer(
         process_set,
         scale_local_gradients,
         bucket_bytes=bucket_bytes,
+        check=check,
         check_every=check_every,
     )
     for layer in layers:

@@ -42,7 +42,7 @@ def main() -> None:
     for share in shares:
         step(x[share], y[share])
     own = shares.reshape(-1)
-    model.compile(ddl.DistributedOptimizer(optimizer, check_every=10), loss_of)
+    model.compile(ddl.DistributedOptimizer(optimizer, check=10), loss_of)
     hooks = [callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(x[own], y[own], BATCH // ddl.size(), shuffle=False, callbacks=hooks, verbose=0)
 

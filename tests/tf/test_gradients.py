@@ -151,7 +151,7 @@ def refused(ddl):
         ({"op": ddl.Max}, r"op=.*Average, Sum and Adasum"),
         ({"gradient_predivide_factor": 0.0}, "must be above 0"),
         ({"gradient_predivide_factor": 2.0, "op": ddl.Sum}, "needs op=Average"),
-        ({"compression": "fp16"}, "compression='fp16' is none"),
+        ({"compression": "int8"}, "compression='int8' is not for single tensors"),
         ({"num_groups": -1}, "groups=-1 must be"),
     ):
         with pytest.raises(ddl.InvalidArgument, match=text):

@@ -70,7 +70,7 @@ def equal_one_process(names, folder):
     for name in names:
         alone = fit(make[name]())
         for how in {"sgd": ({}, {"run_eagerly": True}), "adam": ({"steps_per_execution": 2},)}.get(name, ({},)):
-            net = fit(ddl.DistributedOptimizer(make[name](), check_every=3), ddl, **how)
+            net = fit(ddl.DistributedOptimizer(make[name](), check=3), ddl, **how)
             assert net.jit_compile is False  # the op cannot be compiled by XLA
             assert apart(net, alone) < 1e-6, (name, how)
             digests.append(digest(net))
@@ -230,7 +230,7 @@ def differing():
         count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, steps=steps: steps.append(batch))
         with pytest.raises(
             ddl.InvalidState,
-            match=r"check_every: after step 4, .*1 of 4 variables.*dense.*/kernel"
+            match=r"check: after step 4, .*1 of 4 variables.*dense.*/kernel"
             r".*element \[5, 0\].*on rank 0, 99\.0 on rank 1",
         ) as caught:
             net.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[Spoils(), count])
@@ -241,7 +241,9 @@ def differing():
 
 def mistakes(ddl, keras):
     for options, text in (
-        ({"check_every": -1}, "check_every=-1"),
+        ({"check": -1}, "check=-1"),
+        ({"check_every": -1}, "check=-1"),
+        ({"check": 1, "check_every": 2}, "two names for the same"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
         ({"op": ddl.Min}, "Average, Sum and Adasum"),
     ):
@@ -263,7 +265,7 @@ def mistakes(ddl, keras):
     layer.build((None, 1))
     from ddl_tensorflow.keras import PartialDistributedOptimizer
 
-    local = PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layer, check_every=1)
+    local = PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layer, check=1)
     local.apply_gradients([(tf.constant([[float(ddl.rank())]]), layer.kernel), (tf.ones([2]), weight)])
     assert layer.kernel.numpy() == -ddl.rank() / 2 and weight.numpy().tolist() == [1.0, 2.0]
 

@@ -56,7 +56,7 @@ def sums(ddl, mode):
     assert mean.numpy().tolist() == [total / size]
     for op, expected in ((ddl.Min, 1), (ddl.Max, size), (ddl.Product, math.factorial(size))):
         assert mode(lambda t, op=op: ddl.allreduce(t, op=op), tf.constant(rank + 1)).numpy() == expected
-    for compression in (ddl.Compression.fp16, ddl.Compression.bf16):
+    for compression in (ddl.Compression.fp16, ddl.Compression.bf16, "fp16", "bf16"):
         got = mode(lambda t, c=compression: ddl.allreduce(t, compression=c, op=ddl.Sum), tf.constant([1.0, 3.0]))
         assert got.numpy().tolist() == [size, 3.0 * size] and got.dtype == tf.float32
     for plain in (rank + 1, [rank + 1], np.full([1], rank + 1)):

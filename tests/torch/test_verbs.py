@@ -161,6 +161,7 @@ def refusing():
         (lambda: ddl.alltoall(wide, splits=[9] * ddl.size()), "sum to the 4 rows"),
         (lambda: ddl.gather(wide, root_rank=9), "root=9 is no rank"),
         (lambda: ddl.allreduce(wide, compression=ddl.Compression.int8), "is not for single tensors"),
+        (lambda: ddl.allreduce(wide, compression="fp17"), "'fp17' is not for single tensors.*did you mean.*fp16"),
         (lambda: ddl.poll(3), "3 is no handle"),
         (lambda: ddl.synchronize(3), "3 is no handle"),
         (lambda: ddl.process_set_by_id(7), "no process set 7"),
@@ -169,6 +170,10 @@ def refusing():
         with pytest.raises(ddl.InvalidArgument, match=message) as caught:
             call()
         assert str(caught.value).startswith(f"[rank {ddl.rank()}/{ddl.size()}"), caught.value
+    for compression in (None, "none", "fp16", "bf16", ddl.Compression.bf16):
+        assert ddl.allreduce(wide, compression=compression).dtype == wide.dtype
+        (several,) = ddl.grouped_allreduce([torch.ones(3)], compression=compression)
+        assert several.tolist() == [1.0] * 3 and several.dtype == torch.float32
     if ddl.rank() == 0:
         with pytest.raises(ddl.InvalidArgument, match="must pass a tensor"):
             ddl.scatter()

@@ -1,0 +1,113 @@
+"""The forms of a verb: blocking, in place, ``_async``. They come from one *description*, with its parameters.
+
+A description is a function that returns a ``Submission``. A form has the parameters of its description, for people, for
+``help`` and for type checkers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Generic, List, Optional, Sequence, TypeVar
+
+import torch
+
+from ddl.adapter.operations import Operation
+from ddl.adapter.rank_prefix import naming_rank
+from ddl_torch._differentiable import differentiable
+from ddl_torch._tensors import Work
+from ddl_torch._where import Where
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
+
+__all__ = ["DEPTH", "Submission", "asynchronous", "blocking", "in_place", "of_new_tensors"]
+
+T = TypeVar("T")
+Tensors = Sequence[torch.Tensor]
+#: ``stacklevel`` of a warning that ``choose_op`` gives in a description: the line that calls the form.
+DEPTH = 6
+
+
+@dataclass
+class Submission(Generic[T]):
+    """An operation on tensors, the ranks that make it, and the name by which they agree on it.
+
+    ``backward``: gradients of the results -> gradients of the tensors; None: it is not differentiable.
+    """
+
+    operation: Callable[[Tensors], Operation[T]]
+    tensors: Tensors
+    where: Where
+    name: Optional[str] = None
+    backward: Optional[Callable[[Tensors], List[torch.Tensor]]] = None
+
+
+def blocking(description: Callable[P, Submission[T]], name: str, doc: str) -> Callable[P, T]:
+    """Return the verb ``name`` that waits for the end of its operation. Gradients do not pass it."""
+
+    def verb(*args: P.args, **kwargs: P.kwargs) -> T:
+        submission = description(*args, **kwargs)
+        return submission.where.run(submission.operation(submission.tensors), submission.name)
+
+    return _form(verb, description, name, doc, "{}")
+
+
+def of_new_tensors(
+    description: Callable[P, Submission[Any]], name: str, doc: str, result: Callable[[Any], T]
+) -> Callable[P, T]:
+    """Return the verb ``name`` that waits for the end of its operation, and that autograd can go back through.
+
+    ``result``: makes the results of the verb of the list of its new tensors.
+    """
+
+    def verb(*args: P.args, **kwargs: P.kwargs) -> T:
+        submission = description(*args, **kwargs)
+        assert submission.backward is not None
+
+        def run(tensors: Tensors) -> List[torch.Tensor]:
+            results = submission.where.run(submission.operation(tensors), submission.name)
+            return results if isinstance(results, list) else [results]
+
+        return result(differentiable(run, submission.backward, submission.tensors))
+
+    return _form(verb, description, name, doc, "{}")
+
+
+def asynchronous(description: Callable[P, Submission[T]], name: str, doc: str = "") -> Callable[P, Work[T]]:
+    """Return the verb ``name`` that returns a ``Work`` at once. ``doc``: what is to be said beside that."""
+
+    def verb(*args: P.args, **kwargs: P.kwargs) -> Work[T]:
+        submission = description(*args, **kwargs)
+        return submission.where.start(submission.operation(submission.tensors), submission.name)
+
+    blocks, returned = name.replace("_async", ""), "results" if name.startswith("grouped_") else "result"
+    text = f"As ``{blocks}``, without blocking: ``wait`` of the ``Work`` returns the {returned}, or raises."
+    return _form(verb, description, name, f"{text}\n\n{doc}" if doc else text, "Work[{}]")
+
+
+def in_place(description: Callable[Concatenate[bool, P], Submission[T]], value: bool) -> Callable[P, Submission[T]]:
+    """Return a description whose first parameter, whether it overwrites its tensors, is ``value``."""
+
+    def described(*args: P.args, **kwargs: P.kwargs) -> Submission[T]:
+        return description(value, *args, **kwargs)
+
+    signature = inspect.signature(description)
+    described.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=list(signature.parameters.values())[1:]
+    )
+    described.__module__ = description.__module__
+    return described
+
+
+def _form(verb: Callable[P, T], description: Callable[..., Any], name: str, doc: str, returns: str) -> Callable[P, T]:
+    signature = inspect.signature(description)
+    of = str(signature.return_annotation)[len("Submission[") : -1]
+    verb.__signature__ = signature.replace(return_annotation=returns.format(of))  # type: ignore[attr-defined]
+    verb.__name__ = verb.__qualname__ = name
+    verb.__module__, verb.__doc__ = description.__module__, doc
+    verb.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    verb.__annotations__["return"] = returns.format(of)
+    return naming_rank(verb)
