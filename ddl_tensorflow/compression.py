@@ -33,7 +33,7 @@ class Cast:
 
 
 class Compression:
-    """What ``compression=`` takes: these, their names, or what has ``compress(tensor)``, ``decompress(tensor, ctx)``."""
+    """What ``compression=`` takes: these, their names, or what has ``compress(tensor)``, ``decompress(tensor, c)``."""
 
     none = Cast("none")
     fp16 = Cast("fp16", tf.float16)

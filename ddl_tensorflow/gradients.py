@@ -22,6 +22,7 @@ from ddl import Average, ReduceOp
 from ddl.adapter.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
 from ddl.adapter.malloc_settings import tune_allocator
 from ddl.adapter.operations import Ended, Operation, Waitable
+from ddl.adapter.operators import check_gradient_op, check_predivide
 from ddl.adapter.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
 from ddl_tensorflow import _bucket, _operations
@@ -72,12 +73,8 @@ class Averaging:
 
     def __post_init__(self) -> None:
         self.op = parse_op(self.op)
-        if self.op not in (Average, ddl.Sum, ddl.Adasum):
-            raise ddl.InvalidArgument(f"op={self.op!r}; gradients can be combined by Average, Sum and Adasum")
-        if not self.gradient_predivide_factor > 0:
-            raise ddl.InvalidArgument(f"gradient_predivide_factor={self.gradient_predivide_factor} must be above 0")
-        if self.gradient_predivide_factor != 1 and self.op != Average:
-            raise ddl.InvalidArgument("gradient_predivide_factor needs op=Average; it does nothing to a sum")
+        check_gradient_op(self.op)
+        check_predivide(self.gradient_predivide_factor, self.op)
         self.compression = casting(self.compression)
         group_numbers([None], self.groups)
         tune_allocator()

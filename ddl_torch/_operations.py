@@ -13,9 +13,10 @@ import ddl
 from ddl.adapter import operations
 from ddl.adapter.calls import check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
+from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported
 from ddl_torch._compat import for_core
-from ddl_torch._tensors import SUMMABLE, alias, from_array, plain, to_array, written
+from ddl_torch._tensors import KINDS, alias, from_array, plain, to_array, written
 from ddl_torch.adasum import adasum_
 
 __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped"]
@@ -41,14 +42,7 @@ def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
 
 def check_op(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
-    if tensor.dtype not in SUMMABLE:
-        raise ddl.InvalidArgument(f"{verb}: {tensor.dtype} can be moved, but not added up; pass tensor.float()")
-    if op == ddl.Adasum and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ddl.InvalidArgument(f"{verb}: op=Adasum needs floating point, not {tensor.dtype}")
-    if tensor.is_complex() and op not in (ddl.Average, ddl.Sum, ddl.Adasum):
-        raise ddl.InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined here")
-    if tensor.dtype == torch.bool and op == ddl.Average:
-        raise ddl.InvalidArgument(f"{verb}: truth values have no average; use op=Sum (any) or op=Min (all)")
+    check_type(verb, tensor.dtype, KINDS.get(tensor.dtype, "?"), op, adasum="fc")
 
 
 def _scale(tensor: torch.Tensor, factor: float) -> None:

@@ -16,7 +16,7 @@ import ddl
 from ddl.adapter.operations import Waitable
 from ddl_torch._compat import mark_written
 
-__all__ = ["SUMMABLE", "Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
+__all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
 
 T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -25,8 +25,11 @@ _NUMPY_HAS = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)),
 }
-#: What the core adds up, and complex numbers, which it gets as pairs.
-SUMMABLE = {*_NUMPY_HAS, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128}
+#: Types that the core adds up, and complex numbers, which it gets as pairs, with numpy's letters for their kinds.
+KINDS = {
+    dtype: "b" if dtype == torch.bool else "c" if dtype.is_complex else "f" if dtype.is_floating_point else "i"
+    for dtype in (*_NUMPY_HAS, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
+}
 
 
 class Work(Generic[T]):

@@ -8,7 +8,6 @@ itself hangs on PyTorch's hooks (of parameters and of ``step``) and lives in ``_
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 import weakref
 from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Tuple, Union
@@ -19,6 +18,7 @@ import ddl
 from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.adapter.compression import on_wire
 from ddl.adapter.malloc_settings import tune_allocator as _tune_allocator
+from ddl.adapter.operators import check_gradient_op, check_predivide
 from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
@@ -295,16 +295,10 @@ def _close(communicators: List[ddl.Communicator]) -> None:
 
 
 def _check_numbers(op: Any, passes: int, predivide: float, check: int, deterministic: bool) -> None:
-    if op not in (ddl.Average, ddl.Sum, ddl.Adasum):
-        raise ddl.InvalidArgument(
-            f"DistributedOptimizer: op={op!r}; gradients need ddl.Average or ddl.Sum, their steps ddl.Adasum"
-        )
+    check_gradient_op(op)
     if passes < 1:
         raise ddl.InvalidArgument(f"backward_passes_per_step={passes} must be 1 or more")
-    if not 0 < predivide < math.inf:
-        raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} must be a number above 0")
-    if predivide != 1 and op != ddl.Average:
-        raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} needs op=ddl.Average, not {op!r}")
+    check_predivide(predivide, op)
     if check < 0:
         raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
     if deterministic and op == ddl.Adasum:

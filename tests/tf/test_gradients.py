@@ -148,9 +148,9 @@ def refused(ddl):
     with tf.GradientTape() as tape:
         pass
     for options, text in (
-        ({"op": ddl.Max}, r"op=.*Average, Sum and Adasum"),
-        ({"gradient_predivide_factor": 0.0}, "must be above 0"),
-        ({"gradient_predivide_factor": 2.0, "op": ddl.Sum}, "needs op=Average"),
+        ({"op": ddl.Max}, r"op=.*ddl.Average, ddl.Sum and ddl.Adasum"),
+        ({"gradient_predivide_factor": 0.0}, "must be a number above 0"),
+        ({"gradient_predivide_factor": 2.0, "op": ddl.Sum}, "needs op=ddl.Average"),
         ({"compression": "int8"}, "compression='int8' is not for single tensors"),
         ({"num_groups": -1}, "groups=-1 must be"),
     ):

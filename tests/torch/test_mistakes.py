@@ -162,7 +162,7 @@ def wrong_arguments():
         (sgd, {"named_parameters": [("a", weight), ("a", bias)]}, "'a' twice"),
         (sgd, {"named_parameters": [("a", bias)]}, r"lacks 1 .*group 0 parameter 0 of shape \(2, 3\)"),
         (sgd, {"named_parameters": [weight, bias]}, "pass model.named_parameters"),
-        (sgd, {"op": ddl.Max}, "Average or ddl.Sum"),
+        (sgd, {"op": ddl.Max}, "ddl.Average, ddl.Sum and ddl.Adasum"),
         (sgd, {"op": 3}, "op=3 is no operator"),
         (sgd, {"backward_passes_per_step": 0}, "must be 1 or more"),
         (sgd, {"check": -1}, "check=-1"),
