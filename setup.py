@@ -35,10 +35,10 @@ def tool(name: str) -> str:
         directory = None
     else:
         directory = getattr(wheel, "CMAKE_BIN_DIR" if name == "cmake" else "BIN_DIR", None)
-    found = shutil.which(name, path=directory) or shutil.which(name)
-    if found is None:
+    program = shutil.which(name, path=directory) or shutil.which(name)
+    if program is None:
         raise SystemExit(f"ddl: building ddl._core needs {name}, which was not found: run `pip install {name}`")
-    return found
+    return program
 
 
 def origin() -> str:

@@ -26,7 +26,7 @@ class OtherDevices:
     def __init__(self, group: dist.ProcessGroup, timeout: Optional[float]) -> None:
         self._owner = group
         self._timeout = timeout
-        self._made: Optional[dist.ProcessGroup] = None
+        self._backend: Optional[dist.ProcessGroup] = None
         self._making = False  # then backends may ask the default group for its own, which is what is being made
 
     def ready(self) -> bool:
@@ -45,13 +45,13 @@ class OtherDevices:
 
         Raises ``InvalidState`` if the group has no other backend.
         """
-        if self._made is None:
+        if self._backend is None:
             names = self.names()
             if not names:
                 raise InvalidState('this group has no backend but ddl; ask for one, as in "cpu:ddl,cuda:nccl"')
             self._making = True
             try:
-                self._made = dist.new_group(
+                self._backend = dist.new_group(
                     dist.get_process_group_ranks(self._owner),
                     timeout=None if self._timeout is None else timedelta(seconds=self._timeout),
                     backend=",".join(f"{device}:{backend}" for device, backend in names.items()),
@@ -59,7 +59,7 @@ class OtherDevices:
                 )
             finally:
                 self._making = False
-        return self._made
+        return self._backend
 
 
 def by_device(verb: Verb) -> Verb:

@@ -29,7 +29,7 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._world: Optional[ddl.Communicator] = None
-        self._made = 0
+        self._communicators = 0
         self._going_on: weakref.WeakSet[Reducer] = weakref.WeakSet()  # with ``join``
         self._all: weakref.WeakSet[Reducer] = weakref.WeakSet()  # also those of a part of the ranks, or of jobs before
         self._lost: weakref.WeakKeyDictionary[Reducer, str] = weakref.WeakKeyDictionary()
@@ -41,9 +41,9 @@ class Optimizers:
         """
         world = ddl.world()
         if self._world is not world:
-            self._world, self._made, self._going_on = world, 0, weakref.WeakSet()
-        self._made += 1
-        if self._made == 1:
+            self._world, self._communicators, self._going_on = world, 0, weakref.WeakSet()
+        self._communicators += 1
+        if self._communicators == 1:
             return world
         own = world.split(0)
         assert own is not None

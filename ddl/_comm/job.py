@@ -89,7 +89,7 @@ def _boot_id() -> str:
         return platform.node()
 
 
-def _some(labels: Sequence[str]) -> str:
+def _listed(labels: Sequence[str]) -> str:
     """Return the first labels, and how many more there are."""
     more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
     return ", ".join(labels[:_SHOWN]) + more
@@ -218,7 +218,7 @@ class Job:
             return self._store.meet(ranks, value, f"meetings/{self.round}", self.settings.start_timeout)
         except RendezvousError as error:
             raise RendezvousError(
-                f"{self.rank_label(self.identity.rank)}: a new group of ranks {_some(list(map(str, ranks)))} was not "
+                f"{self.rank_label(self.identity.rank)}: a new group of ranks {_listed(list(map(str, ranks)))} was not "
                 f"made: {error}; all of them must make it, and in the same order as other groups (more time: "
                 "DDL_START_TIMEOUT)"
             ) from None
@@ -304,8 +304,9 @@ class Job:
         if asking and len(asking) < len(self.peers):
             refusing = [peer.label for peer in self.peers if not peer.deterministic]
             raise ConfigError(
-                f"rank {self.identity.rank}: {_some(asking)} asked for deterministic sums, {_some(refusing)} did not; "
-                "pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on every rank"
+                f"rank {self.identity.rank}: {_listed(asking)} asked for deterministic sums, "
+                f"{_listed(refusing)} did not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on "
+                "every rank"
             )
 
     def _meet_neighbours(self, me: Peer, deadline: float) -> List[int]:

@@ -52,7 +52,7 @@ class Agreement:
         self._ranks = ranks
         self._size = size = len(ranks)
         self._capacity = capacity
-        self._mine: Dict[str, Signature] = {}
+        self._submitted: Dict[str, Signature] = {}
         self._bits = 0  #: those of mine that the table has
         self._news: Dict[str, Signature] = {}  #: those that it lacks, and that I have not said
         self._join = False
@@ -72,12 +72,12 @@ class Agreement:
     @property
     def waiting(self) -> bool:
         """Whether this rank waits for others: they may need its ballots."""
-        return bool(self._mine) or self._join
+        return bool(self._submitted) or self._join
 
     def submit(self, name: str, signature: Signature) -> None:
         """Submit an operation; none of this name may be pending here."""
-        assert name not in self._mine, name
-        self._mine[name] = signature
+        assert name not in self._submitted, name
+        self._submitted[name] = signature
         number = self._numbers.get((name, signature))
         if number is None:
             self._news[name] = signature
@@ -180,7 +180,7 @@ class Agreement:
 
     def _forget(self, name: str) -> None:
         """It is pending nowhere any more."""
-        signature = self._mine.pop(name, None)
+        signature = self._submitted.pop(name, None)
         if signature is not None:
             self._bits &= ~(1 << self._numbers.get((name, signature), self._capacity))
         self._news.pop(name, None)

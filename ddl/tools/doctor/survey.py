@@ -120,12 +120,12 @@ class _Watched(Sink):
         """Queue whole lines of one source."""
         super().put(data, source)
         for line in data.decode(errors="replace").splitlines():
-            what = self._found(json.loads(line[len(MARK) :])) if line.startswith(MARK) else ""
+            what = self._step_text(json.loads(line[len(MARK) :])) if line.startswith(MARK) else ""
             if what and what not in self._seen:  # a link of each rail
                 self._seen.add(what)
                 self._progress.step(what)
 
-    def _found(self, record: Mapping[str, Any]) -> str:
+    def _step_text(self, record: Mapping[str, Any]) -> str:
         if record["kind"] == "link":
             ends = (self._hosts[record["link"][end]] for end in ("source", "target"))
             return f"measured {' to '.join(ends)}"
