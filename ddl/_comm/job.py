@@ -305,8 +305,8 @@ class Job:
             refusing = [peer.label for peer in self.peers if not peer.deterministic]
             raise ConfigError(
                 f"rank {self.identity.rank}: {_listed(asking)} asked for deterministic sums, "
-                f"{_listed(refusing)} did not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on "
-                "every rank"
+                f"{_listed(refusing)} did not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, "
+                "on every rank"
             )
 
     def _meet_neighbours(self, me: Peer, deadline: float) -> List[int]:
