@@ -13,8 +13,8 @@
     │   ├─ PeerLost (ConnectionError)   a rank died, left or became unreachable
     │   ├─ CollectiveTimeout (TimeoutError)  a rank stayed silent for the whole deadline
     │   ├─ CollectiveMismatch           ranks called different operations; the message shows both sides
-    │   ├─ ProtocolError                bytes that are not ours, or not of this version
-    │   └─ Aborted                      somebody called ``abort()``
+    │   ├─ ProtocolError                bytes that are not DDL's, or not of this version
+    │   └─ Aborted                      a rank called ``abort()``
     ├─ RankFailed (RuntimeError)        a rank of ``ddl.run`` failed; the message has its traceback
     ├─ ResourceError                    errno and call: descriptors, memory, address in use
     └─ InternalError                    a bug in DDL

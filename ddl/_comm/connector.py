@@ -1,7 +1,7 @@
 """Makes the connections that a group's plans need, in the background.
 
-Who submits does not wait for them: the core does, with the operation's own deadline, and so a rank that is dead or
-stopped is named by the verdict like in any other wait. One short-lived thread per peer makes that peer's connections.
+The caller that submits an operation does not wait for them. The core does, with the operation's deadline: so a rank
+that is dead or stopped is named as in any other wait. One short-lived thread per peer makes that peer's connections.
 """
 
 from __future__ import annotations

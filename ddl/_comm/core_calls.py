@@ -1,7 +1,7 @@
 """What each verb hands to the core: the buffers, their lengths, and what the caller gets back.
 
-A verb that differs by rank in its sizes exchanges them first (size_exchange.py); that exchange blocks, whether the verb
-itself does or not. Everything that can be refused on one rank alone is refused here, before anything is sent.
+A verb whose sizes may differ by rank exchanges them first (size_exchange.py). That exchange blocks, even if the verb
+does not. What one rank alone can refuse is refused here, before anything is sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``Group``: what stands behind a ``Communicator``: its native core, its topology, its plans and its connections.
 
-A group plans a collective when it is first called and tells the core which plan serves which size; connections that
-the plans need are made then, in the background (connector.py).
+A group plans a collective at its first call, and tells the core which plan is for which size. The connections that the
+plans need are made then, in the background (connector.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What this process knows of the job: who it is, who the others are, and which of them share memory with it.
 
-Made by ``init``, ended by ``shutdown``. A job of size 1 has no store, no agent and no connections.
+``init`` makes it, ``shutdown`` ends it. A job of size 1 has no store, no agent and no connections.
 """
 
 from __future__ import annotations
@@ -304,9 +304,8 @@ class Job:
         if asking and len(asking) < len(self.peers):
             refusing = [peer.label for peer in self.peers if not peer.deterministic]
             raise ConfigError(
-                f"rank {self.identity.rank}: {_listed(asking)} asked for deterministic sums, "
-                f"{_listed(refusing)} did not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, "
-                "on every rank"
+                f"rank {self.identity.rank}: {_listed(asking)} asked for deterministic sums, {_listed(refusing)} did "
+                "not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on every rank"
             )
 
     def _meet_neighbours(self, me: Peer, deadline: float) -> List[int]:

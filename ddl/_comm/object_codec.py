@@ -1,11 +1,11 @@
-"""Python objects as bytes: plain data by msgpack, which can do no harm; pickles only where both sides ask for them.
+"""Python objects as bytes: plain data by msgpack, which can do no harm; by pickle only if both sides ask for it.
 
 The first byte says which of the two it is. Decoding plain data never runs code and never builds anything but the
 types listed in ``encode``.
 
-A tuple or a set is a list whose first item is a mark that says so. So msgpack itself walks what is nested, which it
-does without recursion: nothing that another rank sends can use up a stack here. The unpacker refuses more than 1024
-levels; the packer, by its version, more than 511 or 1024, so what is too deep is refused by whoever would send it.
+A tuple or a set is written as a list whose first item is a mark. So msgpack itself walks nested data, and it does so
+without recursion: nothing that another rank sends can use up the stack. The unpacker refuses more than 1024 levels. The
+packer refuses more than 511 or 1024, by its version, so the sender refuses what is too deep.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Agreeing on sizes: what ranks tell one another before a collective whose arrays differ by rank.
 
-Every rank contributes one row of int64: its element type, its shape, and what else the collective needs (splits). The
-rows are all-gathered, so all ranks see the same and refuse the same; nothing of the arrays has moved by then.
+Every rank gives one row of int64: its element type, its shape, and what else the collective needs (splits). An
+all-gather brings all rows to all ranks, so all see the same and refuse the same, before any array has moved.
 """
 
 from __future__ import annotations

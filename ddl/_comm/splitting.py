@@ -1,4 +1,4 @@
-"""How the ranks of a group find out which of them make which part, when it is split: two all-gathers."""
+"""Splitting a group: with two all-gathers, its ranks find out which of them are in which part."""
 
 from __future__ import annotations
 

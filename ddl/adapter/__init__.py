@@ -1,3 +1,3 @@
-"""What adapters stand on: the only door of ``ddl`` for ``ddl_torch`` and its sisters, besides its public names."""
+"""What the adapters (``ddl_torch`` and the others) use of ``ddl``, besides its public names."""
 
 from __future__ import annotations

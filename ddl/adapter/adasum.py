@@ -4,13 +4,13 @@ Maleki et al., "Scaling Distributed Training with Adaptive Summation", arXiv 200
 
     (1 - a·b / (2 a·a)) a  +  (1 - a·b / (2 b·b)) b
 
-and those of the ranks along a binary tree: 0 with 1, 2 with 3, …, then the results with one another. Of an odd number,
-the last one goes up as it is, so that any number of ranks will do.
+Those of the ranks are combined along a binary tree: 0 with 1, 2 with 3, …, then the results with one another. If their
+number is odd, the last one goes up as it is. So any number of ranks works.
 
-An all-to-all gives rank r part r of every rank's vector. Each rank then climbs the whole tree by itself, on its part;
-only the dot products of a level have to be summed over the ranks, in one small all-reduce. An all-gather of the parts
-ends it. So a rank sends what a ring all-reduce sends, and every element is computed on one rank, with factors that all
-ranks have alike: all get the same bits, whatever their processors.
+An all-to-all gives rank r part r of every rank's vector. Each rank then computes the whole tree by itself, on its part.
+Only the dot products of a level are summed over the ranks, in one small all-reduce. An all-gather of the parts ends it.
+So a rank sends as much as in a ring all-reduce. One rank computes each element, with factors that all ranks have alike:
+all get the same bits, on any processors.
 """
 
 from __future__ import annotations

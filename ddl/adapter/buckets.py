@@ -1,12 +1,12 @@
 """Fuses gradients into buckets: which gradient lies where, in which bucket, and in which order buckets are sent.
 
-Shared by every adapter, so it knows sizes only: no framework, no memory, no communication. A bucket is one flat buffer
-of one element type that is all-reduced as a whole. Gradients are laid out in *reverse* order, because a backward pass
-produces them so; buckets are numbered in the order in which their last gradient is expected.
+Every adapter uses it, so it knows only sizes: no framework, no memory, no communication. A bucket is one flat buffer of
+one element type that is all-reduced as a whole. Gradients lie in it in *reverse* order, because a backward pass makes
+them in that order. Buckets are numbered in the order in which their last gradient is expected.
 
-Behind its gradients a bucket has one *flag* element per gradient, 1 where this rank has used the parameter and 0 where
-it has not. Flags are reduced (sum or average) with the gradients, so afterwards every rank knows, without another
-message, whether anybody used a parameter.
+Behind its gradients a bucket has one *flag* element per gradient: 1 if this rank has used the parameter, else 0. Flags
+are reduced (sum or average) with the gradients. So every rank knows afterwards, without another message, whether any
+rank has used a parameter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of the native core that an adapter makes itself, where no verb of a ``Communicator`` fits its arrays."""
+"""What an adapter needs to make calls of the core itself, where no verb of a ``Communicator`` fits its arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which wire the gradients of a job take: communicators that write float32 shorter between hosts, and which one pays.
+"""Communicators that write float32 in fewer bytes between hosts, and a measurement of which one is fastest.
 
-Framework-neutral; adapters (``compression=`` of their optimizers) call it once, when an optimizer is made. What is
-coded how: csrc/reduce/wire_codec.h and docs/compression.md.
+It knows no framework. Adapters call it once, when an optimizer is made with ``compression=``. The codes are described
+in csrc/reduce/wire_codec.h and docs/compression.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks must have alike, found out on all of them at once."""
+"""Checks that all ranks have the same of what must be the same; all ranks raise the same error."""
 
 from __future__ import annotations
 

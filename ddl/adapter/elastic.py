@@ -1,8 +1,8 @@
-"""Training that can go back to its last commit: what Horovod's scripts for elastic jobs are written with.
+"""Training that can go back to its last commit, with the names that Horovod's elastic scripts use.
 
-A ``State`` is saved (commit), set back (restore) and made the same on all ranks (sync); ``run`` makes a training
-function of it. This knows no framework: how a kind of value is saved, restored and synchronised is a ``Handler``, and
-an adapter has more of them (ddl_torch/elastic/).
+A ``State`` is saved (commit), set back (restore) and made the same on all ranks (sync). ``run`` runs a training
+function with it. This knows no framework: a ``Handler`` saves, restores and synchronises a kind of value, and an
+adapter has more of them (ddl_torch/elastic/).
 
 A job of this release has one generation: its ranks stay until it ends. When one is lost, ``run`` restores the last
 commit and raises; the job has to be started again (docs/from_horovod.md).

@@ -1,7 +1,7 @@
-"""Many arrays as one operation: what an adapter does with a model's gradients, and with its parameters at the start.
+"""Many arrays as one operation: for a model's gradients, and for its parameters at the start.
 
-Small ones are copied behind one another, to memory that the ranks of a host share, and back: each by one call of the
-core. Large ones are sent from where they are: to copy them takes longer than an operation of their own.
+Small arrays are copied one behind another, to memory that the ranks of a host share, and back: one call of the core for
+each direction. Large arrays are sent from where they are: a copy would take longer than an operation of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start and end of a job as Horovod's scripts call them, and their questions about what is there; for every adapter."""
+"""Start and end of a job, and questions about the installation, as Horovod's scripts call them. For every adapter."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Keeps glibc from giving the memory of every freed gradient back to the system.
 
-Frameworks free the gradients of a step. By default glibc unmaps blocks of that size, and the next backward pass faults
-every page in again, which costs more than to copy them. The settings are those of the whole process: blocks up to 1 GiB
-come from the heap, and the heap keeps what is freed.
+Frameworks free the gradients of a step. By default glibc unmaps blocks of that size. In the next backward pass every
+page is mapped again by a page fault, which takes longer than to copy the gradients. The settings are those of the whole
+process: blocks up to 1 GiB come from the heap, and the heap keeps what is freed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Averages metrics (loss, accuracy, …) over the ranks: ``average_metrics`` at once, ``MetricAverage`` over batches.
 
-Numbers may come as a framework's tensors of one element, of which this knows only what numpy's arrays have as well.
+Numbers may be a framework's tensors of one element. This uses only methods that numpy's arrays have, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""``Operation``: a verb of an adapter's, ready to be made on a communicator; ``Where``: the ranks on which it is made.
+"""``Operation``: a call of an adapter's verb, ready to run on a communicator; ``Where``: the ranks on which it runs.
 
-What frameworks have in common: negotiated on a process set, or in the order of the calls on a communicator. An adapter
-makes operations of its own tensors, and refuses then what can be refused on one rank alone, before it is submitted.
+It holds what frameworks have in common. Operations are negotiated on a process set, or run on a communicator in the
+order of the calls. An adapter makes operations of its own tensors. Before it submits one, it refuses what one rank
+alone can refuse.
 """
 
 from __future__ import annotations

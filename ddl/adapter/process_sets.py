@@ -1,8 +1,8 @@
 """Process sets: some ranks of the job, and the named operations among them (``ddl.negotiation``).
 
-The set of all ranks is always there: ``global_process_set``. Others are made by ``add_process_set``, which all ranks
-call alike, also those that are not in the set: so a set has the same number everywhere. Each set negotiates for
-itself and waits for none of the others.
+The set of all ranks is always there: ``global_process_set``. ``add_process_set`` makes others. All ranks call it alike,
+even those that are not in the set, so that a set has the same number everywhere. Each set negotiates by itself and
+waits for no other set.
 """
 
 from __future__ import annotations

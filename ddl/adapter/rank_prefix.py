@@ -1,4 +1,4 @@
-"""Whose refusal it is: what is raised on one of many ranks begins with that rank, as the errors of the core do."""
+"""``naming_rank``: an error that one of many ranks raises begins with that rank, as the errors of the core do."""
 
 from __future__ import annotations
 

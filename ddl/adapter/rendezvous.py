@@ -1,4 +1,4 @@
-"""How a job begins that something else than ``ddlrun`` has started: who this rank is, and a store of DDL's own."""
+"""How a job begins that another program than ``ddlrun`` has started: who this rank is, and a store for the job."""
 
 from __future__ import annotations
 

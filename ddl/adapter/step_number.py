@@ -1,12 +1,12 @@
-"""Which step a rank is in, said with what is reduced anyway: if ranks are in different steps, all learn of it at once.
+"""Adds the number of a rank's step to what is reduced anyway: if ranks are in different steps, all notice it at once.
 
-A script may catch an exception on one rank in the middle of a step and go on with the next one. Its next arrays can
-look like those that the other ranks are about to reduce, and would be combined with them although they mean something
-else. So each rank writes the number of its step into a few elements that are reduced along with its arrays: bit by bit,
-and for each bit a pair of elements, of which one is 1 and the other 0. Where ranks have the same bit, one of the
-two is not zero afterwards. Where bits differ, both are not zero after a sum, an average or a maximum, and both are zero
-after a product or a minimum. Rounding keeps zero and not zero apart, in every type that has more than one byte. (256
-ones of one byte could add up to 0.)
+A script may catch an exception on one rank in the middle of a step and go on with the next step. Its next arrays may
+look like those that the other ranks are about to reduce. They would be combined with them, although they belong to
+another step. So each rank writes the number of its step into a few elements that are reduced along with its arrays: bit
+by bit, and for each bit a pair of elements, of which one is 1 and the other 0. Where ranks have the same bit, one of
+the two is not zero afterwards. Where bits differ, both are not zero after a sum, an average or a maximum, and both are
+zero after a product or a minimum. Rounding keeps zero and not zero apart, in every type that has more than one byte.
+(256 ones of one byte could add up to 0.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a rank comes into its job: who it is (environ, launched), its connections (connect), and what it hears of
-failures (agent). What all ranks share is their store: ``ddl.store``."""
+"""How a rank joins its job: who it is (environ, launched), its connections (connect), and news of failures (agent). The
+ranks share a store: ``ddl.store``."""
 
 from __future__ import annotations

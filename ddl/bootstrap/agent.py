@@ -1,6 +1,6 @@
-"""The agent: one thread per process that meets newcomers and carries news of failures and of late ranks.
+"""The agent: one thread per process that accepts connections, and carries news of failures and of late ranks.
 
-It accepts connections, so that a rank can be reached while its program computes; it takes the reports of this
+Because it accepts connections, other ranks can reach this one while its program computes. It takes the reports of this
 process's communicators to the store, answers the store's questions, and brings back the verdict, which is the same for
 all ranks. Every few seconds it tells the store this rank's pace. It sleeps in a selector and never touches data.
 """

@@ -1,8 +1,9 @@
-"""Making and accepting connections: TCP streams for messages, Unix sockets for the proof of shared memory.
+"""Makes and accepts connections: TCP for messages, Unix sockets to prove that two ranks share memory.
 
-Every connection proves the job's secret first (ddl/store/auth.py), then says in one frame what it is for. Two ranks
-share memory if each has mapped the arena of the other: the descriptor goes over a Unix socket, and what the arena holds
-at a known place must be the nonce that its owner published in the store. The rank with the higher number connects.
+On every connection both ends first prove that they know the job's secret (ddl/store/auth.py). Then one frame says what
+it is for. Two ranks share memory if each has mapped the arena of the other: the descriptor goes over a Unix socket, and
+the arena must hold, at a known place, the nonce that its owner has published in the store. The rank with the higher
+number connects.
 """
 
 from __future__ import annotations

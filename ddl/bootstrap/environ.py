@@ -1,9 +1,9 @@
 """Every environment variable that DDL reads, as a typed, documented field that is read once.
 
-``Identity`` is who this process is in its job (``ddlrun`` sets it; without it, a job of size 1); ``Settings`` is how
-it shall behave. Each field carries its variable, default and meaning as metadata; ``describe()`` renders them for
-the documentation and for ``ddlrun --help``. An argument in a program beats the environment, which beats the default.
-Where a variable of Horovod's means the same as one of ours, it is read, too; ours beats it.
+``Identity`` says who this process is in its job (``ddlrun`` sets it; without it, a job of size 1). ``Settings`` says
+how it is to behave. Each field has its variable, default and meaning as metadata, which ``describe()`` shows in the
+documentation and in ``ddlrun --help``. An argument in a program comes before the environment, and the environment
+before the default. A variable of Horovod's that means the same as one of DDL's is read, too, if DDL's is not set.
 """
 
 from __future__ import annotations

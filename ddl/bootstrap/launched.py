@@ -1,9 +1,9 @@
-"""Ranks that somebody else's launcher started: torchrun, srun, Open MPI's and MPICH's mpiexec; no ddlrun at all.
+"""Ranks that another launcher has started: torchrun, srun, Open MPI's or MPICH's mpiexec.
 
-Such a launcher says who a process is, but has no store for us. So rank 0 has the store, in its own process, and tells
-the others where it is and what the secret is: over PMI where the launcher offers it (MPICH), through an mpi4py
-communicator where the program has one, else by a file that only this user can read, in a directory that all hosts
-share (DDL_RENDEZVOUS_DIR; by default ~/.ddl).
+Such a launcher says who a process is, but has no store for DDL. So rank 0 has the store, in its own process. It tells
+the others where it is and what the secret is: over PMI if the launcher has it (MPICH), through an mpi4py communicator
+if the program has one, else by a file that only this user can read, in a directory that all hosts share
+(DDL_RENDEZVOUS_DIR; by default ~/.ddl).
 """
 
 from __future__ import annotations

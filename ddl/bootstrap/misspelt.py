@@ -1,4 +1,4 @@
-"""Environment variables that look like one of DDL's, but are none: a setting that somebody believes to be made."""
+"""Finds misspelt environment variables: they look like DDL's, but have no effect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A rank's side of the search for late ranks: what it tells the store of its own pace, and what it is told of others.
+"""A rank's side of the search for late ranks: it tells the store its own pace, and hears which ranks are late.
 
-The store's side, which finds them, is ddl/store/pace.py. All but ``watch`` belongs to the agent's thread; any
-thread may read ``late``.
+The store's side, which finds them, is ddl/store/pace.py. Only the agent's thread uses this, except that any thread may
+call ``watch`` and read ``late``.
 """
 
 from __future__ import annotations
