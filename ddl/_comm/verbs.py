@@ -1,7 +1,7 @@
 """``Verbs``: the collectives of a communicator, its messages between two ranks, and the objects that it sends.
 
 communicator.py says what holds for all of them. A verb checks what one rank alone can check, and hands the rest to
-the core: blocking all-reduces and ``broadcast_`` directly, all others by way of core_calls.py.
+the core: blocking all-reduces, ``broadcast_`` and ``barrier`` directly, all others by way of core_calls.py.
 """
 
 from __future__ import annotations
