@@ -1,7 +1,7 @@
 """Planning: the table of algorithms, and ``build``, which returns one rank's plan of one collective.
 
-A planner is a function in its algorithm's module; which collectives it offers is that module's ``PLANNERS``. Plans
-are cached by what they depend on, never by the size of the data. No I/O.
+A planner is a function in the module of its algorithm. ``PLANNERS`` of that module lists the collectives that the
+algorithm offers. A plan does not depend on the size of the data, so ``build`` caches it by its arguments. No I/O.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def algorithms(collective: Collective) -> Tuple[str, ...]:
 def build(collective: Collective, algorithm: str, topology: Topology, rank: int, root: int = 0) -> Plan:
     """Plan ``collective`` by ``algorithm`` for ``rank``.
 
-    Not collective, does not block. ``root`` matters to broadcast, reduce, gather and scatter only, and is 0
-    elsewhere. Raises ``InvalidArgument`` where the algorithm does not offer the collective or does not suit the
-    topology.
+    Not collective, does not block. Broadcast, reduce, gather and scatter use ``root``; for the others it must be 0.
+    Raises ``InvalidArgument`` if the algorithm does not offer the collective, if it does not suit the topology, or if
+    ``rank`` or ``root`` is not a rank of it.
     """
     name = f"rank {rank}: plan of {Collective(collective).name.lower()} by {algorithm!r} on {topology}"
     planner = _ALGORITHMS.get(algorithm, {}).get(collective)
     if planner is None:
         offers = ", ".join(algorithms(collective)) or "none: it needs no plan"
         raise InvalidArgument(f"{name}: there is no such algorithm for this collective; choose one of: {offers}")
-    for what, value in (("rank", rank), ("root", root)):
+    for argument, value in (("rank", rank), ("root", root)):
         if not 0 <= value < topology.size:
-            raise InvalidArgument(f"{name}: {what} is {value}; give 0..{topology.size - 1}")
+            raise InvalidArgument(f"{name}: {argument} is {value}; give 0..{topology.size - 1}")
     if root and collective not in ROOTED:
-        raise InvalidArgument(f"{name}: root is {root}, but this collective has no root; leave it 0")
+        raise InvalidArgument(f"{name}: root is {root}, but this collective has no root; give 0")
     if topology.size == 1:
         return alone(Collective(collective), algorithm)
     if algorithm in _SHARED and topology.local_size != topology.size:

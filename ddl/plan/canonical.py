@@ -1,13 +1,14 @@
-"""Canonical: the same bits whatever the machine. Sums go up the canonical tree; all-reduce comes down again.
+"""Canonical: the same bits on every machine. Sums go up the canonical tree; all-reduce then goes down again.
 
 Every addition has two operands and is stored in the data's type, so that it rounds at the same place on every machine;
-an average is divided in the last one. The way up is recursive halving, with distances 1, 2, 4, …: a rank has an even
-share of the sum of each part it is in. The way down moves the finished chunks back along the same edges. That is
-2(p-1)/p of the bytes in 2 log2(p) rounds for powers of two, the least possible, and little more for other numbers.
+the last addition also divides for an average. The way up is recursive halving with distances 1, 2, 4, …: each rank
+holds an even share of the sum of its part of the tree. The way down moves the finished chunks back along the same
+edges. For powers of two this moves 2(p-1)/p of the bytes, the least possible, in 2 log2(p) rounds; for other numbers of
+ranks, a little more.
 
-The largest part around a rank whose ranks all share memory is its *block*. Inside, sums are read straight from the
-other's memory and the result is written to all at once; phase *k* + 1 says that *k* merges are done. All other edges
-are messages. ``canonical_small``, for little data, leaves it in one chunk: fewer and larger messages.
+The largest part around a rank whose ranks all share memory is its *block*. Inside a block, a rank reads sums directly
+from its peers' memory and writes the result to all of them; phase *k* + 1 says that *k* merges are done. All other
+edges are messages. ``canonical_small``, for little data, uses a single chunk: fewer and larger messages.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 @dataclass(frozen=True)
 class _Place:
-    """A rank's way from its leaf to the root; the first ``inside`` of its merges are those of its block."""
+    """A rank's path from its leaf to the root; the first ``inside`` of its merges are in its block."""
 
     rank: int
     chunks: int
@@ -44,22 +45,22 @@ class _Place:
 
 
 def _place(topology: Topology, rank: int, shares: Shares) -> _Place:
-    way = tuple(merges(shares, rank))
+    path = tuple(merges(shares, rank))
     near = set(topology.local_group(rank))
-    inside = sum(near.issuperset(range(merge.first, merge.end)) for merge in way)
-    return _Place(rank, max(run.stop for run in shares.values()), way, inside)
+    inside = sum(near.issuperset(range(merge.first, merge.end)) for merge in path)
+    return _Place(rank, max(run.stop for run in shares.values()), path, inside)
 
 
 def _waits(phases: Iterable[Tuple[int, int]]) -> List[Step]:
-    """Wait for ranks, each with its phase."""
-    together: DefaultDict[int, List[int]] = defaultdict(list)
+    """Return the steps that wait for ranks, given as (rank, phase)."""
+    ranks_of: DefaultDict[int, List[int]] = defaultdict(list)
     for rank, phase in phases:
-        together[phase].append(rank)
-    return [wait_for(ranks, phase) for phase, ranks in sorted(together.items())]
+        ranks_of[phase].append(rank)
+    return [wait_for(ranks, phase) for phase, ranks in sorted(ranks_of.items())]
 
 
 def _last_phase(place: _Place, down: bool) -> int:
-    """Return the last phase that others of the block wait for; ``down``: results are written to them."""
+    """Return the last phase of this rank that others of its block wait for; ``down``: it writes results to them."""
     if down and place.inside and place.block.merged[place.rank]:
         return place.inside + 1
     phases = [number + 1 for number, merge in enumerate(place.merges[: place.inside]) if merge.gives(place.rank)]
@@ -78,7 +79,7 @@ def _sum_up(place: _Place, last_phase: int) -> List[Step]:
         takes = merge.takes(place.rank)
         if number < place.inside:
             if number == 0 and len(merge.theirs) > 1:
-                # The others have their sums in SCRATCH, and one reduction reads the same buffer everywhere.
+                # The peers have their sums in SCRATCH, and a reduction reads the same buffer on all ranks.
                 steps.append(Step(Kind.COPY, first=0, count=place.chunks, src=_INPUT, dst=_SCRATCH))
                 source = _SCRATCH
             if number < last_phase:
@@ -96,7 +97,7 @@ def _sum_up(place: _Place, last_phase: int) -> List[Step]:
 
 
 def _hand_down(place: _Place) -> List[Step]:
-    """Bring the finished chunks, which lie in OUTPUT, to everybody's OUTPUT."""
+    """Bring the finished chunks, which lie in OUTPUT, to the OUTPUT of all ranks."""
     steps: List[Step] = []
     for merge in reversed(place.merges[place.inside :]):
         for peer, run in merge.takes(place.rank):
@@ -111,7 +112,8 @@ def _hand_down(place: _Place) -> List[Step]:
     if run:
         steps.append(Step(Kind.COPY_TO, peers, run.start, len(run), src=_OUTPUT, dst=_OUTPUT))
         steps.append(notify(place.inside + 1))
-    # A chunk is finished only when all of the block have been read, so who has written to me knows that of my INPUT.
+    # A chunk is finished only after the INPUT of all ranks of the block was read. So when I have waited for all
+    # writers, nobody reads my INPUT any more.
     writers = [peer for peer in sorted(peers) if block.merged[peer]]
     return steps + _waits((peer, 1 + depth(peer, block.first, block.end)) for peer in writers)
 
@@ -122,7 +124,7 @@ def _up_only(place: _Place) -> List[Step]:
     steps = _sum_up(place, last_phase)
     first = place.merges[0]
     if place.inside and len(first.theirs) == 1:
-        if last_phase > place.inside:  # else it was told before a merge
+        if last_phase > place.inside:  # else it was announced before a merge
             steps.append(notify(last_phase))
         steps += [wait_for((reader,), 2) for reader, _ in first.gives(place.rank)]
     return steps
@@ -152,7 +154,7 @@ def _reduce(topology: Topology, rank: int, root: int) -> Plan:
 def _small_allreduce(topology: Topology, rank: int, root: int) -> Plan:
     size = topology.size
     if topology.local_size == 1 and size & (size - 1) == 0:
-        # Recursive doubling over rank numbers is the canonical tree, and has no way down.
+        # Recursive doubling over rank numbers adds along the canonical tree, and needs no way down.
         steps = doubling_steps(range(size), rank)
     else:
         steps = _up_and_down(_place(topology, rank, shares_of_one(size, 0)))

@@ -1,11 +1,12 @@
-"""The canonical tree: in which order additions are made where the result may not depend on the machine.
+"""The canonical tree: the order of additions if the result must not depend on the machine.
 
-Ranks ``[first, end)`` are two parts, cut at the largest power of two below their number; each part is summed by itself,
-and then the two sums are added, that of the lower ranks first. Only rank numbers decide. Aligned blocks of 2, 4, 8, …
-ranks are parts of the tree, so ranks that lie host by host, a power of two on each, add up inside their host first.
+Ranks ``[first, end)`` are cut into two parts at the largest power of two below their number. Each part is summed by
+itself, and then the two sums are added, that of the lower ranks first. The order depends on rank numbers only. Aligned
+blocks of 2, 4, 8, … ranks are parts of the tree. So where ranks are numbered host by host, with a power of two on each,
+each host adds up its own ranks first.
 
-The *share* of a rank in a part is the run of chunks whose sum over the part it holds. When two parts become one, every
-chunk stays with one of its two holders, to whom the other hands its sum: nothing moves that need not.
+The *share* of a rank in a part is the run of chunks of which it holds the sum over the part. When two parts become one,
+each chunk has two holders: one of them keeps it, and the other sends its sum. No chunk moves without need.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ __all__ = ["CANONICAL", "Merge", "Order", "Shares", "depth", "even_shares", "mer
 #: Algorithms that must add along this tree: ``verify`` refuses their plans otherwise.
 CANONICAL = frozenset({"canonical", "canonical_small"})
 
-#: How contributions were added up: that of one rank, or operands that one step adds, in order.
+#: The order in which contributions were added: a rank, or the operands that one step adds, in order.
 Order = Union[int, Tuple["Order", ...]]
-#: Chunks by rank; the runs follow on one another in the order of the entries.
+#: A run of chunks for each rank; the runs are adjacent, in the order of the entries.
 Shares = Dict[int, range]
 
 
 def _cut(first: int, end: int) -> int:
-    """Return the first rank of the right part of ``[first, end)``, which has two ranks or more."""
+    """Return the first rank of the second part of ``[first, end)``, which has two ranks or more."""
     return first + (1 << ((end - first - 1).bit_length() - 1))
 
 
@@ -38,7 +39,7 @@ def order(first: int, end: int) -> Order:
 
 
 def depth(rank: int, first: int, end: int) -> int:
-    """Return in how many additions inside the part ``[first, end)`` the contribution of ``rank`` takes part."""
+    """Return through how many additions the contribution of ``rank`` goes inside the part ``[first, end)``."""
     count = 0
     while end - first > 1:
         cut = _cut(first, end)
@@ -58,16 +59,16 @@ class Merge:
     merged: Shares
 
     def gives(self, rank: int) -> List[Tuple[int, range]]:
-        """Return to whom ``rank``, of ``own``, hands over which chunks."""
+        """Return which chunks ``rank``, of ``own``, sends to which ranks."""
         return _common(self.own[rank], {other: self.merged[other] for other in self.theirs})
 
     def takes(self, rank: int) -> List[Tuple[int, range]]:
-        """Return from whom ``rank``, of ``own``, gets which chunks, to add them to its own."""
+        """Return which chunks ``rank``, of ``own``, receives from which ranks, to add them to its own."""
         return _common(self.merged[rank], self.theirs)
 
 
 def merges(shares: Shares, rank: int) -> List[Merge]:
-    """Return the merges on the way of ``rank`` from its leaf to the root, where all ranks have ``shares``."""
+    """Return the merges on the path of ``rank`` from its leaf to the root, where all ranks have ``shares``."""
     first, end, merged = 0, len(shares), shares
     result = []
     while end - first > 1:
@@ -81,28 +82,28 @@ def merges(shares: Shares, rank: int) -> List[Merge]:
 
 
 def even_shares(size: int) -> Shares:
-    """Return shares of one chunk for each rank, such that they are even, or nearly so, in all parts."""
+    """Return shares of one chunk per rank that are even, or nearly even, in every part of the tree."""
     return {rank: range(chunk, chunk + 1) for chunk, rank in enumerate(_interleaved(0, size))}
 
 
 def shares_of_one(size: int, owner: int) -> Shares:
-    """Return shares of one chunk in all, which is ``owner``'s."""
+    """Return shares of a single chunk, which belongs to ``owner``."""
     return {owner: range(1), **{rank: range(1, 1) for rank in range(size) if rank != owner}}
 
 
 def _interleaved(first: int, end: int) -> List[int]:
-    """Return the ranks ``[first, end)`` with those of both parts spread evenly among one another."""
+    """Return the ranks ``[first, end)``, with the ranks of the two parts evenly mixed."""
     if end - first == 1:
         return [first]
     cut = _cut(first, end)
-    left, right = _interleaved(first, cut), _interleaved(cut, end)
-    places = [(i * len(right), 0, rank) for i, rank in enumerate(left)]
-    places += [(i * len(left), 1, rank) for i, rank in enumerate(right)]
+    low, high = _interleaved(first, cut), _interleaved(cut, end)
+    places = [(i * len(high), 0, rank) for i, rank in enumerate(low)]
+    places += [(i * len(low), 1, rank) for i, rank in enumerate(high)]
     return [rank for _, _, rank in sorted(places)]
 
 
 def _narrowed(shares: Shares, first: int, end: int) -> Shares:
-    """Deal all chunks to the ranks ``[first, end)``: each keeps what it has, and limits are as even as that allows."""
+    """Give all chunks to the ranks ``[first, end)``: each keeps its own, and the shares are as even as that allows."""
     kept = [(rank, run) for rank, run in shares.items() if first <= rank < end]
     chunks = max(run.stop for run in shares.values())
     limits = [0]

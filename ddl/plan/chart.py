@@ -1,7 +1,7 @@
-"""Where a drawn plan has its rows and columns, and its colours.
+"""The rows, columns and colours of a drawn plan.
 
-A row for each rank; from left to right the rounds, and between them columns for the work in memory. All sizes are in
-pixels.
+There is a row for each rank. The rounds go from left to right; between them are columns for the work in memory. All
+sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["COLORS", "GREY", "HALF", "INK", "LINE", "READS", "SHADE", "SMALL"]
 __all__ += ["ChartLayer", "Columns", "Frame", "Rows", "work_text"]
 
 INK, GREY, LINE, SHADE = "#1a202c", "#718096", "#cbd5e0", "#eaf2fb"
-#: A dimension's colour, and a pale one for what is less important; innermost first, then around again.
+#: For each dimension a colour, and a pale one for details; innermost first, then again from the beginning.
 COLORS = (
     ("#2b6cb0", "#a9c9e8"),
     ("#c05621", "#f0c3a4"),
@@ -31,10 +31,10 @@ COLORS = (
 
 SMALL = 10  # the size of letters in the chart
 HALF = 15  # half the height of a row
-_PADDING = 6  # between a frame and the one around it
-_MEET, _GAP, _QUIET = 44, 46, 26  # widths of rounds: a meet, some that are left out, nothing that is shown
-_ARROWS = 52  # width of what is read or written across
-_LEAST = 88  # width of a round with messages, or of a column with reads or writes
+_PADDING = 6  # between a frame and the frame around it
+_MEET, _GAP, _QUIET = 44, 46, 26  # widths of rounds: with a meet; omitted rounds together; with nothing to show
+_ARROWS = 52  # width of the lines that show reads and writes
+_LEAST = 88  # least width of a round with messages, or of a column with reads or writes
 _SPACE = 4  # beside a column of works
 _PAUSE = 6  # between two rounds without work between them
 READS = (Kind.REDUCE_FROM, Kind.COPY_FROM)
@@ -42,13 +42,13 @@ _SIGNS = {Kind.REDUCE_FROM: "Σ", Kind.COPY_FROM: "←", Kind.COPY_TO: "→", Ki
 
 
 def work_text(work: LocalWork) -> str:
-    """Return what stands in the box of a work: a sign for its kind, and the chunks."""
+    """Return the text in the box of a work: a sign for its kind, and the chunks."""
     return f"{_SIGNS[work.step.kind]} {run_text(work.step.first, work.step.count)}"
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A box around the rows of a host, a rack, ...: ``level`` is the dimension that counts those, innermost 0."""
+    """A box around the rows of a host, a rack, ...: ``level`` is the dimension that numbers them, innermost 0."""
 
     level: int
     label: str
@@ -85,7 +85,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class ChartLayer:
-    """A column of works: boxes that write to peers at its left end, others at its right end, lines in between."""
+    """A column of works. Boxes that write to peers are at its left end, others at its right end, lines in between."""
 
     left: float
     right: float
@@ -98,7 +98,7 @@ class ChartLayer:
 
 
 class Columns:
-    """Where each depth begins and ends, and the rounds between them; ``gaps`` stand for the hidden rounds."""
+    """Where each depth begins and ends, and the rounds between them; a gap stands for hidden rounds."""
 
     def __init__(self, events: Schedule, shown: Collection[int], hidden: Collection[int], left: float) -> None:
         self.start: Dict[int, float] = {}

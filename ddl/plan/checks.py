@@ -1,8 +1,7 @@
-"""What can be said about plans without running them: ``verify`` looks here first.
+"""The checks of plans that need no order of events: ``verify`` makes them first.
 
-All ranks plan the same collective; the buffers hold what the collective says; each step has the fields of its kind;
-the channels of a plan touch different chunks. What needs an order of events (values, messages, races) is in
-``replay``.
+All ranks plan the same collective; the buffers hold the chunks that the collective requires; each step has the fields
+of its kind; the channels of a plan touch different chunks. ``replay`` checks values, messages and races.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class PlanError(InternalError):
 
 
 def failure(plan: Plan, channel: Optional[int], index: Optional[int], what: str) -> PlanError:
-    """Make the error that names where ``what`` was found; a ``None`` leaves that part of the place out."""
+    """Return an error that says ``what`` is wrong and where. ``None`` omits that part of the place."""
     place = f"rank {plan.rank}"
     if channel is not None:
         place += f" channel {channel}"
@@ -32,27 +31,27 @@ def failure(plan: Plan, channel: Optional[int], index: Optional[int], what: str)
     name = f"{plan.collective.name.lower()} by {plan.algorithm!r}, {plan.size} ranks, root {plan.root}"
     return PlanError(
         f"[{place}] {name}: {what}; "
-        "this is a bug in the planner: please report it, and choose another algorithm meanwhile"
+        "this is a bug in the planner: please report it, and use another algorithm until it is fixed"
     )
 
 
-#: The fields that say which collective is planned; they must agree on all ranks.
+#: These fields must be the same on all ranks.
 _AGREED: Tuple[str, ...] = ("collective", "algorithm", "size", "root", "chunks")
 
 
 def check_layouts(plans: Sequence[Plan], in_place: bool) -> None:
-    """Check that all plans plan the same thing, and that INPUT and OUTPUT hold what the collective says."""
+    """Check that all plans are for the same collective, and that INPUT and OUTPUT hold the chunks that it requires."""
     if not plans:
-        raise PlanError("no plans at all: give one plan per rank, in rank order")
+        raise PlanError("there are no plans; give one plan per rank, in rank order")
     lead = plans[0]
     for rank, plan in enumerate(plans):
         if plan.rank != rank or plan.size != len(plans):
-            what = f"given as the plan of rank {rank} of {len(plans)}, but it is that of {plan.rank} of {plan.size}"
+            what = f"given as the plan of rank {rank} of {len(plans)}, but it is for rank {plan.rank} of {plan.size}"
             raise failure(plan, None, None, what)
         for name in _AGREED:
             own, theirs = getattr(plan, name), getattr(lead, name)
             if own != theirs:
-                raise failure(plan, None, None, f"its {name} is {own!r}, that of rank 0 is {theirs!r}")
+                raise failure(plan, None, None, f"its {name} is {own!r}, but on rank 0 it is {theirs!r}")
         for buffer in (plan.input, plan.output, plan.scratch):
             if len(set(buffer)) != len(buffer) or not all(0 <= chunk < plan.chunks for chunk in buffer):
                 raise failure(plan, None, None, f"a buffer lists {buffer}: not distinct chunks below {plan.chunks}")
@@ -61,7 +60,7 @@ def check_layouts(plans: Sequence[Plan], in_place: bool) -> None:
     if not 0 <= lead.root < lead.size:
         raise failure(lead, None, None, f"its root is not a rank below {lead.size}")
     if lead.collective not in _LAYOUTS:
-        raise failure(lead, None, None, "this is no collective that has plans")
+        raise failure(lead, None, None, "this collective has no plans")
     inputs, outputs = _LAYOUTS[lead.collective](plans)
     for plan, expected_input, expected_output in zip(plans, inputs, outputs):
         for buffer_name, given, expected in (
@@ -76,7 +75,7 @@ _Lists = Sequence[Tuple[int, ...]]
 
 
 def _complete(plan: Plan, chunks: Tuple[int, ...], count: Optional[int] = None) -> Tuple[int, ...]:
-    """Return ``chunks`` after a check that they are all chunks there are, and as many as there must be."""
+    """Check that ``chunks`` are all chunks of the plan, and ``count`` of them; return them."""
     if len(chunks) != plan.chunks or (count is not None and len(chunks) != count):
         wanted = plan.chunks if count is None else count
         raise failure(plan, None, None, f"a buffer with chunks {chunks} should hold all {wanted} of {plan.chunks}")
@@ -153,7 +152,7 @@ _LAYOUTS: Dict[Collective, Callable[[Sequence[Plan]], Tuple[_Lists, _Lists]]] = 
 
 
 def sources(plans: Sequence[Plan]) -> Dict[int, int]:
-    """Return for each chunk the bit mask of the ranks whose INPUT has it: what must be in the output."""
+    """Return for each chunk the bit mask of the ranks whose INPUT has it. The output must have their contributions."""
     masks: Dict[int, int] = {}
     for plan in plans:
         for chunk in plan.input:
@@ -163,7 +162,7 @@ def sources(plans: Sequence[Plan]) -> Dict[int, int]:
 
 _ONE_PEER: FrozenSet[Kind] = frozenset({Kind.SEND, Kind.RECV, Kind.RECV_REDUCE, Kind.COPY_FROM})
 _NO_PEER: FrozenSet[Kind] = frozenset({Kind.COPY, Kind.NOTIFY})
-#: Kinds that read their ``src`` somewhere, and kinds that write their ``dst`` somewhere.
+#: Kinds that write to ``dst``, on this rank or on a peer.
 _WRITES: FrozenSet[Kind] = frozenset(
     {Kind.RECV, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY_TO, Kind.COPY}
 )
@@ -186,12 +185,12 @@ def check_steps(plan: Plan) -> None:
             touched.update(range(step.first, step.first + step.count))
         for chunk in sorted(touched):
             if chunk in taken:
-                raise failure(plan, channel, None, f"chunk {chunk} is touched by channel {taken[chunk]} as well")
+                raise failure(plan, channel, None, f"chunk {chunk} is also touched by channel {taken[chunk]}")
         taken.update(dict.fromkeys(touched, channel))
 
 
 def _fault(plan: Plan, step: Step, phase: int) -> str:
-    """Say what is wrong with one step by itself; nothing if it is sound. ``phase`` is the latest one told."""
+    """Return what is wrong with a single step, or an empty string. ``phase`` is the last one that was announced."""
     kind, peers = step.kind, step.peers
     if len(set(peers)) != len(peers) or plan.rank in peers or not all(0 <= p < plan.size for p in peers):
         return f"peers {peers} are not distinct other ranks below {plan.size}"
@@ -201,18 +200,18 @@ def _fault(plan: Plan, step: Step, phase: int) -> str:
         return "has no peers"
     if kind in _MEETS:
         if kind is Kind.NOTIFY and step.phase != phase + 1:
-            return f"tells phase {step.phase} after phase {phase}: phases grow by one"
+            return f"announces phase {step.phase} after phase {phase}: phases grow by one"
         return "" if step.phase >= 1 and step.count == 0 else f"phase is {step.phase} with {step.count} chunks"
     if step.count < 0 or (step.count == 0 and kind not in (Kind.SEND, Kind.RECV)):
         return f"moves {step.count} chunks"
     if kind in _WRITES and step.dst is Buffer.INPUT and step.count:
-        return "writes INPUT, which is only read"
+        return "writes to INPUT, which must not change"
     if kind in _REDUCES and plan.collective not in REDUCING:
-        return "reduces in a collective that does not"
+        return "reduces in a collective that does not reduce"
     if step.final:
         if plan.collective not in REDUCING:
             return "is final in a collective that does not reduce"
-        # A copy between buffers that are the same memory does nothing, so it may not be what divides an average.
+        # A copy between buffers that are the same memory does nothing, so it must not be the step that divides.
         if kind not in _REDUCES and not (kind is Kind.COPY and plan.size == 1):
             return "is final but does not reduce"
     return ""

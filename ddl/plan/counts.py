@@ -1,4 +1,4 @@
-"""What a plan moves: messages and chunks, counted from its steps alone, so that no order of events is needed."""
+"""Counts the messages and chunks that a plan moves. The steps alone are enough; the order of events does not matter."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Counts:
 
     @property
     def chunks_direct(self) -> int:
-        """Chunks that pass between it and peers' memory without a transport."""
+        """Chunks that it copies to or from peers' memory without a transport."""
         return self.chunks_read + self.chunks_written
 
 
 def count(plan: Plan, peers: Optional[Collection[int]] = None) -> Counts:
-    """Count what ``plan`` exchanges with ``peers``, or with everybody."""
+    """Count what ``plan`` exchanges with ``peers``; None: with all ranks."""
     sums = {field.name: 0 for field in fields(Counts)}
     for channel in plan.channels:
         for step in channel:

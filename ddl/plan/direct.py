@@ -1,8 +1,8 @@
-"""Direct: ranks that all share memory read and write one another's buffers; nothing is staged.
+"""Direct: ranks that all share memory read and write one another's buffers, without copies in between.
 
-The ranks meet twice: phase 1 says "my buffers are there", phase 2 "I have left yours alone". Between the two, work is
-shared out so that every rank moves about the same amount: rank *r* works on chunk *r*, which is read straight out of
-every peer's INPUT and stored straight into every peer's OUTPUT. For large buffers; ``eager`` is for small ones.
+The ranks meet twice: phase 1 says "my buffers are there", phase 2 "I no longer touch yours". Between the two, every
+rank moves about the same amount: rank *r* works on chunk *r*, which it reads directly from every peer's INPUT and
+stores directly into every peer's OUTPUT. For large buffers; ``eager`` is for small ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
 def _allgather(topology: Topology, rank: int, root: int) -> Plan:
     size = topology.size
     peers = others(size, rank)
-    # Pulled, not pushed: a rank writes its own memory alone, and what is private needs no staging of the output.
+    # Each rank reads from its peers instead of writing to them, so an OUTPUT in private memory needs no copy.
     work = [Step(Kind.COPY_FROM, (peer,), peer, 1, src=_INPUT, dst=_OUTPUT) for peer in peers]
     work.append(copy(rank, 1))
     layout = blocks(Collective.ALLGATHER, rank, root, range(size))
@@ -53,7 +53,7 @@ def _allgather(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
-    """The root pushes chunk 0, the others pull the rest: everybody moves (p-1)/p of the buffer."""
+    """The root writes chunk 0 to the others, and they read the rest: each rank moves (p-1)/p of the buffer."""
     size = topology.size
     peers = others(size, rank)
     if rank == root:
@@ -76,7 +76,7 @@ def _reduce(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _gather(topology: Topology, rank: int, root: int) -> Plan:
-    """Each rank pushes its block to the root, whose buffer alone is touched: it alone announces it beforehand."""
+    """Each rank writes its block to the root. Only the root's buffer is touched, so only the root announces it."""
     size = topology.size
     if rank == root:
         steps = [notify(1), copy(rank, 1), wait_for(others(size, rank), 1)]
@@ -86,7 +86,7 @@ def _gather(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _scatter(topology: Topology, rank: int, root: int) -> Plan:
-    """Each rank pulls its block from the root."""
+    """Each rank reads its block from the root."""
     size = topology.size
     if rank == root:
         steps = [notify(1), copy(rank, 1), wait_for(others(size, rank), 1)]

@@ -1,11 +1,11 @@
 """Recursive doubling and halving: log2(p) rounds between ever more distant partners, for small buffers.
 
-Ranks are counted by position. All-reduce exchanges the whole buffer with ``position ^ 1, ^ 2, ^ 4, ...``;
-reduce-scatter exchanges halves, quarters, ...; all-gather and barrier are *disseminations*, whose distances double
-and which need no power of two. Where a power of two is needed, the ranks beyond it first *fold* their data into a
-partner, which works for both and hands the result back.
+Ranks are numbered by position. All-reduce exchanges the whole buffer with ``position ^ 1, ^ 2, ^ 4, ...``;
+reduce-scatter exchanges halves, quarters, ...; all-gather and barrier are *disseminations*: their distances double,
+and the number of ranks need not be a power of two. Where it must be one, the ranks beyond the largest power of two
+first *fold* their data into a partner, which does the work for both and sends the result back.
 
-Every rank of a block computes the same tree of sums, and adding is commutative, so all ranks get the same bits.
+All ranks compute the same tree of sums, and addition is commutative, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
 def _rounds_within(size: int) -> int:
-    """Rounds among the largest power of two of ranks that ``size`` has."""
+    """Return the number of rounds among the largest power of two of ranks that is not above ``size``."""
     return size.bit_length() - 1
 
 
 def _exchange_whole(partners: List[int], source: Buffer) -> List[Step]:
     """All-reduce the whole buffer with each partner in turn, from ``source`` into OUTPUT.
 
-    A round may not write what it is still sending, so the sums alternate between SCRATCH and OUTPUT, and it sends
-    only when what the round before has sent from the other one has left.
+    A round must not write to the buffer that it sends from, so the sums alternate between SCRATCH and OUTPUT. A round
+    writes to the buffer that the round before sent from, so it first waits until that send is complete.
     """
     steps: List[Step] = []
     for number, partner in enumerate(partners):
-        left = len(partners) - 1 - number
-        target = _SCRATCH if left % 2 else _OUTPUT
+        remaining = len(partners) - 1 - number
+        target = _SCRATCH if remaining % 2 else _OUTPUT
         steps.append(Step(Kind.SEND, (partner,), 0, 1, src=source, after_sends=number > 0))
-        steps.append(Step(Kind.RECV_REDUCE, (partner,), 0, 1, src=source, dst=target, final=left == 0))
+        steps.append(Step(Kind.RECV_REDUCE, (partner,), 0, 1, src=source, dst=target, final=remaining == 0))
         source = target
     return steps
 
@@ -48,7 +48,8 @@ def doubling_steps(
 ) -> List[Step]:
     """Return the steps by which rank ``ranks[index]`` all-reduces chunk 0 with the others of ``ranks``, into OUTPUT.
 
-    What it brings lies in INPUT, or is put where it is wanted by the steps of ``prepare``: in OUTPUT or SCRATCH.
+    Its contribution lies in INPUT. With ``prepare``, the steps that ``prepare(buffer)`` returns produce it in
+    ``buffer``, OUTPUT or SCRATCH.
     """
     rounds = _rounds_within(len(ranks))
     power = 1 << rounds
@@ -57,8 +58,8 @@ def doubling_steps(
         steps = prepare(_SCRATCH) if prepare else []
         source = _SCRATCH if prepare else _INPUT
         return [*steps, Step(Kind.SEND, partner, 0, 1, src=source), Step(Kind.RECV, partner, 0, 1, dst=_OUTPUT)]
-    # What the first round sends may not lie where it writes. INPUT may be OUTPUT, where an odd number of rounds ends
-    # up at once, so then the data starts from SCRATCH.
+    # The first round must not write to the buffer that it sends from. With an odd number of rounds it writes to
+    # OUTPUT, which may be the same memory as INPUT, so then the data starts in SCRATCH.
     start = _SCRATCH if rounds % 2 else _OUTPUT
     steps = prepare(start) if prepare else []
     source = start if prepare else _INPUT
@@ -81,7 +82,7 @@ def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _fold_ids(size: int) -> List[int]:
-    """Chunk id of each position's block: the blocks of a rank and of the one folded into it lie side by side."""
+    """Return the chunk id of each position's block. The blocks of a rank and of its folded partner are adjacent."""
     power = 1 << _rounds_within(size)
     extra = size - power
     return [2 * p if p < extra else p + extra if p < power else 2 * (p - power) + 1 for p in range(size)]
@@ -106,7 +107,7 @@ def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
         source = _SCRATCH
     half = power // 2
     while half:
-        # The block of 2 * half positions that I share with my partner; each of us keeps the half it lies in.
+        # My partner and I share a block of 2 * half positions. Each of us keeps the half that contains its position.
         own_half, theirs = position // half * half, (position ^ half) // half * half
         last = half == 1
         target = _OUTPUT if last and not folded else _SCRATCH
@@ -123,13 +124,13 @@ def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _folded_run(start: int, count: int, extra: int) -> Tuple[int, int]:
-    """First chunk id and number of chunks that belong to positions ``[start, start + count)`` after the fold."""
+    """Return the first chunk id and the number of chunks of positions ``[start, start + count)`` after the fold."""
     first, end = start + min(start, extra), start + count + min(start + count, extra)
     return first, end - first
 
 
 def _runs(start: int, count: int, size: int) -> Iterator[Tuple[int, int]]:
-    """Cut ``count`` ids from ``start``, counted around the end, into one or two contiguous runs."""
+    """Yield ``count`` ids from ``start`` on, modulo ``size``, as one or two contiguous runs."""
     start %= size
     straight = min(count, size - start)
     yield start, straight
@@ -138,7 +139,7 @@ def _runs(start: int, count: int, size: int) -> Iterator[Tuple[int, int]]:
 
 
 def _allgather(topology: Topology, rank: int, root: int) -> Plan:
-    """After each round a rank has twice as many blocks, of itself and of those that follow it."""
+    """After each round a rank has twice as many blocks: its own and those of the ranks that follow it."""
     size, order, position = topology.size, topology.order, topology.position(rank)
     steps = [copy(position, 1)]
     have = 1

@@ -1,8 +1,8 @@
-"""Draws a collective: a row for each rank, rounds from left to right, and who sends, reads and writes what in them.
+"""Draws a collective: a row for each rank, rounds from left to right, and the messages, reads and writes in them.
 
 Arrows are messages, in the colour of the dimension that they cross; thin lines are reads and writes in shared memory.
-What stands at an arrow or in a box are chunk ids. ``schedule`` says what happens when, ``excerpt`` what of a large plan
-is shown, ``chart`` where it lies.
+The numbers at an arrow or in a box are chunk ids. ``schedule`` says what happens in which round, ``excerpt`` which part
+of a large plan is shown, ``chart`` where everything lies.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ddl.topology import Topology
 
 __all__ = ["draw"]
 
-_MARGIN, _HEAD = 24, 104  # around everything; above the rows, for titles and for what heads the columns
+_MARGIN, _HEAD = 24, 104  # around everything; above the rows, for the titles and the column heads
 _NARROWEST = 560  # so that the legend fits
 _WHITE = "#ffffff"
-_STUB = (16, 9)  # of a message whose other end is not drawn
+_STUB = (16, 9)  # width and height of the start of a message whose other end is not drawn
 
 
 def draw(plans: Sequence[Plan], proof: Proof, topology: Topology, *, focus: int = 0, subtitle: str = "") -> str:
     """Return the SVG document.
 
     ``plans`` are those of all ranks of ``topology``, and ``proof`` is what ``verify`` returned for them. Of a large
-    plan an excerpt is drawn, around rank ``focus``. ``subtitle`` may say what the plans cannot know, as sizes.
+    plan, only an excerpt around rank ``focus`` is drawn. ``subtitle`` may name what the plans do not know, like sizes.
     """
     events = schedule(plans, proof)
     shown = shown_ranks(topology, focus)
@@ -80,7 +80,7 @@ class _Drawing:
         self.pen.text(_MARGIN, _MARGIN + 12, title, size=18, bold=True)
         if subtitle:
             self.pen.text(_MARGIN, _MARGIN + 31, subtitle, size=12, color=GREY)
-        note = self._left_out(focus)
+        note = self._omitted(focus)
         right = self.columns.right + 8 * len(self.topology.dimensions)
         right = max(
             right, _NARROWEST, *(_MARGIN + width_of(*text) for text in ((title, 18), (subtitle, 12), (note, 11)))
@@ -92,15 +92,15 @@ class _Drawing:
             self.pen.text(_MARGIN, bottom, note, size=11, color=GREY)
         return self.pen.document(right + _MARGIN, bottom + _MARGIN, title)
 
-    def _left_out(self, focus: int) -> str:
+    def _omitted(self, focus: int) -> str:
         size, few = self.topology.size, len(self.shown)
         parts = []
         if few < size:
-            parts.append(f"{size - few} of {size} ranks (drawn: rank {focus} and some in line with it)")
+            parts.append(f"{size - few} of {size} ranks (drawn: rank {focus} and ranks in line with it)")
         if self.hidden:
             runs = [f"{first}–{last}" for first, last, _ in self.columns.gaps]
             parts.append(f"rounds {', '.join(runs)} of {self.events.rounds}")
-        return f"Left out: {' and '.join(parts)}." if parts else ""
+        return f"Not drawn: {' and '.join(parts)}." if parts else ""
 
     def _draw_frames(self) -> None:
         for frame in self.rows.frames:
@@ -118,7 +118,7 @@ class _Drawing:
                 self.pen.line(gap, y, x, y, color=LINE, width=1, dash="2 5")
             self.pen.line(x, y, self.columns.right, y, color=LINE, width=1)
 
-    # What heads the columns: the rounds' numbers, and above them what they do.
+    # The column heads: the numbers of the rounds, and above them what they do.
 
     def _draw_heads(self) -> None:
         y = _HEAD - 4
@@ -134,7 +134,7 @@ class _Drawing:
             self.pen.text((left + right) / 2, y - 19, label, size=SMALL, color=color, anchor="middle", hint=text)
 
     def _phases(self) -> List[Tuple[float, float, str, str]]:
-        """Left and right ends, text and colour of what rounds and layers do; alike neighbours are one."""
+        """Return left end, right end, text and colour for each run of rounds and layers that do the same."""
         drawn = [(*self.columns.rounds[number], *self._doing(number)) for number in self.columns.rounds]
         for (depth, number), layer in self.columns.layers.items():
             kinds = {work.step.kind for work in self._shown_works() if (work.depth, work.layer) == (depth, number)}
@@ -149,7 +149,7 @@ class _Drawing:
         return [phase for phase in phases if phase[2]]
 
     def _doing(self, number: int) -> Tuple[str, str]:
-        """Say what happens in a round: its text and colour."""
+        """Return the text and the colour that say what happens in a round."""
         messages = [m for m in self.events.messages if m.arrives == number and m.runs]
         if not messages:
             return ("meet" if any(meet.round == number for meet in self.events.meets) else ""), GREY
@@ -164,7 +164,7 @@ class _Drawing:
     # What the ranks do.
 
     def _ends(self, message: Message) -> Tuple[float, float]:
-        """Return where a message begins and ends, from left to right; nowhere if that is left out."""
+        """Return the left and the right end of a message; (0, 0) if it is not drawn."""
         if message.arrives in self.hidden or message.leaves not in self.columns.end:
             return 0, 0
         return self.columns.end[message.leaves], self.columns.start[message.arrives]
@@ -193,7 +193,7 @@ class _Drawing:
             self.pen.arrow(left, source, right, target, color=color, width=1.6)
 
     def _label(self, message: Message) -> None:
-        """Write a message's chunks before its head, on the side it does not come from, while there is room."""
+        """Write a message's chunks before its head, on the side from which it does not come, if there is room."""
         _, right = self._ends(message)
         if not right or not message.runs or message.source not in self.rows.at or message.target not in self.rows.at:
             return
@@ -232,7 +232,7 @@ class _Drawing:
                 self.pen.dot(x, y, color=GREY, fill="" if rank in meet.waiting else _WHITE)
 
     def _draw_accesses(self, work: LocalWork) -> None:
-        """Draw from where a work reads, or to where it writes."""
+        """Draw lines from the rows that a work reads, or to the rows that it writes."""
         layer = self.columns.layers.get((work.depth, work.layer))
         if layer is None or work.rank not in self.rows.at:
             return

@@ -1,9 +1,9 @@
-"""Eager: ranks that all share memory, small data, one meet.
+"""Eager: for ranks that all share memory, and for small data; the ranks meet once.
 
-Each rank copies what others need of its INPUT to its SCRATCH and says so (phase 1); then everybody takes what it
-needs from the others' SCRATCH. Nobody touches a peer's INPUT or OUTPUT, so nobody has to wait for the others to
-leave. All ranks that reduce the same chunk do it themselves, in rank order, and so get the same bits. For more bytes
-than a cache holds, ``direct`` moves less.
+Each rank copies what others need of its INPUT to its SCRATCH and announces it (phase 1). Then each rank takes what it
+needs from the others' SCRATCH. No rank touches a peer's INPUT or OUTPUT, so none has to wait at the end. All ranks that
+need the same chunk reduce it themselves, in rank order, and so get the same bits. For data that is larger than the
+cache, ``direct`` moves less.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
 def _publish(first: int, count: int) -> List[Step]:
-    """Copy chunks of my INPUT to my SCRATCH and say that they are there."""
+    """Copy chunks of my INPUT to my SCRATCH and announce them."""
     return [Step(Kind.COPY, first=first, count=count, src=_INPUT, dst=_SCRATCH), notify(1)]
 
 
 def _take(peer: int, first: int, count: int = 1) -> Step:
-    """Take chunks that ``peer`` has published."""
+    """Copy chunks that ``peer`` has published to my OUTPUT."""
     return Step(Kind.COPY_FROM, (peer,), first, count, src=_SCRATCH, dst=_OUTPUT)
 
 
 def _reduce_published(peers: Tuple[int, ...], chunk: int) -> List[Step]:
-    """Wait for everybody and reduce one published chunk into my OUTPUT."""
+    """Wait for all peers and reduce one published chunk into my OUTPUT."""
     reduce = Step(Kind.REDUCE_FROM, tuple(sorted(peers)), chunk, 1, src=_SCRATCH, dst=_OUTPUT, final=True)
     return [wait_for(peers, 1), reduce]
 
@@ -47,7 +47,7 @@ def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _reduce(topology: Topology, rank: int, root: int) -> Plan:
-    """The root publishes nothing: nobody takes anything from it."""
+    """The root publishes nothing, because nobody reads from it."""
     steps = _publish(0, 1)
     if rank == root:
         steps = [steps[0], *_reduce_published(others(topology.size, rank), 0)]

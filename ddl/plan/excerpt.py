@@ -1,7 +1,7 @@
-"""What of a large plan is drawn: some ranks and some rounds from which the others can be guessed.
+"""Chooses the ranks and rounds of a large plan that are drawn; the others are like them.
 
-Of more ranks than fit, those are shown that lie with one of them in a line along a dimension: its host, its rings.
-Of more rounds than fit, runs of rounds that look alike lose their middle.
+If there are too many ranks, only one rank and those in line with it along a dimension are shown: its host, its rings.
+If there are too many rounds, the middle of each run of similar rounds is omitted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ddl.topology import Topology
 
 __all__ = ["hidden_rounds", "shown_ranks"]
 
-_MOST_RANKS, _MOST_SHARING = 32, 8  # drawn completely; of ranks that share memory, everyone may deal with everyone
-_MOST_IN_LINE = 8  # of one dimension, if not all are drawn
+_MOST_RANKS, _MOST_SHARING = 32, 8  # up to so many ranks, and so many that share memory, all are drawn
+_MOST_IN_LINE = 8  # of one dimension, if not all ranks are drawn
 _MOST_ROUNDS = 12
-_KEPT = 2  # rounds at the beginning of a run that loses its middle; one stays at its end
+_KEPT = 2  # rounds that stay at the beginning of a shortened run; at its end, one stays
 
 
 def shown_ranks(topology: Topology, focus: int) -> Tuple[int, ...]:
@@ -29,14 +29,14 @@ def shown_ranks(topology: Topology, focus: int) -> Tuple[int, ...]:
 
 
 def _thinned(line: Sequence[int], focus: int) -> Iterable[int]:
-    """Keep the one before ``focus``, itself and those behind it, around the end."""
+    """Keep the rank before ``focus``, itself and those after it; after the last comes the first."""
     if len(line) <= _MOST_IN_LINE:
         return line
     return [line[(focus - 1 + step) % len(line)] for step in range(_MOST_IN_LINE)]
 
 
 def hidden_rounds(events: Schedule, shown: Iterable[int]) -> FrozenSet[int]:
-    """Return the rounds to leave out; nothing that is drawn happens between two of them."""
+    """Return the rounds that are not drawn; nothing that is drawn happens between two of them."""
     if events.rounds <= _MOST_ROUNDS:
         return frozenset()
     looks = _looks(events, set(shown))
@@ -53,7 +53,7 @@ def hidden_rounds(events: Schedule, shown: Iterable[int]) -> FrozenSet[int]:
 
 
 def _looks(events: Schedule, shown: Set[int]) -> List[Hashable]:
-    """Describe each round so that those which look alike are equal; round 0 is what comes before the first."""
+    """Describe each round so that similar rounds are equal; round 0 is what happens before the first."""
     looks: List[Set[Hashable]] = [set() for _ in range(events.rounds + 1)]
     for message in events.messages:
         if message.source in shown or message.target in shown:

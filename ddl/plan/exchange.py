@@ -1,11 +1,11 @@
-"""Exchange: between hosts everybody sends each part straight to the rank that adds it up, and gets it back from there.
+"""Exchange: between hosts, each rank sends each part directly to the rank that adds it up, which sends back the sum.
 
-As many bytes and messages as a ring, but a partial sum never travels: what a rank contributes crosses the network once
-and the finished sum once more. So where messages are rounded (8 bits on the wire), every value is rounded once in each
-half, not once per hop. The price is a connection to every other host. Inside a host it is direct, as in ``multiring``.
+It moves as many bytes and messages as a ring, but no partial sum crosses the network: only each rank's contribution
+does, and then the finished sum. So where messages are rounded (8 bits on the wire), each value is rounded twice, not
+once per hop. The cost is a connection to every other host. Inside a host, ranks use shared memory, as in ``multiring``.
 
-A *lane* is the ranks with the same index in their hosts; rank *i* of a host owns slice *i* of the buffer there, and its
-lane cuts that slice into one chunk per host: chunk id = index * hosts + host.
+A *column* is the ranks with the same index in their hosts. Rank *i* of a host owns slice *i* of the buffer there; its
+column cuts that slice into one chunk per host: chunk id = index * hosts + host.
 
 Source: the gather-scatter all-reduce of compressed gradients in QSGD (arXiv 1610.02132) and 1-bit Adam (2102.02888).
 """
@@ -27,24 +27,24 @@ def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
     local = topology.local_group(rank)
     peers = tuple(sorted(peer for peer in local if peer != rank))
     # Shared dimensions are the innermost: the ranks of a host are neighbours in the order.
-    lane = topology.order[local.index(rank) :: len(local)]
-    hosts, host = len(lane), lane.index(rank)
+    column = topology.order[local.index(rank) :: len(local)]
+    hosts, host = len(column), column.index(rank)
     first = local.index(rank) * hosts
-    own, right = first + host, [(host + distance) % hosts for distance in range(1, hosts)]
-    left = [(host - distance) % hosts for distance in range(1, hosts)]
+    own, targets = first + host, [(host + distance) % hosts for distance in range(1, hosts)]
+    sources = [(host - distance) % hosts for distance in range(1, hosts)]
     steps, source = [], _INPUT
     if peers:
         steps = [notify(1), wait_for(peers, 1)]
         steps.append(Step(Kind.REDUCE_FROM, peers, first, hosts, src=_INPUT, dst=_OUTPUT, final=hosts == 1))
         source = _OUTPUT
-    # Everybody begins with another receiver, so that none has all senders at once.
-    steps += [Step(Kind.SEND, (lane[other],), first + other, 1, src=source) for other in right]
-    for other in left:
-        last = other == left[-1]
-        steps.append(Step(Kind.RECV_REDUCE, (lane[other],), own, 1, src=source, dst=_OUTPUT, final=last))
+    # Each sender begins with a different receiver, so that no receiver has all senders at once.
+    steps += [Step(Kind.SEND, (column[other],), first + other, 1, src=source) for other in targets]
+    for other in sources:
+        last = other == sources[-1]
+        steps.append(Step(Kind.RECV_REDUCE, (column[other],), own, 1, src=source, dst=_OUTPUT, final=last))
         source = _OUTPUT
-    steps += [Step(Kind.SEND, (lane[other],), own, 1, src=_OUTPUT) for other in right]
-    steps += [Step(Kind.RECV, (lane[other],), first + other, 1, dst=_OUTPUT) for other in left]
+    steps += [Step(Kind.SEND, (column[other],), own, 1, src=_OUTPUT) for other in targets]
+    steps += [Step(Kind.RECV, (column[other],), first + other, 1, dst=_OUTPUT) for other in sources]
     if peers:
         steps.append(Step(Kind.COPY_TO, peers, first, hosts, src=_OUTPUT, dst=_OUTPUT))
         steps += [notify(2), wait_for(peers, 2)]

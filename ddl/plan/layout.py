@@ -1,8 +1,8 @@
-"""Which chunks lie in which buffer, and the last handful of code that every planner shares.
+"""Which chunks lie in which buffer, and the few functions that all planners share.
 
-A collective fixes what a rank's INPUT and OUTPUT hold; an algorithm only chooses how many chunks a buffer is cut
-into, or which chunk id each rank's block has. The functions here turn that choice into the ``input`` and ``output``
-lists of a ``Plan``, so that no planner writes them by hand; SCRATCH follows from the steps themselves.
+The collective determines what a rank's INPUT and OUTPUT hold. An algorithm only chooses into how many chunks a buffer
+is cut, or which chunk id each rank's block has. The functions here turn that choice into the ``input`` and ``output``
+lists of a ``Plan``. The ``scratch`` list follows from the steps.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
     "wait_for",
 ]
 
-#: What a planner is: the plan of one rank from the topology, that rank and the root.
+#: A planner takes the topology, a rank and the root, and returns the plan of that rank.
 Planner = Callable[[Topology, int, int], Plan]
 
-#: Collectives that combine values, so that their result is finished by a ``final`` step.
+#: Collectives that combine values: a ``final`` step finishes each chunk of their result.
 REDUCING = frozenset({Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCESCATTER})
 #: Collectives on one buffer that is cut evenly; in the others, block *i* of a buffer belongs to rank *i*.
 SPLIT = frozenset({Collective.ALLREDUCE, Collective.REDUCE, Collective.BROADCAST})
@@ -56,7 +56,7 @@ class BlockLayout:
 
 
 def split(collective: Collective, rank: int, root: int, chunks: int) -> BlockLayout:
-    """ALLREDUCE, REDUCE, BROADCAST: one buffer, the same on every rank that has it, cut evenly into ``chunks``."""
+    """Lay out ALLREDUCE, REDUCE or BROADCAST: a buffer, the same on every rank that has it, cut into ``chunks``."""
     every = tuple(range(chunks))
     at_root = every if rank == root else ()
     return {
@@ -67,7 +67,7 @@ def split(collective: Collective, rank: int, root: int, chunks: int) -> BlockLay
 
 
 def blocks(collective: Collective, rank: int, root: int, ids: Sequence[int]) -> BlockLayout:
-    """REDUCESCATTER, ALLGATHER, GATHER, SCATTER: the block of rank *b* is chunk ``ids[b]``."""
+    """Lay out REDUCESCATTER, ALLGATHER, GATHER or SCATTER: the block of rank *b* is chunk ``ids[b]``."""
     every, own = tuple(ids), (ids[rank],)
     at_root = every if rank == root else ()
     contents = {
@@ -80,19 +80,19 @@ def blocks(collective: Collective, rank: int, root: int, ids: Sequence[int]) -> 
 
 
 def pairs(rank: int, size: int) -> BlockLayout:
-    """ALLTOALL: chunk ``source * size + target`` goes from rank ``source`` to rank ``target``."""
+    """Lay out ALLTOALL: chunk ``source * size + target`` goes from rank ``source`` to rank ``target``."""
     sent = tuple(range(rank * size, (rank + 1) * size))
     received = tuple(range(rank, size * size, size))
     return BlockLayout(Collective.ALLTOALL, rank, 0, size * size, sent, received)
 
 
 def nothing(rank: int) -> BlockLayout:
-    """BARRIER: no data at all."""
+    """Lay out BARRIER, which has no data."""
     return BlockLayout(Collective.BARRIER, rank, 0, 0, (), ())
 
 
 def _own_scratch(steps: Sequence[Step]) -> Tuple[int, ...]:
-    """Ids that the steps of this rank touch in its own SCRATCH; ascending, so that a run of ids lies in one piece."""
+    """Return the chunks that this rank's steps touch in its own SCRATCH; ascending, so that a run is contiguous."""
     far_source = (Kind.RECV, Kind.COPY_FROM)
     far_target = (Kind.SEND, Kind.COPY_TO)
     touched: Dict[int, None] = {}
@@ -105,7 +105,7 @@ def _own_scratch(steps: Sequence[Step]) -> Tuple[int, ...]:
 
 
 def finish(algorithm: str, size: int, layout: BlockLayout, steps: Sequence[Step]) -> Plan:
-    """Make the plan of one channel from its layout and steps; SCRATCH is what the steps need."""
+    """Make a plan of one channel from its layout and steps. SCRATCH holds the chunks that the steps use there."""
     return Plan(
         collective=layout.collective,
         algorithm=algorithm,
@@ -122,7 +122,7 @@ def finish(algorithm: str, size: int, layout: BlockLayout, steps: Sequence[Step]
 
 
 def alone(collective: Collective, algorithm: str) -> Plan:
-    """Return the plan of a job of one rank: the result is the input."""
+    """Return the plan of a job of one rank, where the result is the input."""
     if collective is Collective.BARRIER:
         return finish(algorithm, 1, nothing(0), ())
     if collective is Collective.ALLTOALL:
@@ -135,20 +135,20 @@ def alone(collective: Collective, algorithm: str) -> Plan:
 
 
 def copy(first: int, count: int, *, final: bool = False) -> Step:
-    """Move chunks of my INPUT to my OUTPUT; nothing to do where both are the same memory."""
+    """Return a copy of chunks of my INPUT to my OUTPUT. It does nothing where both are the same memory."""
     return Step(Kind.COPY, first=first, count=count, src=Buffer.INPUT, dst=Buffer.OUTPUT, final=final)
 
 
 def others(size: int, rank: int) -> Tuple[int, ...]:
-    """All other ranks, starting behind ``rank``: so that the ranks do not all begin with the same memory."""
+    """Return all other ranks, beginning after ``rank``, so that not all ranks read the same memory first."""
     return (*range(rank + 1, size), *range(rank))
 
 
 def notify(phase: int) -> Step:
-    """Tell every rank that looks that I have reached ``phase``."""
+    """Return the step that announces that I have reached ``phase``."""
     return Step(Kind.NOTIFY, phase=phase)
 
 
 def wait_for(peers: Sequence[int], phase: int) -> Step:
-    """Wait until all ``peers`` have reached ``phase``."""
+    """Return the step that waits until all ``peers`` have reached ``phase``."""
     return Step(Kind.AWAIT, tuple(peers), phase=phase)

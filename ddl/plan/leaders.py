@@ -1,8 +1,8 @@
-"""Leaders: for small buffers of ranks on several hosts. The first rank of each host speaks for it.
+"""Leaders: for small buffers on several hosts. The first rank of each host is its leader.
 
-It reads what the others of its host have, through shared memory; the leaders of all hosts then exchange the sums by
-recursive doubling; and each writes the result to the others of its host. So every host sends and receives log2(hosts)
-messages, however many ranks it has, and two meets in shared memory are all that the others take part in.
+A leader adds up the contributions of its host, which it reads from shared memory. The leaders then exchange the sums by
+recursive doubling, and each writes the result to the other ranks of its host. So every host sends and receives
+log2(hosts) messages, however many ranks it has, and the other ranks only take part in two meets in shared memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The legend below a drawn plan: a sample and its meaning for each thing that occurs in it, in columns."""
+"""The legend below a drawn plan: a sample and its meaning for each kind of element in it, in columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddl.topology import Topology
 __all__ = ["draw_legend"]
 
 _SAMPLE, _APART, _HIGH = 36, 26, 22
-#: Draws a sample into a place of ``_SAMPLE`` pixels, at its left end and the height of its middle.
+#: Draws a sample that is at most ``_SAMPLE`` pixels wide, given its left end and the height of its middle.
 _Sample = Callable[[Pen, float, float], None]
 _Item = Tuple[_Sample, str]
 
@@ -28,7 +28,7 @@ _WORKS: Dict[Kind, Tuple[str, str]] = {
 def draw_legend(
     pen: Pen, events: Schedule, topology: Topology, corner: Tuple[float, float], width: float, stubs: bool
 ) -> float:
-    """Draw it from its upper left corner on, as wide as ``width``; return its lower end."""
+    """Draw the legend from its upper left ``corner`` on, as wide as ``width``; return its lower end."""
     items = _items(events, topology, stubs)
     wide = max((_SAMPLE + width_of(text, SMALL + 1) + _APART for _, text in items), default=width)
     columns = max(1, int((width + _APART) / wide))

@@ -1,8 +1,8 @@
 """Turns a plan into the table that the native core runs: chunk ids become block numbers.
 
-The core does not know chunks. It knows, for every buffer, a *table*: the part that each block of the buffer belongs
-to; and for every part a length, which an operation supplies. A part is a chunk where one buffer is cut evenly or in
-all-to-all, and a rank where every rank has one block.
+The core does not know chunks. For every buffer it knows a *table*: to which *part* each block of the buffer belongs. An
+operation supplies the length of each part. Where one buffer is cut evenly, and in all-to-all, a part is a chunk; where
+every rank has one block, a part is a rank.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _WRITES_OWN = (Kind.RECV, Kind.RECV_REDUCE, Kind.REDUCE_FROM, Kind.COPY_FROM, Ki
 Blocks = List[int]
 
 
-def _held(plan: Plan, buffer: Buffer) -> Tuple[int, ...]:
+def _chunks_in(plan: Plan, buffer: Buffer) -> Tuple[int, ...]:
     return (plan.input, plan.output, plan.scratch)[buffer]
 
 
 def _far_buffer(step: Step) -> Buffer:
-    """Which buffer of its peers a direct step touches."""
+    """Return which buffer of its peers a direct step touches."""
     return step.dst if step.kind is Kind.COPY_TO else step.src
 
 
 class _Lowering:
-    """One rank's plan on its way into the core; the plans of its neighbours tell where their blocks lie."""
+    """Lowers one rank's plan. The plans of the ranks that share memory with it say where their blocks lie."""
 
     def __init__(self, plan: Plan, topology: Topology) -> None:
         self.plan = plan
@@ -51,7 +51,7 @@ class _Lowering:
         self.block_numbers: Dict[Tuple[int, ...], Dict[int, int]] = {}
 
     def _parts(self, topology: Topology) -> Dict[int, int]:
-        """The part whose length a chunk has."""
+        """Return the part to which each chunk belongs."""
         plan = self.plan
         if self.split or plan.collective in (Collective.ALLTOALL, Collective.BARRIER):
             return {chunk: chunk for chunk in range(plan.chunks)}
@@ -59,20 +59,20 @@ class _Lowering:
         by_rank = max((root.input, root.output), key=len)
         return {chunk: rank for rank, chunk in enumerate(by_rank)}
 
-    def table(self, held: Tuple[int, ...]) -> int:
-        if held not in self.table_numbers:
-            self.table_numbers[held] = len(self.tables)
-            self.tables.append([self.part_of_chunk[chunk] for chunk in held])
-            self.block_numbers[held] = {chunk: block for block, chunk in enumerate(held)}
-        return self.table_numbers[held]
+    def table(self, chunks: Tuple[int, ...]) -> int:
+        if chunks not in self.table_numbers:
+            self.table_numbers[chunks] = len(self.tables)
+            self.tables.append([self.part_of_chunk[chunk] for chunk in chunks])
+            self.block_numbers[chunks] = {chunk: block for block, chunk in enumerate(chunks)}
+        return self.table_numbers[chunks]
 
-    def blocks(self, held: Tuple[int, ...], step: Step) -> Blocks:
-        self.table(held)
-        numbers = self.block_numbers[held]
+    def blocks(self, chunks: Tuple[int, ...], step: Step) -> Blocks:
+        self.table(chunks)
+        numbers = self.block_numbers[chunks]
         return [numbers[chunk] for chunk in range(step.first, step.first + step.count)]
 
     def channel(self, steps: Sequence[Step]) -> List[_core.Step]:
-        """Lower the steps of a channel; a SEND of finished values, which nothing rounds any more, is ``final`` too."""
+        """Lower the steps of a channel. A SEND of finished values is ``final`` too: they must not be rounded again."""
         finished: Set[int] = set()
         lowered = []
         for step in steps:
@@ -87,8 +87,8 @@ class _Lowering:
         remotes = []
         if step.kind in _DIRECT:
             for peer in peers:
-                held = _held(self.neighbours[peer], _far_buffer(step))
-                remotes.append(_core.Remote(self.table(held), self.blocks(held, step)))
+                chunks = _chunks_in(self.neighbours[peer], _far_buffer(step))
+                remotes.append(_core.Remote(self.table(chunks), self.blocks(chunks, step)))
         return _core.Step(
             kind=step.kind,
             src=step.src,
@@ -97,13 +97,13 @@ class _Lowering:
             after_sends=step.after_sends,
             phase=step.phase,
             peers=peers,
-            src_blocks=self.blocks(_held(self.plan, step.src), step) if step.kind in _READS_OWN else [],
-            dst_blocks=self.blocks(_held(self.plan, step.dst), step) if step.kind in _WRITES_OWN else [],
+            src_blocks=self.blocks(_chunks_in(self.plan, step.src), step) if step.kind in _READS_OWN else [],
+            dst_blocks=self.blocks(_chunks_in(self.plan, step.dst), step) if step.kind in _WRITES_OWN else [],
             remotes=remotes,
         )
 
     def exposed(self) -> List[List[bool]]:
-        """For each of this rank's buffers: which blocks its neighbours touch. Those must lie in shared memory."""
+        """Return for each of this rank's buffers which blocks its neighbours touch: those must lie in shared memory."""
         touched = {
             (_far_buffer(step), chunk)
             for plan in self.neighbours.values()
@@ -112,17 +112,17 @@ class _Lowering:
             if step.kind in _DIRECT and self.plan.rank in step.peers
             for chunk in range(step.first, step.first + step.count)
         }
-        return [[(buffer, chunk) in touched for chunk in _held(self.plan, buffer)] for buffer in Buffer]
+        return [[(buffer, chunk) in touched for chunk in _chunks_in(self.plan, buffer)] for buffer in Buffer]
 
 
 def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
-    """Return ``plan`` as the native core runs it. ``topology`` is the one it was built for.
+    """Return ``plan`` as the native core runs it. ``topology`` is the topology for which it was built.
 
-    ``codec``: how its messages write float32 (csrc/reduce/wire_codec.h); only for plans in which every partial sum has
-    one owner, who finishes it before it is sent on: then all ranks still end with the same bits.
+    ``codec``: how its messages encode float32 (csrc/reduce/wire_codec.h). It is allowed only if each partial sum has
+    one owner, which rounds it before it sends it on: only then do all ranks end with the same bits.
     """
     lowering = _Lowering(plan, topology)
-    own_tables = [lowering.table(_held(plan, buffer)) for buffer in Buffer]
+    own_tables = [lowering.table(_chunks_in(plan, buffer)) for buffer in Buffer]
     channels = [lowering.channel(channel) for channel in plan.channels]
     return _core.Plan(
         rank=plan.rank,
@@ -138,7 +138,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
 
 
 def one_message(collective: Collective, rank: int, size: int, peer: int) -> _core.Plan:
-    """Return the plan of ``send`` or ``recv``: one message, to or from ``peer``, of one block."""
+    """Return the plan of ``send`` or ``recv``: a message of one block to or from ``peer``."""
     sends = collective is Collective.SEND
     kind, buffer = (Kind.SEND, Buffer.INPUT) if sends else (Kind.RECV, Buffer.OUTPUT)
     step = _core.Step(

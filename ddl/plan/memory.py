@@ -1,9 +1,9 @@
-"""Memory of all ranks as symbols, and the lanes that touch it: who read and wrote what, and was it in order.
+"""Symbolic memory of all ranks, and the lanes that read and write it. It detects accesses without a defined order.
 
 A *lane* is one channel of one rank. A *cell* is one chunk of one buffer of one rank; its *value* says whose
-contributions it holds, and how they were added up. Order is kept by vector clocks: a lane's *epoch* is the number of
-steps it has done, so epoch *e* is step *e - 1*, and its clock holds, for every lane, the epoch that it knows to be
-over. ``replay`` does the steps.
+contributions it holds, and how they were added up. Vector clocks keep the order: a lane's *epoch* is the number of
+steps that it has done, so epoch *e* is step *e - 1*. Its clock holds, for every lane, the last epoch that it knows to
+be over. ``replay`` does the steps.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["Cell", "Lane", "Memory", "Value"]
 
 
 class Value(NamedTuple):
-    """What a chunk holds: the bit mask of the ranks whose contributions are in it (0: it is undefined), and more."""
+    """What a chunk holds."""
 
-    mask: int
-    order: Order  #: how they were added up; an addition of several operands at once is one tuple of them
-    finished: bool = False
+    mask: int  #: a bit for each rank whose contribution is in it; 0: it is undefined
+    order: Order  #: how the contributions were added up
+    finished: bool = False  #: whether a ``final`` step has produced it
 
 
 _UNDEFINED = Value(0, ())
 
 
 class Lane:
-    """One channel of one rank: where it is, what it knows of the others, and what it has done so far."""
+    """One channel of one rank: its next step, what it knows of the other lanes, and what it has done."""
 
     def __init__(self, number: int, lanes: int, plan: Plan, channel: int) -> None:
         self.number, self.plan, self.channel = number, plan, channel
@@ -38,7 +38,7 @@ class Lane:
         self.clock = [0] * lanes
         self.depth = 0  # length of the longest chain of messages and meets that led here
         self.notices: List[Tuple[int, List[int], int]] = []  # phase, clock, depth
-        self.depths: List[int] = []  # the depth after each step that is done
+        self.depths: List[int] = []  # after each step that is done
 
     @property
     def rank(self) -> int:
@@ -46,32 +46,32 @@ class Lane:
         return self.plan.rank
 
     def learn(self, clock: List[int], depth: int) -> None:
-        """Everything that ``clock`` knows to be over is over before my present step."""
+        """Note that everything that is over in ``clock`` is over before my current step."""
         self.clock = [own if own > theirs else theirs for own, theirs in zip(self.clock, clock)]
         self.depth = max(self.depth, depth)
 
     def clock_after(self) -> List[int]:
-        """Return what somebody knows who knows that my present step is over."""
+        """Return the clock of a lane that knows that my current step is over."""
         clock = self.clock[:]
         clock[self.number] = self.next + 1
         return clock
 
     def failure(self, what: str) -> PlanError:
-        """Make the error about my present step."""
+        """Return the error about my current step."""
         return failure(self.plan, self.channel, self.next, what)
 
 
 class Cell:
-    """One chunk of one buffer: its value, who wrote it last, and who has read it since."""
+    """One chunk of one buffer: its value, which lane wrote it last, and which have read it since."""
 
-    __slots__ = ("epoch", "leaving", "readers", "value", "writer")
+    __slots__ = ("epoch", "readers", "sends", "value", "writer")
 
     def __init__(self, value: Value) -> None:
         self.value = value
         self.writer = -1  # lane number; -1 is the caller, before the plan starts
         self.epoch = 0  # of the writer
         self.readers: List[Tuple[int, int]] = []  # (lane number, epoch); of a message: the lane that receives it
-        self.leaving = 0  # messages that read this cell and are not received yet
+        self.sends = 0  # messages that read this cell and are not received yet
 
 
 class Memory:
@@ -109,29 +109,29 @@ class Memory:
         return self._values(lane, step, owner, buffer, cells)
 
     def send(self, lane: Lane, step: Step) -> Tuple[List[Cell], List[Value]]:
-        """Start to read the chunks of a SEND; ``arrived`` ends it. Return the cells and their values."""
+        """Begin to read the chunks of a SEND; ``arrived`` ends the read. Return the cells and their values."""
         cells = self._reach(lane, step, lane.rank, step.src)
         for cell in cells:
-            cell.leaving += 1
+            cell.sends += 1
         return cells, self._values(lane, step, lane.rank, step.src, cells)
 
     def arrived(self, lane: Lane, cells: List[Cell]) -> None:
-        """End the read of a message: ``lane``, which receives it, has it all."""
+        """End the read of a message that ``lane`` has received."""
         number, epoch = lane.number, lane.next + 1
         for cell in cells:
-            cell.leaving -= 1
+            cell.sends -= 1
             cell.readers.append((number, epoch))
 
-    def left(self, lane: Lane, cells: List[Cell], reader: Tuple[int, int]) -> None:
-        """Note that ``lane`` has waited until its message of ``cells`` had left: no read of the receiver's is ahead."""
+    def send_complete(self, lane: Lane, cells: List[Cell], reader: Tuple[int, int]) -> None:
+        """Note that ``lane`` has waited for its message: the read by ``reader``, its receiver, counts as its own."""
         for cell in cells:
             cell.readers = [(lane.number, lane.next + 1) if known == reader else known for known in cell.readers]
 
     def write(self, lane: Lane, step: Step, owner: int, buffer: Buffer, values: List[Value]) -> None:
-        """Store ``values`` in the chunks of ``step`` after a check that nobody may still be using them."""
+        """Check that no other lane may still be using the chunks of ``step``, and store ``values`` in them."""
         clock, number, epoch = lane.clock, lane.number, lane.next + 1
         for chunk, (cell, value) in enumerate(zip(self._reach(lane, step, owner, buffer), values), step.first):
-            if cell.leaving:
+            if cell.sends:
                 raise lane.failure(f"writes chunk {chunk} of {_where(owner, buffer)} while it may still be sent")
             if cell.writer >= 0 and clock[cell.writer] < cell.epoch:
                 raise self._race(lane, f"writes chunk {chunk} of {_where(owner, buffer)}", cell.writer, cell.epoch)
@@ -143,7 +143,7 @@ class Memory:
             cell.value = self._finish(lane, chunk, value) if step.final else value
 
     def copy(self, lane: Lane, step: Step) -> None:
-        """Do a COPY within one rank; between buffers that are the same memory nothing moves."""
+        """Do a COPY within one rank. If both buffers are the same memory, nothing moves."""
         values = self.read(lane, step, lane.rank, step.src)
         source, target = (self._cells[lane.rank][buffer] for buffer in (step.src, step.dst))
         if source is not target:
@@ -153,7 +153,7 @@ class Memory:
                 source[chunk].value = self._finish(lane, chunk, value)
 
     def add(self, lane: Lane, step: Step, operands: Sequence[List[Value]]) -> List[Value]:
-        """Reduce lists of values in the order given; what two of them contain would count twice."""
+        """Reduce lists of values in the given order. A contribution that is in two of them is an error."""
         sums = []
         for chunk, values in enumerate(zip(*operands), step.first):
             mask = 0
@@ -166,14 +166,14 @@ class Memory:
         return sums
 
     def check_end(self, plan: Plan, clock: List[int]) -> None:
-        """Check that nobody touches INPUT or OUTPUT of a rank after its plan's end, when it knows ``clock``."""
+        """Check that no lane touches INPUT or OUTPUT of a rank after its plan ends; ``clock`` is its clock then."""
         for number, epoch in self._touched[plan.rank].items():
             if clock[number] < epoch:
                 who = self._lane_text(number, epoch)
                 raise failure(plan, None, None, f"the plan may end before {who} is done with this rank's memory")
 
     def _reach(self, lane: Lane, step: Step, owner: int, buffer: Buffer) -> List[Cell]:
-        """Return the cells of a step's chunks; another rank's only if it is known that they are there."""
+        """Return the cells of a step's chunks. For another rank's, check that its first NOTIFY is known."""
         if owner != lane.rank:
             theirs = [other for other in self._lanes_of[owner] if other.notices]
             if not any(other.notices[0][1][other.number] <= lane.clock[other.number] for other in theirs):
@@ -187,7 +187,7 @@ class Memory:
             raise lane.failure(f"chunk {missing} is not in {_where(owner, buffer)}") from None
 
     def _values(self, lane: Lane, step: Step, owner: int, buffer: Buffer, cells: List[Cell]) -> List[Value]:
-        """Return what ``cells`` hold after a check that it is defined, and was written before this step."""
+        """Check that the values of ``cells`` are defined and were written before this step, and return them."""
         clock = lane.clock
         for chunk, cell in enumerate(cells, step.first):
             if cell.writer >= 0 and clock[cell.writer] < cell.epoch:
@@ -198,14 +198,14 @@ class Memory:
 
     def _finish(self, lane: Lane, chunk: int, value: Value) -> Value:
         if value.finished:
-            raise lane.failure(f"is final for chunk {chunk}, which is finished already")
+            raise lane.failure(f"is final for chunk {chunk}, which is already finished")
         if value.mask != self._full:
             ranks = self.ranks(value.mask)
-            raise lane.failure(f"is final for chunk {chunk}, which has the contributions of ranks {ranks} only")
+            raise lane.failure(f"is final for chunk {chunk}, which only has the contributions of ranks {ranks}")
         return value._replace(finished=True)
 
     def _race(self, lane: Lane, what: str, number: int, epoch: int) -> PlanError:
-        return lane.failure(f"{what} in no order with {self._lane_text(number, epoch)}")
+        return lane.failure(f"{what} without a defined order with {self._lane_text(number, epoch)}")
 
     def _lane_text(self, number: int, epoch: int) -> str:
         lane = self._lanes[number]

@@ -1,10 +1,11 @@
 """Multi-ring: reduce-scatter along dimensions 1, 2, .., k, then all-gather k, .., 2, 1, many rings at once.
 
-In dimension *d*, N/p_d rings run side by side, and the buffer shrinks by p_d, so a slow outer link carries 1/(inner
-size) of it, in 2*sum(p_d - 1) messages instead of 2(N - 1). All dimensions that share memory are taken as one, and
-are direct: peers' memory is read and written, in two meets. Chunk ids are *slots*: coordinates with the innermost
-dimension most significant, so that what a rank is left with after each dimension is a run of ids. Broadcast and
-reduce cut the buffer by shared memory only and send each slice through a tree of chains along the other dimensions.
+In dimension *d*, N/p_d rings run side by side, and the data of a rank shrinks by p_d. So a slow outer link carries
+1/(inner size) of the buffer, in 2*sum(p_d - 1) messages instead of 2(N - 1). All dimensions that share memory are taken
+as one; there, ranks read and write their peers' memory directly, between two meets. A chunk id is made of coordinates,
+the innermost dimension most significant, so that after each dimension the chunks of a rank are a run of ids. Broadcast
+and reduce cut the buffer into one slice for each rank of a host, and send each slice through a tree of chains along the
+other dimensions.
 
 Source: IBM PowerAI DDL (arXiv 1708.02188) and BlueConnect (MLSys 2019).
 """
@@ -28,10 +29,10 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a rank stands: its peers in shared memory (none is usual), and its ring in every other dimension."""
+    """A rank's peers in shared memory (there may be none), and its ring in every other dimension."""
 
     index: int  #: among the ranks that share memory
-    peers: Tuple[int, ...]  #: the others of them, ascending
+    peers: Tuple[int, ...]  #: the other ranks that share memory, ascending
     rings: Tuple[Ring, ...]  #: innermost first; dimensions of size 1 are left out
 
 
@@ -46,21 +47,21 @@ def _place(topology: Topology, rank: int) -> _Place:
 
 
 @lru_cache(maxsize=64)
-def _slots(topology: Topology) -> Tuple[int, ...]:
-    """Chunk id of the blocks of ranks 0, 1, ..."""
+def _chunk_ids(topology: Topology) -> Tuple[int, ...]:
+    """Return the chunk ids of the blocks of ranks 0, 1, ..."""
     radices = [topology.local_size] + [d.size for d in topology.dimensions if not d.shared]
-    slots = [0] * topology.size
+    ids = [0] * topology.size
     for position, rank in enumerate(topology.order):
-        slot, rest = 0, position
+        chunk, rest = 0, position
         for radix in radices:
             rest, coordinate = divmod(rest, radix)
-            slot = slot * radix + coordinate
-        slots[rank] = slot
-    return tuple(slots)
+            chunk = chunk * radix + coordinate
+        ids[rank] = chunk
+    return tuple(ids)
 
 
 def _meets(place: _Place) -> Tuple[List[Step], List[Step]]:
-    """The two meets with the ranks that share memory; nothing where there are none."""
+    """Return the steps of the two meets with the ranks that share memory; no steps if there are none."""
     if not place.peers:
         return [], []
     return [notify(1), wait_for(place.peers, 1)], [notify(2), wait_for(place.peers, 2)]
@@ -71,9 +72,10 @@ def _reduce_inside(place: _Place, first: int, count: int, target: Buffer, final:
 
 
 def _scatter_sums(place: _Place, size: int, partial: Buffer) -> Tuple[List[Step], int]:
-    """Reduce-scatter along all dimensions, innermost first; my finished chunk lies in OUTPUT. Returns its id, too.
+    """Reduce-scatter along all dimensions, innermost first. Return the steps, and the id of my finished chunk.
 
-    The first dimension reads INPUT, later ones what the one before left in ``partial``.
+    This chunk lies in OUTPUT. The first dimension reads INPUT; each later one reads ``partial``, where the one before
+    wrote.
     """
     steps: List[Step] = []
     source, first, width = _INPUT, 0, size
@@ -119,23 +121,23 @@ def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:
     arrive, leave = _meets(place)
     sums, _ = _scatter_sums(place, size, _SCRATCH)
     if place.peers:
-        # The peers may go on as soon as I have read their INPUT, which is the first thing I do.
+        # My first step reads the peers' INPUT. As soon as it is done, they may continue.
         steps = [*arrive, sums[0], leave[0], *sums[1:], leave[1]]
     else:
         steps = sums
-    return finish(_NAME, size, blocks(Collective.REDUCESCATTER, rank, root, _slots(topology)), steps)
+    return finish(_NAME, size, blocks(Collective.REDUCESCATTER, rank, root, _chunk_ids(topology)), steps)
 
 
 def _allgather(topology: Topology, rank: int, root: int) -> Plan:
-    place, size, slots = _place(topology, rank), topology.size, _slots(topology)
+    place, size, ids = _place(topology, rank), topology.size, _chunk_ids(topology)
     arrive, leave = _meets(place)
-    # My own chunk must be in OUTPUT before a later dimension passes it on as part of a run.
-    steps = [copy(slots[rank], 1), *arrive, *_gather_all(place, slots[rank], _INPUT), *leave]
-    return finish(_NAME, size, blocks(Collective.ALLGATHER, rank, root, slots), steps)
+    # My own chunk must be in OUTPUT before a later dimension sends it as part of a run.
+    steps = [copy(ids[rank], 1), *arrive, *_gather_all(place, ids[rank], _INPUT), *leave]
+    return finish(_NAME, size, blocks(Collective.ALLGATHER, rank, root, ids), steps)
 
 
 def _tree(topology: Topology, place: _Place, root: int) -> Tuple[List[int], int, range]:
-    """The root's index in each of my rings, the number of chunks, and the ids of my slice."""
+    """Return the root's index in each of my rings, the number of chunks, and the ids of my slice."""
     coordinates = topology.coordinates(root)
     starts = [c for c, d in zip(coordinates, topology.dimensions) if not d.shared and d.size > 1]
     width = pieces(place.rings)
@@ -143,7 +145,7 @@ def _tree(topology: Topology, place: _Place, root: int) -> Tuple[List[int], int,
 
 
 def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
-    """Each rank of the root's host takes its slice along the other dimensions; each host puts its slices together."""
+    """Each rank of the root's host sends its slice along the other dimensions; each receiver copies it to its peers."""
     place, size = _place(topology, rank), topology.size
     starts, chunks, own = _tree(topology, place, root)
     neighbours = hops(place.rings, starts)
@@ -163,7 +165,10 @@ def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _pull(topology: Topology, place: _Place, root: int, own: range, children: Tuple[int, ...]) -> List[Step]:
-    """Broadcast, beside the root: pull my slice and pass it on, then pull the rest; the root pushes its own slice."""
+    """Plan a broadcast for a rank that shares memory with the root.
+
+    It reads its slice from the root and sends it on, then reads the other slices. The root writes its own slice to all.
+    """
     width = len(own)
     steps = [notify(1), wait_for((root,), 1)]
     steps.append(Step(Kind.COPY_FROM, (root,), own.start, width, src=_INPUT, dst=_OUTPUT))
@@ -176,7 +181,7 @@ def _pull(topology: Topology, place: _Place, root: int, own: range, children: Tu
 
 
 def _reduce(topology: Topology, rank: int, root: int) -> Plan:
-    """Each rank reduces its slice inside its host, then along the other dimensions; the root's host hands it over."""
+    """Each rank reduces its slice inside its host, then along the other dimensions; the root gets its peers' slices."""
     place, size = _place(topology, rank), topology.size
     starts, chunks, own = _tree(topology, place, root)
     neighbours = hops(place.rings, starts)

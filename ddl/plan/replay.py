@@ -1,10 +1,10 @@
-"""Replay of all ranks' plans on symbolic memory: the part of ``verify`` that needs an order of events.
+"""Replays the plans of all ranks on symbolic memory: the part of ``verify`` that needs an order of events.
 
-Plans have no branches and messages stay in order, so which step waits for which does not depend on speed. Replaying
-one order of events, with a vector clock per lane (see ``memory``), therefore finds what can go wrong in any order.
-What happens at a NOTIFY is known to who awaits it; what happens before a SEND, to its receiver. ``after_sends`` may
-have to wait until the receivers have what was sent, but need not, so it teaches nothing about them. The executor ends
-a plan only when its own sends have left; nothing here checks that.
+Plans have no branches and messages stay in order, so which step waits for which does not depend on speed. It is
+therefore enough to replay one order of events, with a vector clock per lane (see ``memory``), to detect the errors of
+every order. A rank that awaits a NOTIFY knows that all steps before it are over; the receiver of a message knows this
+of its SEND. ``after_sends`` may wait until the receivers have the messages, or may not, so the sender learns nothing
+about them. The executor ends a plan only when its own sends are complete; nothing here checks that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ddl.plan.memory import Cell, Lane, Memory, Value
 
 __all__ = ["Replay"]
 
-#: What a lane waits for: the number of the lane that must act, and whether by a message, a receipt or a notice.
+#: What a lane waits for: the number of another lane, and its "message", "receipt" or "notice".
 _Wait = Tuple[int, str]
 
 
 class _Message:
-    """What a SEND put on its way."""
+    """A message that was sent."""
 
     __slots__ = ("cells", "clock", "depth", "index", "reader", "step", "values")
 
@@ -43,7 +43,7 @@ class Replay:
         self._lane_at = {(lane.rank, lane.channel): lane for lane in self.lanes}
         self.memory = Memory(plans, self.lanes, in_place)
         self._queues: DefaultDict[Tuple[int, int, int], Deque[_Message]] = defaultdict(deque)
-        self._sent: DefaultDict[int, List[_Message]] = defaultdict(list)  # by lane number; not known to have left
+        self._sent: DefaultDict[int, List[_Message]] = defaultdict(list)  # by lane number; not known to be complete
         self._waiting: DefaultDict[_Wait, List[Lane]] = defaultdict(list)
         self._ready: Deque[Lane] = deque(self.lanes)
         self._do: Dict[Kind, Callable[[Lane, Step], Optional[_Wait]]] = {
@@ -59,7 +59,7 @@ class Replay:
         }
 
     def run(self) -> None:
-        """Do all steps of all lanes; raises ``PlanError``."""
+        """Do all steps of all lanes. Raises ``PlanError``."""
         blocked: Dict[int, _Wait] = {}
         while self._ready:
             lane = self._ready.popleft()
@@ -85,23 +85,23 @@ class Replay:
             self.memory.check_end(plan, self.end_clock(plan.rank))
 
     def end_clock(self, rank: int) -> List[int]:
-        """Return what ``rank`` knows to be over when its plan ends: for each lane, its epoch."""
+        """Return the clock of ``rank`` at the end of its plan: for each lane, the last epoch known to be over."""
         end = [0] * len(self.lanes)
         for channel in range(len(self._plans[rank].channels)):
             clock = self._lane_at[rank, channel].clock
             end = [max(pair) for pair in zip(end, clock)]
         return end
 
-    # Steps: each returns what it waits for, or None once it is done.
+    # Steps: each returns what it waits for, or None when it is done.
 
     def _after_sends(self, lane: Lane) -> Optional[_Wait]:
-        """Wait until what ``lane`` has sent is received: a transport may keep it no longer than that."""
+        """Wait until all messages of ``lane`` are received: the longest that a transport may need its memory."""
         for message in self._sent[lane.number]:
             if message.reader is None:
                 return self._peer(lane, message.step.peers[0]).number, "receipt"
         for message in self._sent.pop(lane.number, ()):
             if message.reader is not None:
-                self.memory.left(lane, message.cells, message.reader)
+                self.memory.send_complete(lane, message.cells, message.reader)
         return None
 
     def _send(self, lane: Lane, step: Step) -> Optional[_Wait]:
@@ -158,22 +158,22 @@ class Replay:
         return None
 
     def _await(self, lane: Lane, step: Step) -> Optional[_Wait]:
-        heard = []
+        notices = []
         for peer in step.peers:
             other = self._peer(lane, peer)
-            # The first notice that suffices: a later one may not have been told yet when this wait ends.
+            # Take the first notice that is enough: when this wait ends, a later one may not have been sent yet.
             notice = next((n for n in other.notices if n[0] >= step.phase), None)
             if notice is None:
                 return other.number, "notice"
-            heard.append(notice)
-        for _, clock, depth in heard:
+            notices.append(notice)
+        for _, clock, depth in notices:
             lane.learn(clock, depth)
         return None
 
-    # Who waits for whom.
+    # Waits and deadlocks.
 
     def _peer(self, lane: Lane, rank: int) -> Lane:
-        """Return the lane of ``rank`` that ``lane`` deals with: the one of the same channel."""
+        """Return the lane of ``rank`` that has the same channel as ``lane``."""
         try:
             return self._lane_at[rank, lane.channel]
         except KeyError:
@@ -183,19 +183,19 @@ class Replay:
         self._ready.extend(self._waiting.pop(wait, ()))
 
     def _deadlock(self, blocked: Dict[int, _Wait]) -> PlanError:
-        """Follow who waits for whom from the first blocked lane until somebody comes twice, or has ended."""
+        """Follow the waits from the first blocked lane to a lane that was seen before, or that has ended."""
         start = lane = self.lanes[min(blocked)]
         texts: List[str] = []
         seen: Set[int] = set()
         while lane.number in blocked and lane.number not in seen:
             seen.add(lane.number)
             number, by = blocked[lane.number]
-            things = {"message": "a message from", "receipt": "what it sent to be received by"}
-            thing = things.get(by, f"phase {lane.steps[lane.next].phase} of")
+            events = {"message": "a message from", "receipt": "its message to be received by"}
+            event = events.get(by, f"phase {lane.steps[lane.next].phase} of")
             place = f"rank {lane.rank} channel {lane.channel} step {lane.next}"
             lane = self.lanes[number]
-            texts.append(f"{place} waits for {thing} rank {lane.rank}")
-        ending = "and so on in a circle" if lane.number in seen else f"and rank {lane.rank} has ended without it"
+            texts.append(f"{place} waits for {event} rank {lane.rank}")
+        ending = "which closes a cycle" if lane.number in seen else f"but rank {lane.rank} has ended"
         return start.failure(f"deadlock: {', '.join(texts)}, {ending}")
 
 

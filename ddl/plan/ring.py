@@ -1,10 +1,10 @@
 """Ring: every rank sends to its right neighbour and receives from its left one; chain: a ring cut at the root.
 
 A *ring* is a tuple of ranks in ring order; a rank's *index* is its place in it. The functions without underscore
-plan one ring on one slice of the chunks, a run of ids; ``multiring`` strings them together over several dimensions.
-The planners at the end take all ranks as one ring, in order of position. Moves 2(p-1)/p of the bytes for an
-all-reduce, the least possible, in 2(p-1) steps: for large buffers. Nothing that is being sent is overwritten before
-it has arrived: a slice comes round again only after it has been everywhere.
+plan one ring on one slice of the chunks, a run of ids; ``multiring`` combines them over several dimensions. The
+planners at the end take all ranks as one ring, in order of position. An all-reduce moves 2(p-1)/p of the bytes, the
+least possible, in 2(p-1) steps, so it suits large buffers. No part is overwritten while it is being sent: it returns
+to a rank only after it has been at all others.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Ring:
 def reduce_scatter(
     ring: Ring, first: int, width: int, source: Buffer, partial: Buffer, result: Buffer, final: bool
 ) -> List[Step]:
-    """Reduce the slice ``[first, first + width)``; its part with this rank's index ends here.
+    """Reduce the slice ``[first, first + width)``; this rank gets the part with its index.
 
-    The slice is cut into one part per rank. My own contribution is read from ``source``, sums on their way lie in
+    The slice is cut into one part per rank. My own contribution is read from ``source``, partial sums lie in
     ``partial``, the finished part in ``result``.
     """
     size = len(ring.ranks)
@@ -57,7 +57,7 @@ def reduce_scatter(
 
 
 def all_gather(ring: Ring, first: int, width: int, source: Buffer) -> List[Step]:
-    """Gather the slice ``[first, first + width)`` into everybody's OUTPUT; this rank's part comes from ``source``."""
+    """Gather the slice ``[first, first + width)`` into OUTPUT on every rank; ``source`` has this rank's part."""
     size = len(ring.ranks)
     part = width // size
     right, left = ring.neighbour(1), ring.neighbour(-1)
@@ -72,7 +72,7 @@ def all_gather(ring: Ring, first: int, width: int, source: Buffer) -> List[Step]
 
 @dataclass(frozen=True)
 class Hops:
-    """A rank's neighbours in a tree of chains: who is nearer to the root (none at the root), and who is farther."""
+    """A rank's neighbours in a tree of chains: the one towards the root (none at the root), and those away from it."""
 
     parent: Tuple[int, ...]
     children: Tuple[int, ...]
@@ -93,26 +93,26 @@ def hops(rings: Sequence[Ring], starts: Sequence[int]) -> Hops:
 
 
 def pieces(rings: Sequence[Ring]) -> int:
-    """Return into how many chunks to cut what goes through a tree of chains.
+    """Return into how many chunks to cut a buffer that goes through a tree of chains.
 
-    A chain of *h* hops passes *c* pieces in *h + c - 1* rounds of *1/c* of the time: twice as many pieces as hops
-    cost 1.5 times the time of one hop. A single hop has nothing to overlap.
+    A chain of *h* hops passes *c* pieces in *h + c - 1* rounds, each of *1/c* of the time of a hop. With twice as many
+    pieces as hops this takes about 1.5 times as long as one hop. With a single hop, nothing can overlap.
     """
     depth = sum(len(ring.ranks) - 1 for ring in rings)
     return 2 * depth if depth > 1 else 1
 
 
 def pass_on(neighbours: Hops, chunk: int) -> List[Step]:
-    """Broadcast one chunk through a tree of chains: from the root's INPUT into everybody else's OUTPUT."""
+    """Broadcast one chunk through a tree of chains: from the root's INPUT into the OUTPUT of all other ranks."""
     arrive = [Step(Kind.RECV, neighbours.parent, chunk, 1, dst=_OUTPUT)] if neighbours.parent else []
     source = _OUTPUT if neighbours.parent else _INPUT
     return arrive + [Step(Kind.SEND, (child,), chunk, 1, src=source) for child in neighbours.children]
 
 
 def collect(neighbours: Hops, chunk: int, source: Buffer, target: Buffer) -> List[Step]:
-    """Reduce one chunk through a tree of chains, the other way: my own contribution is in ``source``.
+    """Reduce one chunk through a tree of chains, towards the root.
 
-    Sums on their way, and at the root the result, lie in ``target``.
+    My own contribution is in ``source``. Partial sums, and at the root the result, lie in ``target``.
     """
     final = not neighbours.parent
     steps = []
@@ -130,7 +130,7 @@ def _whole(topology: Topology, rank: int) -> Ring:
 
 
 def _positions(topology: Topology) -> List[int]:
-    """Chunk ids of the blocks of ranks 0, 1, ...: a chunk's id is the position of its rank."""
+    """Return the chunk ids of the blocks of ranks 0, 1, ...: a chunk's id is the position of its rank."""
     return [topology.position(rank) for rank in range(topology.size)]
 
 
@@ -170,7 +170,7 @@ def _reduce(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _alltoall(topology: Topology, rank: int, root: int) -> Plan:
-    """In step *i* everybody sends to the rank *i* places to the right: no receiver has two senders at once."""
+    """In step *i* each rank sends to the rank *i* places to the right, so no receiver has two senders at once."""
     ring, size = _whole(topology, rank), topology.size
     steps = [copy(rank * size + rank, 1)]
     for distance in range(1, size):

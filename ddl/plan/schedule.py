@@ -1,9 +1,9 @@
 """What happens in which round: a proved collective as data that can be drawn.
 
-A step's *depth* is the number of rounds that are over when it is done at the earliest (``Proof.depths``): the longest
-chain of messages and meets that leads there. It is an order, no time: a round may be one small message or many large
-ones, and what nothing has to wait for is all in the same round. Work within shared memory takes no round of its own;
-what one rank does at the same depth comes in *layers*, one after the other.
+A step's *depth* is the length of the longest chain of messages and meets that must be over before the step is done
+(``Proof.depths``). It says in which order things happen, not how long they take: a round may be one small message or
+many large ones, and steps that do not wait for one another are in the same round. Work in shared memory takes no round
+of its own. The works of one rank at the same depth are in *layers*, one after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Run = Tuple[int, int]
 
 @dataclass(frozen=True)
 class Message:
-    """What goes through a transport from one rank to another; several messages with the same ends are one of these."""
+    """What goes through a transport from one rank to another. Messages that leave and arrive together are joined."""
 
     source: int
     target: int
@@ -45,7 +45,7 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Meet:
-    """In ``round``, the ``waiting`` ranks go on, as all of ``ranks`` have come so far."""
+    """In ``round``, the ``waiting`` ranks continue, because all of ``ranks`` have reached the phase."""
 
     round: int
     ranks: Tuple[int, ...]
@@ -80,12 +80,12 @@ def _events(plans: Sequence[Plan], proof: Proof) -> Iterator[_Event]:
 
 
 def _messages(events: Sequence[_Event]) -> Iterator[Message]:
-    """Bring each receive together with its send: messages between two ranks stay in order."""
+    """Match each receive with its send: messages between two ranks stay in order."""
     sent: DefaultDict[Tuple[int, int, int], Deque[int]] = defaultdict(deque)
     for rank, channel, step, depth in events:
         if step.kind is Kind.SEND:
             sent[rank, step.peers[0], channel].append(depth)
-    # Source, target, leaves, arrives, reduces; and whether it carries data: empty messages are apart.
+    # The key: source, target, leaves, arrives, reduces, and whether the message carries data.
     runs_of: DefaultDict[Tuple[int, int, int, int, bool, bool], List[Run]] = defaultdict(list)
     for rank, channel, step, depth in events:
         if step.kind in (Kind.RECV, Kind.RECV_REDUCE):
@@ -98,7 +98,7 @@ def _messages(events: Sequence[_Event]) -> Iterator[Message]:
 
 
 def _joined(runs: Sequence[Run]) -> Tuple[Run, ...]:
-    """Join runs that follow on one another."""
+    """Join adjacent runs."""
     joined: List[Run] = []
     for first, count in sorted(runs):
         if joined and sum(joined[-1]) == first:
@@ -109,7 +109,7 @@ def _joined(runs: Sequence[Run]) -> Tuple[Run, ...]:
 
 
 def _works(events: Sequence[_Event]) -> Iterator[LocalWork]:
-    """Number the works of each rank at each depth; one that goes on where the one before ended is the same work."""
+    """Number the works of each rank at each depth. Works on adjacent chunks that are otherwise equal become one."""
     at: DefaultDict[Tuple[int, int], List[Step]] = defaultdict(list)
     for rank, _, step, depth in events:
         if step.kind not in (Kind.REDUCE_FROM, Kind.COPY_FROM, Kind.COPY_TO, Kind.COPY):
@@ -126,16 +126,16 @@ def _works(events: Sequence[_Event]) -> Iterator[LocalWork]:
 
 
 def _meets(events: Sequence[_Event]) -> Iterator[Meet]:
-    """Join the waits of one round for one phase wherever they have a rank in common."""
-    together: DefaultDict[Tuple[int, int], List[Set[int]]] = defaultdict(list)
+    """Join the waits for the same phase in the same round if they have a rank in common."""
+    groups_at: DefaultDict[Tuple[int, int], List[Set[int]]] = defaultdict(list)
     waiting: DefaultDict[Tuple[int, int], Set[int]] = defaultdict(set)
     for rank, _, step, depth in events:
         if step.kind is Kind.AWAIT:
-            groups = together[depth, step.phase]
+            groups = groups_at[depth, step.phase]
             members = {rank, *step.peers}
             joined = members.union(*(group for group in groups if group & members))
             groups[:] = [group for group in groups if not group & members] + [joined]
             waiting[depth, step.phase].add(rank)
-    for (depth, phase), groups in together.items():
+    for (depth, phase), groups in groups_at.items():
         for group in groups:
             yield Meet(depth, tuple(sorted(group)), tuple(sorted(group & waiting[depth, phase])))

@@ -67,5 +67,5 @@ _TEXTS: Dict[Kind, Callable[[Step], str]] = {
 
 def step_text(step: Step) -> str:
     """Return what a step does, in words; the rank that does it is *I*."""
-    when = "when what was sent before has left: " if step.after_sends else ""
+    when = "when all earlier sends are complete: " if step.after_sends else ""
     return when + _TEXTS[step.kind](step) + (" (final)" if step.final else "")

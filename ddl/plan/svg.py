@@ -9,11 +9,11 @@ from xml.sax.saxutils import escape, quoteattr
 __all__ = ["Pen", "shortened", "width_of"]
 
 _FONT = "DejaVu Sans, Verdana, Helvetica, sans-serif"
-_LETTER, _BOLD = 0.6, 0.7  # of the font's size: a letter's width, on average
+_LETTER, _BOLD = 0.6, 0.7  # average width of a letter, relative to the font's size
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """Return about how wide a text is."""
+    """Return the approximate width of a text."""
     return len(text) * size * (_BOLD if bold else _LETTER)
 
 
@@ -73,7 +73,7 @@ class Pen:
         bold: bool = False,
         hint: str = "",
     ) -> None:
-        """Write a line; ``hint`` shows while the mouse rests on it."""
+        """Write a line of text; ``hint`` is shown while the mouse rests on it."""
         weight = ' font-weight="bold"' if bold else ""
         title = f"<title>{escape(hint)}</title>" if hint else ""
         self._elements.append(

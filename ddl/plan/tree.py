@@ -1,9 +1,9 @@
-"""Tree: a binomial tree below the root, log2(p) levels, for small buffers and for what has a root.
+"""Tree: a binomial tree of log2(p) levels, for small buffers and for collectives with a root.
 
-Ranks are counted by their *distance* from the root: position minus the root's position, around the end. The children
-of distance *d* are *d + 1, d + 2, d + 4, ...* as long as the step is smaller than the lowest set bit of *d*; below
-*d* lie the distances of one contiguous run, so that gather and scatter move runs of chunks. Inner ranks that lack a
-buffer for others' data use SCRATCH.
+Ranks are numbered by their *distance* from the root: position minus the root's position, modulo the size. The children
+of distance *d* are *d + 1, d + 2, d + 4, ...* as long as the step is smaller than the lowest set bit of *d*. The
+subtree of *d* is a contiguous run of distances, so that gather and scatter move runs of chunks. Inner ranks that have
+no buffer for others' data use SCRATCH.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 @dataclass(frozen=True)
 class _Node:
-    """One rank's place in the tree: its ranks above and below, and how many distances each subtree spans."""
+    """One rank's place in the tree: its parent, its children, and how many distances each subtree spans."""
 
     distance: int
     span: int
     parent: Tuple[int, ...]
-    #: (rank, distance, span) with the smallest subtree first: it answers first, and is served last.
+    #: (rank, distance, span), the smallest subtree first: its data arrives first, and it is sent its data last.
     children: Tuple[Tuple[int, int, int], ...]
 
 
@@ -47,13 +47,13 @@ def _node(topology: Topology, rank: int, root: int) -> _Node:
 
 
 def _distances(topology: Topology, root: int) -> List[int]:
-    """Chunk ids of the blocks of ranks 0, 1, ...: a chunk's id is the distance of its rank."""
+    """Return the chunk ids of the blocks of ranks 0, 1, ...: a chunk's id is the distance of its rank."""
     start = topology.position(root)
     return [(topology.position(rank) - start) % topology.size for rank in range(topology.size)]
 
 
 def _up(node: _Node, target: Buffer, final: bool) -> List[Step]:
-    """Reduce chunk 0 towards the root, through ``target`` where there is something to add."""
+    """Reduce chunk 0 towards the root. A rank with children adds up in ``target``."""
     steps = []
     source = _INPUT
     for child, _, _ in node.children:
@@ -66,7 +66,7 @@ def _up(node: _Node, target: Buffer, final: bool) -> List[Step]:
 
 
 def _down(node: _Node, source: Buffer) -> List[Step]:
-    """Broadcast chunk 0 from the root, which has it in ``source``; the largest subtree is served first."""
+    """Broadcast chunk 0 from the root, which has it in ``source``; the largest subtree is sent it first."""
     arrive = [Step(Kind.RECV, node.parent, 0, 1, dst=_OUTPUT)] if node.parent else []
     return arrive + [Step(Kind.SEND, (child,), 0, 1, src=source) for child, _, _ in reversed(node.children)]
 
@@ -121,7 +121,7 @@ def _scatter(topology: Topology, rank: int, root: int) -> Plan:
 
 
 def _barrier(topology: Topology, rank: int, root: int) -> Plan:
-    """Empty messages up to the rank at position 0, and down again."""
+    """Send empty messages up to the rank at position 0, and down again."""
     node = _node(topology, rank, topology.order[0])
     steps = [Step(Kind.RECV, (child,)) for child, _, _ in node.children]
     if node.parent:

@@ -1,11 +1,17 @@
-"""Verify: prove that the plans of all ranks, run together, do what their collective says.
+"""Verify: prove that the plans of all ranks, run together, do what their collective promises.
 
-Proved, for any speed of ranks and links: every output chunk holds every contribution exactly once and is finished
-once (or is the right rank's chunk, where nothing is reduced); every message is received, as what it was sent; nobody
-waits for ever; nobody reads or writes memory that another may be writing, that is still being sent, or that its
-owner has not announced or has left; channels touch different chunks. Of algorithms that promise it, also that every
-output chunk is summed along the canonical tree, addition by addition. ``checks`` looks at the tables, ``replay`` runs
-them on symbols. The counts of the proof are those of the plans; no size or type of data comes in.
+The proof holds for any speed of ranks and links. It shows:
+
+* Every output chunk holds every contribution exactly once and is finished once. Where nothing is reduced, it holds the
+  chunk of the right rank.
+* Every message is received, as the chunks that were sent. There is no deadlock.
+* No rank reads or writes memory that another may be writing or that is still being sent, nor memory of a peer before
+  the peer has announced it or after the peer's plan has ended.
+* The channels of a plan touch different chunks.
+* The canonical algorithms sum every output chunk along the canonical tree, addition by addition.
+
+``checks`` examines the tables, ``replay`` runs them on symbolic memory. The proof does not depend on the size or the
+type of the data.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ __all__ = ["PlanError", "Proof", "verify"]
 
 @dataclass(frozen=True)
 class Proof:
-    """What verified plans cost; tuples are indexed by rank."""
+    """The costs of verified plans; tuples are indexed by rank."""
 
     collective: Collective
     algorithm: str
@@ -38,21 +44,22 @@ class Proof:
     chunks_sent: Tuple[int, ...]  #: chunks in its messages
     chunks_read: Tuple[int, ...]  #: chunks that it reads directly from peers' memory
     chunks_written: Tuple[int, ...]  #: chunks that it writes directly into peers' memory
-    steps: Tuple[int, ...]  #: lines of its plan
-    rounds: Tuple[int, ...]  #: longest chain of messages and meets that its end depends on
-    canonical: bool  #: it reduces, and adds up every chunk along the canonical tree
-    #: By rank, channel and step: how many rounds are over, at the earliest, when the step is done.
+    steps: Tuple[int, ...]  #: steps of its plan
+    rounds: Tuple[int, ...]  #: length of the longest chain of messages and meets on which its end depends
+    canonical: bool  #: whether it reduces, and adds up every chunk along the canonical tree
+    #: By rank, channel and step: the length of the longest chain of messages and meets before the step is done.
     depths: Tuple[Tuple[Tuple[int, ...], ...], ...]
 
     def bytes_sent(self, rank: int, nbytes: int) -> Fraction:
-        """Return how many bytes ``rank`` sends if all chunks together have ``nbytes``, evenly cut."""
+        """Return how many bytes ``rank`` sends if all chunks together have ``nbytes`` bytes and the same length."""
         return Fraction(nbytes * self.chunks_sent[rank], self.chunks) if self.chunks else Fraction(0)
 
 
 def verify(plans: Sequence[Plan], *, in_place: bool = False) -> Proof:
-    """Prove the plans of all ranks, ``plans[rank]``; raises ``PlanError`` that says where they are wrong.
+    """Prove the plans of all ranks, ``plans[rank]``, and return their costs.
 
-    With ``in_place``, INPUT and OUTPUT are the same memory wherever a plan allows it.
+    With ``in_place``, INPUT and OUTPUT are the same memory wherever a plan allows it. Raises ``PlanError``, which names
+    rank, channel and step of the first error.
     """
     check_layouts(plans, in_place)
     for plan in plans:
@@ -66,30 +73,30 @@ def verify(plans: Sequence[Plan], *, in_place: bool = False) -> Proof:
 
 
 def _check_outputs(plans: Sequence[Plan], replay: Replay) -> bool:
-    """Check what every rank ends with; return whether all of it was summed along the canonical tree."""
+    """Check the OUTPUT of every rank. Return whether all of it was summed along the canonical tree."""
     wanted = sources(plans)
     reduces = plans[0].collective in REDUCING
-    along = order(0, len(plans))
+    tree = order(0, len(plans))
     canonical = reduces
     for plan in plans:
         for chunk in plan.output:
             value = replay.memory.value(plan.rank, chunk)
             if value.mask != wanted[chunk]:
                 have, need = replay.memory.ranks(value.mask), replay.memory.ranks(wanted[chunk])
-                what = f"chunk {chunk} of OUTPUT ends with the contributions of ranks {have} instead of {need}"
+                what = f"at the end, chunk {chunk} of OUTPUT has the contributions of ranks {have} instead of {need}"
                 raise failure(plan, None, None, what)
             if value.finished != reduces:
-                raise failure(plan, None, None, f"chunk {chunk} of OUTPUT comes from no step that is final")
-            if reduces and value.order != along:
+                raise failure(plan, None, None, f"chunk {chunk} of OUTPUT comes from no final step")
+            if reduces and value.order != tree:
                 canonical = False
                 if plan.algorithm in CANONICAL:
-                    what = f"chunk {chunk} of OUTPUT is summed in the order {value.order} instead of {along}"
+                    what = f"chunk {chunk} of OUTPUT is summed in the order {value.order} instead of {tree}"
                     raise failure(plan, None, None, what)
     return canonical
 
 
 def _check_barrier(plans: Sequence[Plan], replay: Replay) -> None:
-    """Check that no plan can end before every rank has done its first step."""
+    """Check that a plan can end only after every rank has done its first step."""
     for plan in plans:
         clock = replay.end_clock(plan.rank)
         entered = {lane.rank for lane in replay.lanes if clock[lane.number]}

@@ -145,7 +145,7 @@ def test_shared_memory() -> None:
     assert len(colored(drawing, "line", "stroke", PALE_BLUE)) == 4 + 4
     assert len(colored(drawing, "rect", "fill", "#eaf2fb")) == 2
     assert {"reduce: memory", "reduce: hosts", "copy: hosts", "copy: memory"} <= set(shown)
-    assert not any(text.startswith("Left out") for text in shown)
+    assert not any(text.startswith("Not drawn") for text in shown)
 
 
 def test_messages_have_the_colour_of_the_outermost_dimension_that_they_cross() -> None:
@@ -157,7 +157,7 @@ def test_messages_have_the_colour_of_the_outermost_dimension_that_they_cross() -
 
 def test_what_is_left_out_is_said() -> None:
     shown = texts(drawn(ALLREDUCE, "multiring", Topology.parse("4x8x2", shared=1)))
-    assert "Left out: 52 of 64 ranks (drawn: rank 0 and some in line with it) and rounds 4–7, 13–15 of 18." in shown
+    assert "Not drawn: 52 of 64 ranks (drawn: rank 0 and ranks in line with it) and rounds 4–7, 13–15 of 18." in shown
     assert {"4–7", "13–15", "message of a rank that is not drawn", "rank 32"} <= set(shown) and "rank 5" not in shown
 
 
