@@ -1,4 +1,4 @@
-"""What ``ddl tune`` tries: algorithms, sizes of pieces and how many at once, a modest grid around the default."""
+"""What ``ddl tune`` tries: a grid of algorithms, piece sizes and numbers of pieces at once, around the default."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PIECES = (512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 _IN_FLIGHT = (2, 4)
 #: The lane of small operations never waits behind a large one, so nothing that takes long may run on it.
 MOST_SMALL = 256 * KIB
-_LEAST_LARGE = 4 * KIB  #: below, an operation of the other lane pays for a thread that wakes
+_LEAST_LARGE = 4 * KIB  #: for smaller operations, the other lane has to wake a thread, which takes too long
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run collectives, whatever their size: a ``Line`` without ``max_bytes``."""
+    """One way to run collectives of any size: a ``Line`` without ``max_bytes``."""
 
     algorithm: str
     piece_bytes: int
@@ -35,19 +35,19 @@ class Candidate:
         return _suits(collective, self.algorithm, topology)
 
     def line(self, collective: Collective, topology: Topology) -> Line:
-        """Return the line by which ``collective`` is run this way at every size."""
+        """Return a line that runs ``collective`` in this way at every size."""
         return line_for(collective, separate=topology.local_size < topology.size, **vars(self))
 
 
 def default_of(collective: Collective, topology: Topology, nbytes: int) -> Candidate:
-    """Return what ``select`` takes without a table."""
+    """Return the candidate that ``select`` chooses for ``nbytes`` without a table."""
     return _as_candidate(of_size(select(collective, topology), nbytes))
 
 
 def candidates(collectives: Sequence[Collective], topology: Topology) -> Tuple[Candidate, ...]:
-    """Return everything to try for these collectives: the defaults first, so that of equals they count.
+    """Return all candidates for these collectives, the defaults first, so that they win if others are only as good.
 
-    Not what deterministic communicators run: they choose by no table.
+    The algorithms of deterministic communicators are not among them: those do not use a table.
     """
     result: Dict[Candidate, None] = {}
     for collective in collectives:
@@ -67,9 +67,10 @@ def candidates(collectives: Sequence[Collective], topology: Topology) -> Tuple[C
 def worth_trying(
     collective: Collective, topology: Topology, nbytes: int, among: Sequence[Candidate]
 ) -> Tuple[List[int], int]:
-    """Return which of ``among`` (by number) to try at this size, and which of them is the default.
+    """Return the indices in ``among`` of the candidates to try at this size, and the index of the default.
 
-    Of those that would do the same, as an operation of one piece does whatever the others' size, one is enough.
+    Of candidates that would do the same at this size, only the first is returned: for example, the piece size does not
+    matter if the operation fits in one piece.
     """
     default = default_of(collective, topology, nbytes)
     first_of_way: Dict[Tuple[object, ...], int] = {_way(default, nbytes): among.index(default)}

@@ -1,8 +1,8 @@
-"""From measured times to lines: pure arithmetic on numbers that all ranks have alike, so all ranks choose alike.
+"""Turns measured times into lines. Pure: all ranks have the same numbers, so all ranks choose the same.
 
-The default stays unless something else is faster by more than a margin, twice: the best of a first series of rounds has
-to win a second one, whose times had no part in making it the best. Between two measured sizes something else serves
-only if it was chosen at both ends.
+The default stays unless another candidate is faster by more than a margin, twice: the best of a first series of rounds
+must also win a second series, whose times did not make it the best. Between two measured sizes, another candidate is
+used only if it was chosen at both.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ddl.tuning.select import ANY, Line, Lines
 
 __all__ = ["MARGIN", "best", "better_half", "choose", "lines_of"]
 
-MARGIN = 0.05  #: of the default's time, by which another candidate has to be faster
+MARGIN = 0.05  #: by which part of its time another candidate must be faster than the default
 #: Seconds of each round, by candidate; all candidates ran in every round.
 Rounds = Mapping[int, Sequence[float]]
 
 
 def best(rounds: Rounds, default: int) -> int:
-    """Return the candidate with the least median if that is below the default's by more than the margin.
+    """Return the candidate with the least median if it is faster than the default by more than the margin.
 
-    Otherwise, return the default. Of equals the one with the lower number counts.
+    Otherwise, return the default. If medians are equal, the lower number wins.
     """
     medians = {candidate: statistics.median(seconds) for candidate, seconds in rounds.items()}
     least = min(medians, key=lambda candidate: (medians[candidate], candidate))
@@ -31,9 +31,9 @@ def best(rounds: Rounds, default: int) -> int:
 
 
 def choose(first: Rounds, second: Rounds, default: int) -> int:
-    """Return the choice after both series: the best of the first, if it is the best of the second, too.
+    """Return the choice after both series: the best of the first, if it is also the best of the second.
 
-    There it has to beat the default in three rounds of four besides: a median may be luck where rounds differ much.
+    It must also beat the default in three of four rounds of the second: where rounds differ much, a median may be luck.
     """
     winner = best(first, default)
     if winner == default or best(second, default) != winner:
@@ -43,21 +43,22 @@ def choose(first: Rounds, second: Rounds, default: int) -> int:
 
 
 def better_half(rounds: Rounds, default: int) -> Tuple[int, ...]:
-    """Return the better half of the candidates, at least one, and the default, which always stays, in ascending order.
+    """Return the better half of the candidates (at least one), and always the default, in ascending order.
 
-    One step of successive halving (Karnin et al., 2013): what is hopeless costs little time.
+    This is one step of successive halving (Karnin et al., 2013): slow candidates take little time.
     """
     order = sorted(rounds, key=lambda candidate: (statistics.median(rounds[candidate]), candidate))
     return tuple(sorted({default, *order[: (len(order) + 1) // 2]}))
 
 
 def lines_of(chosen: Mapping[int, Line], default: Lines) -> Lines:
-    """Return the lines for all sizes, ``chosen`` being what serves the measured ones best (by bytes).
+    """Return the lines for all sizes. ``chosen`` is the best line at each measured size, in bytes.
 
-    Between two sizes with the same choice it serves; with different ones, and below and beyond all, the default does.
+    A line that was chosen at two neighbouring sizes also serves the sizes between them. The default serves all other
+    sizes, and those below and beyond the measured ones.
     """
     lines: List[Line] = []
-    beyond = -1  # up to here everything is served
+    beyond = -1  # all sizes up to this one have a line
     for first, last in _runs(sorted(chosen), chosen):
         _append_default(lines, default, beyond, first - 1)
         _append(lines, replace(chosen[first], max_bytes=last))

@@ -1,11 +1,13 @@
-"""Which hosts sit behind a common switch whose way out is narrower than they are: from what pairs of hosts got. Pure.
+"""Infers racks from the rates between pairs of hosts. Pure.
 
-One message gets the full rate even through an uplink that is a quarter of what the rack's hosts send together. So pairs
-are measured while all other hosts talk, too (ddl/tuning/measure/find_racks.py), in tournaments: in several ones,
-shuffled differently, of which a pair's slowest figure counts, as beside it in one of them few others may cross the
-uplink. Hosts of one rack then see the others alike, by which groups are guessed, and get more among themselves than
-across, by which a guess is judged: none is better than a wrong one. Racks that are alike are found as they are or not
-at all; of those that differ none is torn apart, but some may be joined.
+A rack is a group of hosts behind a common switch whose uplink carries less than the hosts together. A single message
+gets the full rate even through a narrow uplink. So pairs of hosts are measured while all other hosts send, too
+(ddl/tuning/measure/find_racks.py), in several tournaments that are shuffled differently. The slowest figure of a pair
+counts: in one of the tournaments, few other pairs may have used the uplink at the same time.
+
+Hosts of one rack have similar rates to all other hosts: this gives guesses. Their rates are higher inside the rack than
+across: this decides whether a guess is right. No racks are better than wrong ones. Racks of equal size and speed are
+inferred exactly or not at all. Of racks that differ, none is split, but several may be joined.
 """
 
 from __future__ import annotations
@@ -23,53 +25,55 @@ from ddl.tuning.tournament import Rounds, tournament
 __all__ = ["FEWEST_HOSTS", "Racks", "Suspicion", "suspect", "tournaments"]
 
 FEWEST_HOSTS = 4  #: two racks of two
-#: The typical pair in racks gets so many times what one across them gets: more than noise explains, and what an uplink
-#: shows that carries half of what its hosts send. Racks themselves differ less than this:
-_CONTRAST, _ALIKE = 1.5, 2.0
+#: The median rate inside racks must be at least so many times that across them. An uplink that carries half of what its
+#: hosts send shows more than this, and noise less.
+_CONTRAST = 1.5
+#: The median rates inside the racks must differ by less than this factor.
+_ALIKE = 2.0
 
 Groups = Tuple[Tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What looks like racks: hosts in groups, and what is typical of a pair, each way, where all hosts talk at once."""
+    """What looks like racks: groups of hosts, and the median rates of pairs, each way, while all hosts send."""
 
     groups: Groups  #: hosts by number, as in ``TunedCluster.hosts``, from 0
     within_bytes_per_s: float
     between_bytes_per_s: float
 
     def text(self, hosts: Sequence[str]) -> str:
-        """Return the racks and why they are some, for people; ``hosts`` are those of the ``TunedCluster``."""
+        """Return the racks and their rates as text; ``hosts`` are those of the ``TunedCluster``."""
         names = [host.rpartition(":")[0] for host in hosts]
         racks = " | ".join(" ".join(names[host] for host in group) for group in self.groups)
         within, between = bytes_text(int(self.within_bytes_per_s)), bytes_text(int(self.between_bytes_per_s))
-        return f"racks {racks}: {within}/s within and {between}/s between them where all hosts talk at once"
+        return f"racks {racks}: {within}/s within and {between}/s between them while all hosts send at once"
 
 
 @dataclass(frozen=True)
 class Racks(Suspicion):
-    """Racks that it is of use to know: the seconds of a large all-reduce with them and, at the same time, without."""
+    """Racks that make an all-reduce of ``nbytes`` faster: its seconds with them and, in the same rounds, without."""
 
     nbytes: int
     seconds: float
     default_seconds: float
 
     def text(self, hosts: Sequence[str]) -> str:
-        """As above, and what they are good for."""
+        """As above, with the times of the all-reduce."""
         with_racks, default = duration(self.seconds), duration(self.default_seconds)
         return f"{super().text(hosts)}; allreduce of {bytes_text(self.nbytes)} {with_racks}, without racks {default}"
 
 
 def tournaments(hosts: int, count: int) -> List[Rounds]:
-    """Return so many tournaments of hosts 0, 1, ..., each shuffled differently: always the same ones."""
-    shuffle = np.random.RandomState(0)  # the one stream that numpy promises never to change
+    """Return ``count`` tournaments of hosts 0, 1, ..., each shuffled differently. All calls return the same."""
+    shuffle = np.random.RandomState(0)  # numpy promises never to change this stream of numbers
     return [tournament(shuffle.permutation(hosts).tolist()) for _ in range(count)]
 
 
 def suspect(rates: np.ndarray) -> Optional[Suspicion]:
-    """Return the racks that rates under load speak for, two or more of as many hosts, two or more; or None.
+    """Return the racks that follow from rates under load, or None. There are two racks or more, of the same size >= 2.
 
-    ``rates``: (hosts, hosts), symmetric, bytes per second; what each pair got. The diagonal is not read.
+    ``rates``: (hosts, hosts), symmetric, bytes per second: the rate of each pair. The diagonal is not read.
     """
     for groups in _guesses(rates):
         inside = [[float(rates[pair]) for pair in combinations(group, 2)] for group in groups]
@@ -82,39 +86,39 @@ def suspect(rates: np.ndarray) -> Optional[Suspicion]:
 
 
 def _less(across: Sequence[float], inside: Sequence[float]) -> bool:
-    """Return whether pairs across two racks get clearly less than those inside: in the median and, mostly, at all."""
+    """Return whether pairs across two racks are clearly slower than pairs inside: in the median, and most of them."""
     rarely, mostly = sorted(across)[-(-3 * len(across) // 4) - 1], sorted(inside)[len(inside) // 8]
     return rarely < mostly and _CONTRAST * statistics.median(across) <= statistics.median(inside)
 
 
 def _guesses(rates: np.ndarray) -> Iterator[Groups]:
-    """Return what may be racks, the smallest first: clusters of hosts that see the others alike (average linkage).
+    """Yield possible racks, the smallest first: clusters of hosts with similar rates to all others (average linkage).
 
-    The rate of a pair alone is a bad guide: two hosts of different racks may have had the uplinks for themselves.
+    The rate of a single pair says little: two hosts of different racks may have been alone on the uplinks.
     """
     groups = [[host] for host in range(len(rates))]
-    apart = _differences(rates)  # summed up over the members of two groups
+    distances = _distances(rates)  # summed over the members of two groups
     while len(groups) > 2:
         sizes = np.array([len(group) for group in groups])
-        mean = apart / np.outer(sizes, sizes)
+        mean = distances / np.outer(sizes, sizes)
         np.fill_diagonal(mean, np.inf)
-        kept, gone = sorted(int(at) for at in np.unravel_index(mean.argmin(), mean.shape))
-        apart[kept] += apart[gone]
-        apart[:, kept] += apart[:, gone]
-        apart = np.delete(np.delete(apart, gone, 0), gone, 1)
-        groups[kept] += groups.pop(gone)
+        kept, merged = sorted(int(at) for at in np.unravel_index(mean.argmin(), mean.shape))
+        distances[kept] += distances[merged]
+        distances[:, kept] += distances[:, merged]
+        distances = np.delete(np.delete(distances, merged, 0), merged, 1)
+        groups[kept] += groups.pop(merged)
         if len({len(group) for group in groups}) == 1:
             yield tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
-def _differences(rates: np.ndarray) -> np.ndarray:
-    """Return for each two hosts how differently the others look from them: the mean of |log ratio of their rates|."""
+def _distances(rates: np.ndarray) -> np.ndarray:
+    """Return for each pair of hosts how much their rates to the other hosts differ: the mean of |log ratio|."""
     count = len(rates)
     logs = np.log(np.where(np.eye(count, dtype=bool), 1.0, rates))
     distances = np.zeros((count, count))
     for host in range(count):
         differ = np.abs(logs - logs[host])
-        differ[:, host] = 0  # neither of the two counts as one of the others
+        differ[:, host] = 0  # only the other hosts count, not the two themselves
         np.fill_diagonal(differ, 0)
         distances[host] = differ.sum(axis=1) / max(1, count - 2)
     return distances

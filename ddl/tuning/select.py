@@ -1,8 +1,9 @@
-"""Which algorithm serves which size: a table, not ifs.
+"""Selects the algorithm for each size, from tables.
 
-A *selection* is the list of lines for one collective, ascending by size; the first line that is large enough serves.
-All ranks must select alike, so a selection depends on nothing but the topology, the settings that all ranks share, and
-the table that ``ddl tune`` measured on this cluster (table.py), of which rank 0 tells all ranks at the start.
+A *selection* is the list of lines for one collective, ascending by size. The first line whose ``max_bytes`` is large
+enough serves an operation. All ranks must select the same. So a selection depends only on the topology, on settings
+that all ranks share, and on the table that ``ddl tune`` measured on this cluster (table.py), which rank 0 sends to all
+ranks at the start.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ddl.topology import Topology
 __all__ = ["ANY", "MOST_IN_FLIGHT", "Line", "Lines", "line_for", "of_size", "rounded_once", "select"]
 
 ANY = 2**63  #: the ``max_bytes`` of a last line
-MOST_IN_FLIGHT = 4  #: pieces of one operation at once, as many as the core has slots for
-#: Algorithms by which every partial sum has one owner: only there may messages be rounded.
+MOST_IN_FLIGHT = 4  #: pieces of one operation at once; the core has so many slots
+#: Algorithms in which each partial sum has one owner. Only these may round messages.
 _ONE_OWNER = frozenset({"exchange", "ring", "multiring"})
 KIB = 1024
 MIB = 1024 * KIB
@@ -30,8 +31,8 @@ MIB = 1024 * KIB
 class Line:
     """Operations up to ``max_bytes`` run ``algorithm``, in pieces of ``piece_bytes`` (0: in one piece).
 
-    ``small``: on the lane of small operations, which never waits behind a large one. ``in_flight``: how many pieces of
-    an operation run at once. ``coded``: messages of float32 may be written shorter (DDL_WIRE).
+    ``small``: they run on the lane of small operations, which never waits behind a large one. ``in_flight``: how many
+    pieces of an operation run at once. ``coded``: messages of float32 may be compressed (DDL_WIRE).
     """
 
     max_bytes: int
@@ -55,7 +56,7 @@ def line_for(
     small: bool,
     max_bytes: int = ANY,
 ) -> Line:
-    """Return a line whose messages are coded if they may be; ``separate``: not all ranks share memory."""
+    """Return a line that is ``coded`` where this is allowed; ``separate``: not all ranks share memory."""
     coded = separate and not small and collective is Collective.ALLREDUCE and algorithm in _ONE_OWNER
     return Line(max_bytes, algorithm, piece_bytes, small, in_flight, coded)
 
@@ -66,9 +67,10 @@ def of_size(lines: Lines, nbytes: int) -> Line:
 
 
 def rounded_once(lines: Lines) -> Lines:
-    """Return ``lines`` for messages of a quarter of the bytes, in which every value is rounded once in each half.
+    """Return ``lines`` for messages with a quarter of the bytes: each value is rounded only twice in an all-reduce.
 
-    A ring would round a partial sum at every hop. Pieces are four times as large, for as much time on the wire.
+    A ring would round a partial sum at every hop. Pieces become four times as large, so that each takes as long on the
+    wire as before.
     """
     return tuple(
         replace(line, algorithm="exchange", piece_bytes=4 * line.piece_bytes) if line.coded else line for line in lines
@@ -79,9 +81,10 @@ def _two(small: str, limit: int, large: str, piece: int, in_flight: int = 2, cod
     return (Line(limit, small, 0, True), Line(ANY, large, piece, False, in_flight, coded and large in _ONE_OWNER))
 
 
-#: All ranks share memory. The limit is about where the second meet of `direct` costs less than the copies of `eager`:
-#: 2 KiB for two ranks on two cores, 16 KiB for four. Small pieces let private buffers be staged in the second-level
-#: cache, large ones mean fewer meets, which cost most where many ranks meet; docs/performance.md has the measurements.
+#: All ranks share memory. Above the limit, the second meet of `direct` costs less than the copies of `eager`. The two
+#: are equal at about 2 KiB for two ranks on two cores, at 16 KiB for four. With small pieces, copies of private buffers
+#: stay in the second-level cache. Large pieces need fewer meets, which cost most with many ranks. The measurements are
+#: in docs/performance.md.
 _SHARED_BY_FEW: Dict[Collective, Lines] = {
     collective: _two("eager", 4 * KIB, "direct", 1 * MIB)
     for collective in Collective
@@ -92,11 +95,11 @@ _SHARED_BY_MANY: Dict[Collective, Lines] = {
 }
 _MANY = 4  # ranks
 
-#: Ranks on several hosts. Latency decides up to the limit, bytes beyond it. Two pieces keep both directions of a wire
-#: busy; each has a connection of its own, and with more of them the processor moves fewer bytes per system call.
+#: Ranks on several hosts. Up to the limit, latency decides; above it, bandwidth. Two pieces at once keep both
+#: directions of a link busy. Each piece has its own connection, and with more of them a system call moves fewer bytes.
 _SEPARATE: Dict[Collective, Lines] = {
-    # Twice as large: beside a computation a rank comes to its next step some milliseconds late, and until then a wire
-    # of 1 Gb/s lives on what the other piece has still to send.
+    # Pieces twice as large: a rank that also computes begins its next step some milliseconds late. Until then, the
+    # other piece must have enough data to keep a link of 1 Gb/s busy.
     Collective.ALLREDUCE: _two("recursive_doubling", 64 * KIB, "multiring", 2 * MIB, coded=True),
     Collective.REDUCESCATTER: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB),
     Collective.ALLGATHER: _two("recursive_doubling", 16 * KIB, "multiring", 1 * MIB),
@@ -107,9 +110,9 @@ _SEPARATE: Dict[Collective, Lines] = {
     Collective.SCATTER: _two("tree", 16 * KIB, "tree", 4 * MIB),
 }
 
-#: Several hosts with several ranks each: one piece for each dimension and direction, so that while one crosses hosts
-#: others are reduced inside them. Small ones are sent once per host: each rank's message would cost the processors and
-#: the host's one wire as much again.
+#: Several hosts with several ranks each: a piece for each dimension and direction, so that while one piece crosses
+#: hosts, others are reduced inside them. Small operations send one message per host: a message from every rank would
+#: cost processors and the host's link several times as much.
 _HYBRID: Dict[Collective, Lines] = {
     **{c: tuple(line if line.small else replace(line, in_flight=4) for line in s) for c, s in _SEPARATE.items()},
     Collective.ALLREDUCE: _two("leaders", 16 * KIB, "multiring", 2 * MIB, in_flight=4, coded=True),
@@ -119,9 +122,9 @@ _BARRIER = {True: "eager", False: "recursive_doubling"}
 
 
 def _canonical(collective: Collective, topology: Topology) -> Lines:
-    """Return the lines of a reducing collective for three ranks or more; the bits do not depend on which one serves.
+    """Return the lines of a deterministic collective for three ranks or more. All lines give the same bits.
 
-    docs/deterministic.md has the measurements; between hosts, larger pieces make up for more rounds that wait.
+    The measurements are in docs/deterministic.md. Between hosts there are more rounds that wait, so pieces are larger.
     """
     small = "canonical_small" if collective is Collective.ALLREDUCE else "canonical"
     if topology.local_size == topology.size:
@@ -144,15 +147,15 @@ def select(
 ) -> Lines:
     """Return the lines for ``collective`` on ``topology``.
 
-    ``forced`` (DDL_ALGORITHM) names an algorithm to use at every size wherever it offers the collective; it beats
-    ``tuned``, the lines that were measured for this cluster, which beat the built-in ones. ``deterministic``, which
-    beats all of them: sums go along the canonical tree and no message is rounded. Raises ``ConfigError`` if no
-    collective knows ``forced``.
+    From the highest precedence to the lowest: ``deterministic`` adds along the canonical tree and rounds no message.
+    ``forced`` (DDL_ALGORITHM) names an algorithm for every size, if it offers the collective. ``tuned`` are the lines
+    that were measured on this cluster. The built-in lines come last. Raises ``ConfigError`` if ``forced`` is not the
+    name of an algorithm.
     """
     if deterministic and collective in REDUCING:
         if topology.size > 2:
             return _canonical(collective, topology)
-        # Two ranks: there is one addition, whoever makes it.
+        # With two ranks there is a single addition, so every algorithm gives the same bits.
         return tuple(replace(line, coded=False) for line in select(collective, topology, forced, tuned))
     if forced and not any(forced in algorithms(known) for known in Collective):
         names = sorted({name for known in Collective for name in algorithms(known)})

@@ -1,8 +1,8 @@
 """The table that ``ddl tune`` writes and ``select`` reads: which line serves which size on one cluster, and why.
 
-It is TOML, made to be read by people, too; docs/tune.md describes it. Beside the lines it holds the figures of the
-links, so that the same file is a machine for ``ddl simulate --topology``. Here are its contents, its text and its
-checks, without I/O; where the file lies and how all ranks come to the same table: ddl/tuning/measure/table_file.py.
+It is TOML that people can read, too; docs/tune.md describes it. It also holds the figures of the links, so that
+``ddl simulate --topology`` can read the same file as a machine. This module has the contents, the text and the checks,
+without I/O. ddl/tuning/measure/table_file.py says where the file lies and how all ranks get the same table.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ VERSION = 1  #: of the format
 
 @dataclass(frozen=True)
 class TunedCluster:
-    """What decides speed and is the same on all ranks: a table holds for one of these."""
+    """What determines speed and is the same on all ranks. A table is valid for one such cluster."""
 
     hosts: Tuple[str, ...]  #: "name:ranks", in the order of their first ranks
     dimensions: str  #: DDL_DIMENSIONS; empty: as discovered
-    shared_memory: bool  #: whether it is used between ranks of a host
+    shared_memory: bool  #: whether ranks of a host use it
     rails: int
     connections: int  #: DDL_CONNECTIONS
     wire: str  #: DDL_WIRE
 
     @property
     def fingerprint(self) -> str:
-        """Return 12 hexadecimal digits that differ where clusters do."""
+        """Return 12 hexadecimal digits that are different for different clusters."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:12]
 
     def difference(self, other: TunedCluster, *, names: bool) -> str:
-        """Return how ``other`` differs, for people; empty: not at all. ``names``: hosts must be the same ones, too."""
+        """Return as text how ``other`` differs, or an empty string. ``names``: the names of hosts count, too."""
         for part in fields(self):
             own, theirs = getattr(self, part.name), getattr(other, part.name)
             if part.name == "hosts" and not names:
@@ -63,7 +63,7 @@ class TunedCluster:
 
 @dataclass(frozen=True)
 class MeasuredSize:
-    """One size: seconds of the line that was chosen, and of the default at the same time."""
+    """One size: seconds of the line that was chosen, and of the default in the same rounds."""
 
     nbytes: int
     algorithm: str
@@ -74,9 +74,9 @@ class MeasuredSize:
 
 @dataclass(frozen=True)
 class Table:
-    """Lines for some collectives. ``topology`` and ``local_size`` are those on which they were measured.
+    """The lines of a few collectives. They were measured on ``topology``, with ``local_size`` ranks sharing memory.
 
-    ``machine`` is what ``ddl simulate`` reads: the tables ``host`` and ``network`` of its file, or nothing.
+    ``machine`` is what ``ddl simulate`` reads: the tables ``host`` and ``network`` of its file, or empty.
     """
 
     lines: Mapping[Collective, Lines]
@@ -85,22 +85,22 @@ class Table:
     local_size: int
     date: str = ""  #: as 2026-11-22
     ddl: str = __version__
-    racks: Optional[Racks] = None  #: by which the job's own topology is laid out; None: there are none of use
+    racks: Optional[Racks] = None  #: by which topologies of jobs are laid out; None: there are no useful ones
     measured: Mapping[Collective, Tuple[MeasuredSize, ...]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def lay_out(self, topology: Topology) -> Topology:
-        """Return ``topology``, which was discovered, with the racks of the table if it is one of as many hosts."""
+        """Return the discovered ``topology`` with the racks of the table, if it has the same number of hosts."""
         if self.racks is None or topology.dimensions[-1].size != len(self.cluster.hosts):
             return topology
         return topology.in_racks(self.racks.groups)
 
     def misfit(self, topology: Topology) -> str:
-        """Return why the table does not suit ``topology``, which was discovered, for people; empty: it does."""
+        """Return as text why the table does not suit the discovered ``topology``, or an empty string."""
         topology = self.lay_out(topology)
         if (self.topology, self.local_size) != (str(topology), topology.local_size):
             return (
-                f"it was measured on {self.topology} with {self.local_size} ranks sharing memory, and this job is "
+                f"it was measured on {self.topology} with {self.local_size} ranks sharing memory, but this job is "
                 f"{topology} with {topology.local_size}"
             )
         for collective, lines in self.lines.items():
@@ -112,7 +112,7 @@ class Table:
         return ""
 
     def reason(self, collective: Collective, line: Line) -> str:
-        """Return why a line is there: what was measured at the largest size that it serves; empty: nothing was."""
+        """Return why a line was chosen: the times at its largest measured size, or an empty string without any."""
         served = [
             row for row in self.measured.get(collective, ()) if of_size(self.lines[collective], row.nbytes) is line
         ]
@@ -150,18 +150,18 @@ class Table:
 
     @staticmethod
     def parse(text: str) -> Table:
-        """Read what ``text`` returned. Raises ``ConfigError``, which says what is wrong, but not in which file."""
+        """Return the table that ``text`` has written. Raises ``ConfigError``, which does not name the file."""
         try:
             content = tomllib.loads(text)
         except ValueError as error:
-            raise ConfigError(f"it is no TOML: {error}") from error
+            raise ConfigError(f"it is not valid TOML: {error}") from error
         tuned = content.pop("tuned", None)
         if not isinstance(tuned, dict):
-            raise ConfigError("it has no [tuned], which ddl tune writes")
+            raise ConfigError("it has no table [tuned], which ddl tune writes")
         if tuned.get("version") != VERSION:
-            raise ConfigError(f"its format is version {tuned.get('version')}, and this DDL reads {VERSION}")
+            raise ConfigError(f"its format is version {tuned.get('version')}, but this DDL reads version {VERSION}")
         if tuned.get("ddl") != __version__:
-            raise ConfigError(f"it was measured with DDL {tuned.get('ddl')}, and this is {__version__}")
+            raise ConfigError(f"it was measured with DDL {tuned.get('ddl')}, but this is DDL {__version__}")
         try:
             cluster = TunedCluster(**_plain(tuned["cluster"], _CLUSTER))
             known = {collective.name.lower(): collective for collective in Collective}
@@ -177,11 +177,11 @@ class Table:
                 machine=content,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"something in it is missing or unknown: {error}") from error
+            raise ConfigError(f"an entry is missing, unknown or wrong: {error}") from error
 
 
 def explain(collective: Collective, lines: Lines, table: Optional[Table], forced: str) -> List[str]:
-    """Return for each of a job's lines what was chosen and why, for the log."""
+    """Return for each of a job's lines what it does and why it was chosen, for the log."""
     tuned = table is not None and table.lines.get(collective) is lines
     texts = []
     for line in lines:
@@ -196,7 +196,7 @@ def explain(collective: Collective, lines: Lines, table: Optional[Table], forced
     return texts
 
 
-#: Fields of a table, a line and a cluster, with the type that TOML gives them.
+#: The fields of a table, a line, a cluster, racks and a measured size, with their types in TOML.
 _HEAD: Dict[str, type] = {"ddl": str, "date": str, "topology": str, "local_size": int}
 _LINE: Dict[str, type] = {"max_bytes": int, "algorithm": str, "piece_bytes": int, "in_flight": int, "small": bool}
 _CLUSTER: Dict[str, type] = {
@@ -206,14 +206,14 @@ _RACKS: Dict[str, type] = {
     "within_bytes_per_s": float, "between_bytes_per_s": float,
     "nbytes": int, "seconds": float, "default_seconds": float,
 }  # fmt: skip
-_OTHERS = ("version", "cluster", "racks")  #: what else is no collective
+_OTHERS = ("version", "cluster", "racks")  #: further entries of [tuned] that are not collectives
 _MEASURED: Dict[str, type] = {
     "nbytes": int, "algorithm": str, "seconds": float, "default": str, "default_seconds": float,
 }  # fmt: skip
 
 
 def _plain(table: Any, types: Mapping[str, type]) -> Dict[str, Any]:
-    """Return a table whose entries are exactly those of ``types``; lists become tuples."""
+    """Check that the entries of a table are exactly those of ``types``, and return them; lists become tuples."""
     values: Dict[str, Any] = dict(table)
     for name in {**types, **values}:
         if name not in types or type(values[name]) is not types[name]:
@@ -245,7 +245,7 @@ def _lines(collective: Collective, rows: Sequence[Any], tuned: Mapping[str, Any]
             raise TypeError(f"line {number + 1} of {collective.name.lower()}: {_inline(row)}")
         lines.append(line)
     if not lines or lines[-1].max_bytes != ANY:
-        raise TypeError(f"{collective.name.lower()} has no last line without max_bytes, for all larger sizes")
+        raise TypeError(f"{collective.name.lower()} needs a last line without max_bytes, for all larger sizes")
     return tuple(lines)
 
 
@@ -270,7 +270,7 @@ def _array(name: str, rows: Iterable[str]) -> List[str]:
 
 
 def _machine_lines(machine: Mapping[str, Any]) -> List[str]:
-    """Return the tables of a file of ``ddl simulate``; plain values stand before all tables."""
+    """Return the lines of a file of ``ddl simulate``; plain values must come before all tables."""
     out = [f"{name} = {_value(value)}" for name, value in machine.items() if isinstance(value, (str, int, float))]
     for name, value in machine.items():
         for table in value if isinstance(value, list) else [value] if isinstance(value, dict) else []:

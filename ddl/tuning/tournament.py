@@ -1,4 +1,4 @@
-"""Who meets whom when everybody is to meet everybody: a round-robin tournament. Pure."""
+"""A round-robin tournament, in which each player meets each other player once. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import List, Optional, Sequence, Tuple
 
 __all__ = ["Rounds", "tournament"]
 
-#: Of each round, who meets whom.
+#: For each round, the pairs that meet.
 Rounds = List[List[Tuple[int, int]]]
 
 
 def tournament(players: Sequence[int]) -> Rounds:
-    """Return the rounds, in each of which everybody meets one other, or nobody where the number of players is odd.
+    """Return the rounds. In each round a player meets one other; if their number is odd, one player meets nobody.
 
-    It is the circle method: one player stays, all others move on by one seat, and who sits face to face meets.
+    This is the circle method: one player stays, all others move by one seat, and players who face each other meet.
     """
     seats: List[Optional[int]] = [*players, *([None] if len(players) % 2 else [])]
     rounds = []

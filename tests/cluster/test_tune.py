@@ -142,7 +142,7 @@ def test_mode_p_measures_at_the_start(hosts: Cluster, tmp_path: Path) -> None:
     job = run(hosts, tmp_path, "ddlrun", "-H", HOSTS, "--mode", "p:2x2", "train.py", DDL_LOG="info")
     assert job.returncode == 0, job.stderr
     (path,) = (tmp_path / ".config" / "ddl").iterdir()
-    assert f"{path} keeps them" in job.stderr
+    assert f"the next start on these hosts will use {path}" in job.stderr
     assert Table.parse(path.read_text()).cluster.dimensions == "2x2"
 
 

@@ -72,5 +72,5 @@ def test_timers_come_in_order_and_at_once_in_the_order_of_calls() -> None:
 
 
 def test_nothing_that_limits_is_an_error() -> None:
-    with pytest.raises(InvalidState, match="nothing limits"):
+    with pytest.raises(InvalidState, match="burst has no limit"):
         ends([(10.0, 20.0)], {"a": (50, ((0, 1.0),))})

@@ -125,6 +125,6 @@ def test_racks_that_are_no_equal_parts_are_refused(racks: Groups) -> None:
 def test_racks_are_told_by_their_hosts_names() -> None:
     known = ((0, 2), (1, 3)), 64 << 20, 16 << 20
     hosts = ("a:2", "b:2", "c:2", "d:2")
-    text = "racks a c | b d: 64 MiB/s within and 16 MiB/s between them where all hosts talk at once"
+    text = "racks a c | b d: 64 MiB/s within and 16 MiB/s between them while all hosts send at once"
     assert Suspicion(*known).text(hosts) == text
     assert Racks(*known, 1 << 20, 0.1, 0.2).text(hosts) == f"{text}; allreduce of 1 MiB 100 ms, without racks 200 ms"

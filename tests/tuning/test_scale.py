@@ -56,5 +56,5 @@ def test_too_much_is_refused_before_it_is_begun() -> None:
     machine = machine_of(8, [2500])
     ring = laid_out(machine, "20000")
     lines = (Line(2**63, "ring", 1 << 20, False, 2),)
-    with pytest.raises(ConfigError, match="8 ranks that are not alike have .* steps"):
+    with pytest.raises(ConfigError, match="8 different ranks have .* steps"):
         allreduces(machine, ring, [SimulatedOperation(1 << 28)], lines=lines)

@@ -210,7 +210,7 @@ def test_what_does_not_fit_is_refused() -> None:
         allreduces(machine, Topology.flat(8), [SimulatedOperation(1)])
     with pytest.raises(ConfigError, match="in order"):
         allreduces(machine, Topology.flat(4).with_order((1, 0, 2, 3)), [SimulatedOperation(1)])
-    with pytest.raises(ConfigError, match="rank 4 is none"):
+    with pytest.raises(ConfigError, match="rank 4: the machine has ranks 0 to 3"):
         allreduces(machine, Topology.flat(4), [SimulatedOperation(1)], stragglers={4: Lateness()})
     with pytest.raises(ConfigError, match="joins 3 units"):
         Machine((Level("ranks", 3),))

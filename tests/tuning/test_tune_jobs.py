@@ -290,7 +290,7 @@ def test_mode_p_measures_once_and_finds_its_table_the_next_time(tmp_path: Path) 
     options: Dict[str, str] = {"DDL_TUNE_SECONDS": "1"}
     first = run(tmp_path, [SMALL, COUNT], **options)
     (path,) = (tmp_path / "ddl").iterdir()
-    assert f"{path} keeps them" in "\n".join(first[0][1])
+    assert f"the next start on these hosts will use {path}" in "\n".join(first[0][1])
     text = path.read_text()
     again = run(tmp_path, [SMALL, COUNT], **options)
     assert path.read_text() == text
@@ -303,7 +303,7 @@ def test_mode_p_measures_once_and_finds_its_table_the_next_time(tmp_path: Path) 
 def test_mode_p_goes_on_where_its_table_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "ddl").write_text("no directory")
     answers = run(tmp_path, [1], DDL_TUNE_SECONDS="0.2")
-    assert "is not kept for the next start" in "\n".join(answers[0][1])
+    assert "cannot be kept for the next start" in "\n".join(answers[0][1])
     assert len({tuple(sent) for sent, _ in answers}) <= 2  # of a tree not all ranks send as much
 
 
@@ -335,12 +335,12 @@ def test_ddl_tune_writes_a_table_that_jobs_find_and_simulate_reads(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-np", "1"], "one rank has nobody"),
+        (["-np", "1"], "a job of one rank does not communicate"),
         ([], "the number of ranks is missing"),
         (["-np", "2", "--sizes", "8q"], "'8q'"),
         (
             ["-np", "2", "--collectives", "allreduse"],
-            "--collectives allreduse: it cannot be tuned; use some of allreduce",
+            "--collectives allreduse: it cannot be tuned; use a list of allreduce",
         ),
         (["-np", "2", "--seconds", "0"], "--seconds 0"),
         (["-np", "2", "--mode", "r:2"], "a letter chooses algorithms"),

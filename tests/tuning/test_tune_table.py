@@ -97,10 +97,10 @@ def test_simulate_takes_its_links_from_the_table(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("version = 1", "version = 2"), "version 2, and this DDL reads 1"),
+        (("version = 1", "version = 2"), "version 2, but this DDL reads version 1"),
         (('ddl = "', 'ddl = "9'), "measured with DDL 9"),
         (("[tuned]", "[tunes]"), "version None"),
-        (("[tuned]", "[tuned"), "no TOML"),
+        (("[tuned]", "[tuned"), "not valid TOML"),
         (('algorithm = "tree"', "algorithm = 3"), "algorithm = 3"),
         (("in_flight = 2", "in_flight = 9"), "line 2"),
         (("max_bytes = 4096", "max_bytes = -1"), "line 1"),
@@ -108,9 +108,9 @@ def test_simulate_takes_its_links_from_the_table(tmp_path: Path, capsys: pytest.
         (('wire = ""', 'wires = ""'), "wires?"),
         (("small = true", "small = 1"), "small = 1"),
         (("piece_bytes = 0", "piece_bytes = 9223372036854775808"), "line 1"),
-        (("[tuned.cluster]", 'cluster = "x"\n[tuned.clusters]'), "missing or unknown"),
-        (("lines = [", "lines = []\nothers = ["), "no last line"),
-        (("seconds = 1.25", 'seconds = "x" # 1.25'), "no TOML|seconds"),
+        (("[tuned.cluster]", 'cluster = "x"\n[tuned.clusters]'), "missing, unknown or wrong"),
+        (("lines = [", "lines = []\nothers = ["), "needs a last line"),
+        (("seconds = 1.25", 'seconds = "x" # 1.25'), "not valid TOML|seconds"),
         (('topology = "2x2"', 'topology = "2y2"'), "2y2"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_table_of_another_cluster_is_refused_with_a_warning(caplog: pytest.Log
         assert other.fingerprint != CLUSTER.fingerprint
     caplog.clear()
     assert take(TABLE, topology=Topology.flat(4)) is None
-    assert "2x2 with 2 ranks sharing memory, and this job is 4 with 1" in caplog.text
+    assert "2x2 with 2 ranks sharing memory, but this job is 4 with 1" in caplog.text
     impossible = table_of(CLUSTER, TOPOLOGY, (Line(ANY, "direct", 0, True),))
     assert take(impossible) is None
     assert "all ranks must share memory" in caplog.text

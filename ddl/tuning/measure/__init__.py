@@ -1,4 +1,4 @@
-"""Measuring which algorithm serves which size on this cluster, and bringing the table to all ranks. docs/tune.md.
+"""Measures which algorithm is fastest at which size on this cluster, and brings the table to all ranks. docs/tune.md.
 
-What is tried and how is chosen among it is pure arithmetic in ``ddl.tuning``; here are clocks, files and the ranks.
+``ddl.tuning`` decides what to try and what to choose, without I/O. Here are the clocks, the files and the ranks.
 """

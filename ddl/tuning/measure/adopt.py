@@ -1,4 +1,4 @@
-"""What ``init`` does about tables: takes the one that rank 0 found, or measures one where asked to (mode ``p``)."""
+"""What ``init`` does with tables: it uses the one that rank 0 has read, or measures one if asked to (mode ``p``)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ log = logging.getLogger("ddl")
 
 
 def adopt(world: Communicator) -> None:
-    """Let ``world``, which has run no collective yet, choose by the table for this job, if there is one.
+    """Let ``world`` choose algorithms by the table for this job, if there is one.
 
-    Collective, blocking; measuring takes the seconds of DDL_TUNE_SECONDS, and rank 0 keeps what came out for the next
-    start. Raises ``ConfigError`` on all ranks if DDL_TUNED names a file that does not suit.
+    ``world`` must not have run a collective yet. Collective, blocking. Measuring takes DDL_TUNE_SECONDS seconds; rank 0
+    then writes the table for the next start. Raises ``ConfigError`` on all ranks if DDL_TUNED names a file that does
+    not suit the job.
     """
     job, first = world.job, world.rank == 0
     if world.size == 1:
@@ -30,17 +31,17 @@ def adopt(world: Communicator) -> None:
             if table.racks is not None:
                 log.info("%s is laid out by %s", table.topology, table.racks.text(table.cluster.hosts))
     elif job.offer.seconds:
-        from ddl.tuning.measure.sweep import SIZES, measure  # planning's whole tool box: only who measures loads it
+        from ddl.tuning.measure.sweep import SIZES, measure  # many modules: loaded only if needed
 
-        # All-reduces only: what else this communicator has planned by then, to make others, keeps its plan.
+        # Only all-reduces: the communicator has already planned the collectives that make other communicators.
         tell = log.info if first else log.debug
         table = measure(world, [Collective.ALLREDUCE], SIZES, job.offer.seconds, tell=tell)
         if first:
             try:
                 path = file.place(table.cluster)
                 file.write(table, path)
-                log.info("algorithms were measured; %s keeps them for the next start on these hosts", path)
+                log.info("algorithms were measured; the next start on these hosts will use %s", path)
             except (OSError, ConfigError) as error:
-                log.warning("what was measured is not kept for the next start: %s; set XDG_CONFIG_HOME", error)
+                log.warning("the measured table cannot be kept for the next start: %s; set XDG_CONFIG_HOME", error)
     if table is not None:
         world._use(table)

@@ -1,7 +1,7 @@
-"""Finds racks by measurement: hosts talk in pairs, all at once, and who then gets little is behind another switch.
+"""Finds racks by measurement: all hosts exchange data at once, in pairs. Slow pairs are behind different switches.
 
-``ddl.tuning.racks`` says who meets whom and what to think of the rates; here are the clocks. What looks like racks is
-used only if large all-reduces are faster with it: the same rule by which a line of the table takes the default's place.
+``ddl.tuning.racks`` chooses the pairs and infers racks from the rates; here are the clocks. Racks are used only if they
+make large all-reduces faster, by the same rule as for the lines of the table.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ddl.tuning.tournament import Rounds
 
 __all__ = ["Tell", "find_racks"]
 
-#: Told on all ranks what came out, for people.
+#: Called on all ranks with a text about the result.
 Tell = Callable[[str], None]
 
 _MESSAGE = 512 << 10  #: bytes
-_TALK, _ROUND = 0.04, 0.1  #: seconds for which a pair talks; of a round, as a rule
+_TALK, _ROUND = 0.04, 0.1  #: seconds for which a pair exchanges data; of a typical round
 _MOST_TOURNAMENTS = 8
-_SHARE = 0.25  #: of the time for measuring: for talking in pairs, and again for seeing whether racks are of use
-_LARGE = (16 << 20, 4 << 20, 1 << 20)  #: bytes of the all-reduce that racks must make faster; the largest in time
-_SMALL, _TOGETHER = 4 << 10, 16  #: bytes of the one that they must not slow down as much; calls timed together
-_TURNS = 5  #: of each of the two, in each of the two series
+_SHARE = 0.25  #: part of the time for the pairs, and again for the all-reduces that decide whether to use the racks
+_LARGE = (16 << 20, 4 << 20, 1 << 20)  #: bytes of the all-reduce that racks must speed up; the largest that fits
+_SMALL, _TOGETHER = 4 << 10, 16  #: bytes of the all-reduce that they must not slow down as much; calls timed together
+_TURNS = 5  #: rounds of each series
 _DEFAULT, _RACKS = 0, 1
 
 
 def find_racks(control: Communicator, seconds: float, tell: Tell) -> Tuple[Communicator, Optional[Racks]]:
-    """Return the racks of a job's hosts if it is of use to know them, and a communicator that is laid out by them.
+    """Return a communicator that is laid out by the racks of a job's hosts, and the racks, if they make it faster.
 
-    Otherwise return ``control``, which is laid out by the hosts alone. Racks are not looked for where the dimensions
-    were given, nor among fewer than four hosts or hosts with different numbers of ranks. Collective, blocking, for up
-    to half of ``seconds``. The same is returned on all ranks.
+    Otherwise return ``control``, which is laid out by the hosts alone, and None. Racks are not searched for if the
+    dimensions were given, if there are fewer than four hosts, or if hosts have different numbers of ranks. ``tell``
+    gets the reason. Collective, blocking, for up to half of ``seconds``. All ranks return the same.
     """
     job, outer = control.job, control.topology.dimensions[-1]
     known, hosts = job.cluster().hosts, len(job.hosts)
@@ -49,18 +49,18 @@ def find_racks(control: Communicator, seconds: float, tell: Tell) -> Tuple[Commu
         return control, None
     shortest = (hosts - 1) * _ROUND / _SHARE
     if seconds < shortest:
-        tell(f"racks: not looked for; for {hosts} hosts, measure for at least {math.ceil(shortest)} seconds")
+        tell(f"racks: not searched for; for {hosts} hosts, measure for at least {math.ceil(shortest)} seconds")
         return control, None
     guess = suspect(_meet(control, [ranks[0] for ranks in job.hosts], _SHARE * seconds))
     if guess is None:
-        tell("racks: none; no hosts get clearly more among themselves than from others where all talk at once")
+        tell("racks: none; while all hosts send at once, no group of hosts is clearly faster inside than to the others")
         return control, None
-    # Neither of the two is `control`, whose connections are warm from the barriers between turns: small calls show it.
+    # Neither of the two is `control`: the barriers between turns keep its connections warm, so it would be faster.
     default, laid_out = control._split(0), control._split(0, racks=guess.groups)
     assert default is not None and laid_out is not None  # every rank has the same color
     both = {_DEFAULT: default, _RACKS: laid_out}
     nbytes = _in_time(control, both, _SHARE * seconds)
-    won, why = _race(control, both, nbytes) if nbytes else (None, "measure longer to see whether it helps")
+    won, why = _race(control, both, nbytes) if nbytes else (None, "measure longer to see whether they help")
     if nbytes is None or won is None:
         tell(f"{guess.text(known)}; not used: {why}")
         return control, None
@@ -70,9 +70,9 @@ def find_racks(control: Communicator, seconds: float, tell: Tell) -> Tuple[Commu
 
 
 def _meet(control: Communicator, speakers: Sequence[int], seconds: float) -> np.ndarray:
-    """Return what each pair of hosts got at worst, bytes per second each way; ``speakers``: a rank of each host.
+    """Return the lowest rate of each pair of hosts: (hosts, hosts), bytes per second in each direction.
 
-    One tournament is played whatever it takes, others while there is time.
+    ``speakers``: a rank of each host. The first tournament is always complete; others follow while there is time.
     """
     begin = time.perf_counter()
     rates = np.full((len(speakers), len(speakers)), np.inf)
@@ -87,7 +87,7 @@ def _meet(control: Communicator, speakers: Sequence[int], seconds: float) -> np.
 
 
 def _play(control: Communicator, speakers: Sequence[int], rounds: Rounds, rates: np.ndarray) -> None:
-    """Meet whom this rank has to meet, and enter in ``rates`` what it got if it is less than what stands there."""
+    """Play the rounds of one tournament. Lower the entries of ``rates`` of this rank's pairs to what was measured."""
     own, theirs = np.zeros((2, _MESSAGE // 4), np.float32)
     for pairs in rounds:
         pair = next((pair for pair in pairs if control.rank in (speakers[pair[0]], speakers[pair[1]])), None)
@@ -96,14 +96,14 @@ def _play(control: Communicator, speakers: Sequence[int], rounds: Rounds, rates:
             continue
         leader, other = sorted(speakers[host] for host in pair)
         leads, peer = control.rank == leader, other if control.rank == leader else leader
-        _exchange(control, peer, own[:1], theirs[:1])  # makes the connection
+        _exchange(control, peer, own[:1], theirs[:1])  # opens the connection
         control.barrier()
         rate = _talk(control, peer, leads, own, theirs)
         rates[pair] = rates[pair[::-1]] = min(rates[pair], rate)
 
 
 def _talk(control: Communicator, peer: int, leads: bool, own: np.ndarray, theirs: np.ndarray) -> float:
-    """Exchange messages until the one who leads says in one that it is the last; return bytes per second each way."""
+    """Exchange messages until the leader marks one as the last. Return bytes per second in each direction."""
     own[0] = theirs[0] = count = 0
     begin = time.perf_counter()
     while not (own[0] or theirs[0]):
@@ -120,14 +120,17 @@ def _exchange(control: Communicator, peer: int, own: np.ndarray, theirs: np.ndar
 
 
 def _in_time(control: Communicator, both: Mapping[int, Communicator], seconds: float) -> Optional[int]:
-    """Return the bytes of the largest all-reduce that can be raced in about ``seconds``, or None."""
+    """Return the bytes of the largest all-reduce that can be compared in about ``seconds``, or None."""
     least = _LARGE[-1]
     once = sum(medians_of(take_turns(control, both, _allreduce(control, both, least), 2, 1)).values())
     return next((nbytes for nbytes in _LARGE if 2 * _TURNS * once * nbytes / least <= seconds), None)
 
 
 def _race(control: Communicator, both: Mapping[int, Communicator], nbytes: int) -> Tuple[Optional[RaceOutcome], str]:
-    """Return the outcome if an all-reduce of ``nbytes`` gains more by racks than a small one loses; else why not."""
+    """Return the outcome if racks speed up an all-reduce of ``nbytes`` more than they slow down a small one.
+
+    Otherwise return None and the reason.
+    """
     large, _ = settle(control, both, _DEFAULT, _allreduce(control, both, nbytes), _TURNS, 1)
     if large.chosen == _DEFAULT:
         return None, f"an allreduce of {bytes_text(nbytes)} is not clearly faster with them"

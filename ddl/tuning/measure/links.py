@@ -1,7 +1,7 @@
-"""What a job's own links carry: the figures of a machine as ``ddl simulate`` reads them (docs/simulate.md).
+"""Measures the links of a job: the figures of a machine as ``ddl simulate`` reads them (docs/simulate.md).
 
-Messages go the way that data goes, over all rails; for each dimension two neighbours speak for all, while nobody else
-says anything.
+Messages take the same path as data, over all rails. For each dimension, only two neighbours exchange messages; all
+other ranks are silent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRIPS, _FLOODS, _COPIES = 50, 3, 3
 
 
 def machine_of(world: Communicator) -> Dict[str, Any]:
-    """Measure every dimension's link and the hosts' memory. Collective, blocking; the same is returned on all ranks."""
+    """Measure every dimension's link and the hosts' memory. Collective, blocking; all ranks return the same."""
     topology = world.topology
     machine: Dict[str, Any] = {"mode": str(topology), "host": {"ranks": topology.local_size}}
     rails = len(world.job.rails)
@@ -66,13 +66,13 @@ def _link(world: Communicator, a: int, b: int) -> Tuple[float, float]:
                 world.send(tiny, a)
             seconds.append(time.perf_counter() - begin)
     latency = statistics.median(trips) / 2
-    took = max(statistics.median(floods) - 2 * latency, 1e-9)
-    figures: Tuple[float, float] = world.broadcast_object((latency, _LARGE / took), root=a)
+    sending = max(statistics.median(floods) - 2 * latency, 1e-9)  # seconds
+    figures: Tuple[float, float] = world.broadcast_object((latency, _LARGE / sending), root=a)
     return figures
 
 
 def _memory_bandwidth(world: Communicator) -> float:
-    """Return the bytes per second that a host's ranks read and write together, all of them at once."""
+    """Return the bytes per second that all ranks of a host together read and write at the same time."""
     source, target = np.ones(_COPIED, np.uint8), np.zeros(_COPIED, np.uint8)
     seconds = np.zeros(_COPIES)
     for number in range(_COPIES):

@@ -1,7 +1,7 @@
-"""Candidates against one another, on real ranks: rounds in which each runs in turn, and what comes of them.
+"""Compares candidates on real ranks, in rounds in which each runs in turn.
 
-Each candidate has a communicator of its own, which runs everything that one way. All ranks decide alike, as they do it
-by times that were exchanged (turns.py). Small calls are timed several at a time.
+Each candidate has its own communicator, which runs everything in that way. The ranks exchange their times (turns.py),
+so all of them decide the same. Several small calls are timed together.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ddl.tuning.measure.turns import RaceOutcome, check_results, medians_of, set
 __all__ = ["Race"]
 
 _FEWEST, _MOST = 5, 200  #: rounds of a series
-_FINALISTS, _MOST_BEFORE = 3, 16  #: how many run a series; rounds of the first of those that halve the field
-_LEAST_CALLS = 2 * (3 + 2 * _FEWEST)  #: of two candidates, before one can be chosen
-_BLOCK, _MOST_CALLS = 1e-3, 256  #: seconds for which, but how many at most, calls are timed together
+_FINALISTS, _MOST_BEFORE = 3, 16  #: candidates in the last series; most rounds of the first series before it
+_LEAST_CALLS = 2 * (3 + 2 * _FEWEST)  #: calls that a decision between two candidates takes
+_BLOCK, _MOST_CALLS = 1e-3, 256  #: calls are timed together for so many seconds, but at most so many
 
 
 class Race:
@@ -46,9 +46,9 @@ class Race:
     def run(
         self, collective: Collective, nbytes: int, expected: Dict[int, float], share: float, most: float
     ) -> Optional[RaceOutcome]:
-        """Find the fastest candidate for ``nbytes``; None if that takes more than ``most`` seconds.
+        """Return the fastest candidate for ``nbytes``, or None if that would take more than ``most`` seconds.
 
-        ``expected``: seconds of a call, by candidate, or nothing of some; what was seen is entered there. It takes
+        ``expected``: seconds of a call, by candidate, where they are known; the measured ones are added. This takes
         about ``share`` seconds.
         """
         begin = self.elapsed()
@@ -59,7 +59,7 @@ class Race:
         usual = self._usual(calls)
         if _LEAST_CALLS * usual > most:
             return None
-        # The likely ones, for half of the time: until it is out a candidate costs about eight calls.
+        # Spend half of the time on the most promising candidates: each takes about eight calls until it is out.
         numbers.sort(key=lambda number: (expected.get(number, usual), number))
         numbers = sorted({default, *numbers[: max(2, int(share / 16 / usual))]})
         check_results(self._control, {str(self._among[n]): self._runner(n) for n in numbers}, calls)
@@ -67,17 +67,17 @@ class Race:
         block = usual * together
         count = int(min(max(share / 16 / block / len(numbers), 2), _MOST_BEFORE))
         while len(numbers) > _FINALISTS:
-            seen = take_turns(self._control, self._runners_of(numbers), calls, count, together)
-            expected.update(medians_of(seen))
-            numbers, count = list(better_half(seen, default)), 2 * count
-        left = share - (self.elapsed() - begin)
-        count = int(min(max(left / (len(numbers) + 2) / block, _FEWEST), _MOST))
+            rounds = take_turns(self._control, self._runners_of(numbers), calls, count, together)
+            expected.update(medians_of(rounds))
+            numbers, count = list(better_half(rounds, default)), 2 * count
+        remaining = share - (self.elapsed() - begin)
+        count = int(min(max(remaining / (len(numbers) + 2) / block, _FEWEST), _MOST))
         outcome, medians = settle(self._control, self._runners_of(numbers), default, calls, count, together)
         expected.update(medians)
         return outcome
 
     def _usual(self, calls: TimedCalls) -> float:
-        """Return the seconds of a call by the default, the better of two; one before them makes the connections."""
+        """Return the seconds of a call by the default: the best of two, after one that opens the connections."""
         seconds = np.zeros(3)
         for number in range(len(seconds)):
             begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Makes a table: measures a job's links, and at each size which algorithm is fastest, in the seconds that it is given.
+"""Makes a table: measures a job's links, and which algorithm is fastest at each size, in a given time.
 
-Runs on all ranks of a job, before or instead of the job's work: as ``ddl tune``, or at the start in mode ``p``. Nothing
-of it stays: communicators and connections that it makes are closed when it returns.
+It runs on all ranks of a job, as ``ddl tune``, or at the start of a job in mode ``p``. When it returns, it has closed
+all communicators and connections that it has opened.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ddl.tuning.table import MeasuredSize, Table
 __all__ = ["SIZES", "measure"]
 
 SIZES = (8, *(4**power for power in range(3, 14)))  #: bytes, up to 64 MiB
-#: Ranks of the largest job whose plans are proved here, in half a second. For larger ones the same planners' plans for
-#: as many dimensions are.
+#: Ranks of the largest job whose plans are proved here, in half a second. For a larger job, plans for fewer ranks in as
+#: many dimensions are proved, by the same planners.
 _MOST_PROVED = 64
 
-#: Told on all ranks after each size: what came out, or None where the size would have taken too long.
+#: Called on all ranks after each size with the outcome, or with None if the size would have taken too long.
 Progress = Callable[[Collective, int, Sequence[Candidate], Optional[RaceOutcome]], None]
 
 
@@ -49,10 +49,9 @@ def measure(
 ) -> Table:
     """Measure and return the table, the same on all ranks. Collective, blocking, for about ``seconds``.
 
-    ``sizes`` are in bytes; the larger ones are left out where time does not suffice. ``world`` must have no table and
-    force no algorithm. Racks are looked for, in half of the time at most, and where they are of use the lines are
-    measured with them; ``tell`` says what came of it. Raises ``InternalError`` if a candidate is wrong, and what
-    collectives raise.
+    ``sizes`` are in bytes; if time is short, the larger ones are skipped. ``world`` must have no table and force no
+    algorithm. At most half of the time is for a search for racks. If racks make it faster, the lines are measured with
+    them; ``tell`` gets the result. Raises ``InternalError`` if a candidate is wrong, and the errors of collectives.
     """
     begin = time.perf_counter()
     whole = world.split(0)
@@ -70,9 +69,10 @@ def measure(
         expected: Dict[int, float] = {}
         before = 0
         for place, nbytes in enumerate(wanted):
-            left = (seconds - race.elapsed()) / (len(collectives) - number)
-            grown = {number: took * nbytes / before for number, took in expected.items()}
-            outcome = race.run(collective, nbytes, grown, left / (len(wanted) - place), left) if left > 0 else None
+            remaining = (seconds - race.elapsed()) / (len(collectives) - number)
+            grown = {candidate: before_s * nbytes / before for candidate, before_s in expected.items()}
+            share = remaining / (len(wanted) - place)
+            outcome = race.run(collective, nbytes, grown, share, remaining) if remaining > 0 else None
             progress(collective, nbytes, among, outcome)
             if outcome is None:
                 break
@@ -93,7 +93,7 @@ def measure(
         measured=measured,
         machine=machine,
     )
-    table = Table.parse(control.broadcast_object(table.text()))  # rank 0's, whose date and host names count
+    table = Table.parse(control.broadcast_object(table.text()))  # all use the table of rank 0, with its date
     whole.barrier()
     whole.close()
     return table
@@ -105,7 +105,7 @@ def _row(nbytes: int, among: Sequence[Candidate], outcome: RaceOutcome) -> Measu
 
 
 def _prove(control: Communicator, collectives: Sequence[Collective], among: Sequence[Candidate]) -> None:
-    """Prove, on one rank for all, the plans of everything that will be tried. Raises ``InternalError`` on all ranks."""
+    """Prove, on rank 0, the plans of all candidates. Raises ``InternalError`` on all ranks."""
     topology = _provable(control.topology)
     problem = ""
     if control.rank == 0:

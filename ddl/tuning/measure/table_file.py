@@ -1,8 +1,8 @@
-"""Where tables of ``ddl tune`` lie, and how all ranks of a job come to the same one.
+"""The files with tables of ``ddl tune``, and how all ranks of a job get the same table.
 
-Only rank 0 looks for a file: it tells the others, in its last word of the rendezvous, what stands there: a
-``TableOffer``. So hosts may have different files, or none, and all ranks still choose alike. What is wrong with a file
-that nobody named is no reason not to train: rank 0 warns, and the built-in table serves.
+Only rank 0 reads a file. It sends the others a ``TableOffer`` with the contents, in its last message of the
+rendezvous. So hosts may have different files, or none, and all ranks still choose the same. An error in a file that the
+user did not name does not stop the job: rank 0 warns, and DDL uses the built-in table.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ log = logging.getLogger("ddl")
 
 @dataclass(frozen=True)
 class TableOffer:
-    """What rank 0 tells all ranks: a file's contents, or why it has none, and for how long to measure instead."""
+    """What rank 0 sends to all ranks: a file's contents, or why there are none, and for how long to measure instead."""
 
     path: str = ""
     text: str = ""
     problem: str = ""
-    named: bool = False  #: by DDL_TUNED: then a problem is an error
-    #: To measure if no table suits. 0: do not, as where DDL_ALGORITHM or DDL_DETERMINISTIC leaves no choice.
+    named: bool = False  #: whether DDL_TUNED names the file: then a problem is an error
+    #: For how long to measure if no table suits. 0: not at all, also if DDL_ALGORITHM or DDL_DETERMINISTIC is set.
     seconds: float = 0.0
 
 
 def place(cluster: TunedCluster) -> Path:
-    """Return the path of a cluster's table for this user. Raises ``ConfigError`` if there is no home directory."""
+    """Return the path of a cluster's table for this user. Raises ``ConfigError`` without a home directory."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     try:
         directory = Path(base) if os.path.isabs(base) else Path.home() / ".config"
     except RuntimeError as error:
-        raise ConfigError(f"no directory for a table: {error}; set HOME or XDG_CONFIG_HOME") from error
+        raise ConfigError(f"there is no directory for a table: {error}; set HOME or XDG_CONFIG_HOME") from error
     return directory / "ddl" / f"tuned-{cluster.fingerprint}.toml"
 
 
 def offer(settings: Settings, cluster: TunedCluster) -> TableOffer:
-    """Look for the table that the settings mean, as rank 0; nothing raises, so that all ranks hear what is wrong."""
+    """Read, on rank 0, the table that the settings choose. Problems are returned: all ranks must get them."""
     if settings.tuned == _OFF:
         return TableOffer()
     choice = not (settings.algorithm or settings.deterministic)
@@ -72,7 +72,7 @@ def offer(settings: Settings, cluster: TunedCluster) -> TableOffer:
     if len(text.encode()) > _MOST:
         return TableOffer(path, problem=f"it is longer than {_MOST} bytes", named=named, seconds=seconds)
     try:
-        # Whoever names a file says that these hosts are like those; but not that they stand in the same racks.
+        # A user who names a file says that these hosts are like the measured ones, but not that their racks are.
         table = Table.parse(text)
         problem = table.cluster.difference(cluster, names=not named or table.racks is not None)
     except ConfigError as error:
@@ -81,16 +81,16 @@ def offer(settings: Settings, cluster: TunedCluster) -> TableOffer:
 
 
 def take(offered: TableOffer, topology: Topology, *, warn: bool) -> Optional[Table]:
-    """Return the table that was offered if it holds for this job, else None and, from the rank that may, a warning.
+    """Return the offered table if it suits this job; otherwise return None, and log a warning if ``warn``.
 
-    All ranks have the same offer and topology, so all return the same. Raises ``ConfigError`` on all ranks if DDL_TUNED
-    named the file.
+    All ranks have the same offer and topology, so all return the same. Raises ``ConfigError`` on all ranks if the table
+    does not suit and DDL_TUNED names its file.
     """
     if not offered.path:
         return None
     problem = offered.problem
     if not problem:
-        table = Table.parse(offered.text)  # as rank 0 could
+        table = Table.parse(offered.text)  # rank 0 has parsed it without an error
         problem = table.misfit(topology)
         if not problem:
             return table
@@ -98,7 +98,7 @@ def take(offered: TableOffer, topology: Topology, *, warn: bool) -> Optional[Tab
         raise ConfigError(f"DDL_TUNED={offered.path}: {problem}; run 'ddl tune --output' again, or unset DDL_TUNED")
     if warn:
         log.warning(
-            "%s is not used, but DDL's built-in table: %s; run 'ddl tune' again, or remove the file",
+            "%s is not used, DDL's built-in table is: %s; run 'ddl tune' again, or remove the file",
             offered.path,
             problem,
         )
@@ -106,7 +106,7 @@ def take(offered: TableOffer, topology: Topology, *, warn: bool) -> Optional[Tab
 
 
 def write(table: Table, path: Path) -> None:
-    """Write a table so that nobody reads half of it. Raises ``OSError``."""
+    """Write a table in one atomic step, so that nobody reads a part of it. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     try:

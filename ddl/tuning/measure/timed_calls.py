@@ -1,4 +1,4 @@
-"""How a collective is called while it is measured, and what its result has to be: the default's, bit by bit."""
+"""The calls of a collective that are timed, and their results, which must have the same bits as the default's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddl.reduce_op import Sum
 __all__ = ["COLLECTIVES", "TimedCalls", "bytes_for"]
 
 _ITEM = 4  # float32
-#: How it is called with (input, output).
+#: Calls a collective with (input, output).
 _RUN: Dict[Collective, Callable[[Communicator, np.ndarray, np.ndarray], object]] = {
     Collective.ALLREDUCE: lambda world, x, out: world.allreduce_(x, op=Sum),
     Collective.REDUCESCATTER: lambda world, x, out: world.reducescatter(x, op=Sum, out=out),
@@ -28,13 +28,13 @@ _IN_PLACE = (Collective.ALLREDUCE, Collective.BROADCAST)
 
 
 def bytes_for(collective: Collective, ranks: int, nbytes: int) -> int:
-    """Return the bytes of the larger buffer, at least ``nbytes``: whole elements, as many for each rank."""
+    """Return the bytes of the larger buffer: at least ``nbytes``, whole elements, the same number for each rank."""
     unit = _ITEM if collective in _IN_PLACE else _ITEM * ranks
     return -(-nbytes // unit) * unit
 
 
 class TimedCalls:
-    """One collective on arrays of one size, in memory that ranks of a host share, as gradients are."""
+    """One collective on float32 arrays of one size, in memory that ranks of a host share, like gradients."""
 
     def __init__(self, collective: Collective, rank: int, ranks: int, nbytes: int) -> None:
         self.collective = collective
@@ -49,14 +49,14 @@ class TimedCalls:
         given, returned = shares.get(collective, (count, 0))
         self._input = _array(given)
         self._output = self._input if collective in _IN_PLACE else _array(returned)
-        self._input.fill(0)  # sums of it stay 0, however often
+        self._input.fill(0)  # so that repeated sums do not overflow
 
     def run(self, world: Communicator) -> None:
-        """Call it once."""
+        """Call the collective once. Collective, blocking."""
         self._call(world, self._input, self._output)
 
     def result(self, world: Communicator) -> np.ndarray:
-        """Return a copy of what one call makes of whole numbers that differ by rank; leaves zeros in the input."""
+        """Return a copy of the result of one call on whole numbers that differ by rank. Sets the input to zero."""
         self._input[:] = (np.arange(self._input.size) + 3 * self._rank) % 8
         self.run(world)
         values: np.ndarray = self._output.copy()
@@ -67,5 +67,5 @@ class TimedCalls:
 def _array(count: int) -> np.ndarray:
     try:
         return empty(count, np.float32)
-    except ResourceError:  # DDL_SHM_SIZE is small; any memory can be used
+    except ResourceError:  # DDL_SHM_SIZE is too small for it; private memory can be used, too
         return np.empty(count, np.float32)

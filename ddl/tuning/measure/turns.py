@@ -1,7 +1,7 @@
-"""Communicators of the same ranks that do the same in different ways: each in turn, and which of them is faster.
+"""Compares communicators of the same ranks that run collectives in different ways: each runs in turn.
 
-A communicator's time in a round is that of its slowest rank: times are exchanged (a maximum over ranks), so that all
-ranks have the same ones to decide by. TimedCalls follow a barrier.
+A communicator's time in a round is the time of its slowest rank. The ranks exchange their times (a maximum over ranks),
+so that all decide by the same ones. A barrier precedes the calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["RaceOutcome", "Timed", "check_results", "medians_of", "settle", "tak
 
 
 class Timed(Protocol):
-    """What is timed."""
+    """An operation that is timed."""
 
     def run(self, world: Communicator) -> None:
         """Do it once. Collective, blocking."""
 
 
 class RaceOutcome(NamedTuple):
-    """Who won at one size, and the medians of the rounds that decided it."""
+    """The winner at one size, and the medians of the rounds that decided it."""
 
     chosen: int
     seconds: float
@@ -38,7 +38,10 @@ class RaceOutcome(NamedTuple):
 
 
 def check_results(control: Communicator, runners: Mapping[str, Communicator], calls: TimedCalls) -> None:
-    """Connect, and see that all have the result of ``control``. Collective. Raises ``InternalError`` on all ranks."""
+    """Open connections, and check that all runners have the result of ``control``.
+
+    Collective. Raises ``InternalError`` on all ranks.
+    """
     wanted = calls.result(control)
     wrong = np.array([not np.array_equal(calls.result(runner), wanted) for runner in runners.values()], np.int32)
     control.allreduce_(wrong, op=Max)
@@ -52,13 +55,13 @@ def take_turns(
 ) -> Dict[int, List[float]]:
     """Return the seconds of a call by each runner in each of ``count`` rounds. Collective.
 
-    In a round each makes ``together`` calls, whose mean counts.
+    In a round, each runner makes ``together`` calls; the mean of their seconds is returned.
     """
     seconds = np.zeros((count, len(runners)))
     order = list(runners.values())
     for turn in range(count):
         for place in range(len(order)):
-            at = (turn + place) % len(order)  # nobody always follows the same
+            at = (turn + place) % len(order)  # so that a runner does not always follow the same other one
             control.barrier()
             begin = time.perf_counter()
             for _ in range(together):
@@ -71,9 +74,10 @@ def take_turns(
 def settle(
     control: Communicator, runners: Mapping[int, Communicator], default: int, calls: Timed, count: int, together: int
 ) -> Tuple[RaceOutcome, Dict[int, float]]:
-    """Return who is chosen, after a second series against the default if need be, and the medians of the first one.
+    """Return the outcome, and the medians of the first series.
 
-    Collective. A series has ``count`` rounds.
+    If the best of the first series is not the default, a second series between the two decides. Collective. A series
+    has ``count`` rounds.
     """
     first = second = take_turns(control, runners, calls, count, together)
     leader = best(first, default)

@@ -1,7 +1,7 @@
-"""Turns the plans of representatives into what the simulator does: peers become links, bytes become needs.
+"""Compiles the plans of representatives for the simulator: peers become links, bytes become needs.
 
-Everything that does not depend on a message's length is worked out here once: which link it takes, which resources, and
-how many ranks that look alike share each of them. Pure.
+Everything that does not depend on a message's length is computed once, here: its link, its resources, and how many
+symmetric ranks share each resource. Pure.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from ddl.tuning.simulate.symmetry import Symmetry, alike
 __all__ = ["AWAIT", "NOTIFY", "RECEIVE", "SEND", "WORK", "Action", "Key", "Script", "compile_plans"]
 
 SEND, RECEIVE, WORK, NOTIFY, AWAIT = range(5)
-#: A link: channel, representative that sends, rank that it sends to.
+#: A link: channel, the representative that sends, the rank that receives.
 Key = Tuple[int, int, int]
 _NO_LINK: Key = (0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Action:
-    """One step. ``share`` of the piece's bytes are sent, or read and written; each byte takes ``needs``."""
+    """One step. It sends, or reads and writes, ``share`` of the piece's bytes; each byte takes ``needs``."""
 
     kind: int
     share: float = 0.0
     needs: Needs = ()
     key: Key = _NO_LINK
     latency: float = 0.0
-    dimension: int = 0  #: the outermost along which the ranks concerned differ
+    dimension: int = 0  #: the outermost dimension in which the ranks of this step differ
     phase: int = 0
     peers: Tuple[int, ...] = ()  #: representatives
 
 
 @dataclass(frozen=True)
 class Script:
-    """What one representative does: its channels, and what a second of its core takes."""
+    """The actions of one representative, by channel, and what a second of its core takes."""
 
     channels: Tuple[Tuple[Action, ...], ...]
     overhead: Needs
@@ -51,7 +51,7 @@ class Script:
 def compile_plans(
     machine: Machine, topology: Topology, symmetry: Symmetry, algorithm: str, fluid: Fluid
 ) -> Dict[int, Script]:
-    """Return the scripts of all representatives for an all-reduce; enters the resources that they use in ``fluid``."""
+    """Return the scripts of all representatives for an all-reduce. Adds the resources that they use to ``fluid``."""
     return _Compiler(machine, topology, symmetry, fluid).scripts(algorithm)
 
 
@@ -83,11 +83,11 @@ class _Compiler:
         return scripts
 
     def _key(self, channel: int, sender: int, receiver: int) -> Key:
-        """Return the link of two ranks: that of the sender's representative."""
+        """Return the link between two ranks, as the sender's representative has it."""
         return channel, self._symmetry.representative(sender), self._symmetry.image(sender, receiver)
 
     def _receives(self, plans: Dict[int, Plan]) -> Dict[Key, List[bool]]:
-        """Return for each link which of its messages are added where they arrive."""
+        """Return for each link which of its messages are reduced by the receiver."""
         reduces: DefaultDict[Key, List[bool]] = defaultdict(list)
         for rank, plan in plans.items():
             for number, channel in enumerate(plan.channels):
@@ -99,7 +99,7 @@ class _Compiler:
     def _actions(
         self, plan: Plan, channel: int, step: Step, sent: DefaultDict[Key, int], reduces: Dict[Key, List[bool]]
     ) -> List[Action]:
-        """Return what a step is here; nothing where it costs nothing."""
+        """Return the actions of a step; none if it takes no time."""
         rank = plan.rank
         share = step.count / plan.chunks if plan.chunks else 0.0
         if step.kind is Kind.NOTIFY:
@@ -134,7 +134,7 @@ class _Compiler:
         return self._messages[which]
 
     def _needs(self, uses: Uses) -> Needs:
-        """Number the resources, each unit being its representatives' one, and count who is not simulated, too."""
+        """Return the needs of ``uses``: of the resources of representatives, counted for all symmetric ranks."""
         needs = []
         for port, weight in uses:
             rate, burst, burst_rate = self._machine.capacity(port)
@@ -151,10 +151,10 @@ class _Compiler:
 
 
 def _touched(step: Step, in_place: bool) -> int:
-    """Return how often a direct step reads or writes each byte of its chunks. Input and output may be one memory."""
+    """Return how often a direct step reads or writes each byte of its chunks. ``in_place``: INPUT is OUTPUT."""
     if step.kind is Kind.REDUCE_FROM:
         return len(step.peers) + 2
     if step.kind is Kind.COPY_TO:
-        return len(step.peers)  # its source is in the cache: it was reduced, or received, just before
+        return len(step.peers)  # the source is in the cache: it was just reduced or received
     same = in_place and Buffer.SCRATCH not in (step.src, step.dst)
     return 0 if step.kind is Kind.COPY and same else 2

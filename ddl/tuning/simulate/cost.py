@@ -1,8 +1,9 @@
-"""The alpha-beta numbers of a machine: what a message and a byte cost, and what has to be shared.
+"""The alpha-beta model of a machine: what a message and a byte cost, and which resources are shared.
 
-A ``Machine`` is a nest of units: ranks in a host, hosts in a rack, racks. Every unit is joined to its siblings by a
-*port*, which carries so many bytes per second in each direction, for all ranks in the unit together: a host's network
-interface, a rack's uplink. A message passes the ports of every unit that it leaves and of every unit that it enters.
+A ``Machine`` consists of nested units: ranks in a host, hosts in a rack, racks. A unit is connected to its siblings by
+a *port*: a host's network interface, a rack's uplink. A port carries a number of bytes per second in each direction,
+for all ranks in the unit together. A message passes the ports of every unit that it leaves and of every unit that it
+enters.
 Two numbers per network, latency (alpha) and bandwidth (1/beta), are Hockney's model (1994); the time that a message
 occupies a processor is the *o* of LogP (Culler et al., 1993). Plain immutable data, no I/O.
 """
@@ -19,20 +20,19 @@ from ddl.topology import Link
 
 __all__ = ["Core", "Level", "Machine", "Port", "SharedMemory", "Uses"]
 
-#: One of a machine's resources: (what it is, its level, which one it is). Ports are "out" and "in"; "memory" belongs to
-#: a host and "core" to a rank.
+#: A resource of a machine: (kind, level, number). The kinds are "out" and "in" of a port, "memory" of a host, and
+#: "core" of a rank.
 Port = Tuple[str, int, int]
-#: What each byte takes of which resources: bytes of a port or of memory, seconds of a core.
+#: What each byte takes of each resource: bytes of a port or of memory, seconds of a core.
 Uses = Tuple[Tuple[Port, float], ...]
 
 
 @dataclass(frozen=True)
 class Level:
-    """``size`` units that are joined: ranks of a host (level 0), hosts of a rack, racks.
+    """``size`` units that are connected: ranks of a host (level 0), hosts of a rack, racks.
 
-    ``link`` is the port of one unit: its latency is that of a message whose way leads no higher than here, its
-    bandwidth is per direction and rail. A rate limiter lets ``burst_bytes`` pass at ``burst_bytes_per_s`` before it
-    limits.
+    ``link`` is the port of one unit. Its latency is that of a message between units of this level; its bandwidth is per
+    direction and rail. A rate limiter lets ``burst_bytes`` pass at ``burst_bytes_per_s`` before it limits.
     """
 
     name: str
@@ -67,11 +67,11 @@ class SharedMemory:
 class Core:
     """The processor of one rank. Rates are in bytes per second; ``inf``: it takes no time."""
 
-    overhead_s: float = 0.0  #: for each message, at each of its ends
+    overhead_s: float = 0.0  #: for each message, at the sender and at the receiver
     send_bytes_per_s: float = inf
     receive_bytes_per_s: float = inf
-    reduce_bytes_per_s: float = inf  #: of what arrives and is added
-    copy_bytes_per_s: float = inf  #: of memory read and written by steps in shared memory
+    reduce_bytes_per_s: float = inf  #: for messages that are reduced
+    copy_bytes_per_s: float = inf  #: for bytes read and written by steps in shared memory
 
     def __post_init__(self) -> None:
         rates = (self.send_bytes_per_s, self.receive_bytes_per_s, self.reduce_bytes_per_s, self.copy_bytes_per_s)
@@ -83,7 +83,7 @@ class Core:
 class Machine:
     """Levels, innermost first; ranks are numbered along them: 0 and 1 are neighbours in the first host.
 
-    ``wire_bytes_per_byte`` is what a byte of payload takes of a port, with its share of the packets' headers.
+    ``wire_bytes_per_byte``: the bytes that a byte of payload takes on a port, including the headers of packets.
     """
 
     levels: Tuple[Level, ...]
@@ -112,7 +112,7 @@ class Machine:
 
     @cached_property
     def spans(self) -> Tuple[int, ...]:
-        """How many ranks are in one group of each level: a host, a rack, all."""
+        """Number of ranks in one group of each level: a host, a rack, all."""
         return tuple(prod(level.size for level in self.levels[: i + 1]) for i in range(len(self.levels)))
 
     def hosts(self) -> List[Sequence[int]]:
@@ -121,11 +121,11 @@ class Machine:
         return [range(first, first + step) for first in range(0, self.size, step)]
 
     def level_of(self, a: int, b: int) -> int:
-        """Return the level at which the ways of two ranks meet; 0 inside a host."""
+        """Return the lowest level at which two ranks are in one group; 0 inside a host."""
         return next(i for i, span in enumerate(self.spans) if a // span == b // span)
 
     def latency(self, a: int, b: int) -> float:
-        """Return the seconds from the end of sending to arrival, of a message from rank ``a`` to ``b``."""
+        """Return the seconds from the end of sending a message from rank ``a`` to ``b`` until it arrives."""
         level = self.level_of(a, b)
         if level == 0 and self.memory is not None:
             return self.memory.latency_s
@@ -152,13 +152,13 @@ class Machine:
         return ports + tuple((port, weight) for port, weight in cores if weight > 0)
 
     def local(self, rank: int) -> Uses:
-        """Return what a byte takes that a step of ``rank`` reads or writes in memory."""
+        """Return what a byte takes if a step of ``rank`` reads or writes it in memory."""
         uses: Uses = () if self.memory is None else ((("memory", 0, rank // self.ranks_per_host), 1.0),)
         rate = self.core.copy_bytes_per_s
         return uses if rate == inf else (*uses, (("core", 0, rank), 1 / rate))
 
     def capacity(self, port: Port) -> Tuple[float, float, float]:
-        """Return a resource's units per second, and the burst that passes before: its units, and their rate."""
+        """Return a resource's units per second, and the units and the rate of its burst."""
         kind, number, _ = port
         if kind == "core":
             return 1.0, 0.0, inf
@@ -176,16 +176,16 @@ class Machine:
         return range(unit * span, (unit + 1) * span)
 
     def with_hosts(self, hosts: int) -> Machine:
-        """Return the same machine with so many hosts, whole racks filled first. Raises ``ConfigError``."""
-        levels, left = [self.levels[0]], hosts
+        """Return this machine with ``hosts`` hosts, in full racks. Raises ``ConfigError`` if they do not fill racks."""
+        levels, remaining = [self.levels[0]], hosts
         for level in self.levels[1:-1]:
-            here = min(level.size, left)
-            if left % here:
+            here = min(level.size, remaining)
+            if remaining % here:
                 raise ConfigError(f"{hosts} hosts do not fill whole units of {level.size} ({level.name})")
             levels.append(replace(level, size=here))
-            left //= here
+            remaining //= here
         if len(self.levels) > 1:
-            levels.append(replace(self.levels[-1], size=left))
+            levels.append(replace(self.levels[-1], size=remaining))
         elif hosts > 1:
             raise ConfigError(f"{hosts} hosts: the machine has no network between hosts; add a [[network]]")
         return replace(self, levels=tuple(levels))

@@ -1,9 +1,9 @@
 """Virtual time: timers, and flows of bytes that share resources as TCP connections do, max-min fairly.
 
-All active flows get as much as each other, until a resource is used up; what others can use beyond that, they get
-(progressive filling; Bertsekas and Gallager, Data Networks, 6.5.2). A resource may be a token bucket: while it has
-tokens it carries more than its rate. Whoever wants the same at the same time gets the same at the same time, whatever
-the order of calls: that is what lets ``symmetry`` simulate one rank for many. No wall clock, no random numbers, no I/O.
+All active flows get the same rate until a resource is used up; the flows that do not need it may get more (progressive
+filling; Bertsekas and Gallager, Data Networks, 6.5.2). A resource may be a token bucket: while it has tokens it carries
+more than its rate. Flows with the same needs at the same time end at the same time, in whichever order they were
+added; so ``symmetry`` can simulate one rank for many. No wall clock, no random numbers, no I/O.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Fluid", "Needs"]
 #: (number of a resource, units of it for each byte), for each resource that a flow needs.
 Needs = Tuple[Tuple[int, float], ...]
 
-_SAME = 1e-12  # seconds: what happens within it happens at once; rounding tells apart what symmetry makes equal
-_SOME_TOKENS = 1 / 64  # of a bucket: with less it counts as empty, so that its rate does not flicker
+_SAME = 1e-12  # seconds: events so close together count as simultaneous, because rounding may separate them
+_FEWEST_TOKENS = 1 / 64  # of a bucket: with less it counts as empty, so that its rate does not change all the time
 
 
 @dataclass
@@ -35,25 +35,25 @@ class _Resource:
 
     @property
     def room(self) -> float:
-        return self.burst_rate if self.burst > 0 and self.tokens > self.burst * _SOME_TOKENS else self.rate
+        return self.burst_rate if self.burst > 0 and self.tokens > self.burst * _FEWEST_TOKENS else self.rate
 
     def empty_in(self) -> float:
-        """Return the seconds until there are no tokens left, if that changes anything."""
+        """Return the seconds until the bucket is empty, or ``inf`` if this does not change its rate."""
         if self.used <= self.rate or self.room == self.rate:
             return inf
         return self.tokens / (self.used - self.rate)
 
 
 class _Flow:
-    __slots__ = ("done", "left", "needs", "rate")
+    __slots__ = ("done", "needs", "rate", "remaining")
 
-    def __init__(self, needs: Needs, left: float, done: Callable[[], None]) -> None:
-        self.needs, self.left, self.done = needs, left, done
+    def __init__(self, needs: Needs, remaining: float, done: Callable[[], None]) -> None:
+        self.needs, self.remaining, self.done = needs, remaining, done  # remaining: bytes
         self.rate = 0.0
 
 
 class Fluid:
-    """The clock and what moves. ``now`` is in seconds; ``events`` counts the flows and timers that have ended."""
+    """The clock, and the flows and timers. ``now`` is in seconds; ``events`` counts those that have ended."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,7 +74,7 @@ class Fluid:
         return len(self._resources) - 1
 
     def after(self, seconds: float, done: Callable[[], None]) -> None:
-        """Call ``done`` so much later."""
+        """Call ``done`` in ``seconds`` seconds of virtual time."""
         heapq.heappush(self._timers, (self.now + seconds, next(self._numbers), done))
 
     def flow(self, amount: float, needs: Needs, done: Callable[[], None]) -> None:
@@ -86,12 +86,12 @@ class Fluid:
         self._changed = True
 
     def run(self) -> None:
-        """Go on until nothing moves and no timer is left."""
+        """Advance the clock until all flows and timers have ended."""
         while self._flows or self._timers:
             if self._changed:
                 self._share()
                 self._changed = False
-            ahead = min((flow.left / flow.rate for flow in self._flows), default=inf)
+            ahead = min((flow.remaining / flow.rate for flow in self._flows), default=inf)
             if self._timers:
                 ahead = min(ahead, self._timers[0][0] - self.now)
             for bucket in self._buckets:
@@ -107,8 +107,8 @@ class Fluid:
         ended: List[Callable[[], None]] = []
         going: List[_Flow] = []
         for flow in self._flows:
-            flow.left -= flow.rate * seconds
-            if flow.left <= flow.rate * _SAME:
+            flow.remaining -= flow.rate * seconds
+            if flow.remaining <= flow.rate * _SAME:
                 ended.append(flow.done)
             else:
                 going.append(flow)
@@ -122,13 +122,13 @@ class Fluid:
             done()
 
     def _share(self) -> None:
-        """Set all flows' rates: fill all alike, fix those of the resource that is full first, go on with the rest."""
-        alike: Dict[Needs, List[_Flow]] = {}
+        """Set the rates of all flows: raise all together, fix those of the first full resource, and so on."""
+        flows_by_needs: Dict[Needs, List[_Flow]] = {}
         for flow in self._flows:
-            alike.setdefault(flow.needs, []).append(flow)
-        load: Dict[int, float] = {}  # of those that are not fixed
+            flows_by_needs.setdefault(flow.needs, []).append(flow)
+        load: Dict[int, float] = {}  # by flows whose rate is not yet fixed
         users: Dict[int, List[Needs]] = {}
-        for needs, flows in alike.items():
+        for needs, flows in flows_by_needs.items():
             for number, weight in needs:
                 load[number] = load.get(number, 0.0) + weight * len(flows)
                 users.setdefault(number, []).append(needs)
@@ -136,13 +136,13 @@ class Fluid:
         room = {number: self._resources[number].room for number in load}
         for bucket in self._buckets:
             bucket.used = 0.0
-        while alike:
+        while flows_by_needs:
             full = min(load, key=lambda number: room[number] / load[number])
             rate = room[full] / load[full]
             if rate == inf:
-                raise InvalidState("simulate: nothing limits a message: give the bandwidth that a burst has")
+                raise InvalidState("simulate: a burst has no limit; set its burst_bytes_per_s in the machine's file")
             for needs in users[full]:
-                flows = alike.pop(needs, [])
+                flows = flows_by_needs.pop(needs, [])
                 for flow in flows:
                     flow.rate = rate
                 for number, weight in needs if flows else ():

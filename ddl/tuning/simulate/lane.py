@@ -1,11 +1,12 @@
 """A lane of the native core in virtual time: operations, pieces, slots, channels and links, of all ranks.
 
-What the core does is done here in the same order (csrc/engine/lane.cc, executor.cc): a large operation is cut into
-pieces; piece *k* runs the whole plan on its part of the buffer, in the next slot in turn, as soon as that is idle; a
-receive and an await block their channel, a send does not, but a piece ends only when its own messages have left;
-messages of a slot to one peer follow one another. What is simpler: all chunks of a piece have the same length (the
-core rounds to 64 bytes); a core that has several things to do shares itself out evenly; a message is read when it has
-arrived whole.
+It works in the same order as the core (csrc/engine/lane.cc, executor.cc). A large operation is cut into pieces. Each
+piece runs the whole plan on its part of the buffer, in the next slot in turn, as soon as that slot is idle. A receive
+and an await block their channel; a send does not, but a piece ends only when its own messages are sent. Messages of a
+slot to the same peer are sent one after the other.
+
+It is simpler than the core: all chunks of a piece have the same length (the core rounds to 64 bytes), a processor with
+several tasks divides its time evenly, and a message is read only when all of it has arrived.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ddl.tuning.simulate.symmetry import Symmetry
 
 __all__ = ["Lateness", "SimulatedLane", "SimulatedOperation", "Span"]
 
-MOST_STEPS = 4_000_000  #: of all simulated ranks and pieces: a minute or two
-_CHUNK_ALIGNMENT = 64  # bytes; what csrc/engine/communicator.cc rounds pieces by
+MOST_STEPS = 4_000_000  #: of all simulated ranks and pieces; they take a minute or two
+_CHUNK_ALIGNMENT = 64  # bytes; csrc/engine/communicator.cc rounds pieces so that chunks have a multiple of this
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,19 @@ class SimulatedOperation:
 
 @dataclass(frozen=True)
 class Lateness:
-    """How a straggler differs: it submits at ``factor`` times the others' time, and ``plus_s`` seconds later."""
+    """The delay of a straggler: it submits at ``factor`` times the time of the others, plus ``plus_s`` seconds."""
 
     plus_s: float = 0.0
     factor: float = 1.0
 
     def of(self, seconds: float) -> float:
-        """Return when a straggler does what others do after ``seconds``."""
+        """Return when the straggler does what the others do at ``seconds``."""
         return seconds * self.factor + self.plus_s
 
 
 @dataclass(frozen=True)
 class Span:
-    """In ``dimension``, a rank had something of an operation (its number) under way from ``begin`` to ``end``."""
+    """From ``begin`` to ``end``, a rank worked on operation number ``operation`` in ``dimension``. In seconds."""
 
     operation: int
     dimension: int
@@ -61,7 +62,7 @@ class Span:
 
 
 class SimulatedLane:
-    """All ranks' lanes of one kind: the operations of one line of the selection, and the links that they use."""
+    """One lane of all ranks: the operations of one line of the selection, and the links that they use."""
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class SimulatedLane:
         steps = sum(map(len, first.channels)) * pieces * len(symmetry.representatives)
         if steps > MOST_STEPS:
             raise ConfigError(
-                f"{line.algorithm} on {topology}: {len(symmetry.representatives)} ranks that are not alike have "
-                f"{steps:.2g} steps in all, more than {MOST_STEPS:.2g}; simulate fewer ranks, or other dimensions"
+                f"{line.algorithm} on {topology}: {len(symmetry.representatives)} different ranks have {steps:.2g} "
+                f"steps in all, more than {MOST_STEPS:.2g}; simulate fewer ranks, or other dimensions"
             )
         self._symmetry = symmetry
         watched = {symmetry.representative(rank) for rank in watch}
@@ -98,7 +99,7 @@ class SimulatedLane:
         self.links: DefaultDict[Tuple[int, Key], _Link] = defaultdict(lambda: _Link(self.fluid))
 
     def of(self, rank: int) -> _Rank:
-        """Return who was simulated for ``rank``."""
+        """Return the rank that was simulated for ``rank``."""
         return self.ranks[self._symmetry.representative(rank)]
 
     def pieces(self, number: int) -> List[float]:
@@ -107,13 +108,15 @@ class SimulatedLane:
         return [min(each, size - first) for first in range(0, size, each)] or [0.0]
 
     def run(self) -> None:
-        """Run everything to its end; once."""
+        """Run all operations to their end. May be called once."""
         for rank in self.ranks.values():
             rank.begin()
         self.fluid.run()
         for rank in self.ranks.values():
             if len(rank.ends) < len(self.operations):
-                raise InvalidState(f"simulate: rank {rank.rank} waits for ever; does the plan pass `verify`?")
+                raise InvalidState(
+                    f"simulate: rank {rank.rank} never ends; a plan is wrong: see `ddl plan --verify`, and report it"
+                )
 
 
 class _Rank:
@@ -124,7 +127,7 @@ class _Rank:
         self.spans: List[Span] = []
         self.watched = watched
         self.ends: Dict[int, float] = {}
-        self._queue: Deque[Tuple[int, float]] = deque()  # (operation, bytes of a piece), submitted and not begun
+        self._queue: Deque[Tuple[int, float]] = deque()  # (operation, bytes of a piece), not begun
         self._open: Dict[int, int] = {}  # pieces that have not ended
         self._slots = [_Slot(self, number) for number in range(lane.line.in_flight)]
         self._next_slot = 0
@@ -144,7 +147,7 @@ class _Rank:
         self.admit()
 
     def admit(self) -> None:
-        """Begin pieces, strictly in turn, while the next slot is idle."""
+        """Begin pieces in order, while the next slot is idle."""
         while self._queue:
             slot = self._slots[self._next_slot]
             if not slot.idle:
@@ -159,7 +162,7 @@ class _Rank:
         self.admit()
 
     def note(self, operation: int, dimension: int, begin: float) -> None:
-        """Record what has ended now, joined with what it overlaps."""
+        """Record a span that ends now; join it with the span before if they overlap."""
         if not self.watched:
             return
         at = self._under_way.get((operation, dimension))
@@ -178,8 +181,8 @@ class _Slot:
         self.rank, self.number = rank, number
         self.idle = True
         self.turn = 0
-        self.reached: Tuple[int, int] = (0, 0)  # (turn, phase): what others in the host have been told
-        self.waiting: List[Callable[[], None]] = []  # for that
+        self.reached: Tuple[int, int] = (0, 0)  # (turn, phase): the last one that was announced to the host
+        self.waiting: List[Callable[[], None]] = []  # to be called when ``reached`` changes
         self.operation = -1
         self.nbytes = 0.0
         self._running = 0  # channels
@@ -206,16 +209,16 @@ class _Slot:
         self._end_if_done()
 
     def notify(self, phase: int) -> None:
-        told = (self.turn, phase)
+        announced = (self.turn, phase)
 
-        def tell() -> None:
-            self.reached = max(self.reached, told)
+        def announce() -> None:
+            self.reached = max(self.reached, announced)
             waiting, self.waiting = self.waiting, []
             for go in waiting:
                 go()
 
         memory = self.rank.lane.machine.memory
-        self.rank.lane.fluid.after(0.0 if memory is None else memory.latency_s, tell)
+        self.rank.lane.fluid.after(0.0 if memory is None else memory.latency_s, announce)
 
     def _end_if_done(self) -> None:
         if self._running == 0 and self._unsent == 0 and not self.idle:
@@ -229,11 +232,11 @@ class _Channel:
     def __init__(self, slot: _Slot, actions: Sequence[Action]) -> None:
         self._slot, self._actions = slot, actions
         self._next = 0
-        self._prepared = False  # the core has done its part of the next action, since then:
-        self._since = 0.0
+        self._prepared = False  # whether the core has begun its part of the next action
+        self._since = 0.0  # when it began, in seconds
 
     def go(self) -> None:
-        """Act until something has to be waited for, which then calls this again."""
+        """Act until an action must wait. What it waits for calls this again."""
         while self._next < len(self._actions):
             action = self._actions[self._next]
             if not self._done(action):
@@ -272,7 +275,7 @@ class _Channel:
         return True
 
     def _occupy(self, amount: float, needs: Needs) -> bool:
-        """Have the core busy; then comes the same action again."""
+        """Keep the core busy, then try the same action again."""
         lane = self._slot.rank.lane
         self._prepared, self._since = True, lane.fluid.now
         lane.fluid.flow(amount, needs, self.go)
@@ -280,17 +283,17 @@ class _Channel:
 
 
 class _Link:
-    """Messages of one slot from one rank to another: they leave one after the other, and arrive in this order."""
+    """Messages of one slot from one rank to another: they are sent one after the other, and arrive in this order."""
 
     def __init__(self, fluid: Fluid) -> None:
         self._fluid = fluid
         self._queue: Deque[Tuple[float, Action, _Slot]] = deque()
         self._busy = False
-        self._arrived = 0  # and not received
+        self._arrived = 0  # messages that are not received yet
         self._receiver: List[Callable[[], None]] = []
 
     def has_arrived(self, then: Callable[[], None]) -> bool:
-        """Take a message that is there, or have ``then`` called when one is."""
+        """Take a message that has arrived; if there is none, call ``then`` when one arrives."""
         if self._arrived:
             self._arrived -= 1
             return True
@@ -307,7 +310,7 @@ class _Link:
         self._busy = True
         operation, begin = slot.operation, self._fluid.now
 
-        def left() -> None:
+        def sent() -> None:
             self._busy = False
             if self._queue:
                 self._begin()
@@ -320,4 +323,4 @@ class _Link:
             if self._receiver:
                 self._receiver.pop()()
 
-        self._fluid.flow(nbytes, action.needs, left)
+        self._fluid.flow(nbytes, action.needs, sent)

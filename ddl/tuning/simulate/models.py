@@ -1,8 +1,8 @@
-"""Networks as the simulator needs them: each layer's gradients and how much it computes, from the published shapes.
+"""Neural networks for the simulator: the gradients and the operations of each layer, from the published shapes.
 
 A layer's ``tensors`` are its parameters' elements in the order in which PyTorch's own definition registers them.
-``flops`` counts the multiplications and additions of its forward pass for one sample: of convolutions and matrix
-products; what else there is counts as nothing, although normalisation and activation take time, too.
+``flops`` counts the multiplications and additions of convolutions and matrix products, in the forward pass for one
+sample. Normalisation, activation and the rest count as 0, although they take time, too.
 
 Sources: ResNet, He et al. 2015 (arXiv 1512.03385), with the stride in the 3x3 convolution as torchvision has it; VGG,
 Simonyan and Zisserman 2014 (arXiv 1409.1556); BERT, Devlin et al. 2018 (arXiv 1810.04805).
@@ -117,9 +117,9 @@ MODELS: Dict[str, Callable[[int], List[Layer]]] = {
 
 
 def model(name: str, classes: int = 1000) -> Model:
-    """Return a network for so many classes. Raises ``ConfigError`` for a name that is not known."""
+    """Return the network ``name`` with ``classes`` classes. Raises ``ConfigError`` if the name is not known."""
     if name not in MODELS:
         raise ConfigError(f"model {name!r} is not known; use one of {', '.join(MODELS)}")
     if classes < 1:
-        raise ConfigError(f"a model of {classes} classes cannot be; give 1 or more")
+        raise ConfigError(f"a model cannot have {classes} classes; give 1 or more")
     return Model(name, tuple(MODELS[name](classes)))

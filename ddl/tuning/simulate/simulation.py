@@ -1,8 +1,8 @@
-"""Runs all-reduces in virtual time: the same plans that the native core runs, on a ``Machine`` instead of a machine.
+"""Runs all-reduces in virtual time: the same plans that the native core runs, on a described ``Machine``.
 
-Algorithm and pieces are chosen as a job would choose them (select.py), and each lane of the core is run by itself
-(lane.py): the lane of small operations neither slows the large ones nor they it. Ranks that are alike are simulated
-once (symmetry.py). Deterministic; no I/O.
+Algorithm and pieces are chosen as in a job (select.py). Each lane of the core is simulated by itself (lane.py): small
+and large operations do not slow each other down. Of ranks that do the same at the same time, only one is simulated
+(symmetry.py). Deterministic; no I/O.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ddl.tuning.simulate.symmetry import Everybody, Symmetry, symmetry_of
 
 __all__ = ["Lateness", "SimulatedOperation", "SimulatedTimes", "Span", "allreduces"]
 
-MOST_IN_FULL = 1024  #: ranks, for an algorithm whose symmetry would have to be assumed
+MOST_IN_FULL = 1024  #: up to so many ranks, all are simulated if the symmetry would not be exact
 
 
 @dataclass
 class SimulatedTimes:
-    """When what ended, in seconds. ``ends[rank][i]``: operation *i* on each rank that was simulated for its likes."""
+    """The times of operations, in seconds. ``ends[rank][i]``: the end of operation *i*, for each representative."""
 
     ends: Dict[int, List[float]]
     spans: Dict[int, List[Span]] = field(default_factory=dict)
     algorithms: List[str] = field(default_factory=list)  #: of each operation
-    exact: bool = True  #: False: some operations were estimated, by a symmetry that was assumed
-    messages: int = 0  #: that were simulated
+    exact: bool = True  #: False: some times are estimates, because the symmetry is not exact
+    messages: int = 0  #: number of simulated messages
     events: int = 0
 
     @property
     def seconds(self) -> float:
-        """When the last rank had ended the last operation."""
+        """Return when the last operation ended on the last rank."""
         return max((end for ends in self.ends.values() for end in ends), default=0.0)
 
 
@@ -52,10 +52,10 @@ def allreduces(
 ) -> SimulatedTimes:
     """Simulate all-reduces that every rank submits in this order, and return when they end.
 
-    ``topology`` lays out the machine's ranks, in their order (``Topology.parse``); ``lines`` choose algorithm and
-    pieces by size, by default what ``select`` returns. Of the ranks ``watch`` it is recorded what they did when.
-    ``in_full`` simulates every rank, alike or not. Raises ``ConfigError`` where machine and topology do not fit, or
-    more would have to be simulated than is sensible.
+    ``topology`` lays out the machine's ranks, in their order (``Topology.parse``). ``lines`` choose algorithm and
+    pieces by size; the default is what ``select`` returns. The spans of the ranks ``watch`` are recorded. ``in_full``
+    simulates every rank and uses no symmetry. Raises ``ConfigError`` if machine and topology do not fit, or if the
+    simulation would take too long.
     """
     if topology.size != machine.size or topology.order != tuple(range(topology.size)):
         raise ConfigError(
@@ -63,7 +63,7 @@ def allreduces(
         )
     for rank in (*stragglers, *watch):
         if not 0 <= rank < machine.size:
-            raise ConfigError(f"rank {rank} is none of the machine's {machine.size} ranks")
+            raise ConfigError(f"rank {rank}: the machine has ranks 0 to {machine.size - 1}")
     lines = lines or select(Collective.ALLREDUCE, topology)
     chosen = [next(line for line in lines if operation.nbytes <= line.max_bytes) for operation in operations]
     outcome = SimulatedTimes({}, algorithms=[line.algorithm for line in chosen])
@@ -87,7 +87,7 @@ def allreduces(
 
 
 def _collect(outcome: SimulatedTimes, lanes: Sequence[SimulatedLane], count: int, watch: Sequence[int]) -> None:
-    """Enter what the lanes have found. Representatives may differ: each lane answers for those its own stand for."""
+    """Enter the times of all lanes. Lanes may have different representatives: ``lane.of`` returns that of a rank."""
     for rank in sorted({rank for lane in lanes for rank in lane.ranks}):
         ends = [0.0] * count
         for lane in lanes:

@@ -1,16 +1,16 @@
-"""Which ranks do the same at the same time, so that one of them can be simulated for all.
+"""Determines which ranks do the same at the same time, so that one of them can be simulated for all.
 
-A *symmetry* of a simulation is a way to exchange ranks that changes nothing: plans become one another's plans, and
-units of the machine become units. Under a group of symmetries, in which only the identity leaves a rank where it is,
-each rank has one *representative*; its plan, and what it meets, are the representative's under one certain symmetry.
-If all ranks begin alike, everything a rank does happens when its representative does it: whoever simulates the
-representatives, and counts for every resource how many of its users look alike, simulates all. That is exact, not an
-estimate; ``tests/tuning/test_symmetry.py`` holds both against each other.
+A *symmetry* is a permutation of the ranks that changes nothing: it maps plans to plans, and units of the machine to
+units. Take a group of symmetries in which only the identity leaves a rank where it is. Then each rank has one
+*representative*, and exactly one symmetry maps the rank to it. If all ranks begin at the same time, a rank does
+everything when its representative does. So it is enough to simulate the representatives, and to count for every
+resource how many symmetric ranks use it. The result is exact; ``tests/tuning/test_symmetry.py`` compares it with a
+simulation of all ranks.
 
-Shifts along the dimensions are symmetries of multi-ring, direct and eager, and shifts along all ranks of ring, as far
-as whole units of the machine move onto units. Exclusive-or with a constant is one of recursive doubling, if ranks and
-units are powers of two, and exclusive-or of the hosts' numbers one of leaders.
-A straggler breaks all of them.
+Shifts along the dimensions are symmetries of multi-ring, direct and eager, and shifts along all ranks are symmetries of
+ring, if they move whole units of the machine to units. For recursive doubling, exclusive-or with a constant is a
+symmetry if ranks and units are powers of two; for leaders, exclusive-or of the hosts' numbers. With a straggler, there
+is no symmetry.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ddl.tuning.simulate.cost import Machine
 
 __all__ = ["Everybody", "Exchanges", "Shifts", "Symmetry", "alike", "symmetry_of"]
 
-#: Algorithms whose plans speak of neighbours along dimensions, or of all ranks of a host, and of nobody else.
+#: Algorithms in which a rank only deals with neighbours along dimensions, or with all ranks of its host.
 _ALONG_DIMENSIONS = frozenset({"multiring", "direct", "eager"})
 
 
 class Symmetry(Protocol):
-    """A group of symmetries, by its representatives. ``exact`` is False where it is only assumed."""
+    """A group of symmetries, by its representatives. ``exact`` is False if it is only assumed."""
 
     exact: bool
 
     @property
     def representatives(self) -> Tuple[int, ...]:
-        """Return one rank for each class of ranks that are alike, ascending."""
+        """Return one rank of each class of symmetric ranks, ascending."""
         ...
 
     def representative(self, rank: int) -> int:
@@ -63,7 +63,7 @@ class Everybody:
 
 
 class Shifts:
-    """Shifts along the dimensions, in steps of ``periods``: 1 where all ranks of a ring are alike."""
+    """Shifts along the dimensions, by multiples of ``periods``: 1 if all ranks of a ring are symmetric."""
 
     exact = True
 
@@ -97,7 +97,7 @@ def _period(size: int, stride: int, spans: Tuple[int, ...]) -> int:
         if span <= stride and stride % span == 0:
             continue  # whole units move
         if span >= stride * size and span % (stride * size) == 0:
-            continue  # all happens inside of each unit
+            continue  # the shift stays inside each unit
         if span % stride or stride * size % span:
             return size
         period = max(period, span // stride)
@@ -107,9 +107,9 @@ def _period(size: int, stride: int, spans: Tuple[int, ...]) -> int:
 class Exchanges:
     """Exclusive-or with any number, of ranks for recursive doubling, of hosts of ``unit`` ranks for leaders.
 
-    Exact if the numbers of them, and of those in each unit of the machine, are powers of two. Otherwise an estimate:
-    each is taken to have what the first one has, a partner beyond the greatest power of two, and units of the machine
-    to be filled by neighbours.
+    It is exact if their number, and their number in each unit of the machine, are powers of two. Otherwise it is an
+    estimate: it assumes that each has a partner beyond the greatest power of two, as the first one has, and that
+    neighbours fill the units of the machine.
     """
 
     def __init__(self, size: int, machine: Machine, unit: int = 1) -> None:
@@ -138,7 +138,7 @@ def _power_of_two(number: int) -> bool:
 
 
 def symmetry_of(algorithm: str, topology: Topology, machine: Machine, most: int) -> Symmetry:
-    """Return the symmetry of all-reduces by ``algorithm``; an assumed one only beyond ``most`` ranks.
+    """Return the symmetry of all-reduces by ``algorithm``; one that is not exact only for more than ``most`` ranks.
 
     Ranks must be in the order of their positions.
     """
@@ -154,6 +154,6 @@ def symmetry_of(algorithm: str, topology: Topology, machine: Machine, most: int)
 
 
 def alike(symmetry: Symmetry, members: range) -> int:
-    """Return how many of the ranks of a unit are alike: so many flows use its port where one is simulated."""
+    """Return how many ranks of a unit are symmetric: so many flows use its port for each simulated one."""
     first = symmetry.representative(members[0])
     return sum(symmetry.representative(rank) == first for rank in members)

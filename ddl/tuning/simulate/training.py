@@ -1,9 +1,9 @@
-"""A training step in virtual time: forward, backward, and the all-reduces of its buckets while it goes on.
+"""A training step in virtual time: forward pass, backward pass, and the all-reduces of its buckets.
 
-Gradients are fused by ``ddl.adapter.buckets`` as the adapters do. The backward pass runs the layers in reverse; a
-bucket is submitted when its last gradient is there, never before the buckets in front of it (``ddl_torch``). Then comes
-a wait for what is not finished: the *exposed* communication. Without overlap, all is submitted when the backward pass
-ends.
+``ddl.adapter.buckets`` puts gradients into buckets, as the adapters do. The backward pass runs the layers in reverse. A
+bucket is submitted when its last gradient is ready, and after the buckets before it (``ddl_torch``). At the end the
+step waits for the all-reduces that are not finished: the *exposed* communication. Without overlap, all buckets are
+submitted when the backward pass ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ELEMENT_BYTES = 4  # float32
 class Workload:
     """What one rank computes in a step, and how its gradients are sent.
 
-    ``compute_s`` is forward and backward together; ``forward`` of it is the forward pass: a third, as the backward pass
-    computes two products for each one of the forward pass.
+    ``compute_s`` is forward and backward pass together, in seconds; ``forward`` is the part of the forward pass. It is
+    a third by default: the backward pass computes two matrix products for each one of the forward pass.
     """
 
     model: Model
@@ -40,7 +40,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not self.compute_s > 0 or not 0 < self.forward < 1:
-            raise ConfigError(f"a step that computes for {self.compute_s} s, {self.forward} of it forward, cannot be")
+            raise ConfigError(
+                f"a step computes for {self.compute_s} s, {self.forward} of it forward; "
+                "give a time above 0 and a part between 0 and 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -48,26 +51,26 @@ class SimulatedStep:
     """One simulated step of ``size`` ranks; all times in seconds from its beginning."""
 
     size: int
-    compute_s: float  #: forward and backward of a rank that is no straggler
+    compute_s: float  #: forward and backward pass of a rank that is no straggler
     forward_s: float
-    step_s: float  #: until the last rank may go on
-    communication_s: float  #: in which something was submitted and not ended, on the rank that ended last
+    step_s: float  #: until the last rank is done
+    communication_s: float  #: during which an all-reduce was under way, on the rank that ended last
     buckets: Tuple[SimulatedOperation, ...]
     outcome: SimulatedTimes
 
     @property
     def exposed_s(self) -> float:
-        """Return the part of the step in which there was nothing to compute."""
+        """Return the seconds of the step without computation."""
         return self.step_s - self.compute_s
 
     @property
     def efficiency(self) -> float:
-        """Return the speed of a rank of this job, relative to a rank that is alone."""
+        """Return the speed of a rank of this job, relative to that of a job of one rank."""
         return self.compute_s / self.step_s
 
 
 def buckets_of(workload: Workload) -> List[SimulatedOperation]:
-    """Return the all-reduces of a step: bytes, and when each is submitted."""
+    """Return the all-reduces of a step: the bytes of each, and when it is submitted."""
     layers = workload.model.layers
     gradients = [Gradient(n, "float32", _ELEMENT_BYTES) for layer in layers for n in layer.tensors]
     layer_of = [number for number, layer in enumerate(layers) for _ in layer.tensors]
