@@ -1,3 +1,3 @@
-"""What people read: times and sizes, the name that was meant, and tracebacks without frames of ours."""
+"""Text for people: times and sizes, suggestions for misspelt names, and tracebacks without DDL's own frames."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a user sees of an error: where the script called, not how DDL came upon it.
+"""Short tracebacks: they show where the user's script called DDL, without the frames inside DDL.
 
-The messages of DDL say all that there is to say, and its own frames between the call and the error say nothing to who
-made a mistake. They stay where DDL logs for debugging (DDL_LOG=debug), and for what is a bug of its own.
+The messages of DDL's errors say what is wrong; its own frames do not help a user to correct a mistake. They stay in the
+traceback with DDL_LOG=debug, and for bugs of DDL (``InternalError``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _log = logging.getLogger("ddl")
 
 
 def brief(error: Error) -> None:
-    """Take DDL's own frames out of the traceback of ``error``, below that of the function which has caught it.
+    """Remove DDL's own frames from the traceback of ``error``, except that of the function which has caught it.
 
-    To be called in ``except``, before ``raise``. Frames of others, such as a function that DDL has called, stay. A
-    cause goes, too, if it came up in DDL and the error has its words.
+    Call it in ``except``, before ``raise``. Frames of others stay, for example of a function that DDL has called. The
+    cause is removed, too, if it was raised inside DDL and the error's message contains its message.
     """
     here = error.__traceback__
     if here is None or isinstance(error, InternalError) or _log.isEnabledFor(logging.DEBUG):
@@ -40,7 +40,7 @@ def brief(error: Error) -> None:
         above.tb_next = below
     cause = error.__cause__
     if cause is not None and str(cause) in str(error) and all(map(_is_own, _steps(cause.__traceback__))):
-        error.__cause__, error.__suppress_context__ = None, True  # what it says, this says, too
+        error.__cause__, error.__suppress_context__ = None, True  # the error's message contains it
 
 
 def _steps(first: Optional[types.TracebackType]) -> Iterator[types.TracebackType]:
@@ -56,7 +56,7 @@ def _is_own(step: types.TracebackType) -> bool:
 
 
 def briefly(function: Callable[P, T]) -> Callable[P, T]:
-    """Return ``function``, whose ``ddl.Error`` have short tracebacks."""
+    """Return ``function`` with short tracebacks of the ``ddl.Error`` that it raises."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,7 +9,7 @@ __all__ = ["bytes_text", "duration", "exact_bytes_text"]
 
 
 def duration(seconds: float, digits: int = 2) -> str:
-    """Return ``38 µs``, ``1.2 ms`` or ``2.5 s``, with at least so many digits."""
+    """Return ``38 µs``, ``1.2 ms`` or ``2.5 s``, with at least ``digits`` digits."""
     unit, scale = ("s", 1.0) if abs(seconds) >= 1 else ("ms", 1e-3) if abs(seconds) >= 1e-3 else ("µs", 1e-6)
     value = seconds / scale
     whole = 1 if abs(value) < 10 else 2 if abs(value) < 100 else 3  # digits before the point
@@ -25,7 +25,7 @@ def bytes_text(count: Union[int, Fraction]) -> str:
 
 
 def exact_bytes_text(count: int) -> str:
-    """Return ``64 KiB``, ``48 B`` or ``1025 B``: as short as it can be exact."""
+    """Return ``64 KiB``, ``48 B`` or ``1025 B``: exact, in the largest unit that is possible."""
     units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
     unit, shift = next((entry for entry in units if count and count % (1 << entry[1]) == 0), ("B", 0))
     return f"{count >> shift} {unit}"

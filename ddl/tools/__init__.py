@@ -1,1 +1,1 @@
-"""The ``ddl`` command: tools around the library. They may use everything of it; nothing of it uses them."""
+"""The ``ddl`` command: tools around the library. They may use all of the library; the library does not use them."""

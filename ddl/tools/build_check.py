@@ -1,6 +1,6 @@
-"""``ddlrun --check-build``: whether this installation works, and what it can use: ``python -m ddl.tools.build_check``.
+"""``ddlrun --check-build``, or ``python -m ddl.tools.build_check``: does this installation work, and what can it use?
 
-It believes nothing that it has not tried: the core is loaded, and one rank runs an all-reduce.
+It tests what it reports: it loads the core, and runs an all-reduce of one rank.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def _box(there: bool, text: str) -> str:
 
 
 def _core() -> List[str]:
-    """Load the core and use it; raises what goes wrong."""
+    """Load the core and use it. All errors are raised."""
     import numpy as np
 
     from ddl import _core, api
     from ddl.bootstrap.environ import Identity, Settings
     from ddl.errors import InternalError
 
-    api.join(lambda: (Identity(), Settings()))  # a job of one, whatever job this may be started in
+    api.join(lambda: (Identity(), Settings()))  # a job of one rank, even if this runs inside a job
     try:
         given = np.arange(1000, dtype=np.float32)
         result = api.allreduce(given)
     finally:
         api.shutdown()
     if not np.array_equal(given, result):
-        raise InternalError("the all-reduce of one rank did not return what went in")
+        raise InternalError("the all-reduce of one rank did not return its input")
     return [
         _box(True, f"{_core.__file__}, kernels {', '.join(_core.reduce_kernels())}"),
         _box(True, "an all-reduce of one rank"),
@@ -63,7 +63,7 @@ def _adapters() -> List[str]:
 
 
 def _version(packages: Sequence[str]) -> str:
-    """Return " 1.2.3", of the first of these packages that is installed; "" if none is."""
+    """Return the version of the first of these packages that is installed, as " 1.2.3"; "" if none is."""
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f" {importlib.metadata.version(package)}"
@@ -71,11 +71,11 @@ def _version(packages: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Print what there is; return 0 if the core works, else 1."""
+    """Print what this installation has; return 0 if the core works, else 1."""
     print(f"DDL {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n\nCore:")
     try:
         lines, status = _core(), 0
-    except Exception as error:  # whatever it is: to say so is all that this is for
+    except Exception as error:  # this program exists to report any error
         lines, status = [_box(False, f"{type(error).__name__}: {error}")], 1
         lines.append("    install DDL again (pip install, or in a checkout: make core)")
     print("\n".join(lines))

@@ -1,8 +1,8 @@
-"""The ``ddl`` command line: ``ddl TOOL …``. One line of ``TOOLS`` per tool; only the one that is asked for is loaded.
+"""The ``ddl`` command line: ``ddl TOOL …``. Each tool has an entry in ``TOOLS``; only the named tool is loaded.
 
-A tool is a module with ``add_arguments(parser, rest)``, where ``rest`` is what follows the tool's name, and
-``run(arguments)``, which returns the exit status: 0, or 1 for a result that is not as it should be. Bad usage, which
-a tool reports with ``ConfigError``, ends with 2.
+A tool is a module with two functions. ``add_arguments(parser, rest)`` adds its options; ``rest`` are the words after
+the tool's name. ``run(arguments)`` returns the exit status: 0, or 1 for a bad result. For bad usage it raises
+``ConfigError``, and the status is 2.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TOOLS: Dict[str, Tuple[str, str]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what may have been meant by a misspelt tool or option. argparse makes the parsers of all tools by it."""
+    """Suggests a name for a misspelt tool or option. argparse uses this class for the parsers of all tools, too."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Find out what the words mean; what none of a tool's options can be is refused here, where they are known."""
+        """Parse the words. An unknown option is refused here, where the options of the tool are known."""
         known, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition("=")[0]

@@ -1,4 +1,4 @@
-"""What tools write for ``--json``, ``--svg`` and ``--plot FILE``; each file is named on stderr, with its size."""
+"""Writes the files for ``--json``, ``--svg`` and ``--plot FILE``, and prints their names and sizes on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["say_written", "write_json", "write_text"]
 
 
 def write_json(path: Union[str, Path], content: Mapping[str, object], *, quiet: bool = False) -> None:
-    """Write ``content`` to a file, and say so unless ``quiet``; for "-" to standard output."""
+    """Write ``content`` to a file, and print its name unless ``quiet``; if ``path`` is "-", write to stdout."""
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
@@ -23,7 +23,7 @@ def write_json(path: Union[str, Path], content: Mapping[str, object], *, quiet: 
 
 
 def write_text(path: Union[str, Path], text: str, *, quiet: bool = False) -> None:
-    """Write ``text`` to a file, and say so unless ``quiet``."""
+    """Write ``text`` to a file, and print its name unless ``quiet``."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     if not quiet:
@@ -31,5 +31,5 @@ def write_text(path: Union[str, Path], text: str, *, quiet: bool = False) -> Non
 
 
 def say_written(path: Union[str, Path]) -> None:
-    """Name a file that was written, and its size, on stderr: stdout may be read by a program."""
+    """Print the name and the size of a written file on stderr, because a program may read stdout."""
     print(f"wrote {path} ({bytes_text(os.path.getsize(path))})", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tools that measure in a job of their own: ``ddl bench`` and ``ddl tune``. ddlrun starts it, with ddlrun's options."""
+"""Starts the jobs of the tools that measure: ``ddl bench`` and ``ddl tune``. They take ddlrun's options."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PASSED_ON = ("num_proc", "hosts", "hostfile", "mode", "launcher", "network_inte
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose hosts and ranks, as ddlrun has them."""
     add = parser.add_argument
-    add("-np", "--num-proc", metavar="N", help="ranks; without: all slots of the hosts")
-    add("-H", "--host", "--hosts", dest="hosts", metavar="HOST[:SLOTS],...", help="hosts; without: this machine")
+    add("-np", "--num-proc", metavar="N", help="ranks; default: all slots of the hosts")
+    add("-H", "--host", "--hosts", dest="hosts", metavar="HOST[:SLOTS],...", help="hosts; default: this machine")
     add("--hostfile", "--machinefile", metavar="FILE", help="the same from a file, as ddlrun reads it")
     add("-m", "--mode", metavar="4x8x2", help="dimensions, innermost first; give the job the same")
     add("--launcher", metavar="NAME", help="ssh, mpi or slurm, as for ddlrun")
     add("--network-interface", metavar="NAME|CIDR,...", help="as for ddlrun; give the job the same")
-    add("--start-timeout", metavar="SECONDS", help="let ranks wait so long for the others at the start")
+    add("--start-timeout", metavar="SECONDS", help="how long ranks wait for the others at the start")
 
 
 def run_job(arguments: argparse.Namespace, module: str, task: Mapping[str, Any], variables: Sequence[str] = ()) -> int:
@@ -44,5 +44,5 @@ def run_job(arguments: argparse.Namespace, module: str, task: Mapping[str, Any],
     environ = [f"--env={variable}" for variable in variables]
     config = cli.parse([*options, *environ, "--no-prefix", *program], dict(os.environ))
     if config.num_proc < 2:
-        raise ConfigError("one rank has nobody to communicate with; take 2 or more")
+        raise ConfigError("a job of one rank does not communicate; give 2 ranks or more with -np")
     return int(cli.run(config) != 0)

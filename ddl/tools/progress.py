@@ -1,7 +1,7 @@
-"""How far something is that takes its time, and how long it will take: on stderr, as stdout may be read by a program.
+"""Shows the progress of a long task and the remaining time, on stderr, because a program may read stdout.
 
-On a terminal it is tqdm's bar, if tqdm is installed; elsewhere, and in logs, plain lines. What is over soon says
-nothing (``after``).
+On a terminal it is a bar of tqdm, if tqdm is installed; otherwise, and in logs, plain lines. A short task shows nothing
+(``after``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def left_text(seconds: float) -> str:
 
 
 class Progress:
-    """Counts the steps of a whole. Used by one thread, with ``with``.
+    """Counts the steps of a task. One thread uses it, in a ``with`` statement.
 
-    ``total``: how many steps there will be; 0: not known yet. ``after``: seconds before anything is shown, and between
-    two plain lines. ``seconds``: how long the whole takes, where that is known; otherwise it follows from the steps.
+    ``total``: the number of steps; 0: not known yet. ``after``: seconds before anything is shown, and between two plain
+    lines. ``seconds``: how long the task takes, if that is known; otherwise it is estimated from the steps.
     """
 
     def __init__(self, total: int = 0, *, after: float = 0.0, seconds: float = 0.0, name: str = "") -> None:
@@ -54,7 +54,7 @@ class Progress:
         self.close()
 
     def step(self, what: str, total: int = 0) -> None:
-        """The next step, ``what``, begins, and the one before has ended. ``total``: if that has changed."""
+        """Begin the next step, called ``what``; the one before has ended. ``total``: the new number of steps, or 0."""
         self._total = total or self._total
         if self._bar is not None:
             self._bar.total = self._total or None
@@ -65,17 +65,18 @@ class Progress:
         now = time.monotonic()
         if self._bar is None and now >= self._shown + self._after:
             self._shown = now
-            left = self._left(now)
-            print(f"{self._name}{what}{f', {left_text(left)}' if left else ''}", file=self._stream, flush=True)
+            remaining = self._remaining(now)
+            time_text = f", {left_text(remaining)}" if remaining else ""
+            print(f"{self._name}{what}{time_text}", file=self._stream, flush=True)
 
-    def _left(self, now: float) -> float:
-        """Return the seconds that are left; 0 where nothing tells."""
+    def _remaining(self, now: float) -> float:
+        """Return the remaining seconds; 0 if they are not known."""
         taken, done = now - self._begin, self._begun - 1
         if self._seconds:
             return max(0.0, self._seconds - taken)
         return taken / done * max(0, self._total - done) if done else 0.0
 
     def close(self) -> None:
-        """Take the bar away. Idempotent."""
+        """Remove the bar. Idempotent."""
         if self._bar is not None:
             self._bar.close()

@@ -66,7 +66,7 @@ def test_a_wrong_value_ends_with_1_and_says_where(tmp_path: Path):
 @pytest.mark.parametrize(
     ("message", "options"),
     [
-        ("one rank has nobody", ["allreduce", "-np", "1"]),
+        ("a job of one rank does not communicate", ["allreduce", "-np", "1"]),
         ("--seconds 0: it must be", ["allreduce", "-np", "2", "--seconds", "0"]),
         ("numpy has no bfloat16", ["reducescatter", "-np", "2", "--dtype", "bfloat16"]),
         ("invalid choice: 'alreduce' (choose from", ["alreduce"]),

@@ -1,7 +1,7 @@
 """``ddl bench allreduce``: runs a job on the hosts that times one collective of DDL, and prints a table.
 
-The job is ddlrun's, and worker.py is its program, so hosts are named, reached and refused as with ddlrun. Status 0; 1
-if the job failed or a value was wrong, 2 for bad usage. docs/benchmarks.md.
+ddlrun runs the job, and worker.py is its program, so the options for hosts are those of ddlrun. Status 0; 1 if the job
+failed or a value was wrong; 2 for bad usage. docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         help=f"bytes of the buffer (default {SIZES})",
     )
     add("--dtype", choices=sorted(DTYPES), default="float32", help="bfloat16 needs torch")
-    add("--seconds", type=float, default=1.0, metavar="N", help="time each size about so long (default 1)")
-    add("--json", metavar="FILE", help="write the figures there, on rank 0's host")
+    add("--seconds", type=float, default=1.0, metavar="N", help="seconds for each size, about (default 1)")
+    add("--json", metavar="FILE", help="write the figures to this file, on rank 0's host")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.seconds < 1e6:
         raise ConfigError(f"--seconds {arguments.seconds:g}: it must be a number of seconds above 0")
     if (arguments.collective, arguments.dtype) == ("reducescatter", "bfloat16"):
-        raise ConfigError("reducescatter returns numpy arrays here, and numpy has no bfloat16; take float16")
+        raise ConfigError("reducescatter returns numpy arrays here, and numpy has no bfloat16; use float16")
     task = {
         "collective": arguments.collective,
         "dtype": arguments.dtype,

@@ -1,4 +1,4 @@
-"""What the calls of a contestant come to: quantiles, bandwidths, CPU time. Definitions: docs/benchmarks.md."""
+"""Computes figures from timed calls: quantiles, bandwidths, CPU time. Definitions: docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 @dataclass
 class Sample:
-    """What one start of a contestant gave for one size."""
+    """The measurements of one start of a contestant at one size."""
 
     round: int
     seconds: List[float]  # of each call
     cpu: float  # seconds of all calls together, over all threads of all ranks
-    calls: int  # how many calls ``cpu`` is of
+    calls: int  # number of calls that ``cpu`` covers
     probes: Tuple[float, ...] = ()  # ns of a cache line's round trip before and after; empty: not probed
     distance: int = field(default=0, compare=False)  # number of the group of ``regimes``; -1: it changed meanwhile
 
 
 def merge(round: int, ranks: Sequence[Dict[str, Any]]) -> Dict[int, Sample]:
-    """Return a start's samples by size, out of what its ranks wrote.
+    """Return a start's samples by size, from the results that its ranks wrote.
 
-    A call that followed a barrier took as long as its slowest rank; for calls back to back, rank 0 speaks for all.
+    The time of a call after a barrier is that of its slowest rank. Calls without barriers count as on rank 0.
     """
     samples = {}
     for key, first in ranks[0]["sizes"].items():

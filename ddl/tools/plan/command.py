@@ -25,9 +25,9 @@ __all__ = ["add_arguments", "run"]
 
 _COLLECTIVES = {collective.name.lower(): collective for collective in Collective if algorithms(collective)}
 _ALGORITHMS = sorted({name for collective in Collective for name in algorithms(collective)})
-#: Verified unasked if that takes less. It is estimated, for a processor of 2020 or so.
+#: Without --verify, a plan is verified if the estimated time is not longer. The estimate is for a processor of 2020.
 _MOST_SECONDS = 2.0
-_SECONDS_EACH = 80e-9  # of a clock or chunk that is looked at
+_SECONDS_EACH = 80e-9  # for each clock or chunk
 
 
 def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     )
     add("--root", type=int, default=0, metavar="R", help="of a broadcast, reduce, gather or scatter (default 0)")
     add("--rank", type=int, metavar="R", help="print the steps of this rank, too, and draw a large plan around it")
-    add("--svg", metavar="FILE", help="draw it there")
-    add("--json", metavar="FILE", help="write the counts there, too; -: nothing but that, here")
-    add("--verify", action="store_true", help="verify the plan also where that takes long")
+    add("--svg", metavar="FILE", help="draw the plan to this file")
+    add("--json", metavar="FILE", help="also write the counts to this file; -: print only them, on stdout")
+    add("--verify", action="store_true", help="verify the plan even if it takes long")
 
 
 def _size(text: str) -> int:
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     computed = figures(plans, proof, topology, arguments.bytes, line)
     if arguments.svg:
         if proof is None:
-            raise ConfigError(f"--svg {arguments.svg}: the order of events is known once verified; add --verify")
+            raise ConfigError(f"--svg {arguments.svg}: only a verified plan can be drawn; add --verify")
         write_text(arguments.svg, draw(plans, proof, topology, focus=focus, subtitle=_subtitle(computed)))
     if arguments.json:
         write_json(arguments.json, computed.to_json())
@@ -103,15 +103,15 @@ def _check_ranks(arguments: argparse.Namespace, collective: Collective, topology
         if rank is not None and not 0 <= rank < topology.size:
             raise ConfigError(f"{option} {rank}: mode {topology} has ranks 0 to {topology.size - 1}")
     if arguments.root and collective not in ROOTED:
-        raise ConfigError(f"--root {arguments.root}: {arguments.collective} has no root; leave it out")
+        raise ConfigError(f"--root {arguments.root}: {arguments.collective} has no root; omit this option")
 
 
 def _line(collective: Collective, topology: Topology, algorithm: Optional[str], nbytes: int) -> Line:
-    """Return what serves ``nbytes``, with ``algorithm`` in the place of the one that would be chosen."""
+    """Return the line for ``nbytes``, with ``algorithm`` instead of its own, if given."""
     offered = algorithms(collective)
     if algorithm and algorithm not in offered:
         what = collective.name.lower()
-        raise ConfigError(f"--algorithm {algorithm}: {what} has none of this name; use one of {', '.join(offered)}")
+        raise ConfigError(f"--algorithm {algorithm}: {what} has no such algorithm; use one of {', '.join(offered)}")
     return next(line for line in select(collective, topology, algorithm or "") if nbytes <= line.max_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What a plan costs for a number of bytes, counted by rank and dimension, beside what the paper says.
+"""The cost of a plan for a number of bytes, by rank and dimension, and the cost by the paper's formulas.
 
 The paper: IBM PowerAI DDL (arXiv 1708.02188), whose multi-ring takes 2*sum(p_d - 1) messages and 2*S*(1 - 1/N) bytes.
 """
@@ -17,13 +17,13 @@ from ddl.tuning.select import Line
 
 __all__ = ["PlanFigures", "RankFigures", "figures"]
 
-#: How often the paper's rings go around: reduce-scatter and all-gather once each, an all-reduce is both.
+#: How often data goes around the paper's rings: an all-reduce is a reduce-scatter and an all-gather.
 _TURNS = {Collective.ALLREDUCE: 2, Collective.REDUCESCATTER: 1, Collective.ALLGATHER: 1}
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One rank's counts: with everybody, and with the peers that it reaches over each dimension."""
+    """One rank's counts: with all ranks, and with the peers over each dimension."""
 
     rank: int
     steps: int
@@ -55,7 +55,7 @@ class PlanFigures:
 
     @property
     def pieces(self) -> int:
-        """Into how many pieces the buffer is cut, about: the core makes them whole cache lines."""
+        """The approximate number of pieces of the buffer: the core rounds pieces to whole cache lines."""
         return max(1, -(-self.nbytes // self.line.piece_bytes)) if self.line.piece_bytes else 1
 
     @property
@@ -66,7 +66,7 @@ class PlanFigures:
 
     @property
     def paper(self) -> Optional[Tuple[int, Fraction]]:
-        """Messages and bytes of each rank by the paper's formulas, for the collectives that they are about."""
+        """Messages and bytes of each rank by the paper's formulas; None if they do not cover the collective."""
         turns = _TURNS.get(self.collective)
         if turns is None:
             return None
@@ -121,7 +121,7 @@ def _number(value: Fraction) -> Union[int, float]:
 
 
 def figures(plans: Sequence[Plan], proof: Optional[Proof], topology: Topology, nbytes: int, line: Line) -> PlanFigures:
-    """Count ``plans``: those of all ranks with their proof, or without one any of them."""
+    """Count ``plans``: those of all ranks with their proof, or, without a proof, those of any ranks."""
     ranks = tuple(
         RankFigures(
             plan.rank,

@@ -25,7 +25,7 @@ _COLUMNS: Dict[str, Tuple[Callable[[Counts], int], bool]] = {
 
 
 def report(figures: PlanFigures, seconds: float) -> List[str]:
-    """Return the lines about all ranks; ``seconds``: what it takes to verify them."""
+    """Return the lines about all ranks; ``seconds``: how long it takes to verify them."""
     return [_title(figures), *_verdict(figures, seconds), "", *_sizes(figures), "", *_table(figures), *_paper(figures)]
 
 
@@ -41,7 +41,7 @@ def _title(figures: PlanFigures) -> str:
 def _verdict(figures: PlanFigures, seconds: float) -> List[str]:
     if not figures.verified:
         return [f"NOT VERIFIED: with so many ranks that takes about {duration(seconds)}; --verify does it"]
-    right = "verified: the result is right, nobody waits for ever and nothing is overwritten, at any speeds"
+    right = "verified: at any speed, the result is right, without a deadlock and without a race"
     return (
         [right, "          sums go along the canonical tree: the same bits on any hosts"]
         if figures.canonical
@@ -63,7 +63,7 @@ def _sizes(figures: PlanFigures) -> List[str]:
 
 
 def _table(figures: PlanFigures) -> List[str]:
-    """A line for each dimension over which anything goes, and their sum."""
+    """Return a line for each dimension over which data moves, and their sum."""
     names = [f"between {dimension.name}" for dimension in figures.topology.dimensions]
     alike = len({(rank.everybody, rank.dimensions) for rank in figures.ranks}) == 1
     if figures.verified:
@@ -109,7 +109,7 @@ def _paper(figures: PlanFigures) -> List[str]:
 
 
 def steps_lines(plan: Plan, proof: Optional[Proof]) -> List[str]:
-    """Return a table of a plan's steps; ``round``: how many rounds are over, at the earliest, when it is done."""
+    """Return a table of a plan's steps; column ``round``: the rounds that must be over before the step is done."""
     lines = ["", f"rank {plan.rank}:", "step  round  what"]
     for channel, steps in enumerate(plan.channels):
         for index, step in enumerate(steps):

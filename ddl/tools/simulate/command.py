@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     add("--algorithm", default="", help="for every size, as DDL_ALGORITHM")
     add("--piece", type=_size, metavar="BYTES", help="pieces that large operations are cut into; default: DDL's own")
     add("--in-flight", type=int, choices=range(1, 5), metavar="N", help="how many of them at once, 1 to 4")
-    add("--straggler", action="append", default=[], metavar="RANK:+20ms", help="is later; RANK:x1.5: is slower")
+    add(
+        "--straggler",
+        action="append",
+        default=[],
+        metavar="RANK:+20ms",
+        help="this rank is late by so much; RANK:x1.5: it is slower by this factor",
+    )
     what = parser.add_argument_group("a training step (options beat the file)")
     what.add_argument("--model", choices=sorted(MODELS))
     what.add_argument("--classes", type=int, help="of the model's last layer (default 1000)")
@@ -42,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         "--overlap", action=argparse.BooleanOptionalAction, default=None, help="send buckets during the backward pass"
     )
     add("--allreduce", type=parse_sizes, metavar="SIZES", help="single all-reduces instead: 256K,1M,32M")
-    add("--json", metavar="FILE", help="write everything there, too; -: nothing but that, here")
-    add("--svg", metavar="FILE", help="draw the last line's step: rank 0 and the stragglers")
+    add("--json", metavar="FILE", help="also write all results to this file; -: print only them, on stdout")
+    add("--svg", metavar="FILE", help="draw rank 0 and the stragglers, in the step of the last line")
 
 
 def _counts(text: str) -> List[int]:
@@ -59,7 +65,7 @@ def _size(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, print and draw; return the exit status."""
     if arguments.allreduce and arguments.svg:
-        raise ConfigError("--svg draws a training step: leave out --allreduce")
+        raise ConfigError("--svg draws a training step; omit --allreduce")
     description = preset(arguments.preset) if arguments.preset else read(arguments.topology)
     try:
         content = _allreduces(arguments, description) if arguments.allreduce else _training(arguments, description)

@@ -1,4 +1,4 @@
-"""Prints what was simulated: a table with a line per size and layout, and what was assumed."""
+"""Prints the results of a simulation: a table with a line per size and layout, and the assumptions."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     """Add the options of ``ddl topo``."""
     add_host_arguments(parser)
-    parser.add_argument("--svg", metavar="FILE", help="draw it, too")
-    parser.add_argument("--json", metavar="FILE", help="write the facts there, too; -: nothing but that, here")
+    parser.add_argument("--svg", metavar="FILE", help="also draw it to this file")
+    parser.add_argument("--json", metavar="FILE", help="also write the facts to this file; -: print only them")
     parser.add_argument("--from", dest="source", metavar="FILE", help="show what ddl doctor or topo wrote by --json")
 
 

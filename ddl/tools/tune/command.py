@@ -1,7 +1,7 @@
 """``ddl tune``: runs a job on the hosts that measures which algorithm serves which size best, and keeps the table.
 
-The job is ddlrun's, and worker.py is its program, so hosts are named, reached and refused as with ddlrun. Status 0; 1
-if the job failed, 2 for bad usage. docs/tune.md.
+ddlrun runs the job, and worker.py is its program, so the options for hosts are those of ddlrun. Status 0; 1 if the job
+failed; 2 for bad usage. docs/tune.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddl.tuning.measure.timed_calls import COLLECTIVES
 __all__ = ["add_arguments", "run"]
 
 _NAMES = tuple(collective.name.lower() for collective in COLLECTIVES)
-#: What a user's environment may say of the choice has no say while it is measured.
+#: Variables that would choose algorithms have no effect while they are measured.
 _UNDISTURBED = ("DDL_TUNED=off", "DDL_TUNE_SECONDS=", "DDL_ALGORITHM=", "DDL_DETERMINISTIC=")
 
 
@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         "--sizes", type=parse_sizes, default=list(SIZES), metavar="8,64K,4M", help="default: 8 bytes to 64 MiB, times 4"
     )
     add("--collectives", default="allreduce", metavar="NAME,...", help=f"of {', '.join(_NAMES)}; default: allreduce")
-    add("--seconds", type=float, default=40.0, metavar="N", help="measure about so long (40)")
-    add("--output", metavar="FILE", help="write there, on rank 0's host; default: where jobs look for it")
+    add("--seconds", type=float, default=40.0, metavar="N", help="how long to measure, about (40)")
+    add("--output", metavar="FILE", help="write to this file, on rank 0's host; default: where jobs look for it")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     collectives = arguments.collectives.split(",")
     for name in collectives:
         if name not in _NAMES:
-            raise ConfigError(f"--collectives {name}: it cannot be tuned; use some of {', '.join(_NAMES)}")
+            raise ConfigError(f"--collectives {name}: it cannot be tuned; use a list of {', '.join(_NAMES)}")
     if not 0 < arguments.seconds < 1e6:
         raise ConfigError(f"--seconds {arguments.seconds:g}: it must be a number of seconds above 0")
     task = {
@@ -50,5 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         "output": os.path.abspath(arguments.output) if arguments.output else "",
     }
     if arguments.mode and arguments.mode[0].isalpha():
-        raise ConfigError(f"--mode {arguments.mode}: a letter chooses algorithms, and these are measured; leave it out")
+        raise ConfigError(
+            f"--mode {arguments.mode}: a letter chooses algorithms, but here they are measured; give dimensions only"
+        )
     return run_job(arguments, "ddl.tools.tune.worker", task, _UNDISTURBED)
