@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# environments/caffe.sh DEST: makes DEST/root/usr/bin/python3.9, a Python that has Caffe, DDL and what DDL's tests need.
+# environments/caffe.sh DEST: makes DEST/root/usr/bin/python3.9, a Python with Caffe, DDL and the needs of DDL's tests.
 #
-# Caffe 1.0 is Debian 11's ("bullseye"), as is its Python 3.9; newer releases have no Caffe. The packages are only
-# unpacked, beside the system: no root, no chroot, nothing installed. They run on the system's C library, which may be
-# newer. What pip adds stands in environments/caffe.txt; DDL is this checkout, its native core built here, again where
-# a source has changed.
+# Caffe 1.0 and Python 3.9 come from Debian 11 ("bullseye"); newer releases have no Caffe. The packages are only
+# unpacked into DEST: this needs no root and no chroot, and installs nothing. They run on the system's C library, which
+# may be newer. environments/caffe.txt lists the packages of pip. DDL is this checkout; its native core is built here,
+# and again if a source has changed.
 #
-# Packages are kept in DEST/debs: with them, Debian is not asked again. A second call returns at once. 0.6 GB, a minute.
-# DEBIAN_MIRROR=http://… names another mirror. Status 3: it cannot be had on this machine, and the last line says why.
+# It takes 0.6 GB and a minute. Packages stay in DEST/debs, so they are downloaded once; a second call returns at once.
+# DEBIAN_MIRROR=http://… names another mirror. Status 3: this machine cannot have it, and the last line says why.
 set -euo pipefail
 
 readonly CHECKOUT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly RECIPE=${BASH_SOURCE[0]}
 readonly REQUIREMENTS=$CHECKOUT/environments/caffe.txt
 
-# What `import caffe` loads: a sixth of what apt would install. libc, libstdc++, zlib and the like are the system's.
+# What `import caffe` loads: a sixth of what apt would install. libc, libstdc++ and zlib are those of the system.
 readonly PACKAGES=(
   python3-caffe libcaffe1 libboost-filesystem1.74.0 libboost-python1.74.0 libboost-thread1.74.0 libgflags2.2
   libgoogle-glog0v5 libunwind8 libhdf5-103-1 libhdf5-hl-100 libsz2 libaec0 libleveldb1d libsnappy1v5 liblmdb0
@@ -23,7 +23,7 @@ readonly PACKAGES=(
   libmpdec3 libssl1.1 python3-distutils python3-lib2to3 python3-pkg-resources python3-protobuf python3-six
 )
 
-# What libcaffe takes from OpenCV's imgcodecs, which would bring 80 more packages: only the ImageData layer calls it.
+# libcaffe takes these from OpenCV's imgcodecs, which needs 80 more packages. Only the ImageData layer calls them.
 readonly IMAGE_FUNCTIONS=(
   _ZN2cv6imreadERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEi
   _ZN2cv8imdecodeERKNS_11_InputArrayEi
@@ -48,7 +48,7 @@ needs() {
   [[ -r $KEYRING ]] || unavailable "$KEYRING is not here: apt install debian-archive-keyring"
 }
 
-# The mirror that this system uses, if it is a Debian; Debian's own; and where old releases go one day.
+# Prints the mirror of this system, if it is a Debian; Debian's own mirror; and the archive of old releases.
 mirrors() {
   if [[ -n ${DEBIAN_MIRROR:-} ]]; then
     echo "$DEBIAN_MIRROR"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# environments/discard_foreign.sh ENVIRONMENT: remove a virtual environment that was made under another path, or whose
-# Python is gone, and say so. Nothing happens to one that works here, or to none.
+# environments/discard_foreign.sh ENVIRONMENT: removes a virtual environment that was made under another path, or whose
+# Python no longer exists, and prints a message. It keeps an environment that works, and does nothing if there is none.
 env=$1
 [ -e "$env/bin/activate" ] || exit 0
 said=$(sed -nE "s/^[[:space:]]*(export )?VIRTUAL_ENV=[\"']?(\/[^\"']*)[\"']?\$/\2/p" "$env/bin/activate" | head -n 1)

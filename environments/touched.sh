@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# environments/touched.sh FRAMEWORK: whether its tests are likely to be broken by what this checkout changes: its adapter,
-# its tests, what adapters stand on, or the core. Compared with the branch that this one follows, else with the commit
-# before. Status 0: yes, also where git cannot tell; 1: no.
+# environments/touched.sh FRAMEWORK: tests whether this checkout changes what the framework's tests depend on: its
+# adapter, its tests, the modules that adapters use, or the core. It compares with the upstream branch, or without one
+# with the commit before. Status 0: it does, or git cannot tell; 1: it does not.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

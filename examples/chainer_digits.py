@@ -3,10 +3,9 @@
     python examples/chainer_digits.py
     ddlrun -np 2 examples/chainer_digits.py
 
-The 1797 real digits (8 x 8 pixels) ship inside scikit-learn, so nothing is downloaded. Lines that a script for one
-machine would not have are marked: (DDL) for ours, (MN) for those of every script of ChainerMN's. All ranks together do
-the same work whatever their number: every batch is shared out among them, so N ranks take the very steps of one
-process, up to rounding.
+The 1797 real digits (8 x 8 pixels) are part of scikit-learn, so nothing is downloaded. Lines that a script for one
+process would not have are marked: (DDL) for DDL's lines, (MN) for those of every ChainerMN script. Each batch is
+divided among the ranks, so N ranks take the same steps as one process, up to rounding.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def arguments(description: str) -> argparse.Namespace:
 
 
 def digits() -> Tuple[Digits, Digits]:
-    """Return images and labels for training and for the test; which are which does not depend on the seed."""
+    """Return images and labels for training and for the test. The split does not depend on the seed."""
     images, labels = load_digits(return_X_y=True)
     x = (images / 16.0).astype(np.float32).reshape(-1, 1, 8, 8)
     y = labels.astype(np.int32)
@@ -72,7 +71,7 @@ class Network(chainer.Chain):
 
 
 class Clock:
-    """Counts images, and seconds in which gradients are averaged, from the second epoch on."""
+    """Counts images, and the seconds of averaging gradients, from the second epoch on."""
 
     def __init__(self) -> None:
         self._begin = self._end = self._averaging = 0.0
@@ -80,7 +79,7 @@ class Clock:
 
     @contextlib.contextmanager
     def averaging(self) -> Iterator[None]:
-        """Time what is inside; that is also waiting for a slower rank."""
+        """Time the block inside. It includes waiting for a slower rank."""
         begin = time.perf_counter()
         yield
         self._averaging += time.perf_counter() - begin
@@ -98,14 +97,14 @@ class Clock:
 
 
 def report(options: argparse.Namespace, rank: int, ranks: int, clock: Clock, loss: float, accuracy: float) -> None:
-    """Print what came out, which is the same on all ranks, and write it to the file that was asked for."""
+    """Print the results, which are the same on all ranks, and write them to the file of ``--json``."""
     measured = clock.results()
     if rank == 0:
         print(f"training loss {loss:.4f}, test accuracy {accuracy:.2%}, {measured['images_per_s']:.0f} images/s")
         if options.json:
             results: Dict[str, Any] = {"ranks": ranks, "loss": loss, "accuracy": accuracy, **measured}
             if ranks == 1:
-                results["communicating"] = 0.0  # there is nobody to average with
+                results["communicating"] = 0.0  # a single rank does not average
             Path(options.json).write_text(json.dumps(results), encoding="utf-8")
 
 

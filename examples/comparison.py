@@ -1,6 +1,6 @@
-"""What the demos of TensorFlow, Caffe, Chainer and Theano have in common: one process beside several ranks, in a table.
+"""Shared code of the demos of TensorFlow, Caffe, Chainer and Theano: a table that compares one process with ranks.
 
-Both take the same steps, so they come to the same loss, up to rounding; with one thread each.
+Both take the same steps, with one thread each, so they reach the same loss, up to rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def parser(ways: Sequence[str] = (), epochs: int = 8, width: int = 32) -> argparse.ArgumentParser:
-    """Return a parser of the options that a demo hands to its examples; ``ways``: the demo's names of these."""
+    """Return a parser of the options that a demo passes to its examples; ``ways``: the names of the examples."""
     argument_parser = argparse.ArgumentParser(
         description="Compare one process with several ranks on handwritten digits."
     )
@@ -34,18 +34,18 @@ def parser(ways: Sequence[str] = (), epochs: int = 8, width: int = 32) -> argpar
 
 
 def environment(**variables: str) -> Dict[str, str]:
-    """Return that of an example: one thread, this checkout, and ``variables`` unless the user has set them."""
+    """Return the environment of an example: one thread, this checkout, ``variables`` unless the user has set them."""
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     return {**variables, **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def title(way: str, ranks: int) -> str:
-    """Return what stands above the output of one run."""
+    """Return the title above the output of one run."""
     return f"\n--- {way}{way and ', '}{ranks} {'ranks' if ranks > 1 else 'process'} ---"
 
 
 def busy(timeline: Path) -> float:
-    """Return the seconds in which one operation or more was waited for, of what a timeline shows."""
+    """Return the seconds of a timeline during which at least one operation was under way."""
     events = [event for event in json.loads(timeline.read_text(encoding="utf-8")) if event.get("ph") == "X"]
     seconds, end = 0.0, 0.0
     for event in sorted(events, key=lambda event: event["ts"]):
@@ -58,9 +58,9 @@ def busy(timeline: Path) -> float:
 def run(
     script: str, way: str, ranks: int, given: argparse.Namespace, environ: Dict[str, str], timed: bool = False
 ) -> Dict[str, Any]:
-    """Run an example, showing what it prints, and return its results; end with its status if it fails.
+    """Run an example, show its output, and return its results. If it fails, exit with its status.
 
-    ``timed``: its results say how much of the time it was communicating; others write a timeline.
+    ``timed``: the example measures its communication itself. Otherwise it writes a timeline.
     """
     print(title(way, ranks), flush=True)
     launcher = [sys.executable, *(["-m", "ddl.launch", "-np", str(ranks)] if ranks > 1 else [])]
@@ -82,7 +82,7 @@ def show(
     what: str = "training",
     communicating: str = "an average is waited for, or under way, also where the ranks compute meanwhile",
 ) -> None:
-    """Print the table; ``what``: of which digits the loss is; ``communicating``: what counts as that."""
+    """Print the table; ``what``: the digits that the loss is for; ``communicating``: what counts as communication."""
     width = max(len(run["way"]) for run in runs)
     print(f"\n{'way':<{width}}  ranks  {what + ' loss':>13}  test accuracy  images/s  communicating")
     for run in runs:

@@ -1,8 +1,7 @@
-"""What ``make demo`` runs: the digits on one process, then on two ranks, then a table of what that gained.
+"""``make demo``: trains on the digits with one process, then with two ranks, and compares them in a table.
 
 One process and two ranks make the same number of passes over the same digits, with one thread each. A shorter run shows
-how fast one process is with as many threads as PyTorch takes by itself, so that the ranks are not compared with a
-process that had only a part of the machine.
+the speed of one process with as many threads as PyTorch uses by default, which may be the whole machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ def arguments() -> argparse.Namespace:
 
 
 def run(title: str, command: List[str], given: argparse.Namespace, *, short: bool = False) -> Dict[str, Any]:
-    """Run the example, showing what it prints; end with its status if it fails. Short: a tenth, all threads."""
+    """Run the example, show its output and return its results. If it fails, exit with its status.
+
+    ``short``: a tenth of the epochs, with all threads.
+    """
     options = ["--epochs", str(max(1, given.epochs // 10) if short else given.epochs), "--seed", str(given.seed)]
     options += ["--batch-size", str(given.batch_size)]
     print(f"\n--- {title} ---", flush=True)

@@ -1,6 +1,6 @@
-"""What ``make demo-caffe`` runs: LeNet on the digits, through HDF5 and LMDB, on one process, then on two ranks.
+"""``make demo-caffe``: trains LeNet on the digits, from HDF5 and LMDB, with one process, then with two ranks.
 
-What is measured stands in Caffe's log, and in DDL's timeline.
+The figures come from Caffe's log and from DDL's timeline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
 
 
 def figures(log: str) -> Dict[str, float]:
-    """Return what Caffe's log says: the last test's results, and the seconds of an iteration, without the first."""
+    """Return the results of the last test in a log of Caffe, and the seconds of an iteration, without the first."""
     lapses = re.findall(r"iter/s, (\S+)s/(\d+) iters\)", log)[1:]
     return {
         "accuracy": float(re.findall(r"accuracy = (\S+)", log)[-1]),
@@ -39,7 +39,7 @@ def figures(log: str) -> Dict[str, float]:
 
 
 def run(way: str, ranks: int, given: argparse.Namespace) -> Dict[str, Any]:
-    """Train in a folder of its own, showing what Caffe logs of it; end with its status if it fails."""
+    """Train in a temporary folder and show Caffe's log. If it fails, exit with its status."""
     print(comparison.title(way, ranks), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         writer = [sys.executable, str(HERE / "caffe_lenet" / "write_digits.py"), folder]

@@ -1,4 +1,4 @@
-"""What ``make demo-chainer`` runs: the digits by ChainerMN and by plain Chainer, on one process, then on two ranks."""
+"""``make demo-chainer``: trains by ChainerMN and by plain Chainer, with one process, then with two ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``make demo-tensorflow`` runs: the digits by each of TensorFlow's ways, on one process, then on two ranks."""
+"""``make demo-tensorflow``: trains in each of TensorFlow's ways, with one process, then with two ranks."""
 
 from __future__ import annotations
 

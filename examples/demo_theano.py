@@ -1,10 +1,10 @@
-"""What ``make demo-theano`` runs: the digits in Theano on one process, then on two ranks."""
+"""``make demo-theano``: trains on the digits in Theano, with one process, then with two ranks."""
 
 from __future__ import annotations
 
 import comparison
 
-#: What Theano needs on a Python of today (docs/theano.md); whoever sets THEANO_FLAGS knows better.
+#: The flags that Theano needs on a current Python (docs/theano.md). The user's THEANO_FLAGS replace them.
 FLAGS = "floatX=float32,device=cpu,blas.ldflags="
 
 

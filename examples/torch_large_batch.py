@@ -1,4 +1,4 @@
-"""Trains the network of torch_digits.py with large batches; goes on where it was broken off, on any number of ranks.
+"""Trains the network of torch_digits.py with large batches; resumes from a checkpoint on any number of ranks.
 
     ddlrun -np 2 examples/torch_large_batch.py --optimizer lars --checkpoint digits.pt --stop-after 50
     ddlrun -np 4 examples/torch_large_batch.py --optimizer lars --checkpoint digits.pt
