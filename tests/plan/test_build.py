@@ -52,7 +52,7 @@ def test_one_rank_copies(collective, algorithm):
         ((Collective.SEND, "ring", Topology.flat(4), 0), "none: it needs no plan"),
         ((Collective.ALLREDUCE, "ring", Topology.flat(4), 4), "rank is 4; give 0..3"),
         ((Collective.BROADCAST, "ring", Topology.flat(4), 0, 4), "root is 4; give 0..3"),
-        ((Collective.ALLREDUCE, "ring", Topology.flat(4), 0, 1), "has no root; leave it 0"),
+        ((Collective.ALLREDUCE, "ring", Topology.flat(4), 0, 1), "has no root; give 0"),
         ((Collective.ALLREDUCE, "direct", Topology.flat(4), 0), "only 1 of 4 do"),
         ((Collective.ALLREDUCE, "eager", Topology.parse("2x2", shared=1), 0), "only 2 of 4 do"),
     ],
