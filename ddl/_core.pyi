@@ -233,8 +233,8 @@ def decode_floats(codec: int, floats: Any, coded: Any, kernels: Optional[str] = 
 def add_encoded(
     codec: int,
     sum: Any,
-    mine: Any,
-    theirs: Any,
+    own: Any,
+    coded: Any,
     divisor: int = 1,
     finish: bool = False,
     kernels: Optional[str] = None,

@@ -104,9 +104,9 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
   // The one overlap that is right: the smaller array is this rank's own block of the larger.
   const char *const a = views.in.data, *const b = views.out.data;
   const bool apart = a + views.in.bytes() <= b || b + views.out.bytes() <= a;
-  const uint64_t mine = rank * part * element_size(views.in.dtype);
-  const bool own_block = (collective == Collective::kAllgather && a == b + mine) ||
-                         (collective == Collective::kReducescatter && b == a + mine);
+  const uint64_t own = rank * part * element_size(views.in.dtype);
+  const bool own_block = (collective == Collective::kAllgather && a == b + own) ||
+                         (collective == Collective::kReducescatter && b == a + own);
   if (!apart && !own_block) {
     refuse(name(collective), "out overlaps the input, other than as this rank's own block; pass another array");
   }
