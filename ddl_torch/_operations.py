@@ -16,7 +16,7 @@ from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once,
 from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported
 from ddl_torch._compat import for_core
-from ddl_torch._tensors import KINDS, alias, from_array, plain, to_array, written
+from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, written
 from ddl_torch.adasum import adasum_
 
 __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped"]
@@ -33,7 +33,10 @@ def _described(tensor: torch.Tensor, rows_differ: bool = False) -> Tuple[str, Tu
 
 def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
     """Return a new, contiguous tensor with the contents of ``tensor``."""
-    own = plain(tensor, verb)
+    return _clone(plain(tensor, verb), verb)
+
+
+def _clone(own: torch.Tensor, verb: str) -> torch.Tensor:
     try:
         return own.clone(memory_format=torch.contiguous_format)
     except NotImplementedError as error:  # torch itself can do next to nothing with some types
@@ -74,9 +77,10 @@ def allreduce(
     """All-reduce ``tensor``, or a copy of it."""
     verb = "allreduce_" if in_place else "allreduce"
     prescale, postscale = _factor(prescale, verb, "prescale_factor"), _factor(postscale, verb, "postscale_factor")
-    check_op(plain(tensor, verb), verb, op)
-    own = tensor if in_place else _copy(tensor, verb)
-    target = alias(own, verb)
+    source = plain(tensor, verb)
+    check_op(source, verb, op)
+    own = tensor if in_place else _clone(source, verb)
+    target = memory_of(own, source if in_place else own, verb)
     finish = written(own)
 
     def scaled() -> Any:

@@ -16,7 +16,7 @@ import ddl
 from ddl.adapter.operations import Waitable
 from ddl_torch._compat import mark_written
 
-__all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "plain", "to_array", "written"]
+__all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "memory_of", "plain", "to_array", "written"]
 
 T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -96,7 +96,11 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def alias(tensor: torch.Tensor, verb: str) -> torch.Tensor:
     """Return the memory of ``tensor`` as a tensor that the core can add up, and write."""
-    own = plain(tensor, verb)
+    return memory_of(tensor, plain(tensor, verb), verb)
+
+
+def memory_of(tensor: torch.Tensor, own: torch.Tensor, verb: str) -> torch.Tensor:
+    """As ``alias``, if ``plain`` has already made ``own`` of ``tensor``."""
     if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
         raise ddl.InvalidArgument(
             f"{verb}: the tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so it "
