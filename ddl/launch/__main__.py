@@ -1,4 +1,4 @@
-"""``python -m ddl.launch`` is ``ddlrun``, for where the script is not on the PATH."""
+"""``python -m ddl.launch`` is ``ddlrun``, for shells that do not find the script."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command line of ``ddlrun``: arguments in, a checked ``RunConfig`` out; bad usage ends with status 2.
+"""The command line of ``ddlrun``: turns arguments into a checked ``RunConfig``. Bad usage ends with status 2.
 
-Options come before the program and belong to ddlrun; everything from the program's name on belongs to the program.
+Options of ddlrun come before the program. The program's name and all that follows belong to the program.
 Long options may have one dash or two, as users of mpirun and of IBM's ddlrun expect.
 """
 

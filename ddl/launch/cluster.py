@@ -1,8 +1,8 @@
-"""A job on several hosts, as ddlrun sees it: agents are started, checked, given their ranks, listened to and ended.
+"""A job on several hosts, on ddlrun's side: it starts agents, checks them, gives them their ranks, and ends them.
 
-One thread, one loop, as in host_agent.py; the store's server, over which the agents speak (control.py), has a thread of
-its own and wakes the loop. Nothing starts before every host's agent has called and proved fit. The job ends as a job on
-one machine does; besides, a host whose agent is gone before its ranks have ended is a failure like that of a rank.
+One thread runs one loop, as in host_agent.py. The agents speak over the store's server (control.py), which has its own
+thread and wakes the loop. No rank starts before every host's agent has called and every host is fit. The job ends as a
+job on one machine does. Besides, a host whose agent has gone before its ranks have ended counts as a failed rank.
 """
 
 from __future__ import annotations

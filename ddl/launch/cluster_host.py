@@ -1,4 +1,4 @@
-"""One host of a job on several, as ddlrun sees it: whether it fits, and what its agent has said."""
+"""One of the hosts of a job, on ddlrun's side: whether it is fit, and what its agent has said."""
 
 from __future__ import annotations
 

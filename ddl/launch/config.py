@@ -1,4 +1,4 @@
-"""What the user asked ``ddlrun`` for, after all checks: plain data that cli.py makes and everything else reads."""
+"""What the user asked ``ddlrun`` for, after all checks: plain data. cli.py makes it, all other modules read it."""
 
 from __future__ import annotations
 

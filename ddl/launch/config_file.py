@@ -6,8 +6,8 @@
     verbose = true
     env = ["NCCL_DEBUG", "COLOUR=blue"]
 
-What stands on the command line beats the file; where an option may be repeated, both count. A file whose name ends in
-.yaml or .yml is one of horovodrun's.
+An option on the command line replaces that of the file. If an option may be repeated, both count. A file whose name
+ends in .yaml or .yml is read as one of horovodrun's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``ddlrun --dry-run``: what would be started, where, and with which environment; as text, and nothing is started.
+"""``ddlrun --dry-run``: says what would be started, where, and with which environment. It starts nothing.
 
-It never shows the secret: that is made when a job begins. A variable that has ddlrun's own value (--env NAME) is shown
-by its name alone, as its value may be somebody's secret, too. Pure, but for what it is told of the environment.
+It never shows the job's secret, which is made when a job begins. Of a variable that has ddlrun's own value (--env NAME)
+it shows only the name, because the value may be secret, too. No I/O: the environment is an argument.
 """
 
 from __future__ import annotations

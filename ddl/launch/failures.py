@@ -1,8 +1,8 @@
-"""Which rank failed first, and how ddlrun says so. Pure functions over what was seen.
+"""Which rank failed first, and how ddlrun says so. Functions without I/O.
 
-When one rank dies, the others fail because of it, often within a millisecond; who is reaped first is then chance. The
-store's verdict names the rank that the failure started from. Without one (the program may not use DDL at all), the
-first in time counts, and of those that were found at the same moment one that was killed by a signal.
+When a rank dies, the others fail because of it, often within a millisecond. Then chance decides which process ends
+first. The store's verdict names the rank in which the failure began. Without a verdict (the program may not use DDL at
+all), the rank that ended first counts. Of ranks that ended at the same moment, one that a signal has killed counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``ddl.run(function, np=2)``: call a function on many ranks of this machine, from a notebook or a script.
 
-A process of its own is ddlrun here (function_job.py), so the caller keeps its signals, its threads and its children;
-each rank is a fresh process, too (function_rank.py). The function goes to them, and their results come back, as files
-in a directory that only this user can read: nothing that is unpickled has come over a socket.
+ddlrun runs in a process of its own (function_job.py), so the caller keeps its signals, threads and children. Each rank
+is a new process, too (function_rank.py). The function and the results go through files in a directory that only this
+user can read: nothing that comes over a socket is unpickled.
 """
 
 from __future__ import annotations

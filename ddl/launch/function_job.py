@@ -1,6 +1,6 @@
 """ddlrun on behalf of ``ddl.run``: ``python -m ddl.launch.function_job FOLDER CALLER OPTION... -- COMMAND``.
 
-It does not tell the user how the job ended, but its caller, process CALLER. It dies with that, and FOLDER goes then.
+It tells process CALLER how the job ended, and not the user. It ends when CALLER ends, and removes FOLDER.
 """
 
 from __future__ import annotations

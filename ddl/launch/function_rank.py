@@ -1,4 +1,4 @@
-"""One rank of ``ddl.run``: ``python -m ddl.launch.function_rank FOLDER``. Calls the function, and leaves its result."""
+"""One rank of ``ddl.run``: ``python -m ddl.launch.function_rank FOLDER``. Calls the function and writes its result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The options of ``horovodrun`` that ddlrun does not have itself: what they mean here, or why they mean nothing.
 
-A script that starts jobs by horovodrun starts them by ddlrun without a change. What has no meaning here is accepted
-and named in one line on stderr, never dropped in silence. docs/from_horovod.md has the whole table.
+A script that starts jobs by horovodrun can start them by ddlrun without a change. Options that have no meaning here are
+accepted, and one line on stderr names them. docs/from_horovod.md has the whole table.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Starts ranks on this machine and watches over them until all have ended.
 
-One thread, one loop: it waits for output, for signals (also SIGCHLD) and for the next deadline, and never for anybody
-in particular. It ends in one of three ways: all ranks exit with 0; a rank fails, and the others get a moment to fail
-by themselves before they are stopped; or it is told to stop (Ctrl-C, SIGTERM, SIGHUP, nobody reads its output).
+One thread runs one loop: it waits for output, for signals (also SIGCHLD) and for the next deadline, all at once. It
+ends in one of three ways: all ranks exit with 0; a rank fails, and the others get a moment to fail by themselves
+before they are stopped; or it is told to stop (Ctrl-C, SIGTERM, SIGHUP, or nobody reads its output).
 
-``HostAgent`` is what a job of one host (local_job.py) and the agent of one host of many (remote.py) have in common.
+``HostAgent`` has what a job on one host (local_job.py) and the agent of one of several hosts (remote.py) share.
 """
 
 from __future__ import annotations

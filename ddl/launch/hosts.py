@@ -1,6 +1,6 @@
-"""Which hosts a job may use, in every spelling that people bring along: text in, ``Host`` out, no I/O.
+"""Which hosts a job may use: reads every spelling in use and returns ``Host`` objects. No I/O.
 
-* ``-H a:4,b:4`` as horovodrun and mpirun write it; ``-H a,b`` leaves the slots open (``place`` shares the ranks out);
+* ``-H a:4,b:4`` as horovodrun and mpirun write it; ``-H a,b`` leaves the slots open (``place`` divides the ranks);
 * a hostfile as horovodrun, Open MPI, MPICH or IBM's ddlrun read it: one host per line, ``b``, ``b:4``, ``b slots=4``
   (other ``name=value`` pairs are Open MPI's and mean nothing here), ``#`` begins a comment;
 * Slurm's lists, ``node[01-04,07],other``, with counts such as ``4(x2),1``.

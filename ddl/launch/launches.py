@@ -1,4 +1,4 @@
-"""The processes on this machine that start agents elsewhere (ssh, mpiexec, srun), and what they say themselves."""
+"""The processes on this machine that start agents on other hosts (ssh, mpiexec, srun), and their own output."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""From what the user says of hosts, slots, racks and modes to a placement and the dimensions of the job. Pure.
+"""Turns options about hosts, slots, racks and modes into a placement and the dimensions of the job. No I/O.
 
 ``--mode p:4x8x2``, ``--accelerators``, ``--nodes``, ``--racks``, ``--aisles`` are IBM's spellings: 4 ranks on each
 host, 8 hosts in a rack, 2 racks. The letter before the colon chooses among algorithms: ``r`` forces a plain ring, ``p``
-measures at the start unless that was done before on these hosts (docs/tune.md), ``b`` and ``n`` (IBM's choices among
-those that it had) are DDL's own choice, as no letter is; ``m`` and ``c`` have nothing that answers to them.
+measures at the start unless that was done before on these hosts (docs/tune.md). ``b`` and ``n``, which chose among
+IBM's algorithms, mean DDL's own choice, as no letter does. ``m`` and ``c`` mean nothing here.
 """
 
 from __future__ import annotations

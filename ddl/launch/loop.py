@@ -1,4 +1,4 @@
-"""What the loops of ddlrun (cluster.py) and of its agents (host_agent.py) are made of: one wait for everything."""
+"""The parts of the loops of ddlrun (cluster.py) and of its agents (host_agent.py): one wait for all events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""From the ranks' pipes to the terminal or to files: whole lines, each with its rank's prefix.
+"""Copies output from the ranks' pipes to the terminal or to files: whole lines, each with its rank's prefix.
 
-Used by one thread, host_agent.py's loop, which must never wait for whoever reads ddlrun's output: a ``Sink`` queues,
-and writes only as much as its descriptor takes at once. A line may end in a carriage return, so progress bars keep
-moving.
+One thread uses it, host_agent.py's loop, which must never wait for the reader of ddlrun's output: a ``Sink`` queues,
+and writes only what its descriptor takes at once. A line may end in a carriage return, so progress bars keep moving.
 """
 
 from __future__ import annotations

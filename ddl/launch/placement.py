@@ -1,4 +1,4 @@
-"""Which rank runs on which host: hosts and a number in, places out. Pure.
+"""Which rank runs on which host. No I/O.
 
 Ranks fill the hosts one after the other, as mpirun and horovodrun do, so that neighbours in rank order share memory;
 unless a rankfile says otherwise, rank by rank (``rank 0=hostA slot=0``, as Open MPI and IBM's ddlrun read it).

@@ -1,9 +1,9 @@
 """ddlrun in the pods of a Kubernetes Job: each runs the same ``ddlrun --launcher pods …``, and none needs ssh.
 
-Pod 0 is the head: it runs the job as ``ClusterJob`` does anywhere, but starts an agent for itself alone and waits for
-those of the others to call. Every other pod is such an agent. They have agreed beforehand, by the manifest of
-launchers/k8s.py, on pod 0's name and port (``--head``) and on the secret (DDL_SECRET); JOB_COMPLETION_INDEX, which
-Kubernetes sets, is the pod's number. Anything else that does the same for its processes may use this, too.
+Pod 0 is the head: it runs the job as ``ClusterJob`` does elsewhere, but starts only its own agent, and waits until
+those of the others call. Every other pod is such an agent. From the manifest of launchers/k8s.py they know pod 0's name
+and port (``--head``) and the secret (DDL_SECRET). JOB_COMPLETION_INDEX, which Kubernetes sets, is the pod's number.
+Other systems that give their processes the same may use this, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What an agent makes sure of on its host before any rank of the job starts anywhere.
+"""What an agent checks on its host before any rank of the job starts.
 
-First by itself: directory, program, script and network interface are there (``prepare``). Then, when ddlrun has told
-every host where the others' doors are: each host can connect to each other one where data will go, and names lead to
-the right hosts (``look_around``). What is found goes back to ddlrun (control.py), which gives up or says go.
+First by itself: directory, program, script and network interface exist (``prepare``). Then ddlrun tells every host at
+which ports the others listen: each host must be able to connect to each other one over the networks that data will use,
+and names must lead to the right hosts (``look_around``). The results go to ddlrun (control.py), which ends the job or
+starts the ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Linux offers to leave no process behind: parent-death signal, subreaper, process groups, and a guard.
+"""Leaves no process behind, by what Linux offers: parent-death signal, subreaper, process groups, and a guard.
 
-Each rank leads a session of its own, so one signal to its process group reaches its children too. A child that
-left the group is found because ddlrun is the *subreaper*: whoever loses its parent becomes ddlrun's child. If ddlrun
+Each rank leads a session of its own, so one signal to its process group reaches its children too. A child that left the
+group is found because ddlrun is the *subreaper*: a process that loses its parent becomes ddlrun's child. If ddlrun
 itself is killed, the kernel kills the ranks (parent-death signal), and the guard, a process that only waits for
 ddlrun's end, kills what is left of their groups.
 """

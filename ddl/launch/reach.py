@@ -1,7 +1,8 @@
-"""Can addresses of other hosts be reached, and is it they who answer? Many connections at once, none for long.
+"""Checks whether addresses of other hosts can be reached, and whether the right hosts answer. Many connections at once.
 
-A ``TokenPort`` is a port at which a host is known by a token; ``connect_all`` knocks at those of others. Used before a
-job starts (preflight.py) and by ``ddl doctor``. Nothing here is fatal: what does not work is what was to be found out.
+A host answers at its ``TokenPort`` with a token, by which the others know it. ``connect_all`` connects to those of the
+others. It is used before a job starts (preflight.py) and by ``ddl doctor``. No failure is fatal here: the caller wants
+to know which connections fail.
 """
 
 from __future__ import annotations

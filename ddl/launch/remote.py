@@ -1,8 +1,8 @@
 """ddlrun's agent on one host of several: ``python -m ddl.launch.remote``, started by a launcher (launchers/).
 
-It takes its invitation, calls ddlrun, and does there what local_job.py does on one machine; output and exits go over
-the connection (control.py), and so do orders to stop. If the connection is lost, its ranks are ended: nothing stays
-behind, whatever became of ddlrun, of ssh or of the network between.
+It reads its invitation, calls ddlrun, and does on its host what local_job.py does on one machine. Output, exits and
+orders to stop go over the connection (control.py). If the connection is lost, the agent ends its ranks: nothing stays
+behind, whatever happens to ddlrun, ssh or the network.
 """
 
 from __future__ import annotations

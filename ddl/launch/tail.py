@@ -1,4 +1,4 @@
-"""A rank's last lines as a report shows them: of a traceback, the user's frames and the error, without DDL's own."""
+"""The last lines of a rank for a report. Of a traceback: the user's frames and the error, without DDL's frames."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plain data as YAML that people like to read: blocks, and quotes only where they are needed. Pure.
+"""Writes plain data as readable YAML: blocks, and quotes only where they are needed. No I/O.
 
-Only what a manifest is made of is known: dictionaries with names as keys, lists, strings, whole numbers and booleans.
+It knows only what a manifest needs: dictionaries with names as keys, lists, strings, whole numbers and booleans.
 A string that YAML could take for something else is written as JSON writes it, which YAML reads as the same string.
 """
 

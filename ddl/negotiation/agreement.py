@@ -1,8 +1,8 @@
-"""What follows from the ballots of all ranks: the same on every rank, so that nobody has to be told. Pure.
+"""What follows from the ballots of all ranks: the same on every rank, so that no rank has to tell it. No I/O.
 
-Ranks go through the same rounds. In each, every rank gives a ballot; those who submitted what the table of known
-operations lacks then say its name and signature, once. A name that all ranks have submitted alike is run, and known
-from then on: the next time it costs a bit. One that they submitted differently fails on all of them.
+All ranks make the same rounds. In each round every rank gives a ballot. A rank that has submitted an operation which is
+not in the table of known operations then sends its name and signature, once. A name that all ranks have submitted alike
+is run, and is known from then on: the next time it takes one bit. If they submitted it differently, it fails on all.
 
 Operations without a name run in the order in which ranks submit them: each is submitted under one name, ``UNNAMED``,
 when the one before it has run or failed.

@@ -1,4 +1,4 @@
-"""A ballot: what one rank has submitted and has not seen run, as bytes of the same length on every rank.
+"""A ballot: what a rank has submitted and what has not run yet, as bytes of the same length on every rank.
 
 One byte of flags, then a bit for each entry of the table of known operations, which is the same on all ranks.
 """

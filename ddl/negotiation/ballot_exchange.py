@@ -1,6 +1,6 @@
 """``BallotExchange``: gathers the ballots (ballot.py) of all ranks, for one driver at a time.
 
-A driver that must not sleep leaves a round under way where it would have to; whoever drives next brings it to its end.
+A driver that must not sleep leaves a round unfinished if it would have to wait. The next driver finishes it.
 """
 
 from __future__ import annotations

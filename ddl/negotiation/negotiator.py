@@ -1,12 +1,12 @@
-"""``Negotiator``: runs named operations on a communicator of its own, which nobody else uses.
+"""``Negotiator``: runs named operations on a communicator that only it uses.
 
-Rounds of ballots (agreement.py) are tiny all-gathers. Whoever drives them starts what they decide, so all ranks start
-the same operations in the same order. A caller that waits anyway drives them itself if nobody else does: then a name
-costs one small all-gather, and no thread is woken. For callers that do not wait there is a thread, from the first on.
-In between are those that must not sleep: they drive as long as nobody has to, and leave their round to the next driver.
+Rounds of ballots (agreement.py) are very small all-gathers. The thread that drives them starts what they decide, so all
+ranks start the same operations in the same order. A caller that waits drives them itself if no other thread does: then
+a name takes one small all-gather, and no thread wakes. For callers that do not wait there is a thread, from the first
+such call on. A caller that must not sleep drives as long as it need not wait, and leaves its round to the next driver.
 
-A rank takes part in rounds while it has something pending, or has joined; the others can only wait for the others'
-ballots. Where all ranks wait for one another's next submission, ballots become rarer.
+A rank takes part in rounds while an operation of it is pending, or after it has joined. Until then the other ranks wait
+for its ballot. While all ranks wait for the next submission of another, ballots become rarer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A timeline of operations as a file for chrome://tracing or Perfetto: what waited for other ranks, and how long.
 
 One row for each name of an operation: how long it waited until all ranks had submitted it, then how long it took until
-its result was fetched. Written as it goes on, so that the file of a job that was killed can be read, too.
+its result was fetched. It is written all the time, so that the file of a killed job can be read, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The store of a job: where its ranks leave what others ask for, and who is to blame when one fails.
+"""The store of a job: keys and values that the ranks share, and the verdict which rank has failed.
 
 Only the standard library and ``ddl.errors`` are imported here, because ``ddlrun`` must start in milliseconds.
 """

@@ -1,9 +1,9 @@
-"""Proving that both ends of a connection belong to one job, and the frames that are spoken afterwards.
+"""The proof that both ends of a connection belong to one job, and the frames that follow it.
 
-A job has a secret. Before anything a peer sent is interpreted, both ends prove that they know it by answering a
-challenge (HMAC-SHA256 over both ends' random nonces and the prover's role, so that nothing can be replayed or
-reflected). All three messages have a fixed size, so a stranger decides neither how much is read nor how much memory
-is taken. The connection itself is not encrypted.
+A job has a secret. Before an end uses anything that the other has sent, both prove that they know the secret: each
+answers a challenge (HMAC-SHA256 over both ends' random nonces and the prover's role, so that nothing can be replayed or
+reflected). All three messages have a fixed size, so a stranger decides neither how much is read nor how much memory is
+used. The connection itself is not encrypted.
 
 ``ServerProof`` is the server's half without any I/O: a selector loop feeds it, ``prove_as_server`` drives it over a
 blocking socket. A frame is a 4-byte big-endian length and a JSON object in UTF-8.

@@ -1,4 +1,4 @@
-"""Connecting to the store: what its clients, store.py and watch.py, have in common.
+"""Connects to the store: what its clients, store.py and watch.py, have in common.
 
 They connect with a deadline, prove the job's secret, and claim their rank; a rank that another process has already
 claimed is refused. A process that forks shares its sockets with the child, which would keep a dead rank's connection

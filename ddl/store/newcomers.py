@@ -1,10 +1,10 @@
-"""Who connects to a rank or to the store: a stranger, that has to prove the job's secret before it costs anything.
+"""Connections that have not yet proved the job's secret: they may use only little of a process.
 
-A ``Door`` is a listener with those that have come to it and have proved nothing yet. They are served by the selector
-loop of its owner, without a thread. There are as many places for them as ``PLACES``, and each is taken for at least
-``_LEAST`` seconds, also by one that was sent away at once; so strangers, however many and however fast, cost a process
-a few hundred handshakes in a second and no more. Whoever proves the secret frees its place at once and is let in.
-When all places are taken the oldest stranger is cut off; until it is old enough, others wait in the kernel's queue.
+A ``Door`` is a listener with the connections that have come and have proved nothing yet. The selector loop of its owner
+serves them, without a thread. There are ``PLACES`` places for them. Each is taken for at least ``_LEAST`` seconds, even
+if the connection was closed at once. So any number of strangers can cause only a few hundred handshakes per second. A
+connection that proves the secret frees its place and is accepted. When all places are taken, the oldest stranger is cut
+off. Until it is old enough for that, others wait in the kernel's queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which ranks come late: found out for the whole job from what each rank says of its pace.
+"""Finds the ranks of a job that come late, from what each rank says of its pace.
 
 All ranks take the same time from one collective to the next, since they wait for one another. A rank spends some of
 it *in* operations (they are under way) and the rest on its own. So the rank that others wait for is not the one that

@@ -1,7 +1,7 @@
 """Rails: the networks that join all hosts of a job, over which data goes at once.
 
-Each rank offers the addresses at which it takes data; which of those are rails follows from what all have offered, so
-all ranks come to the same. No I/O but asking the kernel for this host's interfaces.
+Each rank offers the addresses at which it takes data. Which of them are rails follows from what all have offered, so
+all ranks choose the same. No I/O, except that it asks the kernel for this host's interfaces.
 """
 
 from __future__ import annotations

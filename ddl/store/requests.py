@@ -1,10 +1,10 @@
-"""What the store answers: set, get that waits, counters, the check-in of all ranks, meetings of some. No I/O, no clock.
+"""What the store answers: set, get (which waits), counters, the check-in of all ranks, meetings of several. No I/O.
 
 The server (server.py) brings requests and the time, and sends the frames that come back. Every request gets exactly
 one answer (a check-in: its last part), with the number that the request had; so a rank that waits is never forgotten.
-A check-in that failed has failed for every rank, also for those that come later: nobody goes on without the others.
-It fails at once when a rank that it lacks is ``gone``: its process has ended.
-A meeting that failed has failed for those who waited; nothing of it is left, and who comes later begins a new one.
+A check-in that failed has failed for every rank, even for those that come later: no rank goes on without the others.
+It fails at once when a rank that has not come is ``gone``: its process has ended.
+A meeting that failed has failed for the ranks that waited. A rank that comes later begins a new one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The connections of the store's server: who is at the other end of each, and the frames that go to and fro.
+"""The connections of the store's server: which rank or agent is at the other end, and the frames in both directions.
 
-Everything here runs in the server's thread. A ``ServerConnections`` knows claims, not what they are good for: server.py
-says who may have one, and hears what they say.
+Everything here runs in the server's thread. A ``ServerConnections`` knows claims, but not their meaning: server.py
+decides which claims are allowed, and receives the messages.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """One conversation over several connections, its *ways*: what each side of it keeps.
 
-Every message goes over all ways, so it arrives as long as one of them lives, and as fast as the fastest. All ways carry
-the messages in the same order, so their numbers need not be sent: both sides agree on the number after which a way
-begins, and count. What has come already is dropped. A way that is opened later brings first what the other side has not
-confirmed to have; ``{"got": number}`` confirms, and is the only message without a number.
+Every message goes over all ways, so it arrives as long as one of them works, and as fast as on the fastest. All ways
+carry the messages in the same order, so numbers need not be sent: both sides agree on the number after which a way
+begins, and count. A message that has already come is dropped. A way that is opened later first brings what the other
+side has not confirmed. ``{"got": number}`` confirms; it is the only message without a number.
 
-A way that ends in order tells that the process at its other end has closed it, or has itself ended: then the whole
-conversation is over. So whoever gives up a single way resets it.
+If a way ends in order, the process at its other end has closed it or has ended: then the whole conversation is over. So
+a side that gives up a single way resets it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a process ran out of when it could not take or make a connection: descriptors, kernel memory, threads.
+"""What a process lacks when it cannot accept or make a connection: descriptors, kernel memory, threads.
 
-It is not the other side's fault, and it may pass. But a listener at which somebody waits stays ready: who accepts in a
-loop waits for ``PAUSE`` seconds after such an error. A rank keeps a ``Shortage``: it logs the cause once, and the rank
-tells the store of it when others ask why an operation does not get on. The store keeps one to log the cause once.
+It is not the other side's fault, and it may pass. But a listener with a waiting connection stays ready, so a loop that
+accepts must wait ``PAUSE`` seconds after such an error. A rank keeps a ``Shortage``, which logs the cause once. The
+rank tells the store of it when others ask why an operation makes no progress. The store keeps one to log the cause
+once.
 """
 
 from __future__ import annotations

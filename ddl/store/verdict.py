@@ -1,7 +1,7 @@
-"""Who is to blame: one verdict per communicator, the same for all ranks.
+"""Decides which rank has failed: one verdict per communicator, the same for all ranks.
 
 When a rank dies, most ranks only see consequences: a connection closed by a rank that itself gave up, an operation
-that does not get on. So nobody decides alone; each rank tells the store what it suspects, and this state machine
+that makes no progress. So no rank decides alone. Each tells the store what it suspects, and this state machine
 makes the verdict: the first failure of a communicator is its verdict for ever (communicator -1 stands for all; the
 numbers of communicators are never used twice in a job). A rank that leaves after a failure in one communicator is
 lost for the others, too: their error tells of that failure. It does no I/O and has no clock: the store's server

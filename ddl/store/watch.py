@@ -1,8 +1,8 @@
-"""The connections whose life is a rank's life for the others, and those of ddlrun's agents: one for each network.
+"""The connections by which the store knows that a rank, or an agent of ddlrun, is alive: one over each network.
 
-``WatchClient`` is a rank's, ``AgentClient`` that of an agent. They begin with one connection to the store, and go over
-further networks as well once they are told of them (session.py says how): a network that fails then disturbs nobody,
-and is tried again until it works.
+``WatchClient`` is for a rank, ``AgentClient`` for an agent. They begin with one connection to the store. When they are
+told of other networks, they use these as well (session.py says how): then a network may fail without harm, and it is
+tried again until it works.
 """
 
 from __future__ import annotations

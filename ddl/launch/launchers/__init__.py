@@ -1,4 +1,4 @@
-"""How ddlrun's agents get onto other hosts. One file per way; each makes ``Start``s, command lines to run here."""
+"""How ddlrun starts its agents on other hosts: a file for each way. Each makes ``Start``s, local command lines."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Kubernetes, as a text: ``ddlrun --launcher k8s --dry-run`` prints a manifest, ``kubectl apply -f -`` does the rest.
+"""Kubernetes: ``ddlrun --launcher k8s --dry-run`` prints a manifest for ``kubectl apply -f -``.
 
 The pods are those of one Indexed Job, by itself or inside a JobSet. All of them run the same command, ``ddlrun
---launcher pods`` (ddl/launch/pods.py), so no pod needs ssh or leave to talk to Kubernetes. What they must agree on
-stands here: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a Secret.
+--launcher pods`` (ddl/launch/pods.py), so no pod needs ssh, or permission to talk to Kubernetes. This module decides
+what they must agree on: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a
+Secret.
 
-Nothing here does I/O; options are checked here, since only here is known what Kubernetes lets pass.
+No I/O. Options are checked here, because only this module knows what Kubernetes accepts.
 """
 
 from __future__ import annotations

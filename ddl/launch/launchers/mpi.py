@@ -1,7 +1,7 @@
-"""Open MPI's or MPICH's ``mpiexec``, as it is found: it starts one agent per host, and MPI plays no further part.
+"""Open MPI's or MPICH's ``mpiexec`` on the PATH: it starts one agent per host. MPI does nothing else.
 
-The invitation goes through the environment, which both send over connections of their own and never put on a command
-line. Open MPI must be told which variables to send; it would also bind each agent, and all its ranks, to one core.
+The invitation goes through the environment, which both send over their own connections and never put on a command line.
+Open MPI must be told which variables to send. It must also be told not to bind each agent, with its ranks, to one core.
 """
 
 from __future__ import annotations

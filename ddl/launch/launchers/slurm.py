@@ -1,4 +1,4 @@
-"""Slurm: inside an allocation, ``srun`` starts one agent per node, with all of the node's cores that are ours."""
+"""Slurm: inside an allocation, ``srun`` starts one agent per node, with all cores of the node that the job has."""
 
 from __future__ import annotations
 
