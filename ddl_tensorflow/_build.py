@@ -1,7 +1,7 @@
 """Compiles the op of call_op.cc against the TensorFlow that is installed: once for each version, then from a cache.
 
-The cache is ``$XDG_CACHE_HOME/ddl`` (``~/.cache/ddl``). Ranks of one host that start together compile once: who comes
-first holds a file lock, which the kernel gives back if it dies.
+The cache is ``$XDG_CACHE_HOME/ddl`` (``~/.cache/ddl``). Ranks of one host that start together compile once: a rank that
+comes first holds a file lock, which the kernel gives back if it dies.
 """
 
 from __future__ import annotations

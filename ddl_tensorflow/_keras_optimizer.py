@@ -1,7 +1,8 @@
 """Keras's optimizers, made distributed in place: they get another class, and keep their state, name and schedules.
 
-To Keras such an object is of its old class (``optimizer.__class__``), and so it is saved: whoever loads the model needs
-no DDL, and gets an optimizer that is not distributed. Keras is imported by whoever made the optimizer, not by us.
+To Keras such an object is of its old class (``optimizer.__class__``), and it is saved as that: a program that loads the
+model needs no DDL, and gets an optimizer that is not distributed. The program that made the optimizer imports Keras;
+DDL does not.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def DistributedOptimizer(
 
     optimizer: of Keras 3 (``keras.optimizers``, a LossScaleOptimizer too), for ``fit`` and ``apply_gradients``; or a
         ``tf.compat.v1.train.Optimizer``. It is changed in place and keeps its state. Saved by Keras, it is what it was
-        before: whoever loads the model needs no DDL, and wraps it again to go on distributed.
+        before: a program that loads the model needs no DDL, and wraps it again to go on distributed.
     name: how the gradients are called, in errors and on the timeline; alike on all ranks. Default: by the op's name.
     compression: "fp16" or "bf16", or ``ddl.Compression.fp16`` or ``bf16``: gradients are cast to that before they are
         sent, and added up so.

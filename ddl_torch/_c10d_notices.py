@@ -100,7 +100,7 @@ class Notices:
                     store.set(f"{_ENDED}/{self._rank}", "")
                     return
                 store.delete_key(key)
-            except Exception as error:  # who waits for a notice raises it
+            except Exception as error:  # the thread that waits for a notice raises it
                 self.error = error
                 return
             number += 1

@@ -88,7 +88,7 @@ class Waiter:
 class EachItsOwn:
     """A thread for each work that is asked about: for messages, which end in any order. Used like a ``Waiter``.
 
-    One that waited for a message before it waits for a verb would hold up the verb's future, and whoever needs that
+    One that waited for a message before it waits for a verb would hold up the verb's future, and all that need that
     before the message can be sent.
     """
 

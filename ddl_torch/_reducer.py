@@ -1,7 +1,7 @@
 """``GradientReducer``: averages gradients over the ranks, while the backward pass goes on or right at its end.
 
 Hooks copy each gradient into its bucket as soon as autograd has it. ``backward()`` ends with a *round*, which averages
-all buckets (_rounds.py). So whoever reads ``p.grad`` after ``backward()`` reads averages, as on one machine: an AMP
+all buckets (_rounds.py). So ``p.grad`` has averages after ``backward()``, as on one machine: an AMP
 scaler, clipping, a hook of ``step``. Only ``overlap_update`` waits in ``step`` instead, and then ``p.grad`` cannot be
 read before. A rank that comes to ``step`` without a backward pass has its round there.
 

@@ -84,7 +84,7 @@ class Connector:
                 waited = time.monotonic() - start
                 if isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS:
                     # Not a failure in itself: perhaps nothing needs this connection any more. An operation that does
-                    # is asked about, and the verdict knows who has left.
+                    # is asked about, and the verdict knows which rank has left.
                     log.info("rank %d: rank %d accepts no connections any more: %s", self._rank, peer, error)
                     return
                 if waited > self._job.settings.start_timeout:

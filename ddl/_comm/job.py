@@ -236,7 +236,7 @@ class Job:
             self.dropped.append(group)
 
     def close_dropped(self) -> None:
-        """Close what the program has let go and does not use any more. Whoever makes a group calls this first."""
+        """Close groups that the program has dropped and does not use any more. Called before a new group is made."""
         for _ in range(len(self.dropped)):
             try:
                 group = self.dropped.popleft()

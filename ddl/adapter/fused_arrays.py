@@ -142,7 +142,7 @@ class Fused:
         self._check(arrays)
         self._begun = time.monotonic()
         if self._step_elements:
-            assert step_number is not None  # who gives advice says which step this is
+            assert step_number is not None  # a caller that gives advice also gives the step
             self._step_number = step_number
             self._step_elements.write(step_number.number)
             arrays = [*arrays, self._step_elements.array]

@@ -133,7 +133,7 @@ class Agent:
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave: tell the store that this rank goes of its own will, end the thread, close everything."""
-        with self._changed:  # so that nobody who is just arriving is overlooked
+        with self._changed:  # so that a connection that is just arriving is not overlooked
             if self._closed.is_set():
                 return
             self._closed.set()
@@ -239,7 +239,8 @@ class Agent:
                         "comm": ALL,
                         "kind": "PeerLost",
                         "culprit": -1,
-                        "reason": "whoever had the job's store (ddlrun, or rank 0 of another launcher's job) is gone",
+                        "reason": "the process that had the job's store (ddlrun, or rank 0 of another launcher's job) "
+                        "is gone",
                     }
                 )
                 return

@@ -190,7 +190,7 @@ def _first_that_answers(known: List[str], process: Launched) -> str:
 
 
 def _of_communicator(comm: Any) -> Launched:
-    # Not imported: who has a communicator of mpi4py's has mpi4py, and DDL itself needs no MPI.
+    # Not imported: a caller with a communicator of mpi4py has mpi4py, and DDL itself needs no MPI.
     here = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
     try:
         numbers = (comm.Get_rank(), comm.Get_size(), here.Get_rank(), here.Get_size())

@@ -17,7 +17,7 @@ class PodJob:
     image: str
     kind: str  #: "job" or "jobset"
     name: str
-    namespace: str = ""  #: empty: that of whoever applies the manifest
+    namespace: str = ""  #: empty: the namespace of the user who applies the manifest
     limits: Tuple[Tuple[str, str], ...] = ()  #: of each pod: resource and quantity
 
 

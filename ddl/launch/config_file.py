@@ -52,7 +52,7 @@ def options_from(path: str) -> List[str]:
 
 def _yaml(path: str) -> Dict[str, Any]:
     try:
-        import yaml  # the only thing that needs it, and who has used horovodrun has it
+        import yaml  # only this needs it, and horovodrun needs it, too
     except ImportError:
         raise ConfigError("a file in YAML needs PyYAML: pip install pyyaml, or write the options in TOML") from None
     try:

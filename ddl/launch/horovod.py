@@ -58,7 +58,7 @@ _NO_EFFECT: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "every operation has a deadline, which --timeout sets, and who comes late is named before by itself",
+        "every operation has a deadline, which --timeout sets, and DDL names late ranks before that by itself",
         (
             *("--stall-check", "--no-stall-check"),
             *("--stall-check-warning-time-seconds=", "--stall-check-shutdown-time-seconds="),

@@ -250,7 +250,7 @@ class HostAgent:
             orphans = self._orphans()
 
     def _last_output(self) -> None:
-        """Forward what is still in the pipes, and wait for who reads it; not for long if told to stop."""
+        """Forward what is still in the pipes, and wait for its reader; not for long if told to stop."""
         end = time.monotonic() + LAST_OUTPUT
         while self._reading and time.monotonic() < end:
             self._turn(end)

@@ -115,7 +115,7 @@ def _stand_guard(reader: int, writer: int, scratch: Optional[Path]) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         os.close(writer)
         null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):  # whoever reads ddlrun's output must not wait for us
+        for fd in (0, 1, 2):  # the reader of ddlrun's output must not wait for this process
             os.dup2(null, fd)
         text = b""
         while True:

@@ -52,7 +52,7 @@ def keep_port() -> Iterator[int]:
     """Keep a port of this host for rank 0 of the job, and return it.
 
     It is bound, but nobody listens. So the kernel gives it to nobody else who asks for any port or connects, while
-    whoever binds it by its number and with SO_REUSEADDR, as torch's TCPStore does and most servers do, gets it.
+    a program that binds it by its number and with SO_REUSEADDR, as torch's TCPStore and most servers do, gets it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

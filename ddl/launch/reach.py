@@ -48,7 +48,7 @@ class TokenPort:
         return self._socket.fileno()
 
     def greet(self) -> None:
-        """Greet one who has knocked, if he is still there. Where there is no descriptor for that: not this time."""
+        """Answer a connection, if it is still there. Without a free descriptor: at a later call."""
         try:
             visitor, _ = self._socket.accept()
             with visitor:

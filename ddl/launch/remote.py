@@ -233,7 +233,7 @@ def _meet(control: AgentClient, host: int, port: int) -> Optional[Mapping[str, A
 
 
 def _next(control: AgentClient, *expected: str, door: Optional[TokenPort] = None) -> Optional[Mapping[str, Any]]:
-    """Wait for a message, and greet whoever is at the door; None if ddlrun gives up (a host had a problem) or ends."""
+    """Wait for a message, and answer connections meanwhile; None if ddlrun gives up (a host had a problem) or ends."""
     while True:
         waited = [control.fileno()] if door is None else [control.fileno(), door.fileno()]
         readable, _, _ = select.select(waited, [], [])

@@ -320,7 +320,7 @@ class Negotiator:
                 pending.started(Ended(pending.request.call(self._communicator)), now)
             else:
                 pending.started(pending.request.start(self._communicator), now)
-        except BaseException as error:  # whoever waits for it hears it from here: it is not pending any more
+        except BaseException as error:  # its caller gets the error from here: it is not pending any more
             if isinstance(error, InvalidArgument) and error.on_all_ranks:
                 if pending is not None:
                     pending.failed(error)

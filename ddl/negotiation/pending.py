@@ -132,7 +132,7 @@ class Pending:
                 if until < self._deadline:
                     raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
                 self._overdue(self)
-                self.settled()  # it has failed, or whoever was about to start it does
+                self.settled()  # it has failed, or the thread that starts it will
         if self._error is not None:
             # A new one: it will hold on to frames, and this must not hold on to it in turn.
             raise type(self._error)(*self._error.args)

@@ -33,7 +33,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._rows: Dict[str, int] = {}
         self._begin = time.monotonic()
-        # Without a buffer: whoever kills the process loses nothing, and a forked child has nothing to write again.
+        # Without a buffer: nothing is lost if the process is killed, and a forked child has nothing to write again.
         self._file = open(path, "wb", buffering=0)
         self._write("[\n")
 

@@ -275,7 +275,7 @@ def _handshake_write(sock: socket.socket, data: bytes, deadline: float, peer: st
 
 
 def name_of(sock: socket.socket) -> str:
-    """Return how errors call whoever is at the other end."""
+    """Return the name of the other end for errors."""
     try:
         name = sock.getpeername()
     except OSError:

@@ -57,11 +57,11 @@ class Connection(Way):
 
 
 class Claim:
-    """A rank's part as ``role``, or an agent's, and the ways to who has it."""
+    """What a rank (as ``role``) or an agent has claimed, and the ways to it."""
 
     def __init__(self, role: str, rank: int) -> None:
         self.role = role  #: "store", "watch" or "agent"
         self.rank = rank  #: of an agent: its host
-        self.token = secrets.token_hex(16)  #: known to who has the claim, and shown by its further ways
+        self.token = secrets.token_hex(16)  #: known to the owner of the claim, which shows it on further ways
         self.session = Session()
         self.ways: Dict[Connection, None] = {}

@@ -71,9 +71,9 @@ class _Stranger:
 class Door:
     """A listener and its strangers. Belongs to the thread of ``selector``, whose data are functions to be called.
 
-    ``welcome`` is called in that thread with whoever has proved the secret, and takes the socket over, which does not
-    block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later. ``greeting``, a few
-    bytes, is what everybody is sent first.
+    ``welcome`` is called in that thread with a connection that has proved the secret, and takes the socket over, which
+    does not block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later.
+    ``greeting``, a few bytes, is what everybody is sent first.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Door:
         welcome: Callable[[socket.socket], None],
         greeting: bytes = b"",
     ) -> None:
-        listener.setblocking(False)  # who has hung up again must not keep the thread in accept
+        listener.setblocking(False)  # a connection that was closed again must not keep the thread in accept
         self._listener = listener
         self._secret = secret
         self._selector = selector
@@ -115,7 +115,7 @@ class Door:
         return max(0.0, min(deadlines) - time.monotonic()) + 0.001  # epoll rounds down to whole milliseconds
 
     def tick(self) -> None:
-        """Time has passed: cut off who is too slow, and open again."""
+        """Time has passed: cut off connections that are too slow, and open again."""
         now = time.monotonic()
         for number, stranger in list(self._strangers.items()):
             if now - stranger.born >= LONGEST and stranger.sock is not None:
@@ -129,7 +129,7 @@ class Door:
                 self._let_in(self._proved.pop())
 
     def close(self) -> None:
-        """Close the listener and whoever has not proved itself. The selector is closed by whoever owns it."""
+        """Close the listener and the connections that have proved nothing. The owner closes the selector."""
         self._listener.close()
         for stranger in self._strangers.values():
             if stranger.sock is not None:

@@ -24,7 +24,7 @@ VALUE_LIMIT = 64 << 10  #: bytes of one value in UTF-8
 KEY_LIMIT = 1 << 10  #: bytes of one key in UTF-8
 KEYS_LIMIT = 100_000  #: keys in one store
 _PART = 256 << 10  #: bytes of values in one part of a check-in's answer
-_ROUNDS_KEPT = 64  #: finished check-ins that are remembered, to tell who comes late
+_ROUNDS_KEPT = 64  #: finished check-ins that are remembered, to tell ranks that come late
 
 Replies = List[Tuple[int, bytes]]  #: (to which rank, the frame)
 
@@ -104,7 +104,7 @@ class Requests:
                 del self._meetings[key]
 
     def gone(self, rank: int, how: str) -> Replies:
-        """Answer who waits for ``rank``: its process has ended, as ``how`` tells, and it will not come any more."""
+        """Answer the requests that wait for ``rank``: its process has ended, as ``how`` tells, and it will not come."""
         self._gone[rank] = how
         out: Replies = []
         for number, checking in list(self._rounds.items()):
@@ -120,7 +120,7 @@ class Requests:
         self._gone.pop(rank, None)
 
     def tick(self, now: float) -> Replies:
-        """Answer who has waited long enough."""
+        """Answer the requests that have waited long enough."""
         out: Replies = []
         for rank, (_, waiter) in list(self._gets.items()):
             if waiter.deadline <= now:

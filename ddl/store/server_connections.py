@@ -49,11 +49,11 @@ class ServerConnections(abc.ABC):
 
     @abc.abstractmethod
     def _claim_problem(self, role: str, rank: int) -> str:
-        """Return why whoever has said hello may not have this claim; "": it may."""
+        """Return why a connection that has said hello may not have this claim; "": it may."""
 
     @abc.abstractmethod
     def _welcome_words(self, claim: Claim) -> Message:
-        """Return what everybody is told who has a claim."""
+        """Return what every owner of a claim is told."""
 
     @abc.abstractmethod
     def _came(self, claim: Claim) -> None:
@@ -94,7 +94,7 @@ class ServerConnections(abc.ABC):
         self._door.close()
 
     def _tell(self, role: str, rank: int, frame: bytes) -> None:
-        """Send to who has this claim, if anybody has."""
+        """Send to the owner of this claim, if there is one."""
         claim = self._claims.get((role, rank))
         if claim is not None:
             if role != "store":  # which has one way only
@@ -122,7 +122,7 @@ class ServerConnections(abc.ABC):
         self._selector.modify(connection.sock, events, connection)
 
     def _look_at(self, claim: Claim) -> bool:
-        """Read what has come from who has this claim; return whether anything has: it may have hung up."""
+        """Read what has come from the owner of this claim. Return whether anything has: it may have hung up."""
         return any([self._serve(way, selectors.EVENT_READ) for way in list(claim.ways)])
 
     # --- connections ---
@@ -136,7 +136,7 @@ class ServerConnections(abc.ABC):
                 log.debug("the job's store: %s", error)
 
     def _welcome(self, sock: socket.socket) -> None:
-        """Take over who has proved the secret at the door."""
+        """Take over a connection that has proved the secret at the door."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock, name_of(sock))
         self._nameless[connection] = None
@@ -208,7 +208,7 @@ class ServerConnections(abc.ABC):
         self._came(claim)
 
     def _join(self, connection: Connection, claim: Optional[Claim], message: Message) -> None:
-        """Somebody who is there opens a further way."""
+        """The owner of a claim opens a further way."""
         if claim is None or message["token"] != claim.token:
             self._refuse(connection, "the store takes it for gone")
             return

@@ -44,8 +44,8 @@ class StoreClient(Client):
         """Wait until all of ``ranks``, which pass the same ones, are in this call; return their values in that order.
 
         Also returned: what ``count(counter)`` would have, the same on all. Where one of them has waited for ``timeout``
-        seconds, RendezvousError names those who had not come, to all that wait; nothing of the attempt is left. It is
-        raised at once where the process of one of them has ended.
+        seconds, RendezvousError names the ranks that have not come, on all that wait; nothing of the attempt is left.
+        It is raised at once where the process of one of them has ended.
         """
         who = ",".join(map(str, ranks))
         answer = self._ask({"ask": "meet", "ranks": who, "value": value, "key": counter, "timeout": timeout}, timeout)

@@ -9,8 +9,8 @@ lost for the others, too: their error tells of that failure. It does no I/O and 
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
 peer, reason, op, final [members: ranks, shortage]; ``fail`` comm, kind (an error class), culprit, reason [members];
-``state`` probe, submitted (-1: no member), op [last, shortage]. It is sent ``fail``, ``probe`` (probe, comm,
-seq), ``stall`` (comm, seq, text) and ``left`` (comm, peer: it has said goodbye; who waits for its message shall look
+``state`` probe, submitted (-1: no member), op [last, shortage]. It is sent ``fail``, ``probe`` (probe, comm, seq),
+``stall`` (comm, seq, text) and ``left`` (comm, peer: it has said goodbye; a rank that waits for its message is to look
 whether it comes). Operations count from 1; ``op`` says in words what the rank called as number seq, "" if it is not
 known; ``shortage`` what the rank lacks to make connections.
 """
@@ -281,7 +281,7 @@ class JobVerdicts:
         # Send and recv are not numbered (0): what others are in says nothing about them.
         said = probing.operations() if seq != 0 else {}
         if len(set(said.values())) > 1:
-            # Show the call that most ranks made, and one that differs. Nobody is blamed: who is wrong nobody knows.
+            # Show the call that most ranks made, and one that differs. Blame no rank: nobody knows which is wrong.
             usual = collections.Counter(said.values()).most_common(1)[0][0]
             typical = next(rank for rank, op in said.items() if op == usual)
             odd = next(rank for rank, op in said.items() if op != usual)

@@ -21,7 +21,10 @@ __all__ = ["main", "run"]
 TOOLS: Dict[str, Tuple[str, str]] = {
     "bench": ("ddl.tools.bench.command", "time DDL's collectives on these hosts"),
     "doctor": ("ddl.tools.doctor.command", "see whether hosts have what a job needs, and what to do if not"),
-    "plan": ("ddl.tools.plan.command", "show who sends what to whom in a collective, and count it; nothing is run"),
+    "plan": (
+        "ddl.tools.plan.command",
+        "show which rank sends what to which in a collective, and count it; nothing is run",
+    ),
     "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),
     "topo": ("ddl.tools.topo.command", "show hosts, ranks, who shares memory, and what the links between hosts carry"),
     "tune": ("ddl.tools.tune.command", "measure which algorithm is best for which size on these hosts; jobs use it"),

@@ -38,7 +38,7 @@ OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
     (("--image",), {"metavar": "IMAGE", "help": "k8s: the container image, with Python, DDL and the program in it"}),
     (("--kind",), {"metavar": "KIND", "help": "k8s: job (an Indexed Job; the default) or jobset"}),
     (("--job-name",), {"metavar": "NAME", "help": "k8s: the name of all that is made; without: ddl"}),
-    (("--namespace",), {"metavar": "NAME", "help": "k8s: without: that of whoever applies the manifest"}),
+    (("--namespace",), {"metavar": "NAME", "help": "k8s: default: the namespace of the user who applies the manifest"}),
     (
         ("--limits",),
         {"metavar": "NAME=QUANTITY,...", "help": "k8s: requests and limits of each pod, as cpu=4,memory=8Gi"},

@@ -146,7 +146,7 @@ def _flood(sock: socket.socket, seconds: float) -> Optional[float]:
 def schedule(hosts: int) -> List[Tuple[int, int]]:
     """Return all ordered pairs of hosts, in an order in which each host's turns are spread over the whole time.
 
-    It is the order of a tournament, one match after the other: links may share a cable, so only who is alone
+    It is the order of a tournament, one match after the other: links may share a cable, so only a pair that is alone
     measures it. Each match is played both ways.
     """
     return [pair for met in tournament(range(hosts)) for a, b in met for pair in ((a, b), (b, a))]

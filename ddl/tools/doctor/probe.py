@@ -28,8 +28,8 @@ __all__ = ["MARK", "main"]
 
 MARK = "ddl-doctor: "
 _FIRST_ROUND = 1000  # check-ins of the store below are those of a job's start, which comes last
-_TURN_SECONDS = 8.0  #: that others wait for who is measuring before they go on without it
-_PATIENT = 3600.0  #: seconds; survey.py ends who takes too long
+_TURN_SECONDS = 8.0  #: how long others wait for the host that measures before they go on without it
+_PATIENT = 3600.0  #: seconds; survey.py ends a probe that takes too long
 _BUDGET = 30.0  #: seconds in which all bandwidths of the job should be measured
 
 
@@ -202,6 +202,6 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Error as error:  # the others, or the store; who is to blame is known from what is missing
+    except Error as error:  # the others, or the store; what is missing shows which host failed
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
