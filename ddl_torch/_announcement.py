@@ -1,12 +1,12 @@
-"""What a rank says of itself with every bucket, in the last elements of it, which are reduced like gradients.
+"""What a rank tells the others with every bucket, in its last elements, which are reduced like gradients.
 
 * Its *presence*: whether it trains, evaluates in a closure of ``step``, or has joined.
 * Whether it *abandons* the round: an exception has ended its backward pass, so its gradients are not all there.
 * How many *steps* it has taken with averages of this optimizer. Ranks with different numbers have different weights.
 
-Elements may be of float16, and are summed or averaged over any number of ranks. What survives that exactly is whether
-an element is zero: the number of steps is written so that this is enough (ddl/adapter/step_number.py). Who said what is
-asked for separately, if numbers differ.
+Elements may be of float16, and are summed or averaged over any number of ranks. After that, only whether an element is
+zero is exact. The number of steps is written so that this is enough (ddl/adapter/step_number.py). If numbers differ,
+ranks then ask one another for them.
 """
 
 from __future__ import annotations

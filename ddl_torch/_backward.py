@@ -1,4 +1,4 @@
-"""When backward passes begin and end, as the hooks of parameters see it.
+"""Finds out when backward passes begin and end, from the hooks of parameters.
 
 PyTorch calls back at the end of a *graph task*, one run of its engine. Two things have to be added to that:
 
@@ -6,8 +6,8 @@ PyTorch calls back at the end of a *graph task*, one run of its engine. Two thin
   the engine does not say which that is; the stack of Python does.
 * An exception ends a pass without a callback. The next pass finds that the one before is still open.
 
-One pass may bring gradients to several reducers, to each in another order on each rank. At its end they are served in
-the order in which they were made, which is the same everywhere: what they do then waits for the other ranks.
+One pass may bring gradients to several reducers, in a different order on each rank. At its end the reducers run in the
+order in which they were made, which is the same everywhere, because each then waits for the other ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From c10d's arguments to those of ``ddl``: reduction operators, and the memory of tensors."""
+"""Turns c10d's arguments into those of ``ddl``: reduction operators, and the memory of tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Groups of several backends, as "cpu:ddl,cuda:nccl".
 
-torch lets a backend that is written in Python be nothing but the whole group, and so drops the others. They come back
-as a group of their own, of the same ranks, to which calls with tensors on other devices are passed on.
+In torch a backend that is written in Python is always the whole group, so torch drops the other backends. Here they get
+a group of their own, of the same ranks. Calls with tensors on other devices go there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Point to point for c10d: what ``ddl`` has (messages between two ranks, in their order), and tags and any source.
+"""Messages between two ranks for c10d: in their order, as in ``ddl``, and also with tags and from any source.
 
-A message with tag 0 goes over the group's communicator, and nothing else is sent. One with another tag goes over a
-communicator for tagged messages, and a notice tells its receiver the tag; who gets messages off there in another order
-than they were sent in keeps those before. A receive from any source asks every rank to tell it by a notice when it
-has sent more messages with tag 0 than were received; the first that does is received from.
+A message with tag 0 goes over the group's communicator, and nothing else is sent. A message with another tag goes over
+a communicator for tagged messages, and a notice tells its receiver the tag. A receiver that wants a later message first
+keeps the earlier ones. A receive from any source asks every rank for a notice as soon as it has sent more messages with
+tag 0 than were received. It receives from the first rank that sends one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Barriers with a time of their own: ``monitored_barrier``, which says which ranks do not come, and ``barrier``.
+"""Barriers with their own timeout: ``monitored_barrier``, which names the ranks that do not come, and ``barrier``.
 
-torch's function ``monitored_barrier`` asks for gloo by name, and refuses any other backend. As it has no place where a
-backend could say that it has one, too, torch's function is replaced by one that serves groups of DDL and passes all
-others on to it.
+torch's function ``monitored_barrier`` asks for gloo by name and refuses any other backend. A backend cannot tell it
+that it has such a barrier, too. So it is replaced by a function that handles groups of DDL and calls torch's for all
+others.
 """
 
 from __future__ import annotations

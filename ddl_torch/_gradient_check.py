@@ -1,9 +1,9 @@
-"""``GradientCheck``: works out averages of gradients a second time, another way: ``DistributedOptimizer(check=…)``.
+"""``GradientCheck``: computes averages of gradients a second time, in another way: ``DistributedOptimizer(check=…)``.
 
-Each rank keeps a copy of what it hands to the reduction. Afterwards the ranks exchange copies and results by
-all-to-all, which moves numbers and never adds any: rank r gets part r of everybody's, adds the copies up in float64 in
-the order of the ranks, and judges everybody's result. So the work is shared, and memory does not grow with the number
-of ranks. What it costs and what its errors look like: docs/check.md.
+Each rank keeps a copy of what it gives to the reduction. Afterwards the ranks exchange copies and results by
+all-to-all, which moves numbers and never adds any. Rank r gets part r of every rank's, adds the copies up in float64 in
+the order of the ranks, and judges every rank's result. So the ranks share the work, and memory does not grow with their
+number. Its cost and its errors: docs/check.md.
 
 Called by the reducer's thread. A step that is not checked costs a comparison of integers per bucket.
 """

@@ -1,6 +1,6 @@
 """``BucketLayout``: which parameters an optimizer trains, in which buckets their gradients lie, and who averages them.
 
-All of it is the same on all ranks; what is not is found when buckets are laid out, before anything is sent.
+All of it must be the same on all ranks. A difference is found when buckets are laid out, before anything is sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``Operation``: a verb on tensors, ready to be made on a communicator when the ranks have agreed on it.
 
-All that can be refused on one rank alone is refused when the operation is built, before anything is submitted.
+What one rank alone can refuse is refused when the operation is built, before anything is submitted.
 """
 
 from __future__ import annotations

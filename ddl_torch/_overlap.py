@@ -1,9 +1,9 @@
-"""Whether averaging gradients in the background of the backward pass pays.
+"""Decides whether to average gradients in the background of the backward pass.
 
-Between hosts it does: the network takes its time, and a core can compute meanwhile. Within a host averaging is nothing
-but work for a core. Where every core runs a rank's arithmetic, a thread in the background takes its time from the
-backward pass, and more: both are switched to and fro, and each drives the other's data out of the cache. There the
-caller averages everything itself when the backward pass has ended (docs/performance.md, "Training").
+Between hosts that is faster: the network needs time, and a core can compute meanwhile. Within a host, averaging is work
+for a core. If every core runs a rank's arithmetic, a thread in the background takes time from the backward pass, and
+more: the core switches between the two, and each pushes the other's data out of the cache. Then the caller averages
+everything itself when the backward pass has ended (docs/performance.md, "Training").
 """
 
 from __future__ import annotations

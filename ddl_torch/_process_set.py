@@ -1,4 +1,4 @@
-"""Whose ranks a call is about, where a script may say so by a process set or by a communicator."""
+"""Which ranks a call is about: a script may give a process set or a communicator."""
 
 from __future__ import annotations
 

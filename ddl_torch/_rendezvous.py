@@ -1,4 +1,4 @@
-"""How the ranks of a process group become a communicator of ``ddl``; and ``init_method="ddl://"``."""
+"""Makes a communicator of ``ddl`` for the ranks of a process group; and ``init_method="ddl://"``."""
 
 from __future__ import annotations
 

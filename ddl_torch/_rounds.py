@@ -1,16 +1,16 @@
 """``Rounds``: averages all buckets of an optimizer once, and finds out whether all ranks do so for the same step.
 
 That is a *round*. Buckets are sent strictly in their order, which is the same on every rank, so that nothing has to be
-negotiated: a bucket that is full early waits for those before it. At the end of the round what is left is sent, with
-zeros for parameters that this rank did not use, and everything is waited for.
+negotiated: a bucket that is full early waits for those before it. At the end of the round the remaining buckets are
+sent, with zeros for parameters that this rank did not use. Then the rank waits for all of them.
 
-Ranks that do not go through the same rounds with the same weights would train apart. With each bucket they tell one
-another how far they are, and all raise an error where that differs (_announcement.py).
+Ranks that make different rounds, or have different weights, would train different models. With each bucket they tell
+one another how many steps they have taken, and all raise an error if that differs (_announcement.py).
 
 Which gradients are sparse turns out when they come. In their first round, flags of the bucket tell all ranks; from then
 on they have no place in buckets, and are exchanged at the end of the round (sparse.py).
 
-When a round begins and ends is the reducer's business (_reducer.py). Called by its thread.
+The reducer decides when a round begins and ends (_reducer.py). Its thread calls this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks must have alike, found out on all of them at once; and what a parameter to be trained must be like."""
+"""Checks that all ranks have the same model, with the same error on all; and that parameters can be trained."""
 
 from __future__ import annotations
 

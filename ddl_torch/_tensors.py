@@ -1,4 +1,4 @@
-"""From torch tensors to what ``ddl`` takes, and back; and ``Work``, the handle of an asynchronous verb on tensors.
+"""Turns torch tensors into what ``ddl`` takes, and back; and ``Work``, the handle of an asynchronous verb on tensors.
 
 Where elements are added up, the core gets the tensor itself, under its own type. Where they are only moved, a type that
 numpy lacks travels as an integer type of the same size.

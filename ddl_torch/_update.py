@@ -1,7 +1,7 @@
 """``overlap_update``: parameters are updated bucket by bucket, as averages come in, while others are on their way.
 
-On a slow network the update would otherwise follow the last average, with nothing left to hide it behind. PyTorch's
-optimizers leave parameters without a gradient alone, so a part of a step is a step for which only some have one.
+On a slow network the update would otherwise come after the last average, when nothing else is under way. PyTorch's
+optimizers skip parameters without a gradient. So a part of a step is a step in which only these parameters have one.
 """
 
 from __future__ import annotations

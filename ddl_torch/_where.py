@@ -1,4 +1,4 @@
-"""On which ranks a verb runs, and how: negotiated on a process set, or in the order of the calls on a communicator."""
+"""On which ranks a verb runs, and how: negotiated on a process set, or in the order of calls on a communicator."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ What is written shorter between hosts by DDL's core is a *wire* (``ddl.adapter.c
 of its own (powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)`` takes them, are
 ``compress`` and ``decompress``. Which to take: docs/compression.md.
 
-A ``Compressor`` of the user's own compresses each gradient by itself, which costs the optimizer two calls of Python for
-each parameter. ``Compression`` has what is faster.
+A ``Compressor`` of the user's own compresses each gradient by itself, with two calls of Python for each parameter. What
+``Compression`` has is faster.
 """
 
 from __future__ import annotations

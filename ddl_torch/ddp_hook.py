@@ -1,6 +1,6 @@
 """``ddp_hook``: DDL averages the gradients of a ``DistributedDataParallel`` whose process group stays another one.
 
-Annotations here are no strings: ``register_comm_hook`` compares them with the types.
+Annotations here are not strings: ``register_comm_hook`` compares them with the types.
 """
 
 from typing import Optional

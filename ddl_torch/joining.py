@@ -1,8 +1,8 @@
 """``join``: what a rank calls that has no more data while others go on.
 
-What others submit by name is answered by the negotiator. A distributed optimizer sends its buckets in their order,
-without negotiation; each has a communicator for itself, on which a rank that has joined goes through the same steps
-without gradients until a flag in the buckets says that nobody has come for its own sake any more.
+The negotiator answers what others submit by name. A distributed optimizer sends its buckets in their order, without
+negotiation. Each optimizer has its own communicator, on which a rank that has joined takes the same steps without
+gradients, until a flag in the buckets says that all ranks have joined.
 """
 
 from __future__ import annotations

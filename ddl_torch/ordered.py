@@ -1,8 +1,8 @@
 """Verbs on tensors on the CPU that all ranks of a communicator call in the same order; and messages between two ranks.
 
-Each does what its namesake in ``ddl.Communicator`` does, on ``communicator`` (default: the world). Results are new
-tensors without history. Those with ``_async`` return a ``Work`` at once; until it is done, its tensor must not be
-touched.
+Each does what the verb of the same name in ``ddl.Communicator`` does, on ``communicator`` (default: the world). Results
+are new tensors without history. Those with ``_async`` return a ``Work`` at once; until it is done, its tensor must not
+be touched.
 
 Tensors are dense; where they are only moved, of any type. All raise ``InvalidArgument`` before anything is sent. Where
 ranks call differently there is ``CollectiveMismatch``; after DDL_TIMEOUT without a sign of a rank,

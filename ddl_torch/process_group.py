@@ -1,8 +1,8 @@
 """DDL as a backend of ``torch.distributed``: ``import ddl_torch; dist.init_process_group("ddl")``.
 
-A process group has a ``ddl.Communicator``: the default group that of all ranks, any other one of its own. This file is
-what c10d calls; what its verbs are in terms of DDL's stands in ``_c10d_verbs.py``, what they return in
-``_c10d_work.py``, how the ranks find one another in ``_rendezvous.py``. docs/torch.md lists what differs from gloo.
+A process group has a ``ddl.Communicator``: the default group has that of all ranks, any other group has its own. c10d
+calls this file. ``_c10d_verbs.py`` makes its verbs of DDL's, ``_c10d_work.py`` has what they return, and
+``_rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The order of an epoch is one permutation, the same on all ranks. Rank r takes every size-th index of it from the r-th
 on, so when each rank has trained on k samples, together they have trained on the first k * size of the order. One
-number, how long this prefix is, therefore says all about an epoch that was broken off: the rest is dealt out in the
-same way, whatever the number of ranks is then.
+number, the length of this prefix, therefore says all about an epoch that was broken off. The rest is divided in the
+same way, among any number of ranks.
 """
 
 from __future__ import annotations

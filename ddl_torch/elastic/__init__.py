@@ -1,6 +1,6 @@
 """``hvd.elastic`` for PyTorch: a state of models, optimizers and samplers, and a sampler that remembers what was used.
 
-What ``run`` does stands in ddl/adapter/elastic.py, which knows no framework.
+``run`` is in ddl/adapter/elastic.py, which knows no framework.
 """
 
 from __future__ import annotations

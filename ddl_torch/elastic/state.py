@@ -1,6 +1,6 @@
 """``TorchState``: what ``hvd.elastic`` saves, restores and synchronises of a training in PyTorch.
 
-What a state is stands in ddl/adapter/elastic.py, which knows no framework.
+States in general are in ddl/adapter/elastic.py, which knows no framework.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``ddl doctor``: looks at hosts as a job would find them and prints a verdict per line, and what each link carries.
+"""``ddl doctor``: checks hosts as a job would find them, and prints a verdict per line, and what each link carries.
 
-Status 0 if there is no error (warnings are none), 1 if there is, 2 for bad usage.
+Status 0 if there is no error (a warning is not an error), 1 if there is, 2 for bad usage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is known about hosts, ranks and the links between them: plain data, which the probes find out.
+"""Plain data about hosts, ranks and the links between them, as the probes find it.
 
-Every field has the value of a host or link on which all is well, so a test states what it changes. JSON both ways.
+The default of every field is that of a good host or link, so a test says only what it changes. To and from JSON.
 """
 
 from __future__ import annotations

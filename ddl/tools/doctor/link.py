@@ -1,7 +1,7 @@
-"""What a probe finds out about the ways to other hosts: what passes, how far, how wide, how late its clock is.
+"""What a probe measures of the links to other hosts: whether they work, latency, bandwidth, and the other's clock.
 
-A ``Responder`` (responder.py) there answers. All waiting has a deadline, and nothing is fatal: what does not work is
-what was to be found out.
+A ``Responder`` (responder.py) answers there. Every wait has a deadline. A link that does not work is a result, not an
+error.
 """
 
 from __future__ import annotations

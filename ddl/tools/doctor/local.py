@@ -1,6 +1,6 @@
-"""What a probe finds out about its own host: versions, interfaces, names, limits, memory, processors, container.
+"""What a probe finds on its own host: versions, interfaces, names, limits, memory, processors, container.
 
-Nothing here waits for long: the name service, which may, is asked in threads that are left behind at the deadline.
+Nothing here waits for long. Threads ask the name service, which may be slow, and are left alone after the deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers, hosts and pairs of hosts as people read them."""
+"""Writes numbers, hosts and pairs of hosts for people."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One rank of ``ddl doctor``'s job: ``python -m ddl.tools.doctor.probe TASK``, started by survey.py.
 
-The first rank of each host looks at its host and, when its turn comes, at the ways to the others; then all ranks
-prove who shares memory, by what a real job does at its start. What is found is printed at once, a JSON object per line
-after ``MARK``, so that the rest is known if a rank, a host or the network fails midway.
+The first rank of each host looks at its host and, when its turn comes, at the links to the others. Then all ranks prove
+which of them share memory, as at the start of a job. Each result is printed at once, a JSON object per line after
+``MARK``, so that it is not lost if a rank, a host or the network fails later.
 """
 
 from __future__ import annotations

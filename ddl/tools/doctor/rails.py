@@ -1,4 +1,4 @@
-"""Rails: the networks that join the hosts, with what was measured on each. Pure."""
+"""Rails: the networks that join the hosts, with what was measured on each. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The side of a probe that answers the others, in threads of its own.
 
-Over TCP it sends its token, which tells whom one has reached, then the peer proves the job's secret (at a ``Door``,
-which bounds what strangers cost) and says what it wants, ``WANTS``: "t", to be told the time, or "f", to send as much
-as passes and be told how much came. Over UDP a responder tells how long the datagrams are that come through.
+Over TCP it sends its token, which names the host. Then the peer proves the job's secret (at a ``Door``, which limits
+what strangers can use) and says what it wants, ``WANTS``: "t", the time, or "f", to send as much as it can and hear how
+much came. Over UDP a responder says how long the datagrams are that arrive.
 """
 
 from __future__ import annotations

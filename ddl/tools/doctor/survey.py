@@ -1,7 +1,7 @@
 """Runs the probes on the hosts, as ddlrun would run a job there, and makes one ``Facts`` of what they print.
 
 A host on which nothing can be started is a fact, too: it is noted with the reason, and the others are asked again
-without it. Used by the main thread (ClusterJob catches signals). The probes get ``limit`` seconds, whatever happens.
+without it. For the main thread only (ClusterJob catches signals). The probes get at most ``limit`` seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judges facts: what is as a job needs it, what will make it slow or surprising, what will make it fail. Pure.
+"""Judges facts: what is right for a job, what will make it slow or surprising, what will make it fail. No I/O.
 
 Every check is a function from ``Facts`` to verdicts, in checks/: ``starting.py`` (can ranks run there), ``hosts.py``
 (what a host gives them), ``addresses.py`` and ``links.py`` (what is between them); ``judge`` runs all of them. A

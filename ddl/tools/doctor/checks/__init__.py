@@ -1,1 +1,1 @@
-"""What ``ddl doctor`` looks at; ../verdicts.py runs all of it."""
+"""The checks of ``ddl doctor``; ../verdicts.py runs them all."""

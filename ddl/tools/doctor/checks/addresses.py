@@ -1,4 +1,4 @@
-"""By which address hosts know one another: the interface that is chosen, the way to it, and what names lead to."""
+"""Checks addresses: which interface is chosen, whether it can be reached, and where the hosts' names lead."""
 
 from __future__ import annotations
 

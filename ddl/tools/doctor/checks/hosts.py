@@ -1,4 +1,4 @@
-"""What a host gives its ranks: descriptors, locked and shared memory, processors, and the rights of a container."""
+"""Checks what a host gives its ranks: descriptors, locked and shared memory, processors, and a container's rights."""
 
 from __future__ import annotations
 

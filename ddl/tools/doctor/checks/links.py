@@ -1,8 +1,8 @@
-"""What is between the hosts: ports, sizes of packets, latency, bandwidth, and how far their clocks are apart.
+"""Checks the links between hosts: ports, sizes of packets, latency, bandwidth, and differences of clocks.
 
-The rail by which a job's data goes must work; if another one that joins the same hosts does not, that is a warning. A
-rail is named by the interface at the source. One verdict tells of all pairs with the same trouble on a rail, and
-where one host has part in all of them, it is that host's.
+The rail that a job's data takes must work. If another rail between the same hosts does not, that is a warning. A rail
+is named by the interface at the source. One verdict is about all pairs with the same trouble on a rail. If one host is
+in all of these pairs, the verdict names that host.
 """
 
 from __future__ import annotations

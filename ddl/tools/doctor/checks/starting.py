@@ -1,4 +1,4 @@
-"""Can ranks be started there: reaching the host, versions, the native core, directory and script."""
+"""Checks whether ranks can be started on a host: reaching it, versions, the native core, directory and script."""
 
 from __future__ import annotations
 
