@@ -1,4 +1,4 @@
-"""``python -m ddl_caffe`` is ``ddl-caffe``, for where the script is not on the PATH."""
+"""``python -m ddl_caffe`` is ``ddl-caffe``, for shells that do not find the script."""
 
 from __future__ import annotations
 

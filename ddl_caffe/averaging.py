@@ -1,8 +1,8 @@
-"""``attach``: the callbacks by which a solver's steps are those of one process with the batches of all ranks.
+"""``attach``: callbacks that make a solver's steps those of one process with the batches of all ranks.
 
-Caffe calls ``on_gradients_ready`` once in a step, before it clips, divides by iter_size, decays and updates: what is
-averaged there is exact for every solver. Buckets of layers are sent earlier, while lower layers compute, each as soon
-as ``after_backward`` has fired for the lowest layer that has one of its parameters, in the last of iter_size passes.
+Caffe calls ``on_gradients_ready`` once in a step, before it clips, divides by iter_size, decays and updates. So an
+average there is exact for every solver. Buckets of layers are sent earlier, while lower layers compute: each as soon as
+``after_backward`` was called for the lowest layer that has one of its parameters, in the last of iter_size passes.
 """
 
 from __future__ import annotations

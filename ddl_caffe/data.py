@@ -1,6 +1,6 @@
-"""Which rank reads what: Data and HDF5Data layers share rows out by themselves once Caffe knows its rank; arrays here.
+"""Which rank reads which rows. Data and HDF5Data layers divide them once Caffe knows its rank; this divides arrays.
 
-Rank r of n gets rows r, r + n, r + 2n, … as in those layers: the batches of all ranks are then one of one process.
+Rank r of n gets rows r, r + n, r + 2n, …, as in those layers. So the batches of all ranks make a batch of one process.
 """
 
 from __future__ import annotations

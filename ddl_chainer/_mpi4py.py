@@ -1,8 +1,8 @@
-"""Lets the module of ChainerMN's that names mpi4py be imported where that is not installed; it is imported, not used.
+"""Lets a module of ChainerMN be imported that imports mpi4py, where mpi4py is not installed. It is not used.
 
 ``MultiNodeBatchNormalization`` asks every communicator whether it is a ``PureNcclCommunicator``, whose module looks
-into ``mpi4py.MPI`` when it is imported. A stand-in is there for that one import and gone afterwards, so that nothing
-takes it for an MPI: ChainerMN's own communicators still say that mpi4py is missing.
+into ``mpi4py.MPI`` when it is imported. A stand-in exists during that one import, so that nothing later takes it for an
+MPI: ChainerMN's own communicators still say that mpi4py is missing.
 """
 
 from __future__ import annotations

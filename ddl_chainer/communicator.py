@@ -1,4 +1,4 @@
-"""``DDLCommunicator``: what ChainerMN asks of a communicator, done by DDL; its optimizer and the rest work on it."""
+"""``DDLCommunicator``: a communicator of ChainerMN that uses DDL. ChainerMN's optimizer and all the rest work on it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Messages with tags: MPI's point-to-point calls have them; DDL's have none, and arrive in the order of the calls.
+"""Messages with tags, as MPI has them. DDL's messages have no tags, and arrive in the order of the calls.
 
 A message is the length of its body, the body (tag, form, and an object, or types and shapes of arrays), and then the
-arrays. A receiver knows nothing of it beforehand; one that waits for another tag keeps what comes before that.
+arrays. A receiver knows nothing of it beforehand. If it waits for another tag, it keeps the messages before that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``Accumulation``: gradients of several backward passes are added up here before they are sent, in the last of them.
+"""``Accumulation``: adds up the gradients of several backward passes. They are sent in the last pass.
 
 Every variable has a dense sum: sparse gradients are added to it, and sent as dense ones.
 """

@@ -1,7 +1,7 @@
-"""``reduction``: gradients, in the memory that TensorFlow has them in, combined over the ranks as one operation.
+"""``reduction``: combines gradients over the ranks as one operation, in the memory where TensorFlow has them.
 
-Large ones where they are: what a copy to memory that ranks share would cost is more than that saves. Small ones, which
-cost as much as their number, together: they are copied behind one another and back.
+Large gradients stay where they are: a copy to memory that ranks share would take longer than it saves. Small gradients
+are combined together: they are copied one behind another, and back, because each operation takes time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``call``: a function of DDL's on numpy arrays becomes a part of whatever TensorFlow runs.
+"""``call``: makes a function of DDL on numpy arrays a part of what TensorFlow runs.
 
-Through the op of call_op.cc, while other ops run; without a compiler, or with DDL_TENSORFLOW_OP=0, through
-``tf.numpy_function``, which gives the same results but makes a graph wait, and runs one call after the other.
+It uses the op of call_op.cc, which runs while other ops run. Without a compiler, or with DDL_TENSORFLOW_OP=0, it uses
+``tf.numpy_function``: that gives the same results, but makes a graph wait and runs one call after another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""``differentiable``: ``tf.custom_gradient`` for what makes one call of DDL's, without what that costs in a graph.
+"""``differentiable``: as ``tf.custom_gradient``, for functions with one call of DDL, but faster in a graph.
 
-There TensorFlow's own puts an op behind the call that holds on to its inputs and results: the call could not write to
-its input's memory and would copy it. So a graph's op has a registered gradient, which finds ours by the call's number.
+In a graph, TensorFlow's own adds an op that keeps the inputs and results of the call: then the call cannot write to its
+input's memory, and must copy it. So here the op has a registered gradient, which finds DDL's function by the call's
+number.
 """
 
 from __future__ import annotations

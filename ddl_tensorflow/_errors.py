@@ -1,12 +1,12 @@
-"""What DDL raises inside a graph comes out as DDL's error: TensorFlow itself hands on a text and a code.
+"""Errors that DDL raises inside a graph come out as DDL's errors, although TensorFlow passes on only a text and a code.
 
 The op ends with the code of the class that Horovod's users know (``FailedPreconditionError`` where ranks do not match,
 ``InvalidArgumentError`` for wrong splits and process sets, else ``UnknownError``), and with a text that names DDL's
-error; numpy_function, which takes its place where there is no compiler, with a code that it chooses and the same text.
-TensorFlow then makes an error of its own. We let it make an object that is DDL's error as well: ``except ddl.PeerLost``
+error. numpy_function, which replaces it where there is no compiler, ends with the same text and a code that it chooses.
+TensorFlow then makes an error of its own. DDL lets it make an object that is DDL's error, too: ``except ddl.PeerLost``
 finds it, and so does ``except tf.errors.OpError``; in eager mode, in functions, in ``fit`` and in sessions.
 
-The code is never ABORTED: at that one, a ``MonitoredTrainingSession`` begins anew, again and again.
+The code is never ABORTED: then a ``MonitoredTrainingSession`` would begin again and again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What of DDL works with which backend of Keras 3; and a model's variables as arrays of numpy, whichever it is.
+"""Which parts of DDL work with which backend of Keras 3; and a model's variables as numpy arrays, with any backend.
 
 TensorFlow: everything. Torch and JAX: what goes through callbacks, which exchange arrays of numpy between two batches:
 broadcast, averages of metrics, learning rates, checkpoints, ``KerasState``, and ``WeightAverageCallback``, which trains
-in place of ``DistributedOptimizer``. That one, and collectives on tensors, are TensorFlow's alone; who asks for them is
-told what there is instead.
+in place of ``DistributedOptimizer``. ``DistributedOptimizer`` and collectives on tensors need TensorFlow; elsewhere
+their error names what to use instead.
 """
 
 from __future__ import annotations

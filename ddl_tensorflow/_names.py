@@ -1,9 +1,9 @@
-"""Under which name all ranks know an op: from the graph that it stands in, and from the place where TensorFlow runs it.
+"""The name by which all ranks know an op: from the graph that it is in, and from the place where TensorFlow runs it.
 
 One op may run in several places at once: in iterations of a loop that do not need one another, or where a function is
 called twice. Ranks may come to these in different orders, so each has a name of its own: that of the op, in front of it
-the calls that lead to it, and behind it the number of the iteration. It follows from the program alone: neither from
-the order in which functions were traced, nor from how often.
+the calls that lead to it, and behind it the number of the iteration. It depends only on the program: not on the order
+in which functions were traced, and not on how often.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The compiled op from Python's side: its calls are made by threads of Python's, or at once where it asks for that.
+"""The compiled op, on Python's side: threads of Python make its calls, or the op's own thread makes them at once.
 
-A call may wait for other ranks, which wait for another call of this one: so there is always a thread that takes the
-next from the op's queue. Threads are kept, as many as calls were ever under way at once. But to wake one, and then one
-of TensorFlow's, takes longer than a small operation. So the op first has a small call made where it stands, by
-TensorFlow's thread, which only goes on if that would mean to sleep.
+A call may wait for other ranks, and these for another call of this rank. So there is always a thread that takes the
+next call from the op's queue. Threads are kept, as many as there were calls at the same time. But to wake such a
+thread, and then one of TensorFlow's, takes longer than a small operation. So the op first makes a small call in
+TensorFlow's own thread, which leaves it to another thread only if it would have to sleep.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``Operation``s on numpy arrays, which are the memory of TensorFlow's tensors: made when TensorFlow runs the op.
 
-All that can be refused on one rank alone is refused when the operation is built, before anything is submitted.
+What one rank alone can refuse is refused when the operation is built, before anything is submitted.
 """
 
 from __future__ import annotations

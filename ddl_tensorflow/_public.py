@@ -1,4 +1,4 @@
-"""``public_names``: what ``dir`` shows of a module, for people who look for a name: its public ones, and no imports."""
+"""``public_names``: lets ``dir`` show only the public names of a module, and no imports."""
 
 from __future__ import annotations
 

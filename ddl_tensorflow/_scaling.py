@@ -1,6 +1,6 @@
-"""Products with numbers of Python, rounded once: ``tf.cast(factor, dtype)`` would round the factor first.
+"""Products with numbers of Python that are rounded once. ``tf.cast(factor, dtype)`` would round the factor first.
 
-It makes 0 of a half for integers, has 24 bits of a double, and 8 for bfloat16.
+It would make 0 of a half for integers, and keep only 24 bits of the factor for float64, and 8 for bfloat16.
 """
 
 from __future__ import annotations

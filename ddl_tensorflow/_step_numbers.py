@@ -1,8 +1,8 @@
-"""Which step gradients are of: ranks compare that with each bucket, so that a step that one rank left out is noticed.
+"""The step to which gradients belong: ranks compare it with each bucket, so that they notice a step that one left out.
 
-A script may catch an exception on one rank when some buckets of the step have been sent, or when averages have come and
-variables are still to be changed, and go on with the next step. Without numbers the next buckets of that rank would be
-averaged with those of another step, and weights would differ from then on without an error.
+A script may catch an exception on one rank after some buckets of a step were sent, or after averages have come and
+before variables are changed, and go on with the next step. Without numbers, the next buckets of that rank would be
+averaged with those of another step, and weights would differ from then on, without an error.
 
 An optimizer of Keras has the number: its iterations. For tapes, and for optimizers of TF1, runs of the op are counted.
 Ranks may begin with different numbers, so they compare what has been added since the job began. They compare it modulo

@@ -1,4 +1,4 @@
-"""``WeightsCheck``: are the weights the same on all ranks, to the bit? ``DistributedOptimizer(check_every=…)``.
+"""``WeightsCheck``: are the weights the same on all ranks, to the bit? ``DistributedOptimizer(check=…)``.
 
 Ranks exchange a number for each variable, the sum of its memory as 64-bit words. Where two differ, they look for the
 element: first the block that it is in, then the block itself.

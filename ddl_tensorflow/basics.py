@@ -1,4 +1,4 @@
-"""Start and end of a job, and Horovod's questions about what is there: what all adapters have, for this one's sets."""
+"""Start and end of a job, and Horovod's questions about the installation, with the process sets of this adapter."""
 
 from __future__ import annotations
 

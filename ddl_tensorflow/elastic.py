@@ -1,6 +1,6 @@
 """``hvd.elastic`` for TensorFlow: states of variables, of a session of TF1, and of a model of Keras.
 
-What a state is, and what ``run`` does, stands in ddl/adapter/elastic.py, which knows no framework.
+States in general, and ``run``, are in ddl/adapter/elastic.py, which knows no framework.
 """
 
 from __future__ import annotations

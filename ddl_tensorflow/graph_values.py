@@ -1,4 +1,4 @@
-"""Who this rank is, as tensors that are worked out when TensorFlow runs them: also in a graph that outlives its job."""
+"""This rank's numbers as tensors that TensorFlow computes when it runs them, even in a graph older than the job."""
 
 from __future__ import annotations
 

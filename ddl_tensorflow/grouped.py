@@ -1,7 +1,7 @@
 """Collectives on several tensors at once: they run when all ranks have come to all of them. As in Horovod.
 
-They are what their namesakes in ``verbs.py`` are, for each of the tensors, which may differ in shape and type from one
-another; ranks that pass other numbers, shapes or types of them than rank 0 are ``CollectiveMismatch`` on all. Names,
+They do for each of the tensors what the verbs of the same names in ``verbs.py`` do. Tensors of one call may differ in
+shape and type. If ranks pass different numbers, shapes or types, all of them raise ``CollectiveMismatch``. Names,
 arguments, types and errors are those of ``verbs.py``, too.
 """
 

@@ -1,6 +1,6 @@
 """``broadcast_object``, ``allgather_object``: Python objects between ranks, as named operations; also within a session.
 
-They are of Python: in a ``tf.function`` they run when it is traced.
+They are functions of Python: in a ``tf.function`` they run when it is traced.
 """
 
 from __future__ import annotations

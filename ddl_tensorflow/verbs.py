@@ -5,10 +5,10 @@ the process set have come to that name. In a graph, one without gets the name of
 that build the same graph (how: _names.py); eagerly, those without are paired in the order in which each rank calls
 them. Where ranks do different things under one name, all of them get ``CollectiveMismatch`` and nothing is sent.
 
-TensorFlow leaves out of a function what nobody uses: a result that is used on one rank only is waited for there until
-the deadline. Of a loop whose iterations do not need one another it runs several at once; here up to ``ITERATIONS``
-(``parallel_iterations`` of ``tf.while_loop`` and ``tf.map_fn``) are told apart. Functions of a ``tf.data`` pipeline are
-run for several elements at once, and ahead of time: no place for these.
+TensorFlow leaves ops out of a function if their result is not used. If only one rank uses a result, that rank waits for
+the others until the deadline. If the iterations of a loop do not need one another, TensorFlow runs several at once: up
+to ``ITERATIONS`` (``parallel_iterations`` of ``tf.while_loop`` and ``tf.map_fn``) are told apart here. Do not use these
+verbs in functions of a ``tf.data`` pipeline, which run for several elements at once, and ahead of time.
 
 All are differentiable. ``device_dense`` and ``device_sparse`` are Horovod's, and not used: tensors are on the CPU.
 ``root_rank`` is a rank of the job.

@@ -1,9 +1,9 @@
-"""How a function runs its all-reduces: in one order on all ranks, whatever else their functions do; and in place.
+"""Makes a function run its all-reduces in the same order on all ranks, and in place.
 
-Nothing in a graph says which of two comes first if neither needs the other; Theano goes by the order of outputs. Here
-they run in the order in which they were made, those inside of a scan when its first one would. All of Theano's linkers
-keep to the ``orderings`` of a feature, on which operations in place rely. The optimizer ``None`` leaves it out, and so
-does ``Function.copy``, which forgets all features.
+If neither of two all-reduces needs the other, nothing in a graph says which comes first, and Theano uses the order of
+outputs. Here they run in the order in which they were made; those inside a scan run when its first one would. All
+linkers of Theano follow the ``orderings`` of a feature, which operations in place need. The optimizer ``None`` ignores
+them, and so does ``Function.copy``, which forgets all features.
 """
 
 from __future__ import annotations

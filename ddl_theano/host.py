@@ -1,4 +1,4 @@
-"""What is done with arrays, outside of a graph: all-reduces, which the Op uses too, and the broadcast at the start."""
+"""Operations on arrays, outside a graph: all-reduces, which the Op uses, too, and the broadcast at the start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Horovod's names for a tf.data service that it starts on ranks of a job of its own: not a part of DDL.
 
-They say so when they are called. tf.data's own service needs nothing of DDL's: start
+They say so when they are called. tf.data's own service needs nothing of DDL: start
 ``tf.data.experimental.service.DispatchServer`` and ``WorkerServer`` where there are processors to spare, and give each
 rank's dataset ``tf.data.experimental.service.distribute``.
 """

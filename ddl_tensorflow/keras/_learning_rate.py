@@ -2,7 +2,7 @@
 
 Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017 (arXiv:1706.02677): section 2.2 for
 the warm-up; section 3 for the correction of momentum: a velocity that was summed up with the old rate is multiplied by
-new rate / old rate when the rate changes. Horovod changes the factor ``momentum`` for one batch to that effect; Keras 3
+new rate / old rate when the rate changes. Horovod changes the factor ``momentum`` for one batch instead. Keras 3
 compiles that factor into the training function, so here the velocities themselves are multiplied.
 """
 

@@ -1,6 +1,6 @@
 """``hvd.elastic`` for Keras: a state of a model and its optimizer, and callbacks that keep it while ``fit`` runs.
 
-What a state is, and what ``run`` does, stands in ddl/adapter/elastic.py. Values are arrays of numpy: for every backend.
+States in general, and ``run``, are in ddl/adapter/elastic.py. Values are numpy arrays, for every backend.
 """
 
 from __future__ import annotations
