@@ -1,4 +1,4 @@
-// What the core sees of an array: numpy arrays at once, anything else on the CPU through DLPack. No framework needed.
+// What the core sees of an array: of numpy arrays directly, of anything else on the CPU through DLPack.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -49,7 +49,7 @@ long integer(PyObject* object) {
   return value;
 }
 
-// What is beyond the numbers of ranks becomes one that no rank has.
+// A number that no rank can have becomes -1.
 int small_integer(PyObject* object) {
   const long value = integer(object);
   return value < 0 || value > std::numeric_limits<int>::max() ? -1 : static_cast<int>(value);
@@ -84,7 +84,7 @@ struct PyWork {
   }
 };
 
-// A Call of Python's: with its arrays, and what the caller gets.
+// Python's Call: with its arrays, and what the caller gets.
 struct PyCall {
   Call call;
   py::object input, output, result;
@@ -137,8 +137,7 @@ std::shared_ptr<PyWork> start(std::shared_ptr<Handle> handle, const PyCall& call
   return std::make_shared<PyWork>(PyWork{std::move(handle), operation, call.result});
 }
 
-// Runs a call whose arrays say all, without sleep. Null if it is done, else what is under way, which keeps the
-// arrays.
+// Runs a call whose arrays say all, without sleep. Null if it is done. Else what is under way; it keeps the arrays.
 std::shared_ptr<PyWork> attempt(std::shared_ptr<Handle> handle, const PyCall& call) {
   const auto operation = handle->again(call.call, call.input, call.output);
   if (handle->run(operation, false)) return nullptr;

@@ -1,4 +1,4 @@
-// Turns the core's errors into the classes of ddl.errors that bear their names.
+// Turns the core's errors into the classes of the same names in ddl.errors.
 
 #include <pybind11/pybind11.h>
 

@@ -12,7 +12,7 @@ namespace ddl {
 
 namespace {
 
-// A block of the arena that Python owns; the arena gets it back when the last view is gone.
+// A block of the arena that Python owns. It returns to the arena when its last view is gone.
 class SharedBlock {
  public:
   explicit SharedBlock(size_t bytes) : data_(Arena::process().allocate(bytes)), bytes_(bytes) {}

@@ -1,5 +1,5 @@
-// Arrays that lie anywhere, copied behind one another and back in one call without the interpreter's lock: so the
-// gradients of a model, which a framework has all over its memory, are one operation.
+// Copies arrays from anywhere one behind another, and back, in one call without the interpreter's lock. So the
+// gradients of a model, which a framework has in many places, are one operation.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -51,7 +51,7 @@ class Pieces {
   }
 
  private:
-  // What is packed is unpacked later, so it is refused before anything is sent if it cannot be written.
+  // What is packed is unpacked later. So an array that cannot be written is refused before anything is sent.
   std::vector<ArrayView> views_of(const py::list& arrays) const {
     std::vector<ArrayView> views;
     views.reserve(numbers_.size());

@@ -16,7 +16,7 @@ namespace ddl {
 
 namespace {
 
-// `number` as one of an enumeration of those from `first` to `last`.
+// `number` as a member of an enumeration whose members are `first` to `last`.
 template <typename Enum>
 Enum one_of(int number, Enum first, Enum last, const char* what) {
   if (number < static_cast<int>(first) || number > static_cast<int>(last)) {

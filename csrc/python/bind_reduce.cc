@@ -1,4 +1,4 @@
-// reduce() and the codecs of the wire for Python: what the tests call to hold the arithmetic against exact oracles.
+// reduce() and the codecs of the wire for Python: the tests call them, to compare the arithmetic with exact results.
 // The engine calls them directly.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -40,7 +40,7 @@ ddl::KernelSet kernels_named(const std::string& name) {
   throw py::value_error("this machine has no kernels '" + name + "'");
 }
 
-// Arguments come from tests alone, so a refusal is a ValueError with the value; the engine validates its own.
+// Only tests pass arguments here, so a refusal is a ValueError with the value. The engine checks its own.
 void reduce_arrays(const std::string& dtype_name, const std::string& op_name, std::vector<Bytes> dsts,
                    const std::vector<Bytes>& srcs, std::uint64_t divisor, const std::optional<std::string>& kernels) {
   ddl::DType dtype{};

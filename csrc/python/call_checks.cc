@@ -38,7 +38,7 @@ Givers givers(Collective collective) {
   return {Who::kNobody, Who::kNobody};
 }
 
-// Of `n` lengths, from `first` on; where it does not fit, more than any buffer has.
+// The sum of `n` lengths, from `first` on. If it does not fit: more than any buffer has.
 uint64_t sum(const std::vector<uint64_t>& lengths, size_t first, size_t stride, size_t n) {
   uint64_t total = 0;
   for (size_t i = 0; i < n; ++i) {

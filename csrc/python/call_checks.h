@@ -1,6 +1,6 @@
-// What may cross from Python into the engine: numbers that name something, buffers that must be there, and lengths
-// that must fit them. The engine trusts all of it afterwards, so whatever it uses as an index is refused here.
-// Everything throws kInvalidArgument.
+// Checks what comes from Python into the engine: numbers that name something, buffers that must exist, and lengths
+// that must fit them. The engine trusts all of it afterwards, so a wrong index is refused here. All of these throw
+// kInvalidArgument.
 #pragma once
 
 #include "python/handle.h"
@@ -12,14 +12,14 @@ Collective collective_from(long number);
 ReduceOp reduce_op_from(long number);
 Nanoseconds nanoseconds_from(double seconds, const char* what);
 
-// Whether a buffer has a block for each rank, whose lengths need not be those of another buffer.
+// Whether a buffer has a block for each rank. Its blocks may have other lengths than those of the other buffer.
 bool in_blocks(Collective collective);
 
 // The root, or the other rank of send and recv.
 void check_root(const Call& call, int rank, int size);
 // The buffers that `rank` must give to this call.
 void check_given(const Call& call, bool input, bool output, int rank);
-// The lengths of blocks against the elements of the buffers; a null buffer is none.
+// Whether the lengths of blocks fit the buffers' elements. Null: there is no such buffer.
 void check_lengths(const Call& call, const ArrayView* input, const ArrayView* output, int rank, int size);
 
 }  // namespace ddl

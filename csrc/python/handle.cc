@@ -20,7 +20,7 @@ Handle::Handle(const CommunicatorOptions& options)
     : native_(std::make_unique<Communicator>(options)), pool_(std::make_unique<OperationPool>(release)) {}
 
 Handle::~Handle() {
-  // In a forked child the copy is left alone for ever: its threads exist in the parent only.
+  // A forked child never touches its copy: the threads exist only in the parent.
   if (!native_->owned()) {
     (void)native_.release();
     (void)pool_.release();
@@ -75,7 +75,7 @@ Handle::Views Handle::look_at(const Call& call, const py::object& input, const p
   return views;
 }
 
-// The length of all blocks, from arrays that hold them exactly; 0 where there are no blocks.
+// The length of each block, if the arrays hold exactly the blocks. 0 if there are no blocks.
 uint64_t Handle::block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size) {
   const uint64_t in = views.in.count, out = views.out.count;
   uint64_t part = 0, wanted = 0;
@@ -101,7 +101,7 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
                                  " are to come (" + std::to_string(size) + " ranks, " + std::to_string(in) +
                                  " elements each)");
   }
-  // The one overlap that is right: the smaller array is this rank's own block of the larger.
+  // The only overlap that is allowed: the smaller array is this rank's own block of the larger.
   const char *const a = views.in.data, *const b = views.out.data;
   const bool apart = a + views.in.bytes() <= b || b + views.out.bytes() <= a;
   const uint64_t own = rank * part * element_size(views.in.dtype);
@@ -113,7 +113,8 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
   return part;
 }
 
-// Before an operation is taken from the pool: the planner is Python, so other threads may come to the pool meanwhile.
+// Call before an operation is taken from the pool: the planner is Python, so other threads may use the pool
+// meanwhile.
 void Handle::plan(const Call& call) {
   const bool usual = call.root >= 0 && call.root < native_->size() && call.collective < Collective::kSend;
   if (!usual) check_root(call, native_->rank(), native_->size());
@@ -121,7 +122,7 @@ void Handle::plan(const Call& call) {
   if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
 }
 
-// The lengths of blocks are there already.
+// The operation has the lengths of its blocks already.
 void Handle::fill(Operation* operation, const Call& call, const Views& views) {
   Descriptor& d = operation->descriptor;
   d.collective = call.collective;
@@ -173,7 +174,7 @@ std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& inp
   const Views views = look_at(call, input, output);
   const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->rank()),
                                      static_cast<uint64_t>(native_->size()));
-  const bool free = last != nullptr && last.use_count() == 1;  // else another thread is in it
+  const bool free = last != nullptr && last.use_count() == 1;  // else another thread uses it
   if (free && last->descriptor.root == call.root && last->descriptor.op == call.op &&
       last->descriptor.dtype == views.any().dtype && last->count == views.any().count &&
       (last->part_lengths.empty() || last->part_lengths[0] == part)) {

@@ -1,5 +1,5 @@
-// What Python's ddl._core.Communicator is: the native communicator, the operations submitted to it, and the Python
-// function that plans for it. Everything here is called with the interpreter lock held.
+// The object behind Python's ddl._core.Communicator: the native communicator, the operations submitted to it, and the
+// Python function that plans for it. The caller of each function holds the interpreter lock.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,15 +14,15 @@
 
 namespace ddl {
 
-// All that one call says, its arrays aside.
+// All arguments of a call except its arrays.
 struct Call {
   Collective collective = Collective::kBarrier;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   int sizes_for = 0;           // see Descriptor
-  bool count_differs = false;  // ranks may rightly pass different numbers of elements
-  uint64_t bytes = 0;          // for the choice of a plan; 0: those of the buffer
-  // Elements of each block: none (one buffer), one (all alike) or one per part.
+  bool count_differs = false;  // ranks may pass different numbers of elements
+  uint64_t bytes = 0;          // they choose the plan; 0: those of the buffer
+  // Elements of each block: empty (no blocks), one number (all the same) or one per part.
   std::vector<uint64_t> part_lengths;
   pybind11::object residual;  // float32, as many as in the buffer; None or nothing: none
 };
@@ -36,28 +36,26 @@ class Handle {
 
   Communicator& native() { return *native_; }
   void set_planner(pybind11::object planner) { planner_ = std::move(planner); }
-  // The operation of a call, ready to be submitted. Buffers may be None where the rank has none (a non-root of
-  // reduce, say). Throws kInvalidArgument, before anything has been numbered or sent.
+  // The operation of a call, ready to be submitted. A buffer is None if the rank has none (not the root of a reduce,
+  // say). Throws kInvalidArgument, before anything is numbered or sent.
   std::shared_ptr<Operation> operation(const Call& call, const pybind11::object& input,
                                        const pybind11::object& output);
-  // The same, in place, for a call that is made over and over.
+  // The same, in place, for a call that is made many times.
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
-  // The same, for a blocking call that is likely to be like the last of its kind. The arrays say all of the sizes.
+  // The same, for a blocking call that is probably like the last one of its collective. The arrays say all sizes.
   std::shared_ptr<Operation> again(const Call& call, const pybind11::object& input, const pybind11::object& output);
-  // Returns whether it is done: false only with sleeps = false, where that would have meant to sleep. Then it goes
-  // on.
+  // Returns whether it is done. False only with sleeps = false, instead of sleeping; then the operation goes on.
   bool run(const std::shared_ptr<Operation>& operation, bool sleeps = true);
   // Submits and returns; `kept` lives at least as long as the operation needs it.
   void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
   bool wait(Operation& operation, Nanoseconds timeout);
   void shutdown();
-  // Whether Python can still come back to it other than through this object: by an operation that is under way, or by
-  // one that is prepared.
+  // Whether Python can still reach it without this object: by an operation that is under way or prepared.
   bool in_use() const { return prepared_operations > 0 || native_->busy(); }
   int prepared_operations = 0;  // that live
 
  private:
-  // What the arrays of a call come to.
+  // The arrays of a call.
   struct Views {
     ArrayView in, out;
     char* residual = nullptr;
