@@ -98,7 +98,8 @@ def loses_a_rank(folder, where, overlap):
         net.before_backward(lambda index: dies() if index == 1 else None)  # with overlap, a bucket is under way
     with pytest.raises(ddl.PeerLost, match="lost rank 1") as caught:
         solver.step(6)
-    assert str(caught.value).startswith(f"[rank {ddl.rank()}/3") and solver.iter == 3
+    assert str(caught.value).startswith(f"[rank {ddl.rank()}/3")
+    assert solver.iter in (2, 3)  # 2: this rank was still in the last average of step 2 when it heard of the death
     with pytest.raises(ddl.CommunicatorError, match="lost rank 1"):
         solver.step(1)
     return type(caught.value).__name__

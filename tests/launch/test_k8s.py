@@ -321,13 +321,15 @@ def test_a_head_that_never_comes_is_named(image: Any) -> None:
 
 @pytest.mark.processes
 def test_a_pod_with_another_secret_is_refused(image: Any) -> None:
-    job = image("-np", "2", "--pods", "2", "--start-timeout", "2", "true")
+    job = image("-np", "2", "--pods", "2", "--start-timeout", "3", "true")
     other = job.start(1, DDL_SECRET="ab" * 32, DDL_START_TIMEOUT="40")
+    # The head listens for three seconds only, so the other pod must be calling before that.
+    assert eventually(lambda: first_of(other.pid) and catches(first_of(other.pid), signal.SIGTERM))
     head = job.start(0)
     _, err = other.communicate(timeout=240)
     assert other.returncode == 2 and "cannot join the store" in err
     _, err = head.communicate(timeout=240)
-    assert head.returncode == 1 and "no agent has called from ddl-1 within 2 s" in err
+    assert head.returncode == 1 and "no agent has called from ddl-1 within 3 s" in err
 
 
 def first_of(pid: int) -> int:

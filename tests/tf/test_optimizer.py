@@ -245,7 +245,7 @@ def mistakes(ddl, keras):
         ({"check_every": -1}, "check=-1"),
         ({"check": 1, "check_every": 2}, "two names for the same"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
-        ({"op": ddl.Min}, "Average, Sum and Adasum"),
+        ({"op": ddl.Min}, "ddl.Average, ddl.Sum and ddl.Adasum"),
     ):
         with pytest.raises(ddl.InvalidArgument, match=rf"\[rank ./2 host \S+\] .*{text}"):
             ddl.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
