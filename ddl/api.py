@@ -42,7 +42,7 @@ __all__ += ["barrier", "barrier_async", "send", "send_async", "recv", "recv_asyn
 __all__ += ["broadcast_object", "allgather_object"]
 
 
-class _State:
+class _ProcessState:
     """The one job of this process; guarded by ``lock``."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _State:
         self.hooked = False
 
 
-_state = _State()
+_state = _ProcessState()
 _log = logging.getLogger("ddl")
 _levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 

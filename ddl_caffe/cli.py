@@ -46,11 +46,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _variables(options: str) -> Dict[str, str]:
     """Return what ``-mode`` means for DDL; ConfigError for other options, or if ddlrun said something else."""
-    words = shlex.split(options)
-    if words and (len(words) != 2 or words[0].lstrip("-") != "mode"):
+    arguments = shlex.split(options)
+    if arguments and (len(arguments) != 2 or arguments[0].lstrip("-") != "mode"):
         raise ddl.ConfigError(f"-ddl {options!r}: write -mode LETTER:SIZExSIZE; nothing here answers to the rest")
     job = launched.detect(os.environ) or environ.Identity.from_environ(os.environ)
-    variables = arrange((), None, num_proc=job.size, mode=words[1] if words else "").environ
+    variables = arrange((), None, num_proc=job.size, mode=arguments[1] if arguments else "").environ
     for name, value in variables.items():
         if os.environ.get(name, value) != value:
             raise ddl.ConfigError(f"-ddl {options!r} means {name}={value}, but it is {os.environ[name]} already")

@@ -13,7 +13,7 @@ import chainermn
 import numpy as np
 
 import ddl
-from ddl.adapter.calls import size_exchange as sizes
+from ddl.adapter.core_access import size_exchange
 from ddl_chainer._mpi4py import import_without_mpi4py
 from ddl_chainer.mailbox import ANY_TAG, Mailbox, checked
 from ddl_chainer.model import Gradients, broadcast, packed, parameters_of
@@ -50,20 +50,20 @@ class DDLCommunicator(chainermn.CommunicatorBase):
     ``InvalidArgument``, a ``ValueError``; any call raises ``CollectiveMismatch``, ``PeerLost`` and the like.
     """
 
-    rank = property(lambda self: self._group.rank)
-    size = property(lambda self: self._group.size)
+    rank = property(lambda self: self._communicator.rank)
+    size = property(lambda self: self._communicator.size)
     inter_rank = property(lambda self: self._hosts[self.rank])
     inter_size = property(lambda self: len(set(self._hosts)))
     intra_rank = property(lambda self: self._hosts[: self.rank].count(self.inter_rank))
     intra_size = property(lambda self: self._hosts.count(self.inter_rank))
 
-    def __init__(self, group: ddl.Communicator) -> None:
+    def __init__(self, communicator: ddl.Communicator) -> None:
         super().__init__()
         self._configs = {"batched_copy": True}  # gradients are one operation anyway
-        self._group = group
-        self._gradients = Gradients(group)
-        self._mail = _mailboxes.setdefault(group, Mailbox(group))
-        names = group.allgather_object([socket.gethostname(), os.environ.get("DDL_HOST_ID", "")])
+        self._communicator = communicator
+        self._gradients = Gradients(communicator)
+        self._mail = _mailboxes.setdefault(communicator, Mailbox(communicator))
+        names = communicator.allgather_object([socket.gethostname(), os.environ.get("DDL_HOST_ID", "")])
         self._hosts = [names.index(name) for name in names]
         self._hosts = [sorted(set(self._hosts)).index(host) for host in self._hosts]
 
@@ -73,12 +73,12 @@ class DDLCommunicator(chainermn.CommunicatorBase):
         self._configs[name] = value
 
     def split(self, color: Optional[int], key: int) -> Optional[DDLCommunicator]:
-        part = self._group.split(color, key)
+        part = self._communicator.split(color, key)
         return None if part is None else DDLCommunicator(part)
 
     def finalize(self) -> None:
-        if self._group is not ddl.world():  # which others use
-            self._group.close()
+        if self._communicator is not ddl.world():  # which others use
+            self._communicator.close()
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         several = isinstance(data, (tuple, list))
@@ -94,46 +94,48 @@ class DDLCommunicator(chainermn.CommunicatorBase):
         return self._mail.recv("recv_obj", source, tag)
 
     def bcast_obj(self, obj: Any, max_buf_len: Optional[int] = None, root: int = 0) -> Any:
-        return self._group.broadcast_object(obj, root=root, allow_pickle=True)
+        return self._communicator.broadcast_object(obj, root=root, allow_pickle=True)
 
     def gather_obj(self, obj: Any, root: int = 0) -> Optional[List[Any]]:
-        objects = self._group.allgather_object(obj, allow_pickle=True)  # all ranks learn of one that cannot be sent
+        objects = self._communicator.allgather_object(
+            obj, allow_pickle=True
+        )  # all ranks learn of one that cannot be sent
         return objects if self.rank == root else None
 
     def allreduce_obj(self, obj: Any) -> Any:
-        return functools.reduce(operator.add, self._group.allgather_object(obj, allow_pickle=True))
+        return functools.reduce(operator.add, self._communicator.allgather_object(obj, allow_pickle=True))
 
     def allreduce(self, data: np.ndarray) -> np.ndarray:
-        return self._group.allreduce(checked(self._group, "allreduce", data)[0], op=ddl.Sum)
+        return self._communicator.allreduce(checked(self._communicator, "allreduce", data)[0], op=ddl.Sum)
 
     def bcast(self, data: Any, root: int = 0, max_buf_len: Optional[int] = None) -> np.ndarray:
-        array, head = checked(self._group, "bcast", data if self.rank == root else np.empty(0))
-        head = self._group.broadcast(head, root=root)
-        array = array if self.rank == root else np.empty(sizes.shape_of(head), sizes.decode_type(head))
-        return self._group.broadcast_(array, root=root)
+        array, head = checked(self._communicator, "bcast", data if self.rank == root else np.empty(0))
+        head = self._communicator.broadcast(head, root=root)
+        array = array if self.rank == root else np.empty(size_exchange.shape_of(head), size_exchange.decode_type(head))
+        return self._communicator.broadcast_(array, root=root)
 
     def allgather(self, x: np.ndarray) -> Tuple[np.ndarray, ...]:
         array, heads = self._heads("allgather", x)
-        return cut(self._group.allgather(array), heads)
+        return cut(self._communicator.allgather(array), heads)
 
     def gather(self, data: np.ndarray, root: int = 0) -> Optional[Tuple[np.ndarray, ...]]:
         array, heads = self._heads("gather", data)
-        joined = self._group.gather(array, root=root)
+        joined = self._communicator.gather(array, root=root)
         return None if joined is None else cut(joined, heads)
 
     def alltoall(self, xs: Any) -> Tuple[np.ndarray, ...]:
         arrays, heads = self._one_for_each("alltoall", xs)
         joined = np.concatenate([array.reshape(-1) for array in arrays])
-        heads = self._group.alltoall(heads, out=np.empty_like(heads))
-        return cut(self._group.alltoall(joined, splits=[array.size for array in arrays])[0], heads)
+        heads = self._communicator.alltoall(heads, out=np.empty_like(heads))
+        return cut(self._communicator.alltoall(joined, splits=[array.size for array in arrays])[0], heads)
 
     def scatter(self, xs: Any, root: int = 0) -> np.ndarray:
         arrays, heads = self._one_for_each("scatter", xs if self.rank == root else [np.empty(0)] * self.size)
-        kind = sizes.decode_type(self._group.broadcast(heads[0], root=root))
+        kind = size_exchange.decode_type(self._communicator.broadcast(heads[0], root=root))
         return self.alltoall(arrays if self.rank == root else [np.empty(0, kind)] * self.size)[root]
 
     def bcast_data(self, model: Any) -> None:
-        broadcast(self._group, [parameter.array for _, parameter in parameters_of(model)], root=0)
+        broadcast(self._communicator, [parameter.array for _, parameter in parameters_of(model)], root=0)
         self._gradients.restart()
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
@@ -147,27 +149,27 @@ class DDLCommunicator(chainermn.CommunicatorBase):
         """Write the average of ``sendbuf``, else of ``recvbuf``, into ``recvbuf``: MultiNodeBatchNormalization's."""
         if sendbuf is not None:
             recvbuf[...] = sendbuf
-        array = self._group.allreduce_(packed(recvbuf))
+        array = self._communicator.allreduce_(packed(recvbuf))
         if array is not recvbuf:
             recvbuf[...] = array
 
     def _heads(self, verb: str, x: Any) -> Tuple[np.ndarray, np.ndarray]:
-        array, head = checked(self._group, verb, x)
-        return array.reshape(-1), self._group.allgather(head, out=np.empty((self.size, head.size), head.dtype))
+        array, head = checked(self._communicator, verb, x)
+        return array.reshape(-1), self._communicator.allgather(head, out=np.empty((self.size, head.size), head.dtype))
 
     def _one_for_each(self, verb: str, xs: Any) -> Tuple[List[np.ndarray], np.ndarray]:
         several = list(xs) if isinstance(xs, (tuple, list, np.ndarray)) else []
-        pairs = [checked(self._group, verb, x) for x in several]
+        pairs = [checked(self._communicator, verb, x) for x in several]
         types = sorted({array.dtype.name for array, _ in pairs})
         if len(pairs) != self.size or len(types) > 1:
             given = f"{len(pairs)} of {types} in a {type(xs).__name__}"
             text = f"needs arrays of one type, one for each of {self.size} ranks, not {given}"
-            raise ddl.InvalidArgument(f"{self._group.who} {verb}: {text}")
+            raise ddl.InvalidArgument(f"{self._communicator.who} {verb}: {text}")
         return [array for array, _ in pairs], np.stack([head for _, head in pairs])
 
 
 def cut(joined: np.ndarray, heads: np.ndarray) -> Tuple[np.ndarray, ...]:
     """Return the arrays that lie one after the other, with the shapes of ``heads``."""
-    shapes = [sizes.shape_of(head) for head in heads]
+    shapes = [size_exchange.shape_of(head) for head in heads]
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     return tuple(part.reshape(shape) for part, shape in zip(np.split(joined, ends[:-1]), shapes))

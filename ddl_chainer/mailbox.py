@@ -11,41 +11,39 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 import ddl
-from ddl.adapter.calls import as_array
-from ddl.adapter.calls import object_codec as objects
-from ddl.adapter.calls import size_exchange as sizes
+from ddl.adapter.core_access import as_array, object_codec, size_exchange
 
 __all__ = ["ANY_TAG", "Mailbox", "checked"]
 
 ANY_TAG = -1  #: MPI's, in MPICH and in Open MPI
 
 
-def checked(group: ddl.Communicator, verb: str, x: Any) -> Tuple[np.ndarray, np.ndarray]:
+def checked(communicator: ddl.Communicator, verb: str, x: Any) -> Tuple[np.ndarray, np.ndarray]:
     """Return ``x`` as an array that can be sent, and the row of sizes that tells others of it."""
     try:
         array = as_array(x)
-        return array, sizes.row(array)
+        return array, size_exchange.row(array)
     except ddl.InvalidArgument as error:
-        raise ddl.InvalidArgument(f"{group.who} {verb}: {error}") from None
+        raise ddl.InvalidArgument(f"{communicator.who} {verb}: {error}") from None
 
 
 class Mailbox:
     """The messages of one communicator, for all that use it, in one thread at a time. Objects may be pickles."""
 
-    def __init__(self, group: ddl.Communicator) -> None:
-        self._group = group
+    def __init__(self, communicator: ddl.Communicator) -> None:
+        self._communicator = communicator
         self._kept: Dict[int, List[Tuple[int, str, Any]]] = {}  # by source: tag, form, content
 
     def send(self, form: str, content: Any, dest: int, tag: int) -> None:
         """Send an "object", or a list of arrays: as an "array" or as "arrays"."""
         if tag < 0:
-            raise ddl.InvalidArgument(f"{self._group.who} send: tag={tag} must be 0 or more")
-        arrays = [] if form == "object" else [checked(self._group, "send", array)[0] for array in content]
+            raise ddl.InvalidArgument(f"{self._communicator.who} send: tag={tag} must be 0 or more")
+        arrays = [] if form == "object" else [checked(self._communicator, "send", array)[0] for array in content]
         told = content if form == "object" else [(array.dtype.str, array.shape) for array in arrays]
-        body = objects.encode([tag, form, told], allow_pickle=True)
+        body = object_codec.encode([tag, form, told], allow_pickle=True)
         for part in (np.array([body.size]), body, *arrays):
             if part.size:
-                self._group.send(part, dest)
+                self._communicator.send(part, dest)
 
     def recv(self, verb: str, source: int, tag: int) -> Any:
         """Return what came first with that tag; ``InvalidArgument`` if it needs another verb, which then gets it."""
@@ -60,19 +58,20 @@ class Mailbox:
         if (form == "object") != (verb == "recv_obj"):
             other = "recv_obj" if form == "object" else "recv"
             raise ddl.InvalidArgument(
-                f"{self._group.who} {verb}: rank {source} has sent an {form} with tag {sent_tag}; {other} returns it"
+                f"{self._communicator.who} {verb}: rank {source} has sent an {form} with tag {sent_tag}; "
+                f"{other} returns it"
             )
         del kept[place]
         return content
 
     def _receive(self, source: int) -> Tuple[int, str, Any]:
-        length = self._group.recv(np.empty(1, np.int64), source)[0]
-        body = self._group.recv(np.empty(length, np.uint8), source)
-        tag, form, told = objects.decode(body, allow_pickle=True)
+        length = self._communicator.recv(np.empty(1, np.int64), source)[0]
+        body = self._communicator.recv(np.empty(length, np.uint8), source)
+        tag, form, told = object_codec.decode(body, allow_pickle=True)
         if form == "object":
             return tag, form, told
         arrays = tuple(np.empty(shape, dtype) for dtype, shape in told)
         for array in arrays:
             if array.size:
-                self._group.recv(array, source)
+                self._communicator.recv(array, source)
         return tag, form, arrays if form == "arrays" else arrays[0]

@@ -9,8 +9,8 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import ddl
-from ddl.adapter.calls import memory
 from ddl.adapter.consistency import check_consistent
+from ddl.adapter.core_access import memory
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.step_number import StepNumber
 
@@ -40,7 +40,7 @@ _hook_numbers = itertools.count()
 
 
 class Updates:
-    """Counts updates of parameters that have come to their end: a hook that Chainer calls behind each of them.
+    """Counts updates of parameters that have ended: a hook that Chainer calls after each update.
 
     An optimizer counts an update when it begins, so that its ``t`` says nothing of one that an exception has ended.
     """
@@ -66,8 +66,8 @@ class Gradients:
     Raises ``InvalidState``, on all ranks, if these have ended different numbers of updates since the last ``restart``.
     """
 
-    def __init__(self, group: ddl.Communicator) -> None:
-        self._group = group
+    def __init__(self, communicator: ddl.Communicator) -> None:
+        self._communicator = communicator
         self._updates = Updates()
         self._kinds: List[Any] = []
         self._fused: Optional[Fused] = None
@@ -91,7 +91,7 @@ class Gradients:
             places.add(place)
         kinds = [(array.shape, array.dtype) for array in arrays]
         if self._fused is None or kinds != self._kinds:
-            self._fused, self._kinds = Fused(self._group, arrays, name="gradients", advice=_ADVICE), kinds
+            self._fused, self._kinds = Fused(self._communicator, arrays, name="gradients", advice=_ADVICE), kinds
         ended = self._updates.ended
         self._fused(arrays, StepNumber(ended, f"{ended} updates of a parameter have ended"))
 
@@ -111,8 +111,8 @@ class AverageGradients:
     name, timing, call_for_each_param = "AverageGradients", "pre", False
 
     def __init__(self, communicator: Optional[ddl.Communicator] = None) -> None:
-        self._group = ddl.world() if communicator is None else communicator
-        self._gradients = Gradients(self._group)
+        self._communicator = ddl.world() if communicator is None else communicator
+        self._gradients = Gradients(self._communicator)
         self._checked = False
 
     def __call__(self, optimizer: Any) -> None:
@@ -121,19 +121,19 @@ class AverageGradients:
             first, hook = next(iter(optimizer._hookable._pre_update_hooks.items()))
             if hook is not self:
                 text = f"the hook {first!r} comes before it, and sees gradients of one rank; add AverageGradients first"
-                raise ddl.InvalidArgument(f"{self._group.who} AverageGradients: {text}")
+                raise ddl.InvalidArgument(f"{self._communicator.who} AverageGradients: {text}")
             lines = [f"{name} {x.dtype}{x.shape} of checksum {zlib.crc32(x.array.tobytes())}" for name, x in named]
             advice = "Call ddl_chainer.broadcast_parameters(model) before, when all parameters have arrays."
-            check_consistent(self._group, "AverageGradients", lines, advice)
+            check_consistent(self._communicator, "AverageGradients", lines, advice)
             self._checked = True
         self._gradients.average([parameter for _, parameter in named])
         optimizer.check_nan_in_grads()  # for dynamic loss scaling: so that all ranks skip a step, or none
 
 
-def broadcast(group: ddl.Communicator, arrays: List[np.ndarray], root: int) -> None:
+def broadcast(communicator: ddl.Communicator, arrays: List[np.ndarray], root: int) -> None:
     """Overwrite the arrays with those of rank ``root``. Collective, blocking."""
     copies = [packed(array) for array in arrays]
-    broadcast_many_([memory("broadcast", copy) for copy in copies], root=root, communicator=group)
+    broadcast_many_([memory("broadcast", copy) for copy in copies], root=root, communicator=communicator)
     for array, copy in zip(arrays, copies):
         if array is not copy:
             array[...] = copy

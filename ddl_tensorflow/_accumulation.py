@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 import ddl
+from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow.gradients import Gradients, unwrapped
-from ddl_tensorflow.verbs import as_written
 
 __all__ = ["Accumulation", "own_variable"]
 

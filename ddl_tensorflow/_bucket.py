@@ -16,7 +16,7 @@ import numpy as np
 import ddl
 from ddl import memory
 from ddl.adapter.adasum import adasum_
-from ddl.adapter.operations import Operation, Several, Signature, Waitable, at_once
+from ddl.adapter.operations import Operation, OperationGroup, Signature, Waitable, at_once
 from ddl.communicator import Communicator
 from ddl.memory import Pieces
 from ddl_tensorflow import _operations
@@ -46,7 +46,7 @@ class _Pool:
         return raw.view(dtype)
 
     def give_back(self, array: Array) -> None:
-        """Let others have it. What an error came upon is not given back: the core may still write to it."""
+        """Let others use it. Do not call this after an error: the core may still write to the array."""
         with self._lock:
             self._free[array.dtype, array.size].append(array)
 
@@ -54,7 +54,7 @@ class _Pool:
 _pool = _Pool()
 
 
-class _Together:
+class _FusedBuffer:
     """Some arrays of one type, copied behind one another."""
 
     def __init__(self, targets: Sequence[Array]) -> None:
@@ -71,7 +71,7 @@ class _Together:
         _pool.give_back(self.flat)
 
 
-def _grouped(targets: Sequence[Array], op: ddl.ReduceOp) -> Tuple[List[Array], List[_Together]]:
+def _grouped(targets: Sequence[Array], op: ddl.ReduceOp) -> Tuple[List[Array], List[_FusedBuffer]]:
     """Return those that are sent from where they are, and the others. Depends on types and shapes only."""
     alone: List[Array] = []
     small: Dict[np.dtype[Any], List[Array]] = {}
@@ -80,7 +80,7 @@ def _grouped(targets: Sequence[Array], op: ddl.ReduceOp) -> Tuple[List[Array], L
             small.setdefault(target.dtype, []).append(target)
         elif target.size:
             alone.append(target)
-    return alone, [_Together(same_type) for same_type in small.values()]
+    return alone, [_FusedBuffer(same_type) for same_type in small.values()]
 
 
 def reduction(
@@ -106,32 +106,34 @@ def reduction(
 
     return Operation(
         Signature(_VERB, described, how + detail),
-        lambda group: Several([part.start(group) for part in operations]),
+        lambda communicator: OperationGroup([part.start(communicator) for part in operations]),
         finish,
         _in_turn(operations),
         breaks=True,
     )
 
 
-def _of_many(bucket: _Together, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[None]:
+def _of_many(bucket: _FusedBuffer, op: ddl.ReduceOp, prescale: float, postscale: float) -> Operation[None]:
     whole = _operations.allreduce(bucket.flat, op, prescale, postscale)
     if op != ddl.Adasum:
         return whole
-    return at_once(whole.signature, lambda group: adasum_(group, bucket.flat, starts=bucket.starts), whole.finish)
+    return at_once(
+        whole.signature, lambda communicator: adasum_(communicator, bucket.flat, starts=bucket.starts), whole.finish
+    )
 
 
 def _in_turn(operations: Sequence[Operation[None]]) -> Optional[Callable[[Communicator], Any]]:
-    """Return what does one after the other, which is the fastest where the processors do it; None between hosts."""
+    """Return a function that runs them one after the other, the fastest way on one host; None between hosts."""
     topology = ddl.world().topology
     if topology.local_size != topology.size:
         return None
 
-    def run(group: Communicator) -> None:
+    def run(communicator: Communicator) -> None:
         for part in operations:
             if part.call is None:
-                part.start(group).wait()
+                part.start(communicator).wait()
             else:
-                part.call(group)
+                part.call(communicator)
 
     return run
 

@@ -99,7 +99,7 @@ def call(
         except ddl.Error as error:
             if eager:
                 raise _errors.with_theirs(error) from None
-            # TensorFlow makes one of its own of it, by the built-in class that it is.
+            # TensorFlow raises an error of its own, chosen by the built-in class.
             kind = ValueError if isinstance(error, ddl.InvalidArgument) else RuntimeError
             raise kind(_errors.text_of(error)) from None
         return listed(returned) if results is None else results

@@ -24,7 +24,7 @@ __all__ = ["both", "code_of", "install", "recognise", "text_of", "with_theirs"]
 _END = re.compile(r"\n\t \[\[| \[Op:")  #: of our text: TensorFlow says which op it was
 _NAMED = re.compile(r"ddl\.(?:errors\.)?([A-Z]\w+): ")
 
-#: ``recognise(cls, text)``: what TensorFlow is to make in place of ``cls``; None: that.
+#: ``recognise(cls, text)``: the class to make in place of ``cls``, or None to keep it.
 Recognise = Callable[[Any, str], Any]
 _known: List[Recognise] = []
 

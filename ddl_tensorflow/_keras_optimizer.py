@@ -12,9 +12,9 @@ import sys
 from typing import Any, Dict, Optional, Sequence, Type
 
 import ddl
+from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow._compat import warn_if_newer
 from ddl_tensorflow._steps import Steps
-from ddl_tensorflow.verbs import as_written
 
 __all__ = ["distribute", "is_keras_optimizer"]
 
@@ -43,7 +43,7 @@ def distribute(optimizer: Any, steps: Steps) -> Any:
     return optimizer
 
 
-class _Distributed:
+class _DistributedKerasOptimizer:
     """What is in the class of a distributed optimizer, before its old class. ``_ddl``: see ``Steps``."""
 
     _ddl: Steps
@@ -64,7 +64,7 @@ def _apply(optimizer: Any, steps: Steps, update: Any, grads: Any, variables: Opt
         return
     if variables is not None:
         variables = list(variables)
-        if not optimizer.built:  # here, as it cannot be where only some passes come to
+        if not optimizer.built:  # here: a conditional branch cannot make variables
             keras: Any = sys.modules["keras"]
             with keras.name_scope(optimizer.name):
                 optimizer.build(variables)
@@ -85,7 +85,7 @@ def _distributed(kind: Type[Any], steps: Steps) -> Type[Any]:
 
     # Keras asks for ``__class__`` when it saves; ``type`` tells the truth.
     members = {"__class__": property(lambda self: kind), "from_config": classmethod(from_config)}
-    return type(f"Distributed{kind.__name__}", (_Distributed, kind), members)
+    return type(f"Distributed{kind.__name__}", (_DistributedKerasOptimizer, kind), members)
 
 
 @functools.cache

@@ -36,8 +36,8 @@ def op_name(name: Optional[str], verb: str, ignore_name_scope: bool = False) -> 
     """Return the name of an op that is made now; None: ranks pair those without in the order of their calls.
 
     Eagerly it is ``name``. In a graph, a name that is there already gets a number, as TensorFlow's own ops do; without
-    a name it is made of the function's and ``verb``. The scope is in front, but with ``ignore_name_scope``, as which
-    ``name`` is all that counts.
+    a name it is made of the function's and ``verb``. The scope is in front. With
+    ``ignore_name_scope`` only ``name`` counts.
     """
     if tf.executing_eagerly():
         return name
@@ -95,8 +95,8 @@ class Place:
     def of(cls, node: str, op: str, loop: int, iteration: int) -> Place:
         """Return the place of a node that was made of ``op`` when its function became a part of another graph.
 
-        ``loop`` differs for each iteration of an outer loop. Numbers of iterations are used again, when that many later
-        cannot be under way: else a loop would have more names than ranks remember.
+        ``loop`` differs for each iteration of an outer loop. Iterations are numbered modulo ``ITERATIONS``: a loop
+        would otherwise have more names than ranks remember.
         """
         *outer, last = _INSIDE.split(node)
         calls = [last[: -len(op)].rstrip("/")] if last.endswith(op) else []
@@ -110,11 +110,11 @@ class Place:
         return cls("/".join(filter(None, calls)), ".".join(turn))
 
 
-class _Now(threading.local):
+class _CurrentPlace(threading.local):
     place: Optional[Place] = None
 
 
-_now = _Now()
+_now = _CurrentPlace()
 
 
 def run_at(place: Optional[Place], function: Callable[..., T], *arguments: Any) -> T:

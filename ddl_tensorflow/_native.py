@@ -47,7 +47,7 @@ class _View(ctypes.Structure):
     ]
 
 
-class _Place(ctypes.Structure):
+class _DdlPlace(ctypes.Structure):
     """DdlPlace of call_op.cc."""
 
     _fields_ = [
@@ -69,13 +69,13 @@ class NativeOp:
         self._library = ctypes.CDLL(path)
         self._library.ddl_take.restype = ctypes.c_void_p
         views = ctypes.POINTER(_View)
-        self._library.ddl_take.argtypes = [ctypes.c_double, ctypes.POINTER(_Place), views, ctypes.c_int32]
+        self._library.ddl_take.argtypes = [ctypes.c_double, ctypes.POINTER(_DdlPlace), views, ctypes.c_int32]
         self._library.ddl_show.argtypes = [ctypes.c_void_p, views]
         shape = ctypes.POINTER(ctypes.c_int64)
         self._library.ddl_output.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, shape, ctypes.c_void_p]
         self._library.ddl_end.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p]
         self._library.ddl_put.argtypes = [ctypes.c_void_p]
-        at_once = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(_Place), views)
+        at_once = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(_DdlPlace), views)
         self._at_once = at_once(self._make_at_once)  # kept for as long as the op may ask for it
         self._library.ddl_make_at_once.argtypes = [at_once]
         self._library.ddl_make_at_once(self._at_once)
@@ -155,11 +155,11 @@ class NativeOp:
             self._begun[handle] = work
             self._library.ddl_put(handle)
         except BaseException as caught:  # see _serve
-            self._library.ddl_end(handle, code_of(caught), _words(caught))
+            self._library.ddl_end(handle, code_of(caught), _message_of(caught))
         return _GOES_ON
 
     def _serve(self) -> None:
-        place, views = _Place(), (_View * 64)()
+        place, views = _DdlPlace(), (_View * 64)()
         while True:
             handle = self._library.ddl_take(_WAIT, ctypes.byref(place), views, len(views))
             if not handle:
@@ -176,12 +176,12 @@ class NativeOp:
                 work = self._begun.pop(handle, None) or self._make(place, views, sleeps=True)
                 self._end_well(handle, place.outputs, work)
             except BaseException as caught:  # whatever it is, TensorFlow raises it where the result is asked for
-                code, error = code_of(caught), _words(caught)
+                code, error = code_of(caught), _message_of(caught)
             self._library.ddl_end(handle, code, error)  # may run what comes next, here, for as long as it takes
             with self._lock:
                 self._idle += 1
 
-    def _make(self, place: _Place, views: Any, sleeps: bool) -> Waitable:
+    def _make(self, place: _DdlPlace, views: Any, sleeps: bool) -> Waitable:
         function, op = self._take_back(place.number), self._ops.get(place.number)
         if function is None:
             raise ddl.InvalidState(
@@ -216,7 +216,7 @@ def listed(results: Any) -> List[Array]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def _words(error: BaseException) -> bytes:
+def _message_of(error: BaseException) -> bytes:
     return text_of(error).encode(errors="replace").replace(b"\0", b"?")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import ddl
 from ddl.adapter import operations
 from ddl.adapter.adasum import adasum_
-from ddl.adapter.calls import Collective, check_splits
+from ddl.adapter.core_access import Collective, check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier
 from ddl.adapter.operators import check_type
 
@@ -97,13 +97,15 @@ def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale:
         return memory
 
     if op == ddl.Adasum:
-        return at_once(signature, lambda group: adasum_(group, scaled()), lambda _: _scale(target, postscale))
+        return at_once(
+            signature, lambda communicator: adasum_(communicator, scaled()), lambda _: _scale(target, postscale)
+        )
     return Operation(
         signature,
-        lambda group: group.allreduce_async_(scaled(), op=op),
+        lambda communicator: communicator.allreduce_async_(scaled(), op=op),
         lambda _: _scale(target, postscale),
-        lambda group: group.allreduce_(scaled(), op=op),
-        attempt=lambda group: group._attempt(Collective.ALLREDUCE, scaled(), memory, op),
+        lambda communicator: communicator.allreduce_(scaled(), op=op),
+        attempt=lambda communicator: communicator._attempt(Collective.ALLREDUCE, scaled(), memory, op),
     )
 
 
@@ -112,11 +114,11 @@ def broadcast(target: Array, root: int, name: str) -> Operation[None]:
     memory = _moved(target)
     return Operation(
         Signature("broadcast", (_described(target),), f"root_rank={name}"),
-        lambda group: group.broadcast_async_(memory, root=root),
+        lambda communicator: communicator.broadcast_async_(memory, root=root),
         lambda _: None,
-        lambda group: group.broadcast_(memory, root=root),
-        attempt=lambda group: group._attempt(
-            Collective.BROADCAST, memory if group.rank == root else None, memory, root=root
+        lambda communicator: communicator.broadcast_(memory, root=root),
+        attempt=lambda communicator: communicator._attempt(
+            Collective.BROADCAST, memory if communicator.rank == root else None, memory, root=root
         ),
     )
 
@@ -141,9 +143,9 @@ def reducescatter(array: Array, op: ddl.ReduceOp, prescale: float = 1.0, postsca
 
     return Operation(
         signature,
-        lambda group: group.reducescatter_async(own, op=op),
+        lambda communicator: communicator.reducescatter_async(own, op=op),
         finish,
-        lambda group: group.reducescatter(own, op=op),
+        lambda communicator: communicator.reducescatter(own, op=op),
     )
 
 
@@ -152,9 +154,9 @@ def allgather(array: Array, detail: str = "") -> Operation[Array]:
     moved, dtype = _moved(array), array.dtype
     return Operation(
         Signature("allgather", (_described(array, rows_differ=True),), detail),
-        lambda group: group.allgather_async(moved),
+        lambda communicator: communicator.allgather_async(moved),
         lambda rows: _back(rows, dtype),
-        lambda group: group.allgather(moved),
+        lambda communicator: communicator.allgather(moved),
     )
 
 
@@ -172,9 +174,9 @@ def alltoall(array: Array, splits: Optional[Sequence[int]], size: int) -> Operat
 
     return Operation(
         Signature("alltoall", (_described(array, rows_differ=True),)),
-        lambda group: group.alltoall_async(moved, given),
+        lambda communicator: communicator.alltoall_async(moved, given),
         finish,
-        lambda group: group.alltoall(moved, given),
+        lambda communicator: communicator.alltoall(moved, given),
     )
 
 

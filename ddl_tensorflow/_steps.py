@@ -9,9 +9,9 @@ import tensorflow as tf
 
 import ddl
 from ddl_tensorflow._accumulation import Accumulation
+from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow._weights_check import WeightsCheck
-from ddl_tensorflow.gradients import Averaging, Gradients
-from ddl_tensorflow.verbs import as_written
+from ddl_tensorflow.gradients import GradientAveraging, Gradients
 
 __all__ = ["Steps"]
 
@@ -19,7 +19,7 @@ __all__ = ["Steps"]
 class Steps:
     """Averages, adds up and checks for one optimizer."""
 
-    def __init__(self, averaging: Averaging, accumulation: Accumulation, check: WeightsCheck) -> None:
+    def __init__(self, averaging: GradientAveraging, accumulation: Accumulation, check: WeightsCheck) -> None:
         self.averaging = averaging
         self.accumulation = accumulation
         self.check = check

@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.adapter.operations import Ended, Waitable
+from ddl.adapter.operations import CompletedOperation, Waitable
 from ddl.adapter.process_sets import ProcessSet
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call
+from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow._names import op_name, part_name
 from ddl_tensorflow._where import Where
 from ddl_tensorflow.gradients import name_of, unwrapped
-from ddl_tensorflow.verbs import as_written
 
 __all__ = ["WeightsCheck", "compare"]
 
@@ -60,7 +60,7 @@ class WeightsCheck:
 
             def function(arrays: List[Array], _: Any, __: bool) -> Waitable:
                 compare(Where(self._process_set), int(arrays[0]), names, arrays[1:], known)
-                return Ended(arrays[0])
+                return CompletedOperation(arrays[0])
 
             weights = [unwrapped(variable).read_value() for variable in variables]
             (done,) = call(function, [number, *weights], [tf.int64], always=True, at_once=False)

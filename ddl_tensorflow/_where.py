@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional, TypeVar
 
 from ddl.adapter import operations
-from ddl.adapter.operations import Ended, Operation, Waitable
+from ddl.adapter.operations import CompletedOperation, Operation, Waitable
 from ddl.adapter.process_sets import ProcessSet, ProcessSets
 from ddl_tensorflow._bucket import absent
 from ddl_tensorflow._names import name_here
@@ -31,7 +31,7 @@ class Where(operations.Where):
     def make(self, operation: Operation[T], name: Optional[str], sleeps: bool) -> Waitable:
         """As ``run``, and return its result as what has ended; if not ``sleeps``, what may have to be waited for."""
         if sleeps:
-            return Ended(self.run(operation, name))
+            return CompletedOperation(self.run(operation, name))
         return self.attempt(operation, name_here(name))
 
     def begin(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:

@@ -2,7 +2,7 @@
 //
 // Compiled on demand against the TensorFlow that is installed (_native.py). A kernel puts its call into a queue and
 // returns; a thread of Python's takes it from there (_native.py again), and the op ends when that thread says so. A
-// small call Python makes where the kernel stands, if that means no sleep: else it puts it into the queue.
+// small call runs in the kernel's thread if it need not sleep; otherwise Python puts it into the queue.
 // Not stateful: TensorFlow would run all such ops of a function one after the other. What is not stateful it may run
 // once, when it simplifies a graph, if all inputs are constant; the input "anchor" never is. What has to run though
 // nobody uses a result, such as a barrier, is "DdlCallAlways", which is stateful.
@@ -27,7 +27,7 @@ namespace tf = tensorflow;
 constexpr int kFirst = 1;  // of the inputs after the anchor
 constexpr int kDimensions = 16;
 constexpr int64_t kSmall = int64_t{1} << 20;  // bytes: what is larger leaves time to wake another thread
-constexpr int kFew = 8;                       // tensors that are
+constexpr int kFew = 8;                       // tensors at most
 
 // Owned by the queue, then by who has taken it, until ddl_end. Inputs live as long as the context: until `done`.
 struct Call {

@@ -1,4 +1,4 @@
-"""``Averaging``: the gradients of a step, averaged over the ranks; what tapes and optimizers have in common.
+"""``GradientAveraging``: the gradients of a step, averaged over the ranks; what tapes and optimizers have in common.
 
 Dense gradients go in buckets, last variables first, as a backward pass makes them. A bucket is one op: it is sent when
 TensorFlow has made its gradients, while others are still being made, and overwrites them where they are. Buckets have
@@ -21,19 +21,19 @@ import ddl
 from ddl import Average, ReduceOp
 from ddl.adapter.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
 from ddl.adapter.malloc_settings import tune_allocator
-from ddl.adapter.operations import Ended, Operation, Waitable
+from ddl.adapter.operations import CompletedOperation, Operation, Waitable
 from ddl.adapter.operators import check_gradient_op, check_predivide
 from ddl.adapter.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
 from ddl_tensorflow import _bucket, _operations
 from ddl_tensorflow._call import call
+from ddl_tensorflow._collectives import as_written, in_place, made_by, slices_allreduced, with_rows
 from ddl_tensorflow._names import name_here, op_name, part_name
 from ddl_tensorflow._step_numbers import StepNumbers, counted, step_text
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression, casting
-from ddl_tensorflow.verbs import as_written, in_place, made_by, slices_allreduced, with_rows
 
-__all__ = ["Averaging", "Gradients", "Groups"]
+__all__ = ["GradientAveraging", "Gradients", "Groups"]
 
 Array = np.ndarray[Any, Any]
 Gradients = List[Any]  #: a dense tensor, ``tf.IndexedSlices``, or None, for each variable
@@ -53,7 +53,7 @@ def name_of(variable: Any, number: int) -> str:
 
 
 @dataclass
-class Averaging:
+class GradientAveraging:
     """How gradients are averaged: arguments of the optimizers and tapes, documented there.
 
     With the first one, glibc keeps freed memory from then on: TensorFlow frees all gradients of a step.
@@ -75,6 +75,10 @@ class Averaging:
         self.op = parse_op(self.op)
         check_gradient_op(self.op)
         check_predivide(self.gradient_predivide_factor, self.op)
+        if not isinstance(self.scale_local_gradients, (bool, np.bool_)):  # Horovod's partial tape has layers there
+            raise ddl.InvalidArgument(
+                f"scale_local_gradients={self.scale_local_gradients!r}: it is True or False; give local_layers by name"
+            )
         self.compression = casting(self.compression)
         group_numbers([None], self.groups)
         tune_allocator()
@@ -128,9 +132,9 @@ class Averaging:
             result[i] = self._gathered(result[i], step, f"sparse.{i}")
         return result
 
-    def _step(self, name: Optional[str], iterations: Any) -> _Step:
+    def _step(self, name: Optional[str], iterations: Any) -> _GradientStep:
         """Return what all operations of this step have in common."""
-        step = _Step(name)
+        step = _GradientStep(name)
         number = [] if iterations is None else [tf.cast(tf.convert_to_tensor(iterations), tf.int64)]
         if tf.executing_eagerly():
             for iteration in number:
@@ -141,12 +145,12 @@ class Averaging:
             here = name_here(name)
             count = self._numbers.since_start(here, int(arrays[0])) if arrays else counted((id(self.process_set), here))
             step.numbers[here] = count
-            return Ended(np.zeros((), np.uint8))
+            return CompletedOperation(np.zeros((), np.uint8))
 
         (step.noted,) = call(note, number, [tf.uint8])
         return step
 
-    def _gathered(self, slices: tf.IndexedSlices, step: _Step, part: str) -> tf.IndexedSlices:
+    def _gathered(self, slices: tf.IndexedSlices, step: _GradientStep, part: str) -> tf.IndexedSlices:
         small, context = self.compression.compress(slices.values)
 
         def gather(tensor: tf.Tensor, name: Optional[str], process_set: ProcessSet) -> tf.Tensor:
@@ -165,7 +169,7 @@ class Averaging:
         result: Gradients,
         dense: Sequence[int],
         variables: Sequence[Any],
-        step: _Step,
+        step: _GradientStep,
         detail: str,
         others: bool,
     ) -> None:
@@ -205,7 +209,7 @@ class Averaging:
         )
         return [([slot.item for slot in bucket.slots], number) for number, bucket in enumerate(buckets)]
 
-    def _send(self, tensors: List[tf.Tensor], step: _Step, number: int, detail: str) -> List[tf.Tensor]:
+    def _send(self, tensors: List[tf.Tensor], step: _GradientStep, number: int, detail: str) -> List[tf.Tensor]:
         op, before, after = self.factors
 
         def together(_: Where, targets: List[Array]) -> Operation[None]:
@@ -215,14 +219,14 @@ class Averaging:
 
 
 @dataclass
-class _Step:
+class _GradientStep:
     """What the operations of a step have in common: the name before theirs, and the step's number.
 
     Eagerly, dense gradients are one operation, which a rank makes as a whole or not at all; so tapes need no number.
     """
 
     name: Optional[str]
-    noted: Optional[tf.Tensor] = None  #: in a graph: is there when the number has been noted, before they run
+    noted: Optional[tf.Tensor] = None  #: in a graph: they depend on it, so the number is noted first
     numbers: Dict[Optional[str], int] = field(default_factory=dict)  #: of the places where TensorFlow runs this now
 
     def text(self) -> str:

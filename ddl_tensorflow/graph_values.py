@@ -8,19 +8,19 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.adapter.operations import Ended, Waitable
+from ddl.adapter.operations import CompletedOperation, Waitable
 from ddl.adapter.process_sets import ProcessSet
 from ddl_tensorflow._call import call
+from ddl_tensorflow._collectives import Array, as_written
 from ddl_tensorflow._where import process_sets
 from ddl_tensorflow.basics import process_set_by_id
-from ddl_tensorflow.verbs import Array, as_written
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 
 
 def _value(function: Callable[[], int], name: Optional[str], verb: str) -> tf.Tensor:
     def run(_: List[Array], __: Any, ___: bool) -> Waitable:
-        return Ended(np.array(function(), np.int32))
+        return CompletedOperation(np.array(function(), np.int32))
 
     (value,) = call(run, [], [tf.int32])
     value.set_shape([])

@@ -1,4 +1,4 @@
-"""``join``: what a rank calls that has no more data while others go on."""
+"""``join``: a rank without more data calls it while others go on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.adapter.operations import Ended, Waitable
+from ddl.adapter.operations import CompletedOperation, Waitable
 from ddl_tensorflow._call import call
+from ddl_tensorflow._collectives import Array, as_written
 from ddl_tensorflow._step_numbers import begin_anew
 from ddl_tensorflow._where import global_process_set, process_sets
-from ddl_tensorflow.verbs import Array, as_written
 
 __all__ = ["join"]
 
@@ -38,7 +38,7 @@ def join() -> tf.Tensor:
         process_sets.open()
         last = global_process_set.negotiator.join().wait()
         begin_anew()  # ranks have made different numbers of steps
-        return Ended(np.array(last, np.int32))
+        return CompletedOperation(np.array(last, np.int32))
 
     (last,) = call(wait, [], [tf.int32], always=True, at_once=False)
     last.set_shape([])

@@ -18,7 +18,7 @@ from ddl_tensorflow._steps import Steps
 from ddl_tensorflow._weights_check import WeightsCheck
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.compression import Compression
-from ddl_tensorflow.gradients import Averaging, Groups
+from ddl_tensorflow.gradients import GradientAveraging, Groups
 
 __all__ = ["DistributedAdasumOptimizer", "DistributedOptimizer"]
 
@@ -89,7 +89,7 @@ def DistributedOptimizer(
 
     >>> optimizer = ddl_tensorflow.DistributedOptimizer(keras.optimizers.Adam(1e-3))
     """
-    averaging = Averaging(
+    averaging = GradientAveraging(
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, List, Optional, Type
+from typing import Any, List, Type
 
 import tensorflow as tf
 
@@ -13,18 +13,18 @@ from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike
+from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.compression import Compression
-from ddl_tensorflow.gradients import Averaging, Groups
-from ddl_tensorflow.verbs import as_written
+from ddl_tensorflow.gradients import GradientAveraging, Groups
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
-class _Distributed:
+class _DistributedTape:
     """What is in the class of a distributed tape, before its old class."""
 
-    _ddl: Averaging
+    _ddl: GradientAveraging
 
     @as_written
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ class _Distributed:
 
 @functools.cache
 def _distributed(kind: Any) -> Type[Any]:
-    return type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
+    return type(f"Distributed{kind.__name__}", (_DistributedTape, kind), {})
 
 
 @naming_rank
@@ -58,6 +58,7 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     *,
+    local_layers: Any = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Any:
     """Make the gradients of ``gradtape`` averages over the ranks; return it. Before, in or after its ``with``.
@@ -66,20 +67,21 @@ def DistributedGradientTape(
     same sources; their gradients must be alike in number, shape, type and kind. Inside a ``tf.function`` they are sent
     while the backward pass goes on; eagerly, when it has ended. ``jacobian`` and the like stay the rank's own.
 
-    The arguments are those of ``DistributedOptimizer``. ``register_local_source(variable)`` keeps its gradient on this
-    rank; with ``scale_local_gradients`` it is divided by the number of ranks, as if all had the same.
+    The arguments are those of ``DistributedOptimizer``. The gradients of ``local_layers``, a layer or a list of layers,
+    stay on this rank, and so does that of what is given to ``register_local_source(variable)``. With
+    ``scale_local_gradients`` they are divided by the number of ranks, as if all ranks had the same.
 
     Raises ``InvalidArgument``; where TensorFlow runs it, ``CollectiveMismatch``, ``PeerLost`` and the like.
 
     >>> tape = ddl_tensorflow.DistributedGradientTape(tape)
     >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _Distributed):
+    if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedTape):
         raise ddl.InvalidArgument(
             f"DistributedGradientTape needs a tf.GradientTape that is not distributed yet, not a "
             f"{type(gradtape).__name__}"
         )
-    gradtape._ddl = Averaging(
+    gradtape._ddl = GradientAveraging(
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -91,38 +93,14 @@ def DistributedGradientTape(
     )
     kind: Any = type(gradtape)
     gradtape.__class__ = _distributed(kind)
-    return gradtape
-
-
-def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    op: OpLike = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Optional[Iterable[Any]] = None,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """As ``DistributedGradientTape``; the gradients of ``local_layers``, one or many layers, stay on this rank."""
-    tape = DistributedGradientTape(
-        gradtape,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    tape: Any = gradtape
     for variable in variables_of(local_layers):
         tape.register_local_source(variable)
     return tape
+
+
+#: Horovod's name of the form with ``local_layers``.
+PartialDistributedGradientTape = DistributedGradientTape
 
 
 def variables_of(layers: Any) -> List[Any]:

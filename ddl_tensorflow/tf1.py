@@ -10,8 +10,8 @@ from typing import Any, List, Optional, Sequence, Tuple, Type
 import tensorflow as tf
 
 import ddl
+from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow._steps import Steps
-from ddl_tensorflow.verbs import as_written
 
 __all__ = ["distribute"]
 
@@ -27,10 +27,10 @@ def distribute(optimizer: Any, steps: Steps) -> Any:
 
 
 def _distributed(kind: Type[Any]) -> Type[Any]:
-    return type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
+    return type(f"Distributed{kind.__name__}", (_DistributedTf1Optimizer, kind), {})
 
 
-class _Distributed:
+class _DistributedTf1Optimizer:
     """What is in the class of a distributed optimizer, before its old class. ``_ddl``: see ``Steps``."""
 
     _ddl: Steps
@@ -69,7 +69,7 @@ class _Distributed:
         if not hasattr(self, "_ddl_pass"):
             raise ddl.InvalidState("apply_gradients came before compute_gradients, which counts the backward passes")
         last, kept = self._ddl_pass
-        with tf.init_scope():  # they cannot be made where only some passes come to
+        with tf.init_scope():  # a conditional branch cannot make variables
             self._create_slots([variable for gradient, variable in pairs if gradient is not None])  # type: ignore[attr-defined]
 
         def end() -> tf.Tensor:

@@ -12,9 +12,9 @@ from ddl.adapter.operations import Operation, grouped
 from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl_tensorflow import _operations
+from ddl_tensorflow._collectives import Array, as_written, dense, in_place
 from ddl_tensorflow._names import op_name
 from ddl_tensorflow._where import Where, global_process_set
-from ddl_tensorflow.verbs import Array, as_written, dense, in_place
 
 __all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
 
@@ -79,8 +79,8 @@ def _assign(variables: List[Any], root_rank: int, known: Optional[str], process_
 def _check(variables: List[Any], root_rank: int, process_set: ProcessSet) -> None:
     """Raise ``InvalidArgument``, on all ranks, for what they do not do alike."""
     Where(process_set)
-    group = process_set.communicator
-    if group is None:
+    communicator = process_set.communicator
+    if communicator is None:
         raise ddl.InvalidArgument(f"broadcast_variables: this rank is not in {process_set!r}")
     assert process_set.ranks is not None
     mistake = "" if root_rank in process_set.ranks else f"root_rank={root_rank!r} is not in {process_set!r}"
@@ -89,7 +89,7 @@ def _check(variables: List[Any], root_rank: int, process_set: ProcessSet) -> Non
     advice = "Make the same call, for the same model, on every rank"
     names = [str(getattr(variable, "path", None) or getattr(variable, "name", "")) for variable in variables]
     try:
-        check_consistent(group, "broadcast_variables", [f"root_rank={root_rank}", *lines], advice, mistake)
+        check_consistent(communicator, "broadcast_variables", [f"root_rank={root_rank}", *lines], advice, mistake)
     except ddl.InvalidArgument as error:
         listed = ", ".join(f"{i} {name!r}" for i, name in enumerate(names[:50]))
         error.args = (f"{error}. The variables of this rank: {listed}",)

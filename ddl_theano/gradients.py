@@ -79,7 +79,7 @@ class AllReduce(theano.gof.Op):
 
 
 def _as_it_is(kind: Any) -> Any:
-    """Return a class of errors like ``kind`` that leaves out of a text what Theano adds, by making a new one of it."""
+    """Return a class of errors like ``kind``. It drops the text that Theano adds when it makes a new error."""
     own = {
         "__module__": kind.__module__,
         "__init__": lambda self, text: kind.__init__(self, text.partition("\nApply node that caused the error: ")[0]),

@@ -39,7 +39,7 @@ def check_type(dtype: Any, op: ReduceOp, what: str) -> None:
 class Reduction:
     """An all-reduce of lists of arrays, in place; ranks are compared the first time, and for each new layout.
 
-    Each time, ranks compare which one of the job it is, by a number: they come to their first times in one order.
+    Each call compares the reduction's number: all ranks make first calls in the same order.
     """
 
     def __init__(self, op: ReduceOp, name: str) -> None:

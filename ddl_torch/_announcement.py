@@ -21,14 +21,14 @@ import torch
 import ddl
 from ddl.adapter import step_number
 
-__all__ = ["Announcement", "ELEMENTS", "Heard", "Presence", "merge", "who_is_apart"]
+__all__ = ["Announcement", "ELEMENTS", "RoundSummary", "Presence", "merge", "who_is_apart"]
 
 _STEPS = 2  # where the number of steps begins
 ELEMENTS = _STEPS + step_number.ELEMENTS  #: of an announcement
 
 
 class Presence(enum.IntEnum):
-    """What a rank takes part in a round for. Of a round it is the greatest that any rank says."""
+    """Why a rank takes part in a round. A round has the greatest of all ranks' values."""
 
     JOINED = 0  # only because others go on
     TRAINING = 1
@@ -36,7 +36,7 @@ class Presence(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Heard:
+class RoundSummary:
     """What all ranks together have said: the same on each of them."""
 
     presence: Presence
@@ -61,11 +61,11 @@ class Announcement:
             elements[_STEPS:] = torch.from_numpy(step_number.elements_of(self.steps))
 
     @staticmethod
-    def read(elements: Sequence[float], op: ddl.ReduceOp, size: int) -> Heard:
+    def read(elements: Sequence[float], op: ddl.ReduceOp, size: int) -> RoundSummary:
         """Return what those elements say after the reduction."""
         evaluating = elements[0] > 1.5 * (1 if op == ddl.Average else size)
         presence = Presence.EVALUATING if evaluating else Presence.TRAINING if elements[0] else Presence.JOINED
-        return Heard(presence, bool(elements[1]), _in_step(presence, elements))
+        return RoundSummary(presence, bool(elements[1]), _in_step(presence, elements))
 
     def bytes(self) -> List[int]:
         """Return it for a reduction by ``Max``, in a round that has no bucket: ``ELEMENTS`` numbers up to 255."""
@@ -74,10 +74,10 @@ class Announcement:
         return [self.presence, self.abandoned, *step_number.elements_of(self.steps).tolist()]
 
     @staticmethod
-    def from_bytes(greatest: Sequence[int]) -> Heard:
+    def from_bytes(greatest: Sequence[int]) -> RoundSummary:
         """Return what the greatest of all ranks' ``bytes`` say."""
         presence = Presence(greatest[0])
-        return Heard(presence, bool(greatest[1]), _in_step(presence, greatest))
+        return RoundSummary(presence, bool(greatest[1]), _in_step(presence, greatest))
 
 
 def _in_step(presence: Presence, elements: Sequence[float]) -> bool:
@@ -85,9 +85,9 @@ def _in_step(presence: Presence, elements: Sequence[float]) -> bool:
     return presence is Presence.JOINED or not step_number.differ(np.asarray(elements[_STEPS:]))
 
 
-def merge(heard: Sequence[Heard]) -> Heard:
+def merge(heard: Sequence[RoundSummary]) -> RoundSummary:
     """Return what the buckets of one round say together."""
-    return Heard(heard[0].presence, any(each.abandoned for each in heard), all(each.in_step for each in heard))
+    return RoundSummary(heard[0].presence, any(each.abandoned for each in heard), all(each.in_step for each in heard))
 
 
 def who_is_apart(communicator: ddl.Communicator, own: Announcement) -> ddl.Error:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
 import ddl
 from ddl import InvalidArgument, ReduceOp
+from ddl.adapter.operations import Waitable
 from ddl_torch._tensors import alias, carrier, plain
 
-__all__ = ["Finish", "Part", "Waitable", "bitwise", "elements", "in_place", "moved", "op_of", "reduction"]
-
-
-class Waitable(Protocol):
-    """What is under way: a ``ddl.Work``, or what can be waited for like one."""
-
-    def done(self) -> bool:
-        """Return whether it has ended, well or not. Does not block."""
-
-    def wait(self, timeout: Optional[float] = None) -> Any:
-        """Wait until it has ended; raise the error that it ended with, or ``WaitTimeout`` after so many seconds."""
+__all__ = ["Finish", "Part", "bitwise", "elements", "in_place", "moved", "op_of", "reduction"]
 
 
 Finish = Callable[[], object]  #: what is left to do once the data is there

@@ -53,16 +53,16 @@ def torch_keeps_works() -> bool:
     refs: List[weakref.ref[Any]] = []
     base: Any = dist.ProcessGroup
 
-    class Work(dist.Work):
+    class ProbeWork(dist.Work):
         pass
 
-    class Group(base):  # type: ignore[misc]
-        def barrier(self, _: Any = None) -> Work:
-            work = Work()
+    class ProbeGroup(base):  # type: ignore[misc]
+        def barrier(self, _: Any = None) -> ProbeWork:
+            work = ProbeWork()
             refs.append(weakref.ref(work))
             return work
 
-    held = base.barrier(Group(0, 1))  # C++, which calls the barrier above
+    held = base.barrier(ProbeGroup(0, 1))  # C++, which calls the barrier above
     alive = refs[0]() is not None
     del held
     return alive

@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import Store
 
 import ddl
 from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout
-from ddl_torch._c10d_arguments import Part, Waitable, moved
+from ddl.adapter.operations import Waitable
+from ddl_torch._c10d_arguments import Part, moved
 from ddl_torch._c10d_notices import Notices
 from ddl_torch._c10d_verbs import C10dVerbs
 
@@ -86,7 +87,7 @@ class MatchedReceive:
 
 
 @dataclass
-class _Message:
+class _TaggedMessage:
     """A tagged message that was announced and belongs to no receive yet."""
 
     source: int
@@ -101,7 +102,7 @@ class _Message:
 
 
 @dataclass
-class _Counts:
+class _TagCounts:
     """Messages with tag 0 between this rank and another."""
 
     sent: int = 0
@@ -128,17 +129,17 @@ class Messages:
         name, everybody = f"ddl/notices/{tagged._group.number}", communicator.size == ddl.size()
         size = communicator.size if everybody else 0
         self._notices = Notices(store, name, communicator.rank, size, self._handle)
-        self._counts: DefaultDict[int, _Counts] = collections.defaultdict(_Counts)
+        self._counts: DefaultDict[int, _TagCounts] = collections.defaultdict(_TagCounts)
         # Receives that wait for a notice, in the order of the calls; plain: from any source, and what comes after such.
         self._waiting_plain: List[MatchedReceive] = []
         self._waiting_tagged: List[MatchedReceive] = []
-        self._arrived: List[_Message] = []  # in the order of their notices
+        self._arrived: List[_TaggedMessage] = []  # in the order of their notices
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """End the thread of the notices. Idempotent.
 
-        Who asks later, as it receives from any source, gets no answer; so each rank is told what was sent to it.
+        A rank that asks later gets no answer; so each rank is told now how much was sent to it.
         """
         with self._lock:
             sent = {rank: counts.sent for rank, counts in self._counts.items() if counts.sent > 0}
@@ -163,7 +164,7 @@ class Messages:
             self._need_notices("send")
         elif self._notices.possible:
             self._check_group()
-            self._notices.listen()  # from now on somebody may want to know; before rank 0 can have it all, and leave
+            self._notices.listen()  # others may ask from now on; not later: rank 0 may have received all, and leave
         with self._lock:
             if tag != 0:
                 part = self._tagged.send(tensor, dst)
@@ -238,8 +239,8 @@ class Messages:
 
     # --- notices; with the lock held ---
 
-    def _handle(self, source: int, words: List[Any]) -> None:
-        what, *values = words
+    def _handle(self, source: int, notice: List[Any]) -> None:
+        what, *values = notice
         with self._lock:
             if what == "asked":
                 self._counts[source].asked_beyond = values[0]
@@ -249,10 +250,10 @@ class Messages:
                 counts.announced, counts.asking = values[0], False
                 self._match_plain()
             else:
-                self._arrived.append(_Message(source, *values))
+                self._arrived.append(_TaggedMessage(source, *values))
                 self._match_tagged()
 
-    def _answer(self, rank: int, counts: _Counts) -> None:
+    def _answer(self, rank: int, counts: _TagCounts) -> None:
         if counts.wanted:
             counts.asked_beyond = None
             self._notices.send(rank, "sent", counts.sent)
@@ -288,7 +289,7 @@ class Messages:
                 self._waiting_tagged.remove(receive)
                 self._deliver(message, receive)
 
-    def _deliver(self, message: _Message, receive: MatchedReceive) -> None:
+    def _deliver(self, message: _TaggedMessage, receive: MatchedReceive) -> None:
         fits = (message.kind, message.count) == (_kind(receive.tensor), receive.tensor.numel())
         for earlier in self._arrived[: self._arrived.index(message) + (0 if fits else 1)]:
             if earlier.source == message.source and earlier.kept is None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ddl import Communicator, WaitTimeout
-from ddl_torch._c10d_arguments import Waitable
+from ddl.adapter.operations import Waitable
 from ddl_torch._c10d_messages import Messages
 from ddl_torch._c10d_verbs import C10dVerbs
 

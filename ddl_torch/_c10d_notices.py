@@ -25,7 +25,7 @@ _PATIENCE = timedelta(seconds=5)  # for the others' threads to end
 class Notices:
     """The notices among the ranks of one group. Any thread may send.
 
-    ``handle(source, words)`` is called for each notice that comes, one at a time and in each source's order. When rank
+    ``handle(source, notice)`` is called for each notice that comes, one at a time and in each source's order. When rank
     0, whose process mostly has the store, is the first to leave, it sends all threads home: torch prints a stack trace
     where a store goes while somebody waits in it. It does that for ``size`` ranks, 0: none.
     """
@@ -41,12 +41,12 @@ class Notices:
         self._lock = threading.Lock()
         self.error: Optional[Exception] = None  #: why none can come any more
 
-    def send(self, to: int, *words: Any) -> None:
-        """Send ``words``, which json can hold, to rank ``to``."""
+    def send(self, to: int, *notice: Any) -> None:
+        """Send ``notice``, which json can hold, to rank ``to``."""
         with self._lock:
             store = self._to_send()
             number = store.add(f"{to}", 1)
-            store.set(f"{to}/{number}", json.dumps([self._rank, *words]))
+            store.set(f"{to}/{number}", json.dumps([self._rank, *notice]))
 
     def listen(self) -> None:
         """Handle what has come, and what comes from now on. Idempotent."""
@@ -58,13 +58,13 @@ class Notices:
             self._thread.start()
 
     def close(self, last: Sequence[Tuple[Any, ...]] = ()) -> None:
-        """Send the ``last`` ones, each of a rank and its words, and end the thread. Idempotent."""
+        """Send the ``last`` ones, each a rank and its notice, and end the thread. Idempotent."""
         atexit.unregister(self.close)
         thread, self._thread = self._thread, None
         others, self._size = range(1, self._size), 0
         try:
-            for to, *words in last if self.possible else ():
-                self.send(to, *words)
+            for to, *notice in last if self.possible else ():
+                self.send(to, *notice)
             if thread is not None and self.error is None:
                 self.send(self._rank, _END)
                 thread.join(1.0)
@@ -92,10 +92,10 @@ class Notices:
         while True:
             key = f"{self._rank}/{number}"
             try:
-                source, *words = json.loads(store.get(key))  # waits for it
-                if words != [_END]:
-                    self._handle(source, words)
-                if words == [_END]:
+                source, *notice = json.loads(store.get(key))  # waits for it
+                if notice != [_END]:
+                    self._handle(source, notice)
+                if notice == [_END]:
                     self.error = ConnectionError("a rank has left it")
                     store.set(f"{_ENDED}/{self._rank}", "")
                     return

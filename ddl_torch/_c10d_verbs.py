@@ -9,7 +9,7 @@ import torch
 
 import ddl
 from ddl import Communicator, InvalidArgument
-from ddl.adapter.calls import Call, Collective
+from ddl.adapter.core_access import Call, Collective
 from ddl_torch import _c10d_sparse
 from ddl_torch._c10d_arguments import Finish, Part, bitwise, elements, in_place, moved, reduction
 from ddl_torch._compat import for_core

@@ -22,7 +22,7 @@ from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
 
-__all__ = ["EachItsOwn", "GroupWork", "Waiter"]
+__all__ = ["ThreadPerWork", "GroupWork", "Waiter"]
 
 
 class Waiter:
@@ -85,7 +85,7 @@ class Waiter:
                 self._idle += 1
 
 
-class EachItsOwn:
+class ThreadPerWork:
     """A thread for each work that is asked about: for messages, which end in any order. Used like a ``Waiter``.
 
     One that waited for a message before it waits for a verb would hold up the verb's future, and all that need that
@@ -102,7 +102,7 @@ class EachItsOwn:
         threading.Thread(target=run, name="ddl-torch", daemon=True).start()
 
 
-Asked = Union[Waiter, EachItsOwn]
+Asked = Union[Waiter, ThreadPerWork]
 
 
 class GroupWork(dist.Work):

@@ -18,7 +18,7 @@ import torch
 import ddl
 from ddl.adapter.buckets import Bucket
 from ddl.adapter.operations import timeline
-from ddl_torch._announcement import ELEMENTS, Announcement, Heard
+from ddl_torch._announcement import ELEMENTS, Announcement, RoundSummary
 from ddl_torch._gradient_entry import Entry, Replaced
 
 __all__ = ["GradientBucket", "WIRE_DTYPES"]
@@ -43,7 +43,7 @@ class GradientBucket:
         self.number = number
         self.entries = [entries[slot.item] for slot in layout.slots]
         self.flags_offset = layout.flags_offset
-        #: Elements; behind the flags comes what ranks say of themselves, in more of them than layout has for that.
+        #: Elements; behind the flags are ``ELEMENTS`` for the announcement, where ``layout`` has one.
         self.length = layout.flags_offset + len(layout.slots) + ELEMENTS
         self._parts = 2 if self.dtype.is_complex else 1  # numbers in an element
         self._offsets = [slot.offset for slot in layout.slots]
@@ -230,12 +230,12 @@ class GradientBucket:
                 entry.sparse = True
         return [entry for entry in sparse if entry.sparse]
 
-    def heard(self, op: ddl.ReduceOp, size: int) -> Heard:
+    def heard(self, op: ddl.ReduceOp, size: int) -> RoundSummary:
         """After the all-reduce: return what the ranks have said of themselves."""
         return Announcement.read(self.flags[len(self.entries) :].real.tolist(), op, size)
 
     def forget(self) -> None:
-        """Let nothing of the gradient that was sent last reach the next one, not what rounding has left over either.
+        """Keep nothing of the last gradient that was sent for the next one, not even what rounding dropped.
 
         What was left over from earlier ones is lost with it: less than a step's rounding.
         """

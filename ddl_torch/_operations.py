@@ -11,7 +11,7 @@ import torch
 
 import ddl
 from ddl.adapter import operations
-from ddl.adapter.calls import check_splits
+from ddl.adapter.core_access import check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
 from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported
@@ -93,12 +93,12 @@ def allreduce(
 
     signature = Signature("allreduce", (_described(own),), _detail(op, prescale, postscale))
     if op == ddl.Adasum:
-        return at_once(signature, lambda group: adasum_(scaled(), communicator=group), unscaled)
+        return at_once(signature, lambda communicator: adasum_(scaled(), communicator=communicator), unscaled)
     return Operation(
         signature,
-        lambda group: group.allreduce_async_(scaled(), op=op),
+        lambda communicator: communicator.allreduce_async_(scaled(), op=op),
         unscaled,
-        lambda group: group.allreduce_(scaled(), op=op),
+        lambda communicator: communicator.allreduce_(scaled(), op=op),
     )
 
 
@@ -110,9 +110,9 @@ def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Ope
     array = to_array(own, verb)
     return Operation(
         Signature("broadcast", (_described(own),), f"root_rank={name}"),
-        lambda group: group.broadcast_async_(array, root=root),
+        lambda communicator: communicator.broadcast_async_(array, root=root),
         written(own),
-        lambda group: group.broadcast_(array, root=root),
+        lambda communicator: communicator.broadcast_(array, root=root),
     )
 
 
@@ -150,9 +150,9 @@ def reducescatter(tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, posts
 
     return Operation(
         Signature("reducescatter", (_described(own),), _detail(op, prescale, postscale)),
-        lambda group: group.reducescatter_async(array, op=op),
+        lambda communicator: communicator.reducescatter_async(array, op=op),
         finish,
-        lambda group: group.reducescatter(array, op=op),
+        lambda communicator: communicator.reducescatter(array, op=op),
     )
 
 
@@ -161,9 +161,9 @@ def allgather(tensor: torch.Tensor) -> Operation[torch.Tensor]:
     array, dtype = to_array(tensor, "allgather"), tensor.dtype
     return Operation(
         Signature("allgather", (_described(tensor, rows_differ=True),)),
-        lambda group: group.allgather_async(array),
+        lambda communicator: communicator.allgather_async(array),
         lambda rows: from_array(rows, dtype),
-        lambda group: group.allgather(array),
+        lambda communicator: communicator.allgather(array),
     )
 
 
@@ -187,9 +187,9 @@ def alltoall(
 
     return Operation(
         Signature("alltoall", (_described(tensor, rows_differ=True),)),
-        lambda group: group.alltoall_async(array, given),
+        lambda communicator: communicator.alltoall_async(array, given),
         finish,
-        lambda group: group.alltoall(array, given),
+        lambda communicator: communicator.alltoall(array, given),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 import ddl
 from ddl.adapter import buckets
-from ddl_torch.compression import Own, PowerSGD
+from ddl_torch.compression import PowerSGD, UserCompressor
 
 __all__ = ["Groups", "NamedParameters", "OptimizerSettings", "group_numbers", "named"]
 
@@ -30,7 +30,7 @@ class OptimizerSettings:
     deterministic: bool
     powersgd: Optional[PowerSGD]
     overlap_update: bool
-    own_compressor: Optional[Own]
+    own_compressor: Optional[UserCompressor]
 
     def lines(self) -> List[str]:
         """Return them one by one, for people."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import ddl
-from ddl_torch._announcement import Announcement, Heard, Presence, merge, who_is_apart
+from ddl_torch._announcement import Announcement, Presence, RoundSummary, merge, who_is_apart
 from ddl_torch._gradient_bucket import GradientBucket
 from ddl_torch._gradient_check import GradientCheck
 from ddl_torch._gradient_entry import Entry
@@ -57,17 +57,17 @@ class Rounds:
     @property
     def where(self) -> str:
         """How errors begin."""
-        return self._group.who
+        return self._communicator.who
 
     @property
-    def _group(self) -> ddl.Communicator:
+    def _communicator(self) -> ddl.Communicator:
         return self.layout.communicator
 
     def lay_out(self) -> None:
         """Give a place to every parameter that requires a gradient and has none. Collective if there is one."""
         self.layout.lay_out(self.backward_passes_per_step)
         if self._settings.check and self._check is None:
-            self._check = GradientCheck(self._group, self._settings)
+            self._check = GradientCheck(self._communicator, self._settings)
 
     def begin(self) -> bool:
         """Begin a round, if none is open; return whether it has begun now."""
@@ -113,26 +113,26 @@ class Rounds:
         return Announcement(self.presence, self.steps_taken, abandoned)
 
     def _start(self, bucket: GradientBucket, abandoned: bool = False) -> None:
-        group, op, overlap = self._group, self._op, self.layout.overlap
-        bucket.fill(group.size, self._says(abandoned))
+        communicator, op, overlap = self._communicator, self._op, self.layout.overlap
+        bucket.fill(communicator.size, self._says(abandoned))
         if self._check is not None:
             self._check.keep(bucket)
         powersgd, own = self._settings.powersgd, self._settings.own_compressor
         predivide = self._settings.gradient_predivide_factor
         if powersgd is not None and bucket.flat.dtype == torch.float32:
             if bucket.number not in self._low_rank:
-                self._low_rank[bucket.number] = LowRankBucket(bucket, group, op, powersgd.rank)
+                self._low_rank[bucket.number] = LowRankBucket(bucket, communicator, op, powersgd.rank)
             self._low_rank[bucket.number].send(overlap)
         elif own is not None:
-            send_compressed(bucket, own.compressor, group, op, predivide, overlap)
+            send_compressed(bucket, own.compressor, communicator, op, predivide, overlap)
         else:
-            bucket.send(group, op, predivide, overlap)
+            bucket.send(communicator, op, predivide, overlap)
         self.bytes += bucket.bytes
 
     def end(
         self, updates: PartialUpdates, updated: Optional[torch.optim.Optimizer] = None, abandoned: bool = False
     ) -> Optional[ddl.Error]:
-        """Do what every rank does with the round, whatever it wants with the averages; return what they suffer from.
+        """Do what every rank does with the round, whatever it wants with the averages; return the error, if any.
 
         Every ``p.grad`` is the average afterwards. ``updates`` takes the step of ``updated``, if that is given, for the
         parameters of each bucket but the last as soon as their averages are there. ``abandoned``: this rank's gradients
@@ -147,7 +147,7 @@ class Rounds:
         start = time.perf_counter()
         mixed, said = self._reduce_sparse(heard, abandoned)
         self.seconds_waiting += time.perf_counter() - start
-        apart = None if said.in_step and not said.abandoned else who_is_apart(self._group, self._says(abandoned))
+        apart = None if said.in_step and not said.abandoned else who_is_apart(self._communicator, self._says(abandoned))
         # Every rank takes part, also one that finds below that its gradients were changed, and says that first.
         wrong = None if self._check is None else self._check.end()
         self.ended += 1
@@ -179,23 +179,23 @@ class Rounds:
         updates: PartialUpdates,
         updated: Optional[torch.optim.Optimizer],
         abandoned: bool,
-    ) -> Tuple[List[Heard], List[Entry], List[Entry]]:
+    ) -> Tuple[List[RoundSummary], List[Entry], List[Entry]]:
         """Wait for the buckets, and let every ``p.grad`` be the average.
 
         Returns what ranks have said, the entries that lose their place as they are sparse, both alike on all ranks, and
         those whose gradient was changed here meanwhile.
         """
-        heard: List[Heard] = []
+        heard: List[RoundSummary] = []
         lost: List[Entry] = []
         changed: List[Entry] = []
         for bucket in sent:
             start = time.perf_counter()
             bucket.receive()
             self.seconds_waiting += time.perf_counter() - start
-            heard.append(bucket.heard(self._op, self._group.size))
-            lost += bucket.find_sparse(self._op, self._group.size)
+            heard.append(bucket.heard(self._op, self._communicator.size))
+            lost += bucket.find_sparse(self._op, self._communicator.size)
             if not abandoned:
-                changed += bucket.hand_out(self._group, self._op)
+                changed += bucket.hand_out(self._communicator, self._op)
             whole = not changed and heard[-1].in_step and not heard[-1].abandoned
             if updated is not None and bucket is not sent[-1] and whole:
                 updates.update(updated, [entry for entry in bucket.entries if not entry.sparse])
@@ -203,7 +203,7 @@ class Rounds:
             bucket.sent = False
         return heard, lost, changed
 
-    def _reduce_sparse(self, heard: Sequence[Heard], abandoned: bool) -> Tuple[List[torch.Tensor], Heard]:
+    def _reduce_sparse(self, heard: Sequence[RoundSummary], abandoned: bool) -> Tuple[List[torch.Tensor], RoundSummary]:
         """Reduce sparse gradients; return the parameters whose gradient was dense somewhere, and what ranks have said.
 
         In a round without a bucket, ranks say here what they have to say.
@@ -211,7 +211,7 @@ class Rounds:
         sparse = [entry.parameter for entry in self.layout.entries if entry.sparse]
         if heard and not sparse:
             return [], merge(heard)
-        mixed, greatest = reduce_gradients(sparse, self._says(abandoned).bytes(), self._group, self._op)
+        mixed, greatest = reduce_gradients(sparse, self._says(abandoned).bytes(), self._communicator, self._op)
         return mixed, merge([*heard, Announcement.from_bytes(greatest)])
 
     def average_loss(self, loss: float, another: bool = False) -> float:
@@ -221,7 +221,7 @@ class Rounds:
         Collective, blocking. Raises ``InvalidState``, on all ranks, if another round follows for some of them only.
         """
         value = np.array([loss, another, self.presence is not Presence.JOINED], np.float64)
-        self._group.allreduce_(value, op=self._op)
+        self._communicator.allreduce_(value, op=self._op)
         self.loss_due = False
         mean, going_on, present = map(float, value)
         if going_on not in (0, present):

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 
 import ddl
-from ddl.adapter import adasum as arrays
+from ddl.adapter import adasum
 from ddl_torch._compat import mark_written
 from ddl_torch._tensors import alias
 
@@ -21,10 +21,10 @@ def adasum_(tensor: torch.Tensor, *, communicator: Optional[ddl.Communicator] = 
     with the same shape and type on every rank. Raises ``InvalidArgument`` before anything is sent.
     """
     own = alias(tensor, "adasum_")
-    group = ddl.world() if communicator is None else communicator
+    communicator = ddl.world() if communicator is None else communicator
     if own.dtype == torch.bfloat16:  # numpy has none
-        own.copy_(torch.from_numpy(arrays.adasum_(group, own.float().numpy())))
+        own.copy_(torch.from_numpy(adasum.adasum_(communicator, own.float().numpy())))
     else:
-        arrays.adasum_(group, own.numpy())
+        adasum.adasum_(communicator, own.numpy())
     mark_written(tensor)
     return tensor

@@ -20,7 +20,7 @@ from ddl.adapter import compressor
 from ddl.adapter.compressor import Compressor, NoneCompressor
 from ddl.text.spelling import did_you_mean
 
-__all__ = ["Cast", "Compression", "CompressionLike", "Compressor", "FP16Compressor", "NoneCompressor", "Own"]
+__all__ = ["Cast", "Compression", "CompressionLike", "Compressor", "FP16Compressor", "NoneCompressor", "UserCompressor"]
 __all__ += ["PowerSGD", "Wire", "casting", "parse"]
 
 
@@ -52,7 +52,7 @@ class Cast(Wire):
 
 
 @dataclass(frozen=True)
-class Own:
+class UserCompressor:
     """A compression of the user's: ``compressor`` has ``compress`` and ``decompress`` (see ``Compressor``)."""
 
     name: str
@@ -106,7 +106,7 @@ def casting(compression: Any) -> Any:
     return compressor.casting(compression, {n: choice for n, choice in _NAMED.items() if isinstance(choice, Cast)})
 
 
-def parse(compression: Any) -> Union[Wire, PowerSGD, Own]:
+def parse(compression: Any) -> Union[Wire, PowerSGD, UserCompressor]:
     """Return the choice that ``compression`` names or is. Raises ``InvalidArgument`` for anything else."""
     if compression is None:
         return Compression.none
@@ -119,7 +119,7 @@ def parse(compression: Any) -> Union[Wire, PowerSGD, Own]:
             return choice
     if compressor.has_both_ways(compression):
         kind = compression if isinstance(compression, type) else type(compression)
-        return Own(kind.__qualname__, compression)
+        return UserCompressor(kind.__qualname__, compression)
     names = ", ".join(repr(name) for name in _NAMED)
     hint = did_you_mean(compression, _NAMED) if isinstance(compression, str) else ""
     raise ddl.InvalidArgument(

@@ -28,9 +28,9 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     >>> model = DistributedDataParallel(model)  # on any backend
     >>> model.register_comm_hook(None, ddl_torch.ddp_hook)
     """
-    group = ddl.world() if communicator is None else communicator
+    communicator = ddl.world() if communicator is None else communicator
     gradients = bucket.buffer()
-    work = group.allreduce_async_(alias(gradients, "ddp_hook"), op=ddl.Average, name=f"bucket.{bucket.index()}")
+    work = communicator.allreduce_async_(alias(gradients, "ddp_hook"), op=ddl.Average, name=f"bucket.{bucket.index()}")
     averaged: torch.futures.Future[list[torch.Tensor]] = GroupWork([gradients], [(work, None)], _waiter).get_future()
     return averaged.then(_only)
 

@@ -30,9 +30,8 @@ __all__ = [
     *("grouped_allgather", "grouped_allgather_async", "grouped_reducescatter", "grouped_reducescatter_async"),
 ]
 
-Group = Optional[Communicator]
 Tensors = Sequence[torch.Tensor]
-Several = Operation[List[torch.Tensor]]
+GroupedOperation = Operation[List[torch.Tensor]]
 
 
 def _as_list(tensors: Tensors) -> List[torch.Tensor]:
@@ -50,7 +49,7 @@ def _decompress(tensors: Tensors, contexts: Sequence[Any], compression: Any) -> 
     return [cast.decompress(tensor, context) for tensor, context in zip(tensors, contexts)]
 
 
-def _allreduce(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, in_place: bool) -> Several:
+def _allreduce(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, in_place: bool) -> GroupedOperation:
     operations = [_operations.allreduce(tensor, op, prescale, postscale, in_place) for tensor in tensors]
     return _operations.grouped(operations, "allreduce")
 
@@ -66,7 +65,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> List[torch.Tensor]:
     """All-reduce each of ``tensors`` and return the results. Blocking.
 
@@ -96,11 +95,11 @@ def _grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[List[torch.Tensor]]:
     kind = choose_op(average, op, stacklevel=DEPTH)
 
-    def operation(values: Tensors) -> Several:
+    def operation(values: Tensors) -> GroupedOperation:
         return _allreduce(values, kind, prescale_factor, postscale_factor, in_place)
 
     return Submission(operation, tensors, Where(process_set, communicator), name)
@@ -115,7 +114,7 @@ grouped_allreduce_async = asynchronous(in_place(_grouped_allreduce, False), "gro
 grouped_allreduce_async_ = asynchronous(in_place(_grouped_allreduce, True), "grouped_allreduce_async_")
 
 
-def _allgather(tensors: Tensors) -> Several:
+def _allgather(tensors: Tensors) -> GroupedOperation:
     return _operations.grouped([_operations.allgather(tensor) for tensor in tensors], "allgather")
 
 
@@ -124,7 +123,7 @@ def _grouped_allgather(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[List[torch.Tensor]]:
     where = Where(process_set, communicator)
 
@@ -146,7 +145,7 @@ grouped_allgather = of_new_tensors(
 grouped_allgather_async = asynchronous(_grouped_allgather, "grouped_allgather_async")
 
 
-def _reducescatter(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float) -> Several:
+def _reducescatter(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float) -> GroupedOperation:
     operations = [_operations.reducescatter(tensor, op, prescale, postscale) for tensor in tensors]
     return _operations.grouped(operations, "reducescatter")
 
@@ -161,7 +160,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> List[torch.Tensor]:
     """Reduce-scatter each of ``tensors`` and return the results. Blocking.
 
@@ -190,11 +189,11 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[List[torch.Tensor]]:
     kind = parse_op(op, "grouped_reducescatter")
 
-    def operation(values: Tensors) -> Several:
+    def operation(values: Tensors) -> GroupedOperation:
         return _reducescatter(values, kind, prescale_factor, postscale_factor)
 
     return Submission(operation, tensors, Where(process_set, communicator), name)

@@ -1,4 +1,4 @@
-"""``join``: what a rank calls that has no more data while others go on.
+"""``join``: a rank without more data calls it while others go on.
 
 The negotiator answers what others submit by name. A distributed optimizer sends its buckets in their order, without
 negotiation. Each optimizer has its own communicator, on which a rank that has joined takes the same steps without

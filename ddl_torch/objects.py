@@ -12,8 +12,6 @@ from ddl_torch._where import Where, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
 
-Group = Optional[Communicator]
-
 
 @naming_rank
 def broadcast_object(
@@ -23,7 +21,7 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
     *,
     allow_pickle: bool = False,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Any:
     """Return the ``obj`` of ``root_rank`` on every rank. Collective, blocking.
 
@@ -46,7 +44,7 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
     *,
     allow_pickle: bool = False,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> List[Any]:
     """Return the list of all ranks' ``obj``, in rank order. Collective, blocking.
 

@@ -29,7 +29,7 @@ from ddl_torch._process_set import communicator_of
 from ddl_torch._reducer import GradientReducer
 from ddl_torch._same_model import check_same_on_all_ranks
 from ddl_torch._update import check_optimizer
-from ddl_torch.compression import Compression, CompressionLike, Own, PowerSGD, Wire, parse
+from ddl_torch.compression import Compression, CompressionLike, PowerSGD, UserCompressor, Wire, parse
 from ddl_torch.joining import optimizers
 
 __all__ = ["DistributedOptimizer"]
@@ -147,19 +147,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
         own: List[ddl.Communicator] = []
         weakref.finalize(optimizer, _close, own).atexit = False
-        group, everybody = _ranks_of(process_set, communicator, own)
+        communicator, everybody = _ranks_of(process_set, communicator, own)
         chosen = parse(compression)
-        _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or group.deterministic)
-        check_same_on_all_ranks(group, [f"op={op.name}", f"compression={chosen}"], [])
+        _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or communicator.deterministic)
+        check_same_on_all_ranks(communicator, [f"op={op.name}", f"compression={chosen}"], [])
         reducer: Union[GradientReducer, DeltaReducer]
         if op == ddl.Adasum:
-            reducer = DeltaReducer(group)
+            reducer = DeltaReducer(communicator)
             reducer.add(parameters)
         else:
             powersgd = chosen if isinstance(chosen, PowerSGD) else None
             if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto):
-                group = on_wire(group, chosen.name)
-                own.append(group)
+                communicator = on_wire(communicator, chosen.name)
+                own.append(communicator)
             settings = OptimizerSettings(
                 op=op,
                 bucket_bytes=bucket_bytes,
@@ -170,9 +170,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 sparse_as_dense=sparse_as_dense,
                 deterministic=deterministic,
                 powersgd=powersgd,
-                own_compressor=chosen if isinstance(chosen, Own) else None,
+                own_compressor=chosen if isinstance(chosen, UserCompressor) else None,
             )
-            reducer = GradientReducer(group, settings, backward_passes_per_step, own)
+            reducer = GradientReducer(communicator, settings, backward_passes_per_step, own)
             sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
             reducer.add(parameters, numbers, sparse=sparse_only)
         _tune_allocator(tune_allocator)
@@ -278,15 +278,15 @@ def _ranks_of(
 
     Appends to ``own`` what is made for that.
     """
-    group = communicator_of(process_set, communicator)
-    if communicator is not None or (group is not None and group is not ddl.world()):
-        assert group is not None
-        return group, False
+    chosen = communicator_of(process_set, communicator)
+    if communicator is not None or (chosen is not None and chosen is not ddl.world()):
+        assert chosen is not None
+        return chosen, False
     # A rank that is not in the process set averages with nobody.
-    comm = ddl.world().subset([ddl.rank()]) if group is None else optimizers.communicator()
-    if comm is not ddl.world():
-        own.append(comm)
-    return comm, group is not None
+    ranks = ddl.world().subset([ddl.rank()]) if chosen is None else optimizers.communicator()
+    if ranks is not ddl.world():
+        own.append(ranks)
+    return ranks, chosen is not None
 
 
 def _close(communicators: List[ddl.Communicator]) -> None:
@@ -308,7 +308,7 @@ def _check_numbers(op: Any, passes: int, predivide: float, check: int, determini
 
 
 def _check_compression(
-    chosen: Union[Wire, PowerSGD, Own], op: Any, predivide: float, check: int, deterministic: bool
+    chosen: Union[Wire, PowerSGD, UserCompressor], op: Any, predivide: float, check: int, deterministic: bool
 ) -> None:
     if chosen == Compression.none:
         return
@@ -323,17 +323,17 @@ def _check_compression(
         raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} has no use with PowerSGD, which adds float32")
     if check and chosen not in (Compression.fp16, Compression.bf16):
         raise ddl.InvalidArgument(
-            f"check={check} finds averages that rounding does not explain, and compression={name!r} keeps more back "
-            "than that; leave one of them away"
+            f"check={check} finds averages that rounding does not explain, and compression={name!r} changes them "
+            "by more; leave one of them away"
         )
 
 
 def _check_in_charge(optimizer: DistributedOptimizer) -> None:
     name = optimizers.lost(optimizer._ddl)
     if name is not None:
-        group = optimizer._ddl.communicator
+        communicator = optimizer._ddl.communicator
         raise ddl.InvalidState(
-            f"{group.who} parameter {name!r} has been given to another DistributedOptimizer "
+            f"{communicator.who} parameter {name!r} has been given to another DistributedOptimizer "
             "since, and only the last one averages its gradients: go on with that one, or give a parameter to one only"
         )
 

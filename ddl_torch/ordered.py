@@ -27,16 +27,14 @@ from ddl_torch._tensors import Work, alias, from_array, to_array, written
 __all__ = ["gather", "gather_async", "prepare_allreduce", "recv", "recv_async", "reduce", "reduce_async"]
 __all__ += ["scatter", "scatter_async", "send", "send_async"]
 
-Group = Optional[Communicator]
 
-
-def _of(communicator: Group) -> Communicator:
+def _of(communicator: Optional[Communicator]) -> Communicator:
     return ddl.world() if communicator is None else communicator
 
 
 @naming_rank
 def prepare_allreduce(
-    tensor: torch.Tensor, *, op: OpLike = Average, name: str = "", communicator: Group = None
+    tensor: torch.Tensor, *, op: OpLike = Average, name: str = "", communicator: Optional[Communicator] = None
 ) -> Callable[[], torch.Tensor]:
     """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call.
 
@@ -57,7 +55,7 @@ def prepare_allreduce(
 
 @naming_rank
 def reduce(
-    tensor: torch.Tensor, root_rank: int = 0, *, op: OpLike = Average, communicator: Group = None
+    tensor: torch.Tensor, root_rank: int = 0, *, op: OpLike = Average, communicator: Optional[Communicator] = None
 ) -> Optional[torch.Tensor]:
     """Combine ``tensor`` over all ranks; return the result on ``root_rank``, None elsewhere. Blocking.
 
@@ -68,7 +66,7 @@ def reduce(
 
 @naming_rank
 def reduce_async(
-    tensor: torch.Tensor, root_rank: int = 0, *, op: OpLike = Average, communicator: Group = None
+    tensor: torch.Tensor, root_rank: int = 0, *, op: OpLike = Average, communicator: Optional[Communicator] = None
 ) -> Work[Optional[torch.Tensor]]:
     """As ``reduce``, without blocking: ``wait`` of the ``Work`` returns the result, or raises."""
     op = parse_op(op, "reduce")
@@ -81,7 +79,9 @@ def reduce_async(
 
 
 @naming_rank
-def gather(tensor: torch.Tensor, root_rank: int = 0, *, communicator: Group = None) -> Optional[torch.Tensor]:
+def gather(
+    tensor: torch.Tensor, root_rank: int = 0, *, communicator: Optional[Communicator] = None
+) -> Optional[torch.Tensor]:
     """Return on ``root_rank`` the tensors of all ranks along the first dimension, None elsewhere. Blocking.
 
     Of any type; the first dimension may differ by rank. ``InvalidArgument``, on all ranks, if anything else does.
@@ -92,7 +92,7 @@ def gather(tensor: torch.Tensor, root_rank: int = 0, *, communicator: Group = No
 
 @naming_rank
 def gather_async(
-    tensor: torch.Tensor, root_rank: int = 0, *, communicator: Group = None
+    tensor: torch.Tensor, root_rank: int = 0, *, communicator: Optional[Communicator] = None
 ) -> Work[Optional[torch.Tensor]]:
     """As ``gather``, without blocking, but that sizes are exchanged before it returns."""
     work = _of(communicator).gather_async(to_array(tensor, "gather_async"), root=root_rank)
@@ -101,7 +101,9 @@ def gather_async(
 
 
 @naming_rank
-def scatter(tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, communicator: Group = None) -> torch.Tensor:
+def scatter(
+    tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, communicator: Optional[Communicator] = None
+) -> torch.Tensor:
     """Return this rank's share of the rows of the root's ``tensor``, which matters on ``root_rank`` only. Blocking.
 
     Of any type. Where the rows do not divide by the number of ranks, the first ranks get one more. ``InvalidArgument``
@@ -112,42 +114,42 @@ def scatter(tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, commun
 
 @naming_rank
 def scatter_async(
-    tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, communicator: Group = None
+    tensor: Optional[torch.Tensor] = None, root_rank: int = 0, *, communicator: Optional[Communicator] = None
 ) -> Work[torch.Tensor]:
     """As ``scatter``, without blocking, but that type and shape are exchanged before it returns."""
-    group = _of(communicator)
+    communicator = _of(communicator)
     array, name = None, None
-    if group.rank == root_rank:
+    if communicator.rank == root_rank:
         if tensor is None:
             raise ddl.InvalidArgument(f"scatter: rank {root_rank} is the root and must pass a tensor")
         array, name = to_array(tensor, "scatter"), str(tensor.dtype)
-    dtype: torch.dtype = getattr(torch, group.broadcast_object(name, root=root_rank).split(".")[-1])
-    return Work(group.scatter_async(array, root=root_rank), lambda rows: from_array(rows, dtype))
+    dtype: torch.dtype = getattr(torch, communicator.broadcast_object(name, root=root_rank).split(".")[-1])
+    return Work(communicator.scatter_async(array, root=root_rank), lambda rows: from_array(rows, dtype))
 
 
 # --- send, recv ---
 
 
 @naming_rank
-def send(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> None:
+def send(tensor: torch.Tensor, dst: int, *, communicator: Optional[Communicator] = None) -> None:
     """Send ``tensor`` to rank ``dst``, which calls ``recv``. Not collective; blocks until it may be written again."""
     _of(communicator).send(to_array(tensor, "send"), dst)
 
 
 @naming_rank
-def send_async(tensor: torch.Tensor, dst: int, *, communicator: Group = None) -> Work[None]:
+def send_async(tensor: torch.Tensor, dst: int, *, communicator: Optional[Communicator] = None) -> Work[None]:
     """As ``send``, without blocking."""
     return Work(_of(communicator).send_async(to_array(tensor, "send_async"), dst), lambda _: None)
 
 
 @naming_rank
-def recv(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> torch.Tensor:
+def recv(tensor: torch.Tensor, src: int, *, communicator: Optional[Communicator] = None) -> torch.Tensor:
     """Receive into ``tensor`` what rank ``src`` sends, of the same shape and type. Not collective; blocking."""
     return recv_async(tensor, src, communicator=communicator).wait()
 
 
 @naming_rank
-def recv_async(tensor: torch.Tensor, src: int, *, communicator: Group = None) -> Work[torch.Tensor]:
+def recv_async(tensor: torch.Tensor, src: int, *, communicator: Optional[Communicator] = None) -> Work[torch.Tensor]:
     """As ``recv``, without blocking."""
     alias(tensor, "recv")
     return Work(_of(communicator).recv_async(to_array(tensor, "recv"), src), written(tensor))

@@ -22,7 +22,7 @@ from ddl_torch._c10d_lifetime import Unwaited, keep_what_reducers_hold, torch_ke
 from ddl_torch._c10d_messages import Messages
 from ddl_torch._c10d_monitored_barrier import barrier_within, extend_torch, monitored_barrier, own_timeout
 from ddl_torch._c10d_verbs import C10dVerbs
-from ddl_torch._c10d_work import EachItsOwn, GroupWork, Waiter
+from ddl_torch._c10d_work import GroupWork, ThreadPerWork, Waiter
 from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
 
 __all__ = ["DDLProcessGroup", "register"]
@@ -82,7 +82,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         return GroupWork(list(outputs), parts, self._waiter, self._unwaited)
 
     def _message(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
-        return GroupWork(list(outputs), parts, EachItsOwn(), self._unwaited)
+        return GroupWork(list(outputs), parts, ThreadPerWork(), self._unwaited)
 
     # --- what torch asks of a group, by torch's names ---
 

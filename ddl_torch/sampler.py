@@ -96,9 +96,9 @@ class ShardedSampler(torch.utils.data.Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of samples of this rank: of the epoch, or of what was left of it when it was loaded."""
-        left = self._length - self._start
+        remaining = self._length - self._start
         extra = {"pad": self._size - 1, "drop": 0, "keep": self._size - 1 - self._rank}[self._remainder]
-        return (left + extra) // self._size
+        return (remaining + extra) // self._size
 
     def __iter__(self) -> Iterator[int]:
         if self._start and self._taken:

@@ -32,12 +32,12 @@ def broadcast_parameters(
 
     >>> ddl_torch.broadcast_parameters(model.state_dict())
     """
-    group = ddl.world() if communicator is None else communicator
+    communicator = ddl.world() if communicator is None else communicator
     pairs, mistake = _named_tensors(params)
     lines = [f"{name!r} {tensor.dtype} of shape {tuple(tensor.shape)}" for name, tensor in pairs]
-    _check_call("broadcast_parameters", root_rank, lines, mistake, group)
+    _check_call("broadcast_parameters", root_rank, lines, mistake, communicator)
     for _, tensor in pairs:
-        _broadcast(tensor, root_rank, group)
+        _broadcast(tensor, root_rank, communicator)
 
 
 def _named_tensors(params: Any) -> Tuple[List[Tuple[str, torch.Tensor]], str]:
@@ -56,12 +56,12 @@ def _named_tensors(params: Any) -> Tuple[List[Tuple[str, torch.Tensor]], str]:
     return pairs, ""
 
 
-def _check_call(verb: str, root_rank: int, lines: List[str], mistake: str, group: ddl.Communicator) -> None:
+def _check_call(verb: str, root_rank: int, lines: List[str], mistake: str, communicator: ddl.Communicator) -> None:
     """Raise ``InvalidArgument``, on all ranks, for what one of them cannot do, or what they do not do alike."""
-    if not mistake and root_rank not in range(group.size):
-        mistake = f"root_rank={root_rank!r} is no rank of a communicator of {group.size}"
+    if not mistake and root_rank not in range(communicator.size):
+        mistake = f"root_rank={root_rank!r} is no rank of a communicator of {communicator.size}"
     advice = "Make the same call, for the same model, on every rank"
-    check_consistent(group, verb, [f"root_rank={root_rank}", *lines], advice, mistake)
+    check_consistent(communicator, verb, [f"root_rank={root_rank}", *lines], advice, mistake)
 
 
 @naming_rank
@@ -83,19 +83,19 @@ def broadcast_optimizer_state(
 
     >>> ddl_torch.broadcast_optimizer_state(optimizer, 0)
     """
-    group = ddl.world() if communicator is None else communicator
+    communicator = ddl.world() if communicator is None else communicator
     verb = "broadcast_optimizer_state"
-    _check_call(verb, root_rank, [f"allow_pickle={allow_pickle}"], _what_lacks(model, optimizer), group)
+    _check_call(verb, root_rank, [f"allow_pickle={allow_pickle}"], _what_lacks(model, optimizer), communicator)
     tensors: List[torch.Tensor] = []
-    described = _take_apart(optimizer.state_dict(), tensors) if group.rank == root_rank else None
-    described = group.broadcast_object(described, root=root_rank, allow_pickle=allow_pickle)
-    if group.rank == root_rank:
+    described = _take_apart(optimizer.state_dict(), tensors) if communicator.rank == root_rank else None
+    described = communicator.broadcast_object(described, root=root_rank, allow_pickle=allow_pickle)
+    if communicator.rank == root_rank:
         for tensor in tensors:
-            _broadcast(tensor, root_rank, group)
+            _broadcast(tensor, root_rank, communicator)
         if isinstance(optimizer, DistributedOptimizer):
             optimizer._ddl.restart()  # as load_state_dict does on the other ranks
     else:
-        _load(optimizer, _put_together(described, root_rank, group))
+        _load(optimizer, _put_together(described, root_rank, communicator))
 
 
 def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimizer) -> str:
@@ -134,26 +134,26 @@ def _take_apart(value: Any, tensors: List[torch.Tensor]) -> Any:
     return ("plain", value)
 
 
-def _put_together(described: Any, root_rank: int, group: ddl.Communicator) -> Any:
+def _put_together(described: Any, root_rank: int, communicator: ddl.Communicator) -> Any:
     """Undo ``_take_apart``, receiving the tensors."""
     kind, *rest = described
     if kind == "tensor":
         tensor = torch.empty(rest[1], dtype=getattr(torch, rest[0]))
-        _broadcast(tensor, root_rank, group)
+        _broadcast(tensor, root_rank, communicator)
         return tensor
     if kind == "dict":
-        return {key: _put_together(part, root_rank, group) for key, part in rest[0]}
+        return {key: _put_together(part, root_rank, communicator) for key, part in rest[0]}
     if kind == "plain":
         return rest[0]
-    values = [_put_together(part, root_rank, group) for part in rest[0]]
+    values = [_put_together(part, root_rank, communicator) for part in rest[0]]
     return tuple(values) if kind == "tuple" else values
 
 
-def _broadcast(tensor: torch.Tensor, root_rank: int, group: ddl.Communicator) -> None:
+def _broadcast(tensor: torch.Tensor, root_rank: int, communicator: ddl.Communicator) -> None:
     """Overwrite a tensor of any type and strides, as bytes."""
     target = tensor.detach()
     dense = target.resolve_conj().resolve_neg().contiguous()
-    group.broadcast_(dense.reshape(-1).view(torch.uint8).numpy(), root=root_rank)
+    communicator.broadcast_(dense.reshape(-1).view(torch.uint8).numpy(), root=root_rank)
     if dense.data_ptr() != target.data_ptr():
         target.copy_(dense)
     mark_written(tensor)

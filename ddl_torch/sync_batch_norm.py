@@ -70,17 +70,17 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"SyncBatchNorm({self.num_features}): the input has shape {tuple(input.shape)}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        group = ddl.world() if self.communicator is None else self.communicator
-        if not self.training or group.size == 1:
+        communicator = ddl.world() if self.communicator is None else self.communicator
+        if not self.training or communicator.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
         values = input.detach().to(_wide(input))
-        mean, variance, count = _moments(values, group)
+        mean, variance, count = _moments(values, communicator)
         if self.track_running_stats:
             self._track(mean, variance * (count / (count - 1)))
         inverse = torch.rsqrt(variance + self.eps)
         apply: Callable[..., torch.Tensor] = _Normalise.apply
-        return apply(input, self.weight, self.bias, mean, inverse, count, group)
+        return apply(input, self.weight, self.bias, mean, inverse, count, communicator)
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
@@ -102,10 +102,10 @@ class _Normalise(torch.autograd.Function):
         mean: torch.Tensor,
         inverse: torch.Tensor,
         count: float,
-        group: ddl.Communicator,
+        communicator: ddl.Communicator,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.count, ctx.group = count, group
+        ctx.count, ctx.communicator = count, communicator
         shape = _along_channels(x)
         output = (x.to(_wide(x)) - mean.view(shape)) * inverse.view(shape)
         if weight is not None and bias is not None:
@@ -121,7 +121,7 @@ class _Normalise(torch.autograd.Function):
         normal = (x.to(_wide(x)) - mean.view(shape)) * inverse.view(shape)
         sums = torch.stack([_per_channel(gradient), _per_channel(gradient * normal)])
         # Each value moved the mean and the deviation of all ranks' values.
-        of_all = _sum(sums, ctx.group) / ctx.count
+        of_all = _sum(sums, ctx.communicator) / ctx.count
         scale = inverse if weight is None else inverse * weight
         to_input = (gradient - of_all[0].view(shape) - normal * of_all[1].view(shape)) * scale.view(shape)
         if weight is None:
@@ -143,21 +143,21 @@ def _per_channel(x: torch.Tensor) -> torch.Tensor:
     return x.sum([0, *range(2, x.dim())])
 
 
-def _moments(x: torch.Tensor, group: ddl.Communicator) -> Tuple[torch.Tensor, torch.Tensor, float]:
+def _moments(x: torch.Tensor, communicator: ddl.Communicator) -> Tuple[torch.Tensor, torch.Tensor, float]:
     """Return mean and variance of each channel of all ranks' ``x``, and how many values it has. Collective.
 
     The variance comes from a second pass: a difference of two large sums would cancel out.
     """
     own = torch.tensor([x.numel() // x.shape[1]], dtype=torch.float64, device=x.device)
-    sums = _sum(torch.cat([own, _per_channel(x).double()]), group)
+    sums = _sum(torch.cat([own, _per_channel(x).double()]), communicator)
     count = sums[0].item()
     if count < 2:
         raise ValueError(f"SyncBatchNorm: in training, more than {count:g} value per channel is needed over all ranks")
     mean = (sums[1:] / count).to(x.dtype)
-    variance = _sum(_per_channel((x - mean.view(_along_channels(x))).square()).double(), group) / count
+    variance = _sum(_per_channel((x - mean.view(_along_channels(x))).square()).double(), communicator) / count
     return mean, variance.to(x.dtype), count
 
 
-def _sum(x: torch.Tensor, group: ddl.Communicator) -> torch.Tensor:
+def _sum(x: torch.Tensor, communicator: ddl.Communicator) -> torch.Tensor:
     """Return the sum of all ranks' ``x``, the same bits on every rank. Collective, blocking."""
-    return torch.from_numpy(group.allreduce(x.detach().cpu().numpy(), op=ddl.Sum)).to(x.device)
+    return torch.from_numpy(communicator.allreduce(x.detach().cpu().numpy(), op=ddl.Sum)).to(x.device)

@@ -38,7 +38,6 @@ __all__ = [
     *("barrier", "barrier_async"),
 ]
 
-Group = Optional[Communicator]
 Received = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Tensors = Sequence[torch.Tensor]
 SIZES_FIRST = "With ``communicator``, sizes are exchanged before it returns."
@@ -63,7 +62,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks (default: average); return the result, the same bits on every rank. Blocking.
 
@@ -109,7 +108,7 @@ def _allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[torch.Tensor]:
     kind = choose_op(average, op, stacklevel=DEPTH)
 
@@ -138,7 +137,7 @@ def _broadcast(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[torch.Tensor]:
     where = Where(process_set, communicator)
 
@@ -187,7 +186,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks; return this rank's share of the rows. Blocking.
 
@@ -218,7 +217,7 @@ def _reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[torch.Tensor]:
     kind = parse_op(op, "reducescatter")
 
@@ -239,7 +238,7 @@ def _allgather(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[torch.Tensor]:
     where = Where(process_set, communicator)
 
@@ -282,7 +281,7 @@ def alltoall(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Received:
     """Send ``splits[r]`` rows (default: an equal share) to each rank ``r``; return the rows received. Blocking.
 
@@ -310,7 +309,7 @@ def _alltoall(
     name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
     *,
-    communicator: Group = None,
+    communicator: Optional[Communicator] = None,
 ) -> Submission[Received]:
     where = Where(process_set, communicator)
 
@@ -326,7 +325,9 @@ alltoall_async = asynchronous(_alltoall, "alltoall_async", SIZES_FIRST)
 # --- barrier ---
 
 
-def _barrier(process_set: ProcessSet = global_process_set, *, communicator: Group = None) -> Submission[None]:
+def _barrier(
+    process_set: ProcessSet = global_process_set, *, communicator: Optional[Communicator] = None
+) -> Submission[None]:
     return Submission(lambda _: _operations.barrier(), [], Where(process_set, communicator))
 
 

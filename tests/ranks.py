@@ -1,7 +1,7 @@
 """Runs a function on several real ranks of one job, for tests: ``run(4, "module.py", function, …)``.
 
-Every rank is a fresh process, forked from a server that has loaded numpy, DDL and what test modules import, for tests
-of an adapter its framework too (some milliseconds each), with the environment that ddlrun would give it and the store
+Every rank is a fresh process, forked in some milliseconds from a server. The server has loaded numpy, DDL, what test
+modules import, and for an adapter its framework. A rank has the environment that ddlrun would give it. The store is
 in this process. A rank that fails makes the test fail with that rank's traceback; a rank that does not end in time is
 killed and named.
 """

@@ -11,16 +11,16 @@ from typing import Any, Dict, List
 import pytest
 
 from ddl import ConfigError
-from ddl.adapter import malloc_settings as allocator
+from ddl.adapter import malloc_settings
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(allocator.ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc"
+    not hasattr(malloc_settings.ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc"
 )
 
 # Pages of 4 KiB that are faulted in for a block of 48 MiB, as large as a layer's gradient, when it is had again.
 FAULTS = """
 import ctypes, resource
-from ddl.adapter import malloc_settings as allocator
+from ddl.adapter import malloc_settings
 {tune}
 libc = ctypes.CDLL(None)
 libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where huge pages are the rule, a fault brings 512 pages
@@ -41,7 +41,7 @@ PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
 
 def faults(tune: str = "", **environ: str) -> int:
     """In a process of its own, with ``tune`` run at its start."""
-    own = {name: value for name, value in os.environ.items() if name not in allocator.environ()}
+    own = {name: value for name, value in os.environ.items() if name not in malloc_settings.environ()}
     line = [sys.executable, "-c", FAULTS.format(tune=tune)]
     done = subprocess.run(line, env={**own, **environ}, capture_output=True, text=True, timeout=60, check=True)
     return int(done.stdout)
@@ -51,11 +51,11 @@ def faults(tune: str = "", **environ: str) -> int:
     "tune, environ, kept",
     [
         ("", {}, False),
-        ("allocator.tune_allocator()", {}, True),
-        ("allocator.tune_allocator()", {"DDL_TUNE_ALLOCATOR": "0"}, False),
-        ("allocator.tune_allocator(False)", {}, False),
-        ("allocator.tune_allocator(True)", {"DDL_TUNE_ALLOCATOR": "0"}, True),
-        ("", allocator.environ(), True),
+        ("malloc_settings.tune_allocator()", {}, True),
+        ("malloc_settings.tune_allocator()", {"DDL_TUNE_ALLOCATOR": "0"}, False),
+        ("malloc_settings.tune_allocator(False)", {}, False),
+        ("malloc_settings.tune_allocator(True)", {"DDL_TUNE_ALLOCATOR": "0"}, True),
+        ("", malloc_settings.environ(), True),
     ],
 )
 def test_freed_memory_is_kept(tune: str, environ: Dict[str, str], kept: bool) -> None:
@@ -66,12 +66,12 @@ def test_freed_memory_is_kept(tune: str, environ: Dict[str, str], kept: bool) ->
 def test_it_is_tuned_once_and_can_be_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(allocator, "_tuned", None)
+    monkeypatch.setattr(malloc_settings, "_tuned", None)
     monkeypatch.setenv("DDL_TUNE_ALLOCATOR", "0")
-    assert allocator.tune_allocator() is False
+    assert malloc_settings.tune_allocator() is False
     monkeypatch.setenv("DDL_TUNE_ALLOCATOR", "perhaps")
     with pytest.raises(ConfigError, match="DDL_TUNE_ALLOCATOR='perhaps'"):
-        allocator.tune_allocator()
+        malloc_settings.tune_allocator()
     settings: List[int] = []
 
     class Library:
@@ -84,9 +84,9 @@ def test_it_is_tuned_once_and_can_be_left_alone(
     def library(_: Any) -> Library:
         return Library()
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", library)
+    monkeypatch.setattr(malloc_settings.ctypes, "CDLL", library)
     with caplog.at_level(logging.INFO, logger="ddl"):
-        assert allocator.tune_allocator(True) is True
-        assert allocator.tune_allocator(True) is True
+        assert malloc_settings.tune_allocator(True) is True
+        assert malloc_settings.tune_allocator(True) is True
     assert sorted(settings) == [-3, -2, -1]
     assert len(caplog.records) == 1

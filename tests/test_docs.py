@@ -39,6 +39,14 @@ def test_the_readme_has_the_blocks_that_are_run_here():
     assert len(python_blocks("README.md")) == len(PRELUDES)
 
 
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_lines_fit_a_terminal(path: Path):
+    """At most 120 characters; a row of a table cannot be broken."""
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    long = [f"{path.name}:{number}" for number, line in lines if len(line) > 120 and not line.startswith("|")]
+    assert not long, "break these lines"
+
+
 def run_on_ranks(code: str, folder: Path, ranks: int = 2) -> str:
     """Run a program on so many ranks, and return what it has printed; it must end well."""
     program = folder / "program.py"

@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 
 def slowness() -> float:
-    """Return how many times as long as there a loop takes now, or how many processes want each core; at least 1."""
+    """Return how much slower a loop is than on our machine, or how many processes want each core; at least 1."""
     begin = time.perf_counter()
     for _ in range(_LOOPS):
         pass

@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Leave for the end what is alone, so that others have to wait for it once at most."""
+    """Put tests that are alone at the end, so that others wait for them once at most."""
     items.sort(key=is_alone)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from benchmarks import machine, regimes
 from benchmarks.collectives import contestants, plot, table
 from benchmarks.collectives.call_counts import TimingPace, call_counts
-from benchmarks.collectives.contestants import Contestant, Setting
+from benchmarks.collectives.contestants import Conditions, Contestant
 from benchmarks.collectives.rounds import Samples, in_turn, start, stopped_in_order
 from ddl.errors import ConfigError
 from ddl.text.units import exact_bytes_text
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = arguments.sizes or parse_sizes(SIZES_OF_HOSTS if cluster else SIZES)
         whole = 1 if arguments.tool in ("allreduce", "broadcast") else ranks
         sizes = fitting(wanted, whole * DTYPES[arguments.dtype])
-        setting = Setting(
+        setting = Conditions(
             arguments.tool,
             arguments.dtype,
             ranks,
@@ -114,7 +114,7 @@ def _pace(arguments: argparse.Namespace) -> TimingPace:
     return TimingPace(arguments.seconds, 0.5e9, overhead=50e-6, least=5)
 
 
-def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[Contestant], Dict[str, str]]:
+def _contestants(arguments: argparse.Namespace, setting: Conditions) -> Tuple[List[Contestant], Dict[str, str]]:
     """Return the contestants that take part, and the reason why each other does not.
 
     Raises ConfigError if a contestant that was named cannot take part.
@@ -138,7 +138,7 @@ def _contestants(arguments: argparse.Namespace, setting: Setting) -> Tuple[List[
 
 
 def _measure(
-    setting: Setting, chosen: Sequence[Contestant], sizes: Sequence[int], rounds: int
+    setting: Conditions, chosen: Sequence[Contestant], sizes: Sequence[int], rounds: int
 ) -> Tuple[Samples, Dict[str, str]]:
     samples: Samples = {contestant.name: {nbytes: [] for nbytes in sizes} for contestant in chosen}
     versions: Dict[str, str] = {}
@@ -165,7 +165,7 @@ def _too_few(samples: Samples, sizes: Sequence[int], rounds: int) -> bool:
 
 def _report(
     arguments: argparse.Namespace,
-    setting: Setting,
+    setting: Conditions,
     chosen: Sequence[Contestant],
     left_out: Dict[str, str],
     sizes: Sequence[int],
@@ -198,7 +198,7 @@ def _report(
     return _floors(arguments, ratios)
 
 
-def _title(arguments: argparse.Namespace, setting: Setting) -> str:
+def _title(arguments: argparse.Namespace, setting: Conditions) -> str:
     how = {"allreduce": "sum, in place", "reducescatter": "sum", "broadcast": "in place"}.get(setting.collective)
     where = f"{setting.ranks} ranks on one host"
     if setting.cluster is not None:
@@ -208,7 +208,7 @@ def _title(arguments: argparse.Namespace, setting: Setting) -> str:
 
 def _write(
     arguments: argparse.Namespace,
-    setting: Setting,
+    setting: Conditions,
     left_out: Dict[str, str],
     samples: Samples,
     versions: Dict[str, str],

@@ -17,7 +17,7 @@ from benchmarks.machine import processor
 from ddl.tools.bench.values import COLLECTIVES, DTYPES, LATENCY_BYTES
 from lab import Cluster
 
-__all__ = ["CONTESTANTS", "Contestant", "Setting", "find", "on_cluster", "on_this_machine"]
+__all__ = ["CONTESTANTS", "Contestant", "Conditions", "find", "on_cluster", "on_this_machine"]
 
 WORKER = str(Path(__file__).resolve().parent / "worker.py")
 _LIMIT_RANKS = (1, 2, 3, 4, 8, 16)  #: as in native/limit.cc
@@ -27,7 +27,7 @@ _FORWARDED = ("DDL_", "OMP_", "MASTER_", "GLOO_")
 
 
 @dataclass
-class Setting:
+class Conditions:
     """What all contestants of a run have in common."""
 
     collective: str
@@ -58,7 +58,7 @@ class Contestant:
     moves: Tuple[str, ...] = tuple(DTYPES)  # types that it can move
     environ: Tuple[Tuple[str, str], ...] = field(default=())
 
-    def why_not(self, setting: Setting) -> str:
+    def why_not(self, setting: Conditions) -> str:
         """Return why it cannot take part in a run, empty if it can."""
         if setting.collective not in self.collectives:
             return f"it has no {setting.collective}"
@@ -76,7 +76,7 @@ class Contestant:
             return self._no_limit(setting)
         return ""
 
-    def _no_limit(self, setting: Setting) -> str:
+    def _no_limit(self, setting: Conditions) -> str:
         if setting.cluster is not None and setting.ranks != 2:
             return "between hosts it is for two ranks"
         if setting.cluster is None and setting.ranks not in _LIMIT_RANKS:
@@ -89,7 +89,7 @@ class Contestant:
             return str(reason)
         return ""
 
-    def commands(self, setting: Setting, output: Path) -> List[Command]:
+    def commands(self, setting: Conditions, output: Path) -> List[Command]:
         """Return what starts it once; its ranks will write into ``output``."""
         options = [word for name, value in setting.values(output).items() for word in (f"--{name}", value)]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", **dict(self.environ)}
@@ -110,7 +110,7 @@ class Contestant:
         environ["GLOO_SOCKET_IFNAME"] = "lo"
         return [on_this_machine(setting.ranks, program, environ)]
 
-    def _mpiexec(self, setting: Setting, options: Sequence[str]) -> List[str]:
+    def _mpiexec(self, setting: Conditions, options: Sequence[str]) -> List[str]:
         binaries = setting.mpi[self.launcher] / "bin"
         program = [str(binaries / "python"), *options]
         line = [str(binaries / "mpiexec"), "-n", str(setting.ranks)]
@@ -128,10 +128,10 @@ class Contestant:
         return cluster.command(cluster.hosts[0], [*line, *program], cwd="/")
 
     @staticmethod
-    def _program(setting: Setting) -> str:
+    def _program(setting: Conditions) -> str:
         return "limit" if setting.cluster is None else "pump"
 
-    def _limit(self, setting: Setting, options: Sequence[str], environ: Dict[str, str]) -> List[Command]:
+    def _limit(self, setting: Conditions, options: Sequence[str], environ: Dict[str, str]) -> List[Command]:
         program, cluster = str(native.compiled(self._program(setting))), setting.cluster
         if cluster is None:
             return [Command([program, "--ranks", str(setting.ranks), *options], environ)]

@@ -14,7 +14,7 @@ from typing import Any, Dict, Tuple
 
 import numpy as np
 
-from ddl.tools.bench.library import Ddl, Library, Slot, storage
+from ddl.tools.bench.library import BufferSet, Ddl, Library, storage
 from ddl.tools.bench.values import CollectiveCall
 
 __all__ = ["layout_of", "load"]
@@ -31,7 +31,7 @@ def layout_of() -> Dict[str, Any]:
 class DdlComputing(Ddl):
     """DDL's all-reduce in the background, while this rank's core multiplies matrices."""
 
-    def slot(self, work: CollectiveCall, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> BufferSet:
         x, bits = self._make(work.input_count, work.dtype)
         matrix = np.full((256, 256), 1 / 256, np.float32)
         ddl = self.ddl
@@ -42,7 +42,7 @@ class DdlComputing(Ddl):
                 matrix @ matrix
             started.wait()
 
-        return Slot(bits, run, lambda _: bits, root)
+        return BufferSet(bits, run, lambda _: bits, root)
 
 
 class Mpi(Library):
@@ -58,17 +58,17 @@ class Mpi(Library):
         first = MPI.Get_library_version().splitlines()[0].rstrip("\0").split(",")[0]
         self.version = f"{' '.join(first.split())}, mpi4py {mpi4py.__version__}"
 
-    def slot(self, work: CollectiveCall, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> BufferSet:
         source = np.empty(work.input_count, storage(work.dtype))
         world, in_place = self.world, self.mpi.IN_PLACE
         if work.collective == "allreduce":
-            return Slot(source, lambda: world.Allreduce(in_place, source), lambda _: source, root)
+            return BufferSet(source, lambda: world.Allreduce(in_place, source), lambda _: source, root)
         if work.collective == "broadcast":
-            return Slot(source, lambda: world.Bcast(source, root), lambda _: source, root)
+            return BufferSet(source, lambda: world.Bcast(source, root), lambda _: source, root)
         target = np.empty(work.output_count, source.dtype)
         verbs = {"reducescatter": "Reduce_scatter_block", "allgather": "Allgather", "alltoall": "Alltoall"}
         verb = getattr(world, verbs[work.collective])
-        return Slot(source, lambda: verb(source, target), lambda _: target, root)
+        return BufferSet(source, lambda: verb(source, target), lambda _: target, root)
 
     def barrier(self) -> None:
         self.world.Barrier()
@@ -95,20 +95,20 @@ class Gloo(Library):
         bits = tensor if dtype == "float32" else tensor.view(self.torch.int16)
         return tensor, bits.numpy().view(storage(dtype))
 
-    def slot(self, work: CollectiveCall, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> BufferSet:
         dist = self.dist
         x, bits = self._make(work.input_count, work.dtype)
         if work.collective == "allreduce":
-            return Slot(bits, lambda: dist.all_reduce(x), lambda _: bits, root)
+            return BufferSet(bits, lambda: dist.all_reduce(x), lambda _: bits, root)
         if work.collective == "broadcast":
-            return Slot(bits, lambda: dist.broadcast(x, root), lambda _: bits, root)
+            return BufferSet(bits, lambda: dist.broadcast(x, root), lambda _: bits, root)
         y, target = self._make(work.output_count, work.dtype)
         # From torch 2.13 on these two have new names, and the old ones warn in every call.
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         verbs = {"reducescatter": scatter, "allgather": gather, "alltoall": dist.all_to_all_single}
         verb = verbs[work.collective]
-        return Slot(bits, lambda: verb(y, x), lambda _: target, root)
+        return BufferSet(bits, lambda: verb(y, x), lambda _: target, root)
 
     def barrier(self) -> None:
         self.dist.barrier()

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from benchmarks.collectives.contestants import Contestant, Setting
+from benchmarks.collectives.contestants import Conditions, Contestant
 from benchmarks.collectives.launch import run_all
 from ddl.tools.bench.figures import Sample
 from ddl.tools.progress import Progress
@@ -28,7 +28,7 @@ def in_turn(chosen: Sequence[Contestant], number: int, rounds: int, progress: Pr
         yield contestant
 
 
-def start(contestant: Contestant, setting: Setting) -> List[Dict[str, Any]]:
+def start(contestant: Contestant, setting: Conditions) -> List[Dict[str, Any]]:
     """Run a contestant once and return what its ranks wrote, in rank order; ``ContestantFailed`` if it failed."""
     with tempfile.TemporaryDirectory(prefix="ddl-bench-") as directory:
         output = Path(directory)

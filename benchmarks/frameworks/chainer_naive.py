@@ -4,7 +4,7 @@
 
 with the interpreter that has Chainer, mpi4py and mpich. The same model, optimizer and batches on two jobs of as many
 ranks with one thread each: one is started by ddlrun, the other by mpiexec. They take turns, and the ranks of the one
-that is not in turn sleep. What counts is a round's mean on the slower rank; printed is the median over the rounds, and
+that is not in turn sleep. What counts is a round's mean on the slower rank; it prints the median over the rounds, and
 the ratio: for a step, and for the average of the gradients alone. "alone" is a step that averages nothing.
 
 Exit status: 1 if the weights of two ranks differ by a bit, if those of the two jobs do by more than rounding, or if
@@ -54,7 +54,7 @@ def network(name: str) -> Any:
     return L.Classifier(chainer.Sequential(*layers))
 
 
-class Training:
+class ChainerTraining:
     """One model on one rank, and its optimizer; without a communicator nothing is averaged."""
 
     def __init__(self, name: str, rank: int, comm: Any) -> None:
@@ -83,7 +83,7 @@ class Training:
 
 
 def serve(who: str, address: str, secret: str) -> None:
-    """What a rank of a job does: what it is told, until there is nothing more to do."""
+    """Run one rank of a job: do what it is told until the connection ends."""
     import chainermn
 
     import ddl_chainer
@@ -91,7 +91,7 @@ def serve(who: str, address: str, secret: str) -> None:
     comm = (ddl_chainer if who == "ddl" else chainermn).create_communicator(who)
     with Client(address, authkey=bytes.fromhex(secret)) as boss:
         boss.send((who, comm.rank))
-        trainings: Dict[Key, Training] = {}
+        trainings: Dict[Key, ChainerTraining] = {}
         while True:
             try:
                 verb, contestant, name, steps = boss.recv()
@@ -99,7 +99,7 @@ def serve(who: str, address: str, secret: str) -> None:
                 return
             key = (contestant, name)
             if key not in trainings:
-                trainings[key] = Training(name, comm.rank, None if contestant == "alone" else comm)
+                trainings[key] = ChainerTraining(name, comm.rank, None if contestant == "alone" else comm)
             if verb == "weights":
                 boss.send(trainings[key].weights())
                 continue

@@ -79,10 +79,10 @@ if ddl.rank() == 0:
 def measure(options: argparse.Namespace) -> Dict[str, List[float]]:
     """Return the seconds of each step, by compression, of one job on a new cluster."""
     numbers = [options.width, options.layers, options.rounds, int(options.overlap_update)]
-    words = ["-c", PROGRAM, options.model, options.optimizer, ",".join(METHODS), *map(str, numbers)]
+    arguments = ["-c", PROGRAM, options.model, options.optimizer, ",".join(METHODS), *map(str, numbers)]
     with Cluster(Shape(2, slots=1, rails=(10**9,))) as cluster:
         hosts = ",".join(f"{host}:1" for host in cluster.hosts)
-        line = [sys.executable, "-m", "ddl.launch", "--no-prefix", "-H", hosts, sys.executable, *words]
+        line = [sys.executable, "-m", "ddl.launch", "--no-prefix", "-H", hosts, sys.executable, *arguments]
         # A host has one core of a machine with two: who waits awake takes it from the computation.
         environ = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0", "OMP_NUM_THREADS": "1"}
         out = cluster.run(cluster.hosts[0], line, env=environ, cwd=ROOT, timeout=170).stdout

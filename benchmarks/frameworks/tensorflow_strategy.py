@@ -64,7 +64,7 @@ def data(name: str, rank: int) -> Tuple[Any, Any]:
     return tf.constant(generator.normal(size=shape).astype("f")), tf.constant(generator.integers(0, 10, batch))
 
 
-class Training:
+class TensorflowTraining:
     """A model and its optimizer. ``average`` makes of a tape one whose gradients are all ranks' average."""
 
     def __init__(self, name: str, rank: int, average: Callable[[Any], Any], strategy: Any = None) -> None:
@@ -109,13 +109,18 @@ class Strategy:
     """The process of this rank that has a strategy, as seen by the one that has started it."""
 
     def __init__(self, kind: str, model: str, rank: int, ports: List[int]) -> None:
-        from ddl.adapter import malloc_settings as allocator
+        from ddl.adapter import malloc_settings
 
         workers = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         config = json.dumps({"cluster": workers, "task": {"type": "worker", "index": rank}})
         line = [sys.executable, __file__, "--strategy", kind, "--model", model]
         pipe = subprocess.PIPE
-        environ = {**os.environ, **allocator.environ(), "TF_CONFIG": config, "PYTHONPATH": search_path(os.environ)}
+        environ = {
+            **os.environ,
+            **malloc_settings.environ(),
+            "TF_CONFIG": config,
+            "PYTHONPATH": search_path(os.environ),
+        }
         self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, env=environ, text=True, bufsize=1)
         self._kind = kind
 
@@ -148,7 +153,7 @@ class Strategy:
 
 
 def serve(kind: str, name: str) -> None:
-    """What such a process does: steps when told so, and its weights for none."""
+    """Run such a process: make the steps it is told; for 0, send weights."""
     import tensorflow as tf
 
     communication = tf.distribute.experimental.CommunicationOptions(
@@ -157,7 +162,7 @@ def serve(kind: str, name: str) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
     rank = strategy.cluster_resolver.task_id
     with strategy.scope():
-        training = Training(name, rank, lambda tape: tape, strategy)  # the optimizer averages
+        training = TensorflowTraining(name, rank, lambda tape: tape, strategy)  # the optimizer averages
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         steps = int(line)
@@ -183,11 +188,11 @@ def measure(name: str, rounds: int, ddl: Any) -> Tuple[Dict[str, List[float]], L
     try:
         for kind in STRATEGIES:
             started.append(Strategy(kind, name, rank, core.broadcast_object(free_ports(size))))
-        contestants: Dict[str, Any] = {"ddl": Training(name, rank, ddl.DistributedGradientTape)}
+        contestants: Dict[str, Any] = {"ddl": TensorflowTraining(name, rank, ddl.DistributedGradientTape)}
         for job in started:
             job.answer()  # it is ready
         contestants.update(zip(STRATEGIES, started))
-        contestants["alone"] = Training(name, rank, lambda tape: tape)
+        contestants["alone"] = TensorflowTraining(name, rank, lambda tape: tape)
         seconds: Dict[str, List[float]] = {who: [] for who in contestants}
         for number in range(rounds + 1):
             for who, contestant in contestants.items():

@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     ddl_torch.tune_allocator()
-    mpi = [("mpi", Mpi(options.mpi))] if options.mpi else []  # before DDL, which then meets by MPI
+    mpi = [("mpi", MpiBackend(options.mpi))] if options.mpi else []  # before DDL, which then meets by MPI
     dist.init_process_group("ddl", init_method="ddl://")
     machine, everybody = facts(), list(range(dist.get_world_size()))
     contestants: Dict[str, Any] = {name: Torch(dist.new_group(everybody, backend=name)) for name in ("ddl", "gloo")}
@@ -134,7 +134,7 @@ class Torch:
         return stepping(model)
 
 
-class Mpi:
+class MpiBackend:
     """What MPI can do of the same, on the memory of tensors."""
 
     def __init__(self, environment: Path) -> None:

@@ -1,5 +1,5 @@
 // What the two limit programs share: the command line, clocks, and the file of results, which has the form of the
-// Python worker's (../worker/loop.py): for every size the seconds of each call, and the CPU seconds of all of them.
+// Python worker's (ddl/tools/bench/loop.py): for every size the seconds of each call, and the CPU seconds of all of them.
 #pragma once
 
 #include <time.h>
@@ -73,7 +73,7 @@ inline double seconds_of(clockid_t clock) {
 inline double wall() { return seconds_of(CLOCK_MONOTONIC); }
 inline double cpu() { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 
-// As buffer_sets in ../worker/loop.py: how many sets of buffers are used in turn.
+// As buffer_sets in ddl/tools/bench/loop.py: how many sets of buffers are used in turn.
 inline int buffer_sets(size_t bytes, int cycle) {
   const size_t fitting = (size_t{64} << 20) / bytes;
   const int wanted = fitting < 2 ? 2 : fitting > 4 ? 4 : static_cast<int>(fitting);

@@ -4,7 +4,7 @@
 // others, reads its share of everybody's input, writes the result to wherever it is wanted, in tiles of 16 KiB, and
 // meets them again. An all-reduce may write each sum everywhere at once, which is faster in caches, or a tile to its
 // own buffer and from there to the others, which is faster in memory: what wins the warm-up of a size is used.
-// Buffers are rotated, refilled and timed exactly as in ../worker/loop.py. No code of DDL is used.
+// Buffers are rotated, refilled and timed exactly as in ddl/tools/bench/loop.py. No code of DDL is used.
 //
 //   limit --collective allreduce --dtype float32 --ranks 2 --latency 65536 --calls bytes:calls:warmup,... --output DIR
 //         [--probe FILE]

@@ -1,4 +1,4 @@
-// What the ranks put in and what must come out: the patterns of ../worker/values.py.
+// What the ranks put in and what must come out: the patterns of ddl/tools/bench/values.py.
 #pragma once
 
 #include <cstddef>

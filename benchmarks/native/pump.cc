@@ -3,7 +3,7 @@
 // One process per host, one TCP connection. For every call each side sends and receives at the same time as many
 // bytes as the collective moves between two ranks: all of them for an all-reduce (half to be summed, half of the
 // sum), half for reduce-scatter, all-gather and all-to-all, all in one direction for a broadcast. Buffers are plain
-// memory, rotated, refilled and timed as in ../worker/loop.py; the barrier is a byte each way.
+// memory, rotated, refilled and timed as in ddl/tools/bench/loop.py; the barrier is a byte each way.
 //
 //   pump --rank 0 --address 10.0.0.1 --port 5000 --collective allreduce --latency 65536 --calls ... --output DIR
 //        [--probe FILE]
@@ -28,21 +28,21 @@ namespace limit {
 constexpr double kPatience = 60;       // seconds without any progress
 constexpr double kSpin = 50e-6;        // seconds of asking again before sleeping in poll
 constexpr size_t kAtOnce = 512 << 10;  // bytes per system call: what is read stays in the L2 cache
-// Who sends is at most this far ahead of what he has received: more under way falls out of the caches before it is
-// read, and takes twice as long.
+// A sender is at most this far ahead of what it has received: more would fall out of the caches before it is
+// read, and take twice as long.
 constexpr size_t kAhead = 512 << 10;
 
 // A part of a message on its way over one connection, in one direction.
 struct Stream {
   int fd;
   char* data;  // what arrives is dropped, so that the limit is the wire's and not that of the receiver's memory
-  size_t left;
+  size_t remaining;
   bool out;
   const size_t* opposite = nullptr;  // what is left to come the other way
 
   size_t may_move() const {
-    const size_t n = std::min(left, kAtOnce);
-    return opposite == nullptr ? n : std::min(n, left + kAhead - std::min(left + kAhead, *opposite));
+    const size_t n = std::min(remaining, kAtOnce);
+    return opposite == nullptr ? n : std::min(n, remaining + kAhead - std::min(remaining + kAhead, *opposite));
   }
 
   bool move() {  // whether anything moved
@@ -57,7 +57,7 @@ struct Stream {
       die(std::string(out ? "send: " : "recv: ") + std::strerror(errno));
     }
     if (out) data += moved;
-    left -= static_cast<size_t>(moved);
+    remaining -= static_cast<size_t>(moved);
     return true;
   }
 };
@@ -65,7 +65,7 @@ struct Stream {
 // Moves both streams to their ends, asking again for a moment and then sleeping until one of them can move.
 void pump(Stream* sending, Stream* receiving) {
   double idle_since = 0;
-  while (sending->left > 0 || receiving->left > 0) {
+  while (sending->remaining > 0 || receiving->remaining > 0) {
     const bool sent = sending->move(), received = receiving->move();
     if (sent || received) {
       idle_since = 0;
@@ -74,7 +74,7 @@ void pump(Stream* sending, Stream* receiving) {
     const double now = wall();
     if (idle_since == 0) idle_since = now;
     if (now - idle_since < kSpin) continue;
-    const short room = sending->may_move() > 0 ? POLLOUT : 0, bytes = receiving->left > 0 ? POLLIN : 0;
+    const short room = sending->may_move() > 0 ? POLLOUT : 0, bytes = receiving->remaining > 0 ? POLLIN : 0;
     pollfd waiting{sending->fd, static_cast<short>(room | bytes), 0};
     if (poll(&waiting, 1, static_cast<int>(kPatience * 1e3)) == 0) die("nothing moved for 60 s");
   }
@@ -132,7 +132,7 @@ class Pump {
     const bool receives = collective_ != "broadcast" || rank_ != root;
     Stream sending{fd_, out.data(), sends ? bytes : 0, true};
     Stream receiving{fd_, nullptr, receives ? bytes : 0, false};
-    if (sends && receives) sending.opposite = &receiving.left;
+    if (sends && receives) sending.opposite = &receiving.remaining;
     pump(&sending, &receiving);
   }
 

@@ -44,7 +44,7 @@ SIZES = "256K,512K,1M,2M,4M,8M,16M,32M"
 TOLERANCE = 0.10
 #: Ethernet, IP and TCP with time stamps: 1514 bytes carry 1448. So the token buckets count.
 WIRE = 1514 / 1448
-#: All hosts are on the machine's two cores, which no rank knows: who waits awake takes the core of who works.
+#: All hosts are on the machine's two cores, which no rank knows: to wait awake takes a working rank's core.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0"}
 
 

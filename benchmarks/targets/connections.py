@@ -45,7 +45,7 @@ def neighbours(layout: Mapping[str, Any], nbytes: int) -> int:
 
 
 def rows(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> List[Row]:
-    """Judge 64 ranks by 16: for each of two neighbours a dimension, a rank may need what it needs for one there."""
+    """Judge 64 ranks by 16: each neighbour (two a dimension) may take as many connections as at 16."""
     listed = []
     for dimensions, (few, many) in enumerate(zip(FEW, MANY), start=1):
         most = {name: max(rank["connections"] for rank in results[name]) for name in (few, many)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Sequence
 
@@ -58,7 +59,11 @@ def markdown(rows: Sequence[Row]) -> str:
     """Return the same for a document."""
     lines = [list(HEAD), ["---"] * len(HEAD), *(row.cells() for row in rows)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    notes = "\n".join(f"* {row.target}, {row.what}: {row.note}" for row in rows if row.note)
+    notes = "\n".join(
+        textwrap.fill(f"* {row.target}, {row.what}: {row.note}", 120, subsequent_indent="  ")
+        for row in rows
+        if row.note
+    )
     return f"{table}\n\n{notes}" if notes else table
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from benchmarks.collectives import contestants
 from benchmarks.collectives.call_counts import TimingPace, call_counts
-from benchmarks.collectives.contestants import Contestant, Setting
+from benchmarks.collectives.contestants import Conditions, Contestant
 from benchmarks.collectives.rounds import in_turn, start
 from benchmarks.machine import Processors
 from benchmarks.targets.bounds import ETHERNET, TOKEN_BUCKETS, ring_seconds
@@ -150,7 +150,7 @@ def measure(
     ranks = shape.hosts * shape.slots
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(shape))
-        setting = Setting("allreduce", "float32", ranks, call_counts(sizes, pace), mpi, cluster)
+        setting = Conditions("allreduce", "float32", ranks, call_counts(sizes, pace), mpi, cluster)
         others = [contestants.find(name) for name in ("gloo", *MPI)]
         left_out.update(
             {contestant.name: contestant.why_not(setting) for contestant in others if contestant.why_not(setting)}
@@ -169,7 +169,7 @@ def measure(
     return measured
 
 
-def _measure_stream(setting: Setting, measured: CaseResult, left_out: Dict[str, str]) -> None:
+def _measure_stream(setting: Conditions, measured: CaseResult, left_out: Dict[str, str]) -> None:
     pump = contestants.find("limit")
     reason = pump.why_not(setting)
     if reason:

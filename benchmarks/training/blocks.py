@@ -43,7 +43,7 @@ class Chosen:
     starts: Mapping[str, List[Start]]
     blocks: Dict[str, List[Block]]
     compared: Dict[str, List[Block]]
-    alike: bool
+    comparable: bool
     enough: bool
     distances: List[Tuple[float, float]]
 
@@ -81,9 +81,9 @@ def choose(starts: Mapping[str, List[Start]], rounds: int) -> Chosen:
     }
     quiet = {name: {0: [block for block in of_name if block.others <= QUIET]} for name, of_name in blocks.items()}
     distances = regimes.assign(quiet)
-    compared, alike = regimes.choose(quiet, [0])[0]
-    alike = alike and all(compared.values())
+    compared, comparable = regimes.choose(quiet, [0])[0]
+    comparable = comparable and all(compared.values())
     fewest = min(map(len, compared.values()))
     per_start = max((len(blocks_of(0, start)) for of_name in starts.values() for start in of_name), default=0)
-    enough = alike and 2 * fewest >= rounds * per_start
-    return Chosen(starts, blocks, compared if alike else blocks, alike, enough, distances)
+    enough = comparable and 2 * fewest >= rounds * per_start
+    return Chosen(starts, blocks, compared if comparable else blocks, comparable, enough, distances)

@@ -111,7 +111,7 @@ def _cell(value: Optional[float], width: int, digits: int, unit: str = "") -> st
 def about(chosen: Chosen) -> str:
     """Return a line on what is compared."""
     total, used = (sum(map(len, groups.values())) for groups in (chosen.blocks, chosen.compared))
-    if not chosen.alike:
+    if not chosen.comparable:
         return f"DISTURBED: no distance at which everyone has quiet blocks; all {total} are pooled, ratios say little"
     first = next(iter(chosen.compared.values()))[0]
     apart = ""

@@ -20,7 +20,7 @@ from typing import IO, Any, Dict, List, Optional
 
 from benchmarks import regimes, search_path
 from benchmarks.training.blocks import Start
-from ddl.adapter import malloc_settings as allocator
+from ddl.adapter import malloc_settings
 
 __all__ = ["CONTESTANTS", "DEFAULT", "TrainingContestant", "Failed", "Running"]
 
@@ -37,7 +37,7 @@ class TrainingContestant:
     def environment(self) -> Dict[str, str]:
         if self.library == "ddl":  # sets it itself
             return {"DDL_TUNE_ALLOCATOR": "1" if self.malloc else "0"}
-        return allocator.environ() if self.malloc else {}
+        return malloc_settings.environ() if self.malloc else {}
 
 
 CONTESTANTS: Dict[str, TrainingContestant] = {
@@ -71,7 +71,7 @@ class Running:
         self._lines: Dict[int, IO[str]] = {}  # by rank
         self._report: List[Dict[str, Any]] = []  # by rank
         contestant = CONTESTANTS[name]
-        environment = {name: value for name, value in os.environ.items() if name not in allocator.environ()}
+        environment = {name: value for name, value in os.environ.items() if name not in malloc_settings.environ()}
         environment.update(OMP_NUM_THREADS="1", PYTHONPATH=search_path(environment), **contestant.environment())
         line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), "--no-prefix"]
         line += [sys.executable, "-u", "-m", "benchmarks.training.worker", contestant.library, model]

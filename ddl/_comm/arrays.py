@@ -16,7 +16,7 @@ from ddl.reduce_op import Average, ReduceOp, Sum
 __all__ = ["as_array", "as_real", "check_complex", "given", "instead", "is_complex", "memory", "readable"]
 
 T = TypeVar("T")
-_VALUES = (list, tuple, bool, int, float, complex, np.generic)  #: that numpy makes a new array of
+_VALUES = (list, tuple, bool, int, float, complex, np.generic)  #: numpy makes an array of these
 _ADVICE = "pass a numpy array or anything with DLPack on the CPU"
 
 

@@ -12,7 +12,7 @@ from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 import numpy as np
 
 from ddl import _core
-from ddl._comm import size_exchange as sizes
+from ddl._comm import size_exchange
 from ddl._comm.arrays import as_array, as_real, check_complex, given, instead, is_complex, memory
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
@@ -67,7 +67,7 @@ class CoreCalls:
 
     def allreduce_(self, x: T, op: OpLike, residual: Any = None) -> Call[T]:
         operator = parse_op(op, "allreduce_")
-        memory("allreduce_", x, operator)  # what cannot be overwritten is refused
+        memory("allreduce_", x, operator)  # refuses what cannot be overwritten
         return Call(Collective.ALLREDUCE, x, x, x, op=operator, residual=residual)
 
     def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
@@ -78,7 +78,7 @@ class CoreCalls:
 
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
         self.check_rank("broadcast_", "root", root)
-        memory("broadcast_", x)  # what cannot be overwritten is refused
+        memory("broadcast_", x)  # refuses what cannot be overwritten
         source = x if self._rank == root else None
         return Call(Collective.BROADCAST, source, x, x, root=root, sizes_for=sizes_for)
 
@@ -94,7 +94,7 @@ class CoreCalls:
         array = as_array(x)
         if array.ndim == 0:
             raise InvalidArgument("reducescatter: an array without dimensions has no rows to scatter")
-        rows = sizes.split_evenly(array.shape[0], self._size)
+        rows = size_exchange.split_evenly(array.shape[0], self._size)
         width = math.prod(array.shape[1:])
         output = np.empty((rows[self._rank], *array.shape[1:]), dtype=array.dtype)
         lengths = [n * width for n in rows]
@@ -128,14 +128,14 @@ class CoreCalls:
     def scatter(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("scatter", "root", root)
         array = as_array(x) if self._rank == root else None
-        head = np.zeros(sizes.HEAD, dtype=np.int64) if array is None else sizes.row(array)
+        head = np.zeros(size_exchange.HEAD, dtype=np.int64) if array is None else size_exchange.row(array)
         self.run(self.broadcast_(head, root, sizes_for=Collective.SCATTER))
-        shape = sizes.shape_of(head)
+        shape = size_exchange.shape_of(head)
         if not shape:
-            raise sizes.ranks_differ(f"scatter: rank {root} passed an array without dimensions; it has no rows")
-        rows = sizes.split_evenly(shape[0], self._size)
+            raise size_exchange.ranks_differ(f"scatter: rank {root} passed an array without dimensions; it has no rows")
+        rows = size_exchange.split_evenly(shape[0], self._size)
         width = math.prod(shape[1:])
-        dtype = array.dtype if array is not None else np.dtype(sizes.decode_type(head))
+        dtype = array.dtype if array is not None else np.dtype(size_exchange.decode_type(head))
         output = np.empty((rows[self._rank], *shape[1:]), dtype=dtype)
         return Call(
             *(Collective.SCATTER, array, output, output),
@@ -148,10 +148,10 @@ class CoreCalls:
     def alltoall(self, x: Any, splits: Optional[Sequence[int]]) -> Call[Any]:
         array = as_array(x)
         own_splits = check_splits(array, splits, self._size)
-        rows = self.exchange(Collective.ALLTOALL, sizes.row(array, own_splits))
-        sizes.check_rows("alltoall", rows)
+        rows = self.exchange(Collective.ALLTOALL, size_exchange.row(array, own_splits))
+        size_exchange.check_rows("alltoall", rows)
         width = math.prod(array.shape[1:])
-        matrix = rows[:, sizes.HEAD :]
+        matrix = rows[:, size_exchange.HEAD :]
         received = matrix[:, self._rank].copy()
         output = np.empty((int(received.sum()), *array.shape[1:]), dtype=array.dtype)
         return Call(
@@ -188,8 +188,8 @@ class CoreCalls:
 
     def _gathered(self, verb: str, purpose: Collective, array: np.ndarray) -> Tuple[List[int], int]:
         """Return the elements that each rank contributes, and the rows of all of them together."""
-        rows = self.exchange(purpose, sizes.row(array))
-        sizes.check_rows(verb, rows)
+        rows = self.exchange(purpose, size_exchange.row(array))
+        size_exchange.check_rows(verb, rows)
         width = math.prod(array.shape[1:])
         return [int(row[2]) * width for row in rows], sum(int(row[2]) for row in rows)
 

@@ -43,7 +43,7 @@ def discover(hosts: Sequence[Sequence[int]], dimensions: str = "") -> Topology:
     """Return the topology of ranks that share memory in groups ``hosts``.
 
     ``dimensions`` (DDL_DIMENSIONS) lays them out instead of "ranks per host x hosts"; ranks are then taken host by
-    host. As many of its innermost dimensions count as shared as really share memory. ``ConfigError`` if its product is
+    host. Its innermost dimensions count as shared as far as memory really is shared. ``ConfigError`` if its product is
     not the number of ranks.
     """
     order = [rank for host in hosts for rank in host]
@@ -116,7 +116,7 @@ class Group:
         core.introduce(self.who, [job.rank_label(world) for world in self.ranks])
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
-        self._dialer = Connector(job, core, number, self.rank, self.ranks)
+        self._connector = Connector(job, core, number, self.rank, self.ranks)
         self._member = Member(number, core, self.ranks)
         if job.agent is not None:
             job.agent.add(self._member)
@@ -203,7 +203,7 @@ class Group:
         streams = [_core.stream_of(slot, channel) for slot in slots for channel in range(channels)]
         rails = len(self.job.rails)
         each = rails if rails > 1 else self.job.settings.connections if lane == _core.LANE_LARGE else 1
-        self._dialer.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
+        self._connector.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
 
     # --- life ---
 
@@ -322,7 +322,7 @@ class Group:
         self._left = True
         for child in self._children:
             child.close()
-        self._dialer.close()
+        self._connector.close()
         if self.job.agent is not None:
             self.job.agent.remove(self._member)
         self.core.shutdown()

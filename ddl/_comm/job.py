@@ -28,7 +28,7 @@ from ddl.store.messages import said_by
 from ddl.store.rails import RailOffer
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
-from ddl.tuning.measure import table_file as tuned
+from ddl.tuning.measure import table_file
 from ddl.tuning.table import TunedCluster
 
 __all__ = ["Job", "Peer", "identity_and_settings"]
@@ -130,11 +130,11 @@ class Job:
         self.peers: Tuple[Peer, ...] = ()
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
         self.rails: Tuple[str, ...] = ("",)
-        self.offer = tuned.TableOffer()
+        self.offer = table_file.TableOffer()
         #: Groups whose communicators the program has let go; ``close_dropped`` closes them.
         self.dropped: Deque[Droppable] = collections.deque()
         self._ended = False
-        self._groups = 0  # that have asked for a number in a job of one rank
+        self._groups = 0  # numbers given out in a job of one rank
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
@@ -199,12 +199,12 @@ class Job:
         self._check_deterministic()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self._meet_neighbours(me, deadline)
-        left = max(1.0, deadline - time.monotonic())
+        remaining = max(1.0, deadline - time.monotonic())
         own: Dict[str, Any] = {"met": met}
         if me.rank == 0:
-            own["tuned"] = vars(tuned.offer(self.settings, self.cluster()))
-        answers = store.check_in(json.dumps(own), left, round=2 * self.round + 1)
-        self.offer = said_by(0, answers[0], lambda said: tuned.TableOffer(**said["tuned"]))
+            own["tuned"] = vars(table_file.offer(self.settings, self.cluster()))
+        answers = store.check_in(json.dumps(own), remaining, round=2 * self.round + 1)
+        self.offer = said_by(0, answers[0], lambda said: table_file.TableOffer(**said["tuned"]))
         self._conclude([said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)])
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
@@ -262,7 +262,7 @@ class Job:
         )
 
     def _listen(self, towards_store: str) -> Tuple[List[socket.socket], List[RailOffer]]:
-        """Listen for data wherever there may be a rail: the first place is a must."""
+        """Listen for data wherever there may be a rail; only the first must work."""
         listeners: List[socket.socket] = []
         offers = []
         for place in rails.places(self.settings.interface, towards_store):

@@ -78,7 +78,7 @@ class _Decoder:
     """Restores one object. msgpack calls ``extension`` and ``sequence`` from the inside out."""
 
     def __init__(self) -> None:
-        self._marks = 0  # that have come, and stand at the beginning of no list yet
+        self._marks = 0  # how many marks stand in no list yet
 
     def decode(self, data: bytes) -> Any:
         value = msgpack.unpackb(

@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Sequence, TypeVar
 import numpy as np
 
 from ddl import _core
-from ddl._comm import object_codec as objects
+from ddl._comm import object_codec
 from ddl._comm.arrays import as_array, given, instead, is_complex, memory, readable
 from ddl._comm.core_calls import Call, CoreCalls
 from ddl._comm.group import Group
@@ -285,13 +285,13 @@ class Verbs:
         Not collective, blocking.
         """
         self._calls.check_peer("recv", src)
-        memory("recv", x)  # what cannot be overwritten is refused
+        memory("recv", x)  # refuses what cannot be overwritten
         return self._calls.run(Call(Collective.RECV, None, x, x, root=src))
 
     def recv_async(self, x: Any, src: int) -> Work:
         """As ``recv``, without blocking."""
         self._calls.check_peer("recv", src)
-        memory("recv", x)  # what cannot be overwritten is refused
+        memory("recv", x)  # refuses what cannot be overwritten
         return self._calls.start(Call(Collective.RECV, None, x, x, root=src))
 
     # --- objects ---
@@ -312,17 +312,20 @@ class Verbs:
         if self.rank != root:
             data = np.empty(int(length[0]), np.uint8)
         self._calls.run(self._calls.broadcast_(data, root))
-        if self.rank == root and not objects.refused(data):
+        if self.rank == root and not object_codec.refused(data):
             return obj
-        return objects.decode(data, allow_pickle=allow_pickle)
+        return object_codec.decode(data, allow_pickle=allow_pickle)
 
     def allgather_object(self, obj: Any, *, allow_pickle: bool = False) -> List[Any]:
         """Return the list of all ranks' ``obj``, in rank order. Collective, blocking. As ``broadcast_object``."""
         joined, lengths = self._calls.joined(self._encoded("allgather_object", obj, allow_pickle))
         ends = np.cumsum(lengths)
         return [
-            objects.decode(joined[end - length : end], allow_pickle=allow_pickle) for end, length in zip(ends, lengths)
+            object_codec.decode(joined[end - length : end], allow_pickle=allow_pickle)
+            for end, length in zip(ends, lengths)
         ]
 
     def _encoded(self, verb: str, obj: Any, allow_pickle: bool) -> np.ndarray:
-        return objects.encode_or_why(obj, allow_pickle=allow_pickle, who=f"{verb}: rank {self._group.ranks[self.rank]}")
+        return object_codec.encode_or_why(
+            obj, allow_pickle=allow_pickle, who=f"{verb}: rank {self._group.ranks[self.rank]}"
+        )

@@ -73,7 +73,7 @@ class Bucket:
         return self.length * self.itemsize
 
 
-class _Open:
+class _OpenBucket:
     """A bucket that still takes gradients."""
 
     def __init__(self, first: Gradient, limit_bytes: float) -> None:
@@ -110,7 +110,7 @@ def assign(
     for name, value in (("bucket_bytes", bucket_bytes), ("first_bucket_bytes", first_bucket_bytes)):
         if value < 1:
             raise InvalidArgument(f"buckets: {name}={value} must be 1 or more")
-    open_buckets: Dict[Tuple[Hashable, Optional[int]], _Open] = {}
+    open_buckets: Dict[Tuple[Hashable, Optional[int]], _OpenBucket] = {}
     done: List[Bucket] = []
     limit = min(first_bucket_bytes, bucket_bytes)
     for item in range(len(gradients) - 1, -1, -1):
@@ -123,9 +123,9 @@ def assign(
             done.append(bucket.close())
             bucket = None
         if bucket is None and gradient.group is not None:
-            bucket = open_buckets[key] = _Open(gradient, math.inf)
+            bucket = open_buckets[key] = _OpenBucket(gradient, math.inf)
         elif bucket is None:
-            bucket = open_buckets[key] = _Open(gradient, limit)
+            bucket = open_buckets[key] = _OpenBucket(gradient, limit)
             limit = bucket_bytes
         bucket.add(item, gradient)
     done.extend(bucket.close() for bucket in open_buckets.values())

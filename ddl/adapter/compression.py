@@ -36,7 +36,7 @@ def on_wire(communicator: Communicator, wire: str) -> Communicator:
     return compressed
 
 
-class _Step:
+class _TrialStep:
     """What a step averages, all at once in the background. The arrays hold zeros, and sums of zeros stay zeros."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
@@ -61,7 +61,7 @@ def fastest(communicator: Communicator, arrays: Sequence[np.ndarray]) -> Communi
     ``arrays``: the buffers of float32, alike on all ranks; they hold zeros, and do so afterwards.
     """
     topology = communicator.topology
-    step = _Step(arrays)
+    step = _TrialStep(arrays)
     if topology.local_size == topology.size or not step.bytes:
         why = "all ranks share memory, so nothing is sent" if step.bytes else "there is no float32"
         _tell(communicator, f"compression auto: none ({why} that could be compressed)")
@@ -91,6 +91,6 @@ def _verdict(names: Sequence[str], chosen: int, medians: Dict[int, float], nbyte
 
 
 def _tell(communicator: Communicator, text: str) -> None:
-    """What was asked for as "auto" is answered where it is seen: the arithmetic of a job depends on it."""
+    """Log what "auto" has chosen where users see it: the arithmetic of a job depends on it."""
     if communicator.rank == 0:
         log.warning("%s", text)

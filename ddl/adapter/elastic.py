@@ -78,7 +78,7 @@ class State:
         """For a class of your own: work out anew what depends on the ranks. May be collective."""
 
     def commit(self) -> None:
-        """Save; then look whether the hosts have changed. Between batches, as often as losing work is not worth it."""
+        """Save; then look whether the hosts have changed. Call it between batches: a failure loses what came after."""
         self.save()
         self.check_host_updates()
 

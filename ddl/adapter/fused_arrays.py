@@ -73,7 +73,7 @@ class Fused:
         name: str = "gradients",
         advice: str = "",
     ) -> None:
-        self._group = communicator
+        self._communicator = communicator
         self._advice = advice
         self._step_elements = StepElements(x.dtype for x in arrays if 0 < x.nbytes < _ALONE) if advice else None
         self._step_number = StepNumber(0, "")
@@ -106,7 +106,7 @@ class Fused:
             return
         arrays = self._packed(arrays, step_number)
         for i in self._layout.alone:
-            self._group.allreduce_(arrays[i], op=self._op)
+            self._communicator.allreduce_(arrays[i], op=self._op)
         for pieces, step in self._steps:
             step()
             pieces.unpack(arrays)
@@ -121,14 +121,14 @@ class Fused:
         """
         arrays = self._packed(arrays, step_number)
         buffers = [arrays[i] for i in self._layout.alone] + [flat for flat, _ in self._layout.together]
-        self._works = [self._group.allreduce_async_(buffer, op=self._op, name=self._name) for buffer in buffers]
+        self._works = [self._communicator.allreduce_async_(buffer, op=self._op, name=self._name) for buffer in buffers]
         self._under_way = arrays
 
     @naming_rank
     def wait(self) -> None:
         """Wait for what ``start`` began. Raises ``InvalidState`` if nothing is, and what all-reduces raise."""
         if self._works is None:
-            raise InvalidState(f"{self._group.who} {self._name}: wait without a start")
+            raise InvalidState(f"{self._communicator.who} {self._name}: wait without a start")
         works, arrays = self._works, self._under_way
         self._works, self._under_way = None, []
         for work in works:
@@ -152,14 +152,14 @@ class Fused:
 
     def _end(self) -> None:
         if self._step_elements and self._step_elements.differ():
-            raise who_is_apart(self._group, self._name, self._step_number, self._advice)
+            raise who_is_apart(self._communicator, self._name, self._step_number, self._advice)
         recorder = timeline.active()
         if recorder is not None:
             recorder.operation(self._name, "allreduce", self._begun, self._begun, time.monotonic())
 
     def _check(self, arrays: List[Array]) -> None:
         if self._works is not None:
-            raise InvalidState(f"{self._group.who} {self._name}: started again before wait")
+            raise InvalidState(f"{self._communicator.who} {self._name}: started again before wait")
         known = self._lines
         if len(arrays) != len(known):
             raise InvalidArgument(f"{self._name}: {len(arrays)} arrays; at first there were {len(known)}")
@@ -168,7 +168,7 @@ class Fused:
                 raise InvalidArgument(f"{self._name}: {_line(i, arrays[i])}; at first {known[i]}")
         if not self._checked:
             lines = [f"op={self._op.name}", *self._lines]
-            check_consistent(self._group, self._name, lines, "Build the same model on all ranks.")
+            check_consistent(self._communicator, self._name, lines, "Build the same model on all ranks.")
             self._checked = True
 
 
@@ -178,14 +178,14 @@ def broadcast_many_(arrays: Sequence[Array], *, root: int = 0, communicator: Opt
 
     Raises ``InvalidArgument``, on all ranks, if their types or shapes differ; ``communicator``: the world by default.
     """
-    group = ddl.world() if communicator is None else communicator
+    communicator = ddl.world() if communicator is None else communicator
     values = list(arrays)
     layout = _Layout(values)
-    check_consistent(group, "broadcast", layout.lines, "Build the same model on all ranks.")
+    check_consistent(communicator, "broadcast", layout.lines, "Build the same model on all ranks.")
     for i in layout.alone:
-        group.broadcast_(values[i], root=root)
+        communicator.broadcast_(values[i], root=root)
     for flat, pieces in layout.together:
         pieces.pack(values)
-        group.broadcast_(flat, root=root)
-        if group.rank != root:
+        communicator.broadcast_(flat, root=root)
+        if communicator.rank != root:
             pieces.unpack(values)

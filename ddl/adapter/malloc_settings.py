@@ -19,7 +19,7 @@ _log = logging.getLogger("ddl")
 _tuned: Optional[bool] = None  # None: not tried yet in this process
 
 
-class _Setting(NamedTuple):
+class _MalloptSetting(NamedTuple):
     """One of mallopt(3)."""
 
     parameter: int  #: its number in malloc.h
@@ -28,9 +28,9 @@ class _Setting(NamedTuple):
 
 
 _SETTINGS = (
-    _Setting(-3, "MALLOC_MMAP_THRESHOLD_", 1 << 30),
-    _Setting(-1, "MALLOC_TRIM_THRESHOLD_", (1 << 31) - 1),
-    _Setting(-2, "MALLOC_TOP_PAD_", 64 << 20),
+    _MalloptSetting(-3, "MALLOC_MMAP_THRESHOLD_", 1 << 30),
+    _MalloptSetting(-1, "MALLOC_TRIM_THRESHOLD_", (1 << 31) - 1),
+    _MalloptSetting(-2, "MALLOC_TOP_PAD_", 64 << 20),
 )
 
 

@@ -31,7 +31,7 @@ def average_metrics(
 
     >>> average_metrics({"loss": loss, "accuracy": right / len(x)}, weight=len(x))
     """
-    group = ddl.world() if communicator is None else communicator
+    communicator = ddl.world() if communicator is None else communicator
     names = sorted(metrics, key=repr)
     # A rank that finds a mistake must not leave the others waiting: it says so where they look for the names.
     mistake, sums = "", np.zeros(len(names) + 1)
@@ -44,8 +44,8 @@ def average_metrics(
             sums[:-1] = np.array(numbers) * sums[-1]
     except ddl.InvalidArgument as error:
         mistake = str(error)
-    _check_names([repr(name) for name in names], mistake, group)
-    group.allreduce_(sums, op=ddl.Sum)
+    _check_names([repr(name) for name in names], mistake, communicator)
+    communicator.allreduce_(sums, op=ddl.Sum)
     if sums[-1] == 0:
         raise ddl.InvalidArgument("average_metrics: the weights of all ranks are 0, so there is no mean")
     means = dict(zip(names, (sums[:-1] / sums[-1]).tolist()))
@@ -110,15 +110,15 @@ def _number(value: Any, what: str) -> float:
         raise ddl.InvalidArgument(f"{what} is a {type(value).__name__}{shape}, not one number") from None
 
 
-def _check_names(names: List[str], mistake: str, group: ddl.Communicator) -> None:
+def _check_names(names: List[str], mistake: str, communicator: ddl.Communicator) -> None:
     """Raise ``InvalidArgument``, on all ranks, unless all have the same names and no mistake."""
     digest = hashlib.sha256(repr((names, mistake)).encode()).digest()
     number = int.from_bytes(digest[:8], "little", signed=True)
     extremes = np.array([number, ~number])  # the largest of ~n is ~ the smallest of n
-    group.allreduce_(extremes, op=ddl.Max)
+    communicator.allreduce_(extremes, op=ddl.Max)
     if extremes[0] == ~extremes[1] and not mistake:
         return
-    everybody = group.allgather_object((names, mistake))
+    everybody = communicator.allgather_object((names, mistake))
     for rank, (theirs, wrong) in enumerate(everybody):
         if wrong:
             raise ddl.InvalidArgument(f"average_metrics: on rank {rank} {wrong}")

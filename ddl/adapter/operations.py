@@ -15,15 +15,24 @@ from ddl.adapter.process_sets import ProcessSet, ProcessSets
 from ddl.communicator import Communicator
 from ddl.errors import InvalidArgument
 from ddl.negotiation import timeline
-from ddl.negotiation.pending import Ended, Request, Waitable
+from ddl.negotiation.pending import CompletedOperation, Request, Waitable
 from ddl.negotiation.signature import ANY, Signature
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, OpLike, ReduceOp, Sum, parse_op
 
-__all__ = ["Operation", "Several", "Where", "absent", "allgather_object", "at_once", "barrier", "broadcast_object"]
+__all__ = [
+    "Operation",
+    "OperationGroup",
+    "Where",
+    "absent",
+    "allgather_object",
+    "at_once",
+    "barrier",
+    "broadcast_object",
+]
 __all__ += ["choose_op", "grouped", "objects"]
 # What operations are made of, for adapters.
-__all__ += ["ANY", "Ended", "Request", "Signature", "Waitable", "timeline"]
+__all__ += ["ANY", "CompletedOperation", "Request", "Signature", "Waitable", "timeline"]
 
 T = TypeVar("T")
 
@@ -50,7 +59,7 @@ class Operation(Generic[T]):
 
 def at_once(signature: Signature, call: Callable[[Communicator], Any], finish: Callable[[Any], T]) -> Operation[T]:
     """Do what takes several rounds, and blocks the one who starts it until they are over."""
-    return Operation(signature, lambda group: Ended(call(group)), finish, call)
+    return Operation(signature, lambda communicator: CompletedOperation(call(communicator)), finish, call)
 
 
 def objects(signature: Signature, call: Callable[[Communicator], T]) -> Operation[T]:
@@ -62,23 +71,26 @@ def broadcast_object(obj: Any, root: int, name: str, allow_pickle: bool) -> Oper
     """Send the object of rank ``root`` of the communicator, which people call ``name``, to all."""
     return objects(
         Signature("broadcast_object", detail=f"root_rank={name}"),
-        lambda group: group.broadcast_object(obj, root=root, allow_pickle=allow_pickle),
+        lambda communicator: communicator.broadcast_object(obj, root=root, allow_pickle=allow_pickle),
     )
 
 
 def allgather_object(obj: Any, allow_pickle: bool) -> Operation[List[Any]]:
     """Return the objects of all ranks."""
-    return objects(Signature("allgather_object"), lambda group: group.allgather_object(obj, allow_pickle=allow_pickle))
+    return objects(
+        Signature("allgather_object"),
+        lambda communicator: communicator.allgather_object(obj, allow_pickle=allow_pickle),
+    )
 
 
 def barrier() -> Operation[None]:
     """Wait for all ranks."""
     return Operation(
         Signature("barrier"),
-        lambda group: group.barrier_async(),
+        lambda communicator: communicator.barrier_async(),
         lambda _: None,
-        lambda group: group.barrier(),
-        attempt=lambda group: group._attempt(Collective.BARRIER, None, None),
+        lambda communicator: communicator.barrier(),
+        attempt=lambda communicator: communicator._attempt(Collective.BARRIER, None, None),
     )
 
 
@@ -97,7 +109,7 @@ def choose_op(average: Optional[bool], op: Optional[OpLike], stacklevel: int = 4
     return Average if average else Sum
 
 
-class Several:
+class OperationGroup:
     """Operations that were started together."""
 
     def __init__(self, works: Sequence[Waitable]) -> None:
@@ -118,7 +130,7 @@ def grouped(operations: Sequence[Operation[T]], verb: str) -> Operation[List[T]]
     details = sorted({operation.signature.detail for operation in operations})
     return Operation(
         Signature(f"grouped_{verb}", tensors, " ".join(details)),
-        lambda group: Several([operation.start(group) for operation in operations]),
+        lambda communicator: OperationGroup([operation.start(communicator) for operation in operations]),
         lambda results: [operation.finish(result) for operation, result in zip(operations, results)],
     )
 
@@ -135,7 +147,9 @@ def absent(
     if signature.verb not in ("allreduce", "grouped_allreduce"):
         raise InvalidArgument("only all-reduces are possible while a rank has joined")
     op = ReduceOp[signature.detail.split()[0].partition("=")[2]]
-    return lambda group: Several([of_zeros(dtype, shape, op).start(group) for dtype, shape in signature.tensors])
+    return lambda communicator: OperationGroup(
+        [of_zeros(dtype, shape, op).start(communicator) for dtype, shape in signature.tensors]
+    )
 
 
 class _Finishing:
@@ -181,13 +195,13 @@ class Where:
 
     def run(self, operation: Operation[T], name: Optional[str] = None) -> T:
         """Do it and return its result."""
-        group = self.communicator
-        if group is None:
+        communicator = self.communicator
+        if communicator is None:
             raw = self._set.negotiator.run(operation.request(name))
         elif operation.call is not None:
-            raw = operation.call(group)
+            raw = operation.call(communicator)
         else:
-            raw = operation.start(group).wait()
+            raw = operation.start(communicator).wait()
         return operation.finish(raw)
 
     def attempt(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:
@@ -195,8 +209,12 @@ class Where:
 
         See ``Negotiator.attempt``. Unlike with ``begin``, what is waited for returns the result of ``run``.
         """
-        group = self.communicator
-        work = operation.start(group) if group is not None else self._set.negotiator.attempt(operation.request(name))
+        communicator = self.communicator
+        work = (
+            operation.start(communicator)
+            if communicator is not None
+            else self._set.negotiator.attempt(operation.request(name))
+        )
         return _Finishing(work, operation.finish)
 
     def begin(self, operation: Operation[T], name: Optional[str] = None) -> Waitable:

@@ -1,4 +1,4 @@
-"""By which operators elements of a type, and gradients, can be combined: refused here, alike for all frameworks."""
+"""Refuses operators that cannot combine elements of a type, or gradients: alike for all frameworks."""
 
 from __future__ import annotations
 

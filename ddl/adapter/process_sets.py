@@ -155,7 +155,9 @@ class ProcessSets:
                 return False
         if process_set.included():
             name = "remove_process_set"
-            process_set.negotiator.run(Request(Signature(name), lambda group: group.barrier_async(), name))
+            process_set.negotiator.run(
+                Request(Signature(name), lambda communicator: communicator.barrier_async(), name)
+            )
         with self._lock:
             del self._sets[number]
             process_set._leave(f"{process_set!r} has been removed")
@@ -170,12 +172,12 @@ class ProcessSets:
         with self._lock:
             self._forget()
 
-    def _put_to_use(self, new: ProcessSet, world: Communicator, group: Optional[Communicator]) -> None:
-        """Give a set its number and, if this rank is in it, what negotiates on ``group``."""
+    def _put_to_use(self, new: ProcessSet, world: Communicator, communicator: Optional[Communicator]) -> None:
+        """Give a set its number and, if this rank is in it, what negotiates on ``communicator``."""
         assert new.ranks is not None
-        if group is not None:
+        if communicator is not None:
             who = f"{world.who} process set {self._next} of ranks {new.ranks}:" if self._next else world.who
-            new._negotiator = Negotiator(group, self._absent, who, new.ranks)
+            new._negotiator = Negotiator(communicator, self._absent, who, new.ranks)
         new.process_set_id = self._next
         self._sets[self._next] = new
         self._next += 1

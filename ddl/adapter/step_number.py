@@ -46,7 +46,7 @@ class StepNumber(NamedTuple):
 
 
 class StepElements:
-    """The elements that say a number, of a type of ``kinds`` if one of these is fit, so that they lie with those."""
+    """The elements that say a number. If a type of ``kinds`` fits, they have it, and can lie with those arrays."""
 
     def __init__(self, kinds: Iterable[np.dtype]) -> None:
         fit = [kind for kind in kinds if kind.kind in "fiu" and kind.itemsize > 1]

@@ -254,7 +254,7 @@ class Agent:
             self._failed(message)
         elif kind == "probe":
             self._answer(message)
-        elif kind == "left":
+        elif kind == "departed":
             self._left(message["comm"], message["peer"])
         elif kind == "late":
             self.stragglers.heard(message)

@@ -24,7 +24,7 @@ __all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe", "parse_size"]
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 #: How float32 can be written on the wire, with the codec's number there.
 WIRE_CODECS = {"bf16": 1, "fp16": 2, "int8": 3}
-#: "int8" is none of a whole job's: it serves only who keeps what it drops, and adds it the next time.
+#: "int8" is not for a whole job: its caller must keep what it drops, and add it the next time.
 _WIRES = ("float32", "bf16", "fp16")
 _LEVELS = ("error", "warning", "info", "debug")
 #: Horovod's names of our levels, where it calls them otherwise.
@@ -242,8 +242,8 @@ class Settings:
         for variable, value in (("DDL_ALGORITHM", self.algorithm), ("DDL_WIRE", self.wire)):
             if self.deterministic and value:
                 raise ConfigError(
-                    f"{variable}={value} would decide how numbers are added up, and so does deterministic=True or "
-                    f"DDL_DETERMINISTIC=1, by which only the number of ranks may; unset one of the two"
+                    f"{variable}={value} would change sums, which depend only on the number of ranks with "
+                    f"deterministic=True or DDL_DETERMINISTIC=1; unset one of the two"
                 )
 
 

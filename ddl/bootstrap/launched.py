@@ -117,7 +117,7 @@ def _mpich(environ: Mapping[str, str]) -> Optional[_Numbers]:
     return rank, size, local_rank, local_size, 0, 0, ""
 
 
-class _Kept:
+class _KeptState:
     """What lives as long as this process: a job joined once is the same at the next ``init``."""
 
     identity: Optional[Identity] = None
@@ -128,8 +128,8 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
 
     Collective, the first time. Raises ConfigError and RendezvousError.
     """
-    if _Kept.identity is not None:
-        return _Kept.identity
+    if _KeptState.identity is not None:
+        return _KeptState.identity
     if comm is None and "mpi4py.MPI" in sys.modules and ("PMI_RANK" in environ or "OMPI_COMM_WORLD_RANK" in environ):
         comm = sys.modules["mpi4py.MPI"].COMM_WORLD  # MPI is up, and speaks PMI itself
     process = detect(environ) if comm is None else _of_communicator(comm)
@@ -144,8 +144,8 @@ def join(process: Launched, share: Share, settings: Settings) -> Identity:
 
     Collective, the first time. Raises RendezvousError, and what ``share`` raises.
     """
-    if _Kept.identity is not None:
-        return _Kept.identity
+    if _KeptState.identity is not None:
+        return _KeptState.identity
     interface = settings.interface
     if process.rank == 0:
         secret = secrets.token_bytes(32)
@@ -163,8 +163,8 @@ def join(process: Launched, share: Share, settings: Settings) -> Identity:
         told = json.loads(share(None))
         secret, store = bytes.fromhex(told["secret"]), _first_that_answers(told["addresses"], process)
     numbers = (process.rank, process.size, process.local_rank, process.local_size, process.host, process.hosts)
-    _Kept.identity = Identity(*numbers, store, secret)
-    return _Kept.identity
+    _KeptState.identity = Identity(*numbers, store, secret)
+    return _KeptState.identity
 
 
 def _outside_addresses() -> List[str]:
@@ -224,7 +224,7 @@ def _by_pmi(fd: int, text: Optional[str]) -> str:
         return answer
 
     def leave() -> None:
-        """Who began to speak PMI and ends without this word has failed, and mpiexec kills the others."""
+        """If a process began to speak PMI and ends without this word, mpiexec kills the others."""
         if "mpi4py.MPI" not in sys.modules:  # MPI_Finalize will say it
             ask("finalize")
 

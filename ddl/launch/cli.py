@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
 from ddl.launch import dry_run, horovod, pods
-from ddl.launch.cluster import ClusterJob
+from ddl.launch.cluster_job import ClusterJob
 from ddl.launch.config import RunConfig
 from ddl.launch.config_file import options_from
 from ddl.launch.hosts import Host, parse_hostfile, parse_hosts
@@ -249,7 +249,7 @@ def _command(program: Sequence[str], environ: Dict[str, str]) -> Tuple[str, ...]
 
 
 def _in_image(program: Sequence[str]) -> Tuple[str, ...]:
-    """What is here says nothing about what is in the image: ddlrun looks there."""
+    """Return it unchecked: only ddlrun in the image can see what is there."""
     if not program:
         raise ConfigError("the program is missing")
     return tuple(program)

@@ -37,7 +37,7 @@ class RunConfig:
     timestamps: bool = False  #: put the time before each line
     placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
     launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
-    ssh_options: Tuple[str, ...] = ()  #: words for ssh
+    ssh_options: Tuple[str, ...] = ()  #: arguments of ssh
     directory: Optional[str] = None  #: where ranks on several hosts start; None: where ddlrun was started
     interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route
     head: str = ""  #: where pods find pod 0, as name:port; empty: these are no pods

@@ -27,7 +27,7 @@ __all__ = ["options_from"]
 
 
 def options_from(path: str) -> List[str]:
-    """Return the file's settings as words of a command line. ConfigError says what is wrong with it."""
+    """Return the file's settings as arguments of a command line. ConfigError says what is wrong with it."""
     if path.endswith((".yaml", ".yml")):
         return options_from_sections(_yaml(path))
     try:
@@ -35,19 +35,19 @@ def options_from(path: str) -> List[str]:
             settings: Dict[str, Any] = tomllib.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"it cannot be read: {error}") from error
-    words: List[str] = []
+    arguments: List[str] = []
     for name, value in settings.items():
         option = "--" + name.replace("_", "-")
         if value is True:
-            words.append(option)
+            arguments.append(option)
         elif value is False:
             continue
         else:
             for entry in value if isinstance(value, list) else [value]:
                 if not isinstance(entry, (str, int, float)) or isinstance(entry, bool):
                     raise ConfigError(f"{name} = {entry!r} is neither text nor a number nor a list")
-                words.append(f"{option}={entry}")
-    return words
+                arguments.append(f"{option}={entry}")
+    return arguments
 
 
 def _yaml(path: str) -> Dict[str, Any]:

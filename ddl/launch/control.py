@@ -33,7 +33,7 @@ from ddl.launch.placement import Placement
 
 __all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of", "cut_off", "gone_since"]
 
-#: Of ddlrun's environment, what its ranks elsewhere get too (the rest with --env): it is sent as it is, unencrypted.
+#: Variables of ddlrun that ranks on other hosts get, too (others need --env). They are sent unencrypted.
 _CARRIED = (
     *("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_"),
     *("TORCH_", "TF_", "KERAS_"),

@@ -99,17 +99,17 @@ def run(
         "--mpi-args": mpi_args,
     }
     switches = {"--verbose": verbose, "--disable-cache": disable_cache, "--gloo": use_gloo, "--mpi": use_mpi}
-    words = ["--launcher=ssh"]  # this machine alone, whatever hosts an allocation that we are in has
-    words += [f"{option}={value}" for option, value in options.items() if value is not None]
-    words += [switch for switch, given in switches.items() if given]
-    words += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
+    arguments = ["--launcher=ssh"]  # this machine alone, whatever hosts an allocation that we are in has
+    arguments += [f"{option}={value}" for option, value in options.items() if value is not None]
+    arguments += [switch for switch, given in switches.items() if given]
+    arguments += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     call = pickled((func, tuple(args), dict(kwargs or {})), "the function and its arguments")
     folder = Path(tempfile.mkdtemp(prefix="ddl-run-"))
     try:
         python = executable or sys.executable
         (folder / "call").write_bytes(pickle.dumps((_search_path(python), call)))
         rank = [python, "-u", "-m", "ddl.launch.function_rank", str(folder)]
-        status = _job([str(folder), str(os.getpid()), *words, "--", *rank])
+        status = _job([str(folder), str(os.getpid()), *arguments, "--", *rank])
         return _results(folder, size, status)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

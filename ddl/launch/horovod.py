@@ -110,17 +110,17 @@ _CONTROLLERS = ("gloo", "mpi", "jsrun")
 
 
 def options_from_sections(sections: Mapping[str, object]) -> List[str]:
-    """Return the settings of a ``--config-file`` of horovodrun as words of a command line; ConfigError.
+    """Return the settings of a ``--config-file`` of horovodrun as arguments of a command line; ConfigError.
 
     ``controller``, in no section, is one of the switches ``--gloo``, ``--mpi`` and ``--jsrun``. A name without a value
     (None) sets nothing.
     """
-    words: List[str] = []
+    arguments: List[str] = []
     for section, settings in sections.items():
         if section == "controller" and isinstance(settings, str):
             if settings.lower() not in _CONTROLLERS:
                 raise ConfigError(f"controller: {settings!r}: it must be one of {', '.join(_CONTROLLERS)}")
-            words.append(f"--{settings.lower()}")
+            arguments.append(f"--{settings.lower()}")
             continue
         if settings is None:
             continue
@@ -133,5 +133,5 @@ def options_from_sections(sections: Mapping[str, object]) -> List[str]:
             if key == "enabled" and _SECTIONS[section]:
                 name = _SECTIONS[section].rstrip("-")
             switch = f"--{name}" if value else f"--no-{name}"
-            words.append(switch if isinstance(value, bool) else f"--{name}={value}")
-    return words
+            arguments.append(switch if isinstance(value, bool) else f"--{name}={value}")
+    return arguments

@@ -27,10 +27,10 @@ from ddl.launch.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_
 from ddl.launch.processes import Guard, adopt_orphans, children, die_with_parent, signal_group
 from ddl.launch.rank_environ import meeting_point, rank_environ, threads_of_ranks
 
-__all__ = ["OWN_WORDS", "GRACE", "HostAgent", "Worker"]
+__all__ = ["EXIT_GRACE", "KILL_GRACE", "HostAgent", "Worker"]
 
-OWN_WORDS = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
-GRACE = 0.5  #: seconds between asking a process to end and killing it
+EXIT_GRACE = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
+KILL_GRACE = 0.5  #: seconds between asking a process to end and killing it
 LAST_OUTPUT = 1.0  #: seconds to read on after all ranks have ended: somebody else may hold a pipe open
 
 
@@ -73,7 +73,7 @@ class HostAgent:
         self._looks = 0
         self._orphans_seen = 0.0  # when they were last looked for
         self._stop_signal = 0  # why we were told to stop
-        self._plan: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
+        self._signals_due: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
         self._stopping = False  # a signal has been sent to the ranks: how they end says nothing any more
 
     def run_ranks(self, begin: Callable[[], Sequence[Identity]], meeting_point: Tuple[str, int]) -> None:
@@ -90,7 +90,7 @@ class HostAgent:
             self._start(begin())
             self.started()
             while any(worker.exit is None for worker in self._workers):
-                self._turn(self._plan[0][0] if self._plan else None)
+                self._turn(self._signals_due[0][0] if self._signals_due else None)
             self._end_leftovers()
             self._last_output()
         finally:
@@ -176,9 +176,9 @@ class HostAgent:
                 self.stop(number)
         if signal.SIGCHLD in numbers:
             self._look()
-        while self._plan and self._plan[0][0] <= time.monotonic():
-            self._look()  # who ended before the signal has ended by itself
-            self._send(self._plan.pop(0)[1])
+        while self._signals_due and self._signals_due[0][0] <= time.monotonic():
+            self._look()  # a rank that ended by now ended by itself
+            self._send(self._signals_due.pop(0)[1])
 
     def _pump(self, stream: Stream) -> None:
         if not stream.pump():
@@ -196,8 +196,11 @@ class HostAgent:
         for worker in ended:
             self.say(f"{worker.exit}")
             self.ended(worker)
-            if worker.exit is not None and worker.exit.failed and not self._plan and not self._stopping:
-                self._plan = [(now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
+            if worker.exit is not None and worker.exit.failed and not self._signals_due and not self._stopping:
+                self._signals_due = [
+                    (now + EXIT_GRACE, signal.SIGTERM),
+                    (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL),
+                ]
         if not ended and now > self._orphans_seen + 1.0:  # looking for them is not free
             self._orphans_seen = now
             self._orphans()
@@ -206,11 +209,15 @@ class HostAgent:
         """Somebody wants the ranks to stop: pass that on, and insist. Told twice, stop at once."""
         now = time.monotonic()
         if self._stop_signal:
-            self._plan = [(now, signal.SIGKILL)]
+            self._signals_due = [(now, signal.SIGKILL)]
         else:
             self._stop_signal = number
             first = signal.SIGTERM if number == signal.SIGPIPE else number
-            self._plan = [(now, first), (now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
+            self._signals_due = [
+                (now, first),
+                (now + EXIT_GRACE, signal.SIGTERM),
+                (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL),
+            ]
 
     def _send(self, number: int) -> None:
         """Send a signal to all ranks and to what they started. A pid stays a rank's until ``run`` waits for it."""
@@ -239,10 +246,10 @@ class HostAgent:
         orphans = self._orphans()
         while orphans:
             now = time.monotonic()
-            if now > begin + 4 * GRACE:
+            if now > begin + 4 * KILL_GRACE:
                 self.say(f"processes {orphans} cannot be killed")
                 return
-            number = signal.SIGTERM if politely and now < begin + GRACE else signal.SIGKILL
+            number = signal.SIGTERM if politely and now < begin + KILL_GRACE else signal.SIGKILL
             for pid in orphans:
                 os.kill(pid, number)  # our own child, not waited for: the pid cannot be anybody else's
             self._send(number)

@@ -46,21 +46,21 @@ def parse_hostfile(text: str, path: str) -> Tuple[Host, ...]:
     """Read the text of the hostfile ``path``. ConfigError names the line."""
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        fields = line.partition("#")[0].split()
+        if not fields:
             continue
         where = f"{path}:{number}"
-        host = _host(words[0], f"{where}: {words[0]!r}")
-        for word in words[1:]:
-            name, equals, value = word.partition("=")
-            if not equals and len(words) == 2:  # "b 4"
+        host = _host(fields[0], f"{where}: {fields[0]!r}")
+        for field in fields[1:]:
+            name, equals, value = field.partition("=")
+            if not equals and len(fields) == 2:  # "b 4"
                 name, value = "slots", name
             elif not equals:
-                raise ConfigError(f"{where}: {word!r}: write 'host slots=N' or 'host:N'")
+                raise ConfigError(f"{where}: {field!r}: write 'host slots=N' or 'host:N'")
             if name == "slots":
                 if host.slots is not None:
                     raise ConfigError(f"{where}: the slots of {host.name} stand there twice")
-                host = Host(host.name, _slots(value, f"{where}: {word!r}"))
+                host = Host(host.name, _slots(value, f"{where}: {field!r}"))
         hosts.append(host)
     if not hosts:
         raise ConfigError(f"{path}: there is no host in it; write one per line, 'host slots=N'")

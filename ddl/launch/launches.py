@@ -13,7 +13,7 @@ from typing import Iterator, List, Optional, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.control import INVITATION, Invitation
-from ddl.launch.host_agent import GRACE
+from ddl.launch.host_agent import KILL_GRACE
 from ddl.launch.launchers import Start
 from ddl.launch.output import Outlet, Stream
 from ddl.launch.processes import Guard, signal_group
@@ -74,8 +74,11 @@ class Launches:
                     self._read_out(launch)
                     tail = [line for stream in launch.streams for line in stream.tail]
                     program = os.path.basename(launch.start.command[0])
-                    words = "; ".join(tail[-3:]) or "it said nothing"
-                    yield launch.start, f"{program} ended with status {launch.status} before it had an agent: {words}"
+                    last_lines = "; ".join(tail[-3:]) or "it said nothing"
+                    yield (
+                        launch.start,
+                        f"{program} ended with status {launch.status} before it had an agent: {last_lines}",
+                    )
 
     def _read_out(self, launch: _Launch) -> None:
         for stream in launch.streams:
@@ -85,14 +88,14 @@ class Launches:
 
     def close(self) -> None:
         """Their agents have ended, or cannot be reached: give them a moment, then end them."""
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + KILL_GRACE
         for number in (0, signal.SIGTERM, signal.SIGKILL):
             for launch in self._launches:
                 if launch.process.poll() is None and number:
                     signal_group(launch.process.pid, number)
             while time.monotonic() < deadline and any(launch.process.poll() is None for launch in self._launches):
                 time.sleep(0.01)
-            deadline = time.monotonic() + GRACE
+            deadline = time.monotonic() + KILL_GRACE
         for launch in self._launches:
             launch.process.wait()
             self._read_out(launch)  # an agent's last words, say

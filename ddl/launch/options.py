@@ -158,7 +158,7 @@ def takes_value(keywords: Dict[str, Any]) -> bool:
     return keywords.get("action") not in _NO_VALUE
 
 
-class _Parser(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
@@ -178,7 +178,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of ddlrun's own options, of which ``error`` raises ConfigError."""
-    own_options = _Parser(
+    own_options = _RaisingParser(
         prog="ddlrun",
         usage=USAGE,
         description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program\n"

@@ -76,12 +76,12 @@ def parse_rankfile(text: str, path: str) -> Placement:
     """Read ``rank N=HOST slot=S`` lines. Hosts are numbered as they first occur. ConfigError names the line."""
     ranks_of: Dict[str, List[int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].strip()
-        if not words:
+        entry = line.partition("#")[0].strip()
+        if not entry:
             continue
-        match = _RANK.fullmatch(words)
+        match = _RANK.fullmatch(entry)
         if match is None:
-            raise ConfigError(f"{path}:{number}: {words!r}: write 'rank N=HOST slot=S'")
+            raise ConfigError(f"{path}:{number}: {entry!r}: write 'rank N=HOST slot=S'")
         ranks_of.setdefault(match[2], []).append(int(match[1]))
     ranks = sorted(rank for of_host in ranks_of.values() for rank in of_host)
     if not ranks or ranks != list(range(len(ranks))):

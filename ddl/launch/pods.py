@@ -18,7 +18,7 @@ from typing import MutableMapping, Optional, Tuple
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, RendezvousError
 from ddl.launch import remote
-from ddl.launch.cluster import ClusterJob
+from ddl.launch.cluster_job import ClusterJob
 from ddl.launch.config import RunConfig
 from ddl.launch.control import Entrance, Invitation
 from ddl.launch.hosts import Host
@@ -26,7 +26,7 @@ from ddl.launch.launchers import Start
 from ddl.launch.placement import Placement
 from ddl.store.address import format_address, parse_address
 from ddl.store.auth import MINIMUM_SECRET
-from ddl.store.watch import AgentClient
+from ddl.store.watch import HostAgentClient
 
 __all__ = ["NUMBER", "hosts", "run"]
 
@@ -94,7 +94,7 @@ def _leave(number: int, frame: Optional[FrameType]) -> None:
     sys.exit(128 + number)
 
 
-def _call(head: str, secret: bytes, number: int, patience: float) -> AgentClient:
+def _call(head: str, secret: bytes, number: int, patience: float) -> HostAgentClient:
     """Connect to pod 0, which may start minutes later, and whose name is not known before.
 
     The ranks are given its address, not its name: hundreds of them at once would ask the name server.

@@ -131,9 +131,9 @@ def _connect_some(targets: Sequence[Target], own: Optional[TokenPort]) -> Dict[T
 
 def _named(code: int) -> str:
     """Return a word for an error of connect: our own for the usual ones, which a verdict must tell apart."""
-    words = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout", errno.EHOSTUNREACH: "unreachable"}
-    words.update({errno.ENETUNREACH: "no route", errno.EACCES: "forbidden", errno.EPERM: "forbidden"})
-    return words.get(code) or os.strerror(code)
+    names = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout", errno.EHOSTUNREACH: "unreachable"}
+    names.update({errno.ENETUNREACH: "no route", errno.EACCES: "forbidden", errno.EPERM: "forbidden"})
+    return names.get(code) or os.strerror(code)
 
 
 def _greeted(target: Target, sock: socket.socket) -> Attempt:

@@ -21,14 +21,14 @@ from ddl._version import __version__
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.launch.control import INVITATION, Assignment, Invitation, cut_off
-from ddl.launch.host_agent import GRACE, HostAgent, Worker
+from ddl.launch.host_agent import KILL_GRACE, HostAgent, Worker
 from ddl.launch.loop import Handlers
 from ddl.launch.preflight import HostEntry, look_around, open_door, prepare, sources
 from ddl.launch.rank_environ import keep_port
 from ddl.launch.reach import TokenPort
 from ddl.store.address import format_address
 from ddl.store.verdict import name_ranks
-from ddl.store.watch import AgentClient
+from ddl.store.watch import HostAgentClient
 
 __all__ = ["attend", "call", "main"]
 
@@ -37,16 +37,16 @@ _FRAME = 128 << 10  # bytes of output in one message; JSON may take six times as
 _HOST_NUMBERS = ("SLURM_NODEID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
-class _Sink:
+class _SinkToDdlrun:
     """Where the output of this host's ranks goes: to ddlrun, and on from there. An output.Outlet."""
 
     waiting = False  # nothing to write here: what is on its way has been sent
 
-    def __init__(self, stream: int, control: AgentClient) -> None:
+    def __init__(self, stream: int, control: HostAgentClient) -> None:
         self.fd = -1
         self.backlog = 0  # bytes that ddlrun has not passed on yet
         self._stream = stream
-        self._control: Optional[AgentClient] = control
+        self._control: Optional[HostAgentClient] = control
         self._sources: Dict[int, int] = {}
 
     def put(self, data: bytes, source: object) -> None:
@@ -75,9 +75,9 @@ class _Sink:
         self.backlog = 0
 
 
-class _RemoteAgent(HostAgent):
-    def __init__(self, assignment: Assignment, control: AgentClient, secret: bytes) -> None:
-        self._to_ddlrun = (_Sink(1, control), _Sink(2, control))
+class _RemoteHostAgent(HostAgent):
+    def __init__(self, assignment: Assignment, control: HostAgentClient, secret: bytes) -> None:
+        self._to_ddlrun = (_SinkToDdlrun(1, control), _SinkToDdlrun(2, control))
         super().__init__(assignment.config(), self._to_ddlrun)
         self._assignment = assignment
         self._control = control
@@ -144,17 +144,17 @@ class _RemoteAgent(HostAgent):
         for sink in self._to_ddlrun:
             sink.close()
         now = time.monotonic()
-        self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
+        self._signals_due = [(now, signal.SIGTERM), (now + KILL_GRACE, signal.SIGKILL)]
 
     def _last_words(self, running: List[Worker]) -> None:
         """Say why the ranks are ended: where ssh or srun may still carry it, and in the files of their output."""
         ranks = name_ranks(sorted(worker.rank for worker in running))
-        words = cut_off(socket.gethostname(), self._control.address, self._control.silent(), ranks)
+        message = cut_off(socket.gethostname(), self._control.address, self._control.silent(), ranks)
         with contextlib.suppress(OSError):  # nobody may be there to read it
-            print(words, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
         for worker in running:
             with contextlib.suppress(OSError):
-                worker.streams[1].add(words.encode() + b"\n")
+                worker.streams[1].add(message.encode() + b"\n")
 
 
 def _invitation(environ: Mapping[str, str]) -> Invitation:
@@ -173,16 +173,18 @@ def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
     raise ConfigError(f"the launcher does not say which host this is: none of {', '.join(_HOST_NUMBERS)} is set")
 
 
-def call(invitation: Invitation, host: int) -> AgentClient:
+def call(invitation: Invitation, host: int) -> HostAgentClient:
     """Connect to ddlrun by the first of its addresses at which it answers."""
     deadline = time.monotonic() + invitation.timeout
     problems: List[str] = []
     while True:
         for address in invitation.addresses:
-            left = deadline - time.monotonic()
-            share = max(1.0, left / len(invitation.addresses))
+            remaining = deadline - time.monotonic()
+            share = max(1.0, remaining / len(invitation.addresses))
             try:
-                return AgentClient(address, invitation.secret, host, min(left, share) if left > 0 else 0.1)
+                return HostAgentClient(
+                    address, invitation.secret, host, min(remaining, share) if remaining > 0 else 0.1
+                )
             except RendezvousError as error:
                 problems.append(str(error))
         if time.monotonic() >= deadline:
@@ -198,7 +200,7 @@ def main() -> int:
         return attend(control, invitation.secret)
 
 
-def attend(control: AgentClient, secret: bytes) -> int:
+def attend(control: HostAgentClient, secret: bytes) -> int:
     """Say hello, take this host's part of the job, see whether it can be done, and do it; return the exit status."""
     python = platform.python_version()
     control.send({"type": "hello", "name": socket.gethostname(), "version": __version__, "python": python})
@@ -213,13 +215,13 @@ def attend(control: AgentClient, secret: bytes) -> int:
             go = _meet(control, assignment.host, port)
             if go is None:
                 return 1
-            return _RemoteAgent(assignment, control, secret).run((go["address"], go["port"]))
+            return _RemoteHostAgent(assignment, control, secret).run((go["address"], go["port"]))
     except (Error, OSError) as error:
         control.send({"type": "problem", "text": str(error)})
         return 1
 
 
-def _meet(control: AgentClient, host: int, port: int) -> Optional[Mapping[str, Any]]:
+def _meet(control: HostAgentClient, host: int, port: int) -> Optional[Mapping[str, Any]]:
     """Open a door to the other hosts and look whether theirs can be reached; return the word that the job begins."""
     with open_door(control.local_host) as door:
         address = format_address(door.address, door.port)
@@ -232,7 +234,7 @@ def _meet(control: AgentClient, host: int, port: int) -> Optional[Mapping[str, A
             control.send({"type": "met", **look_around(host, peers, door)})
 
 
-def _next(control: AgentClient, *expected: str, door: Optional[TokenPort] = None) -> Optional[Mapping[str, Any]]:
+def _next(control: HostAgentClient, *expected: str, door: Optional[TokenPort] = None) -> Optional[Mapping[str, Any]]:
     """Wait for a message, and answer connections meanwhile; None if ddlrun gives up (a host had a problem) or ends."""
     while True:
         waited = [control.fileno()] if door is None else [control.fileno(), door.fileno()]

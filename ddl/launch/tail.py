@@ -21,7 +21,7 @@ _CHAINS = (
 def for_report(lines: Sequence[str], most: int = LINES) -> List[str]:
     """Return the last ``most`` of ``lines`` without DDL's frames, and without tracebacks that had no others.
 
-    A traceback with no frame but DDL's that is the last one is kept: it is a fault of DDL's, and these frames show it.
+    If the last traceback has only frames of DDL, it is kept: the fault is DDL's, and these frames show it.
     """
     parts = _chained(lines)
     kept: List[str] = []

@@ -193,7 +193,7 @@ class Agreement:
             number, _ = self._age.popitem(last=False)
             old, signature = self._table[number]
             del self._numbers[self._table[number]]
-            if self._bits >> number & 1:  # from now on that takes words
+            if self._bits >> number & 1:  # from now on sent as text
                 self._bits ^= 1 << number
                 self._news[old] = signature
             self._table[number] = entry
@@ -204,12 +204,12 @@ class Agreement:
 
     def missing(self, name: str) -> List[int]:
         """Return who (numbers in the job) had not submitted ``name`` in the last round, as far as this rank knows."""
-        alike = [number for number, entry in enumerate(self._table) if entry[0] == name]
+        same_name = [number for number, entry in enumerate(self._table) if entry[0] == name]
         said = self._said.get(name, {}).keys() | self._joined
         return [
             self._ranks[rank]
             for rank in range(self._size)
-            if rank not in said and not any(self._entries[rank] >> number & 1 for number in alike)
+            if rank not in said and not any(self._entries[rank] >> number & 1 for number in same_name)
         ]
 
     def _difference(self, by_rank: Dict[int, Signature]) -> str:

@@ -45,16 +45,16 @@ class BallotExchange:
 
         patience: seconds that the others have. awake: if they are not there by now, leave the round and return None.
         """
-        group = self._communicator
+        communicator = self._communicator
         if patience != self._patience:
             self._patience = patience
-            group.set_timeout(patience)
+            communicator.set_timeout(patience)
         if vote.size != self.cast.shape[1]:
-            self.cast = np.empty((group.size, vote.size), np.uint8)
+            self.cast = np.empty((communicator.size, vote.size), np.uint8)
         if not awake:
-            group.allgather(vote, out=self.cast)
+            communicator.allgather(vote, out=self.cast)
             return news
-        under_way = group._attempt(Collective.ALLGATHER, vote, self.cast)
+        under_way = communicator._attempt(Collective.ALLGATHER, vote, self.cast)
         if under_way is None:
             return news
         self._flying = under_way, news

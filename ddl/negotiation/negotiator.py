@@ -33,7 +33,7 @@ from ddl.errors import (
 from ddl.negotiation import ballot, timeline
 from ddl.negotiation.agreement import UNNAMED, Agreement, News, RoundOutcome
 from ddl.negotiation.ballot_exchange import BallotExchange
-from ddl.negotiation.pending import Ended, Pending, Request, Waitable
+from ddl.negotiation.pending import CompletedOperation, Pending, Request, Waitable
 from ddl.negotiation.signature import Signature
 
 __all__ = ["Negotiator"]
@@ -139,7 +139,7 @@ class Negotiator:
         Returns at once; ``wait`` returns the rank that did so last. Raises ``InvalidState`` if it has joined already.
         """
         with self._lock:
-            request = Request(Signature("join"), lambda _: Ended())
+            request = Request(Signature("join"), lambda _: CompletedOperation())
             self._check(request)
             if self._joining is not None:
                 raise InvalidState(f"{self._who} join: this rank has joined already")
@@ -238,12 +238,12 @@ class Negotiator:
         if news is None:
             return
         self._rounds += 1
-        group, agreement = self._communicator, self._agreement
+        communicator, agreement = self._communicator, self._agreement
         with self._lock:
             outcome = agreement.unanimous(self._ballots.cast)
         if outcome is None:
             flags, entries = ballot.unpack(self._ballots.cast)
-            everybody = group.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
+            everybody = communicator.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
             with self._lock:
                 outcome = agreement.decide(flags, entries, everybody)
         self._act(outcome, until, awake)
@@ -295,7 +295,7 @@ class Negotiator:
             with self._lock:
                 joining, self._joining = self._joining, None
             assert joining is not None
-            joining.started(Ended(outcome.last_joined), time.monotonic())
+            joining.started(CompletedOperation(outcome.last_joined), time.monotonic())
 
     def _start(
         self, name: str, signature: Signature, outcome: RoundOutcome, until: Optional[Pending], awake: bool
@@ -315,9 +315,9 @@ class Negotiator:
                 assert absent is not None
                 absent(self._communicator)
             elif pending is until and awake and pending.request.attempt is not None:
-                pending.started(pending.request.attempt(self._communicator) or Ended(), now)
+                pending.started(pending.request.attempt(self._communicator) or CompletedOperation(), now)
             elif pending is until and pending.request.call is not None:
-                pending.started(Ended(pending.request.call(self._communicator)), now)
+                pending.started(CompletedOperation(pending.request.call(self._communicator)), now)
             else:
                 pending.started(pending.request.start(self._communicator), now)
         except BaseException as error:  # its caller gets the error from here: it is not pending any more

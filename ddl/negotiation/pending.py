@@ -12,7 +12,7 @@ from ddl.errors import CommunicatorError, Error, WaitTimeout
 from ddl.negotiation import timeline
 from ddl.negotiation.signature import Signature
 
-__all__ = ["Ended", "Pending", "Request", "Waitable"]
+__all__ = ["CompletedOperation", "Pending", "Request", "Waitable"]
 
 
 class Waitable(Protocol):
@@ -25,7 +25,7 @@ class Waitable(Protocol):
         """Wait for its end and return its result."""
 
 
-class Ended:
+class CompletedOperation:
     """An operation that has ended when it is started."""
 
     def __init__(self, result: Any = None) -> None:
@@ -48,8 +48,8 @@ class Request:
     ``attempt``: the same, for one that must not sleep, where there is no result: returns what goes on if it would have
     to, else None. Without it such a caller may sleep, in ``call``.
     ``name``: unique among what this rank has pending; empty: paired with the other ranks' by the order of submission.
-    ``breaks``: it is a part of a step, the rest of which some ranks submit and others do not once it has failed: so if
-    ranks submit it differently, nothing is run any more.
+    ``breaks``: it is a part of a step. If it failed, some ranks would submit the rest and others not. So if ranks
+    submit it differently, nothing is run any more.
     """
 
     signature: Signature

@@ -30,7 +30,7 @@ class Signature(NamedTuple):
     def differs(self, other: Signature) -> int:
         """Return the number of the first tensor that differs; 0 if none does."""
         pairs = enumerate(zip_longest(self.tensors, other.tensors))
-        return next((number for number, (left, right) in pairs if left != right), 0)
+        return next((number for number, (own, other) in pairs if own != other), 0)
 
     def plain(self) -> List[Any]:
         """Return it as plain data."""

@@ -30,7 +30,7 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
 @dataclass(frozen=True)
-class _Place:
+class _MergePath:
     """A rank's path from its leaf to the root; the first ``inside`` of its merges are in its block."""
 
     rank: int
@@ -44,11 +44,11 @@ class _Place:
         return self.merges[self.inside - 1]
 
 
-def _place(topology: Topology, rank: int, shares: Shares) -> _Place:
+def _place(topology: Topology, rank: int, shares: Shares) -> _MergePath:
     path = tuple(merges(shares, rank))
     near = set(topology.local_group(rank))
     inside = sum(near.issuperset(range(merge.first, merge.end)) for merge in path)
-    return _Place(rank, max(run.stop for run in shares.values()), path, inside)
+    return _MergePath(rank, max(run.stop for run in shares.values()), path, inside)
 
 
 def _waits(phases: Iterable[Tuple[int, int]]) -> List[Step]:
@@ -59,7 +59,7 @@ def _waits(phases: Iterable[Tuple[int, int]]) -> List[Step]:
     return [wait_for(ranks, phase) for phase, ranks in sorted(ranks_of.items())]
 
 
-def _last_phase(place: _Place, down: bool) -> int:
+def _last_phase(place: _MergePath, down: bool) -> int:
     """Return the last phase of this rank that others of its block wait for; ``down``: it writes results to them."""
     if down and place.inside and place.block.merged[place.rank]:
         return place.inside + 1
@@ -69,7 +69,7 @@ def _last_phase(place: _Place, down: bool) -> int:
     return max(phases, default=0)
 
 
-def _sum_up(place: _Place, last_phase: int) -> List[Step]:
+def _sum_up(place: _MergePath, last_phase: int) -> List[Step]:
     """Add up along the tree, through SCRATCH into OUTPUT."""
     steps: List[Step] = []
     source = _INPUT
@@ -96,7 +96,7 @@ def _sum_up(place: _Place, last_phase: int) -> List[Step]:
     return steps
 
 
-def _hand_down(place: _Place) -> List[Step]:
+def _hand_down(place: _MergePath) -> List[Step]:
     """Bring the finished chunks, which lie in OUTPUT, to the OUTPUT of all ranks."""
     steps: List[Step] = []
     for merge in reversed(place.merges[place.inside :]):
@@ -118,7 +118,7 @@ def _hand_down(place: _Place) -> List[Step]:
     return steps + _waits((peer, 1 + depth(peer, block.first, block.end)) for peer in writers)
 
 
-def _up_only(place: _Place) -> List[Step]:
+def _up_only(place: _MergePath) -> List[Step]:
     """Add up, and end only when nobody reads my INPUT any more."""
     last_phase = _last_phase(place, down=False)
     steps = _sum_up(place, last_phase)
@@ -130,7 +130,7 @@ def _up_only(place: _Place) -> List[Step]:
     return steps
 
 
-def _up_and_down(place: _Place) -> List[Step]:
+def _up_and_down(place: _MergePath) -> List[Step]:
     return _sum_up(place, _last_phase(place, down=True)) + _hand_down(place)
 
 

@@ -6,7 +6,7 @@ means the same data on every rank. The plan's lists ``input``, ``output`` and ``
 buffer holds, in the order of its blocks. A step names a contiguous run of chunk *ids*, ``[first, first + count)``; a
 message consists of these chunks, one after the other.
 
-A *channel* is one independent lane of steps. Within a channel, steps run in order; different channels of a plan
+A *channel* is a sequence of steps that run in order, and needs no other channel; different channels of a plan
 touch different chunks. Sending never blocks a channel: ``SEND`` only hands the chunks to the transport, which
 may read them from memory until the receiver has them. So a plan may overwrite them only when it knows that they have
 arrived, or when it has waited for the transport (``after_sends``); ``verify`` proves this. Receiving and ``AWAIT``

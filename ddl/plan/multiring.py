@@ -28,7 +28,7 @@ _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """A rank's peers in shared memory (there may be none), and its ring in every other dimension."""
 
     index: int  #: among the ranks that share memory
@@ -36,14 +36,14 @@ class _Place:
     rings: Tuple[Ring, ...]  #: innermost first; dimensions of size 1 are left out
 
 
-def _place(topology: Topology, rank: int) -> _Place:
+def _place(topology: Topology, rank: int) -> _Position:
     local = topology.local_group(rank)
     rings = tuple(
         Ring(topology.group(rank, d), coordinate)
         for d, (dimension, coordinate) in enumerate(zip(topology.dimensions, topology.coordinates(rank)))
         if not dimension.shared and dimension.size > 1
     )
-    return _Place(local.index(rank), tuple(sorted(r for r in local if r != rank)), rings)
+    return _Position(local.index(rank), tuple(sorted(r for r in local if r != rank)), rings)
 
 
 @lru_cache(maxsize=64)
@@ -60,18 +60,18 @@ def _chunk_ids(topology: Topology) -> Tuple[int, ...]:
     return tuple(ids)
 
 
-def _meets(place: _Place) -> Tuple[List[Step], List[Step]]:
+def _meets(place: _Position) -> Tuple[List[Step], List[Step]]:
     """Return the steps of the two meets with the ranks that share memory; no steps if there are none."""
     if not place.peers:
         return [], []
     return [notify(1), wait_for(place.peers, 1)], [notify(2), wait_for(place.peers, 2)]
 
 
-def _reduce_inside(place: _Place, first: int, count: int, target: Buffer, final: bool) -> Step:
+def _reduce_inside(place: _Position, first: int, count: int, target: Buffer, final: bool) -> Step:
     return Step(Kind.REDUCE_FROM, place.peers, first, count, src=_INPUT, dst=target, final=final)
 
 
-def _scatter_sums(place: _Place, size: int, partial: Buffer) -> Tuple[List[Step], int]:
+def _scatter_sums(place: _Position, size: int, partial: Buffer) -> Tuple[List[Step], int]:
     """Reduce-scatter along all dimensions, innermost first. Return the steps, and the id of my finished chunk.
 
     This chunk lies in OUTPUT. The first dimension reads INPUT; each later one reads ``partial``, where the one before
@@ -94,7 +94,7 @@ def _scatter_sums(place: _Place, size: int, partial: Buffer) -> Tuple[List[Step]
     return steps, first
 
 
-def _gather_all(place: _Place, first: int, source: Buffer) -> List[Step]:
+def _gather_all(place: _Position, first: int, source: Buffer) -> List[Step]:
     """All-gather along all dimensions, outermost first, from chunk ``first``, which lies in ``source``."""
     steps: List[Step] = []
     width = 1
@@ -136,7 +136,7 @@ def _allgather(topology: Topology, rank: int, root: int) -> Plan:
     return finish(_NAME, size, blocks(Collective.ALLGATHER, rank, root, ids), steps)
 
 
-def _tree(topology: Topology, place: _Place, root: int) -> Tuple[List[int], int, range]:
+def _tree(topology: Topology, place: _Position, root: int) -> Tuple[List[int], int, range]:
     """Return the root's index in each of my rings, the number of chunks, and the ids of my slice."""
     coordinates = topology.coordinates(root)
     starts = [c for c, d in zip(coordinates, topology.dimensions) if not d.shared and d.size > 1]
@@ -164,7 +164,7 @@ def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
     return finish(_NAME, size, layout, steps + leave)
 
 
-def _pull(topology: Topology, place: _Place, root: int, own: range, children: Tuple[int, ...]) -> List[Step]:
+def _pull(topology: Topology, place: _Position, root: int, own: range, children: Tuple[int, ...]) -> List[Step]:
     """Plan a broadcast for a rank that shares memory with the root.
 
     It reads its slice from the root and sends it on, then reads the other slices. The root writes its own slice to all.

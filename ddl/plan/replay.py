@@ -22,7 +22,7 @@ __all__ = ["Replay"]
 _Wait = Tuple[int, str]
 
 
-class _Message:
+class _SentMessage:
     """A message that was sent."""
 
     __slots__ = ("cells", "clock", "depth", "index", "reader", "step", "values")
@@ -42,8 +42,8 @@ class Replay:
         self.lanes = [Lane(number, len(places), *place) for number, place in enumerate(places)]
         self._lane_at = {(lane.rank, lane.channel): lane for lane in self.lanes}
         self.memory = Memory(plans, self.lanes, in_place)
-        self._queues: DefaultDict[Tuple[int, int, int], Deque[_Message]] = defaultdict(deque)
-        self._sent: DefaultDict[int, List[_Message]] = defaultdict(list)  # by lane number; not known to be complete
+        self._queues: DefaultDict[Tuple[int, int, int], Deque[_SentMessage]] = defaultdict(deque)
+        self._sent: DefaultDict[int, List[_SentMessage]] = defaultdict(list)  # by lane number; not known to be complete
         self._waiting: DefaultDict[_Wait, List[Lane]] = defaultdict(list)
         self._ready: Deque[Lane] = deque(self.lanes)
         self._do: Dict[Kind, Callable[[Lane, Step], Optional[_Wait]]] = {
@@ -105,7 +105,7 @@ class Replay:
         return None
 
     def _send(self, lane: Lane, step: Step) -> Optional[_Wait]:
-        message = _Message(lane, step, *self.memory.send(lane, step))
+        message = _SentMessage(lane, step, *self.memory.send(lane, step))
         self._queues[lane.rank, step.peers[0], lane.channel].append(message)
         self._sent[lane.number].append(message)
         self._wake((lane.number, "message"))

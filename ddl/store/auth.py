@@ -253,10 +253,10 @@ def _await(sock: socket.socket, event: int, deadline: Optional[float]) -> None:
     poller = select.poll()
     poller.register(sock.fileno(), event)
     while True:
-        left = 60.0 if deadline is None else deadline - time.monotonic()
-        if left <= 0:
+        remaining = 60.0 if deadline is None else deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError("deadline passed")
-        if poller.poll(max(1, int(min(left, 60.0) * 1000))):
+        if poller.poll(max(1, int(min(remaining, 60.0) * 1000))):
             return
 
 

@@ -19,9 +19,9 @@ from ddl.errors import ConfigError, RendezvousError
 from ddl.store.address import parse_address
 from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
 
-__all__ = ["GRACE", "Client", "introduce"]
+__all__ = ["STORE_GRACE", "Client", "introduce"]
 
-GRACE = 10.0  #: seconds beyond a request's own timeout after which the store itself is taken for dead
+STORE_GRACE = 10.0  #: seconds beyond a request's own timeout after which the store itself is taken for dead
 _RETRY = 0.05  #: seconds between two attempts to connect
 
 _Self = TypeVar("_Self", bound="Client")

@@ -42,7 +42,7 @@ class Complaints:
         self._shortage = shortage
         self._lock = threading.Lock()
         self._next: Dict[int, float] = {}  # when one may be made, by level
-        self._left_out: Dict[int, int] = {}
+        self._suppressed: Dict[int, int] = {}
 
     def about(self, error: BaseException) -> None:
         """Log why a connection was turned away, or count it; a shortage of this process's is told by ``Shortage``."""
@@ -53,10 +53,10 @@ class Complaints:
         with self._lock:
             now = time.monotonic()
             if now < self._next.get(level, 0.0):
-                self._left_out[level] = self._left_out.get(level, 0) + 1
+                self._suppressed[level] = self._suppressed.get(level, 0) + 1
                 return
             self._next[level] = now + _QUIET
-            more = self._left_out.pop(level, 0)
+            more = self._suppressed.pop(level, 0)
         text = f" (and {more} more since the last such message)" if more else ""
         log.log(level, "%s: turned a connection away: %s%s", self._who, error, text)
 
@@ -141,9 +141,9 @@ class Door:
     def _accept(self) -> None:
         if len(self._strangers) >= PLACES:
             number, oldest = next(iter(self._strangers.items()))
-            left = oldest.born + _LEAST - time.monotonic()
-            if left > 0:
-                self.pause(left)
+            remaining = oldest.born + _LEAST - time.monotonic()
+            if remaining > 0:
+                self.pause(remaining)
                 return
             if oldest.sock is not None:
                 self._send_away(oldest, AuthError("it made room for others", closed=True))

@@ -26,25 +26,25 @@ from ddl.store.messages import Message, Outgoing, integer
 __all__ = ["FLOOR", "OPERATIONS", "SHARE", "WINDOWS", "Pace"]
 
 OPERATIONS = 20  #: that a window has at least: one slow operation is no pace
-WINDOWS = 3  #: in a row in which a rank is late before it is called so, or in time before it is not any more
+WINDOWS = 3  #: so many late windows in a row make a rank late; so many windows in time clear it
 SHARE = 0.15  #: of the time per operation that a rank is late at least; healthy crowded machines come to 0.1 at times
 FLOOR = 100e-6  #: seconds that a rank is late at least: less may be what its part of small operations costs it
 _MOST = 16  #: ranks named at a time, the first ones: the news goes to all ranks
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _PaceReport:
     """What a rank has said, or would have said at another operation; times in seconds."""
 
     operations: int
     under_way: float
     now: float
 
-    def at(self, operations: int, since: _Sample) -> _Sample:
+    def at(self, operations: int, since: _PaceReport) -> _PaceReport:
         """Between ``since`` and this one all operations count as equally long."""
         part = (operations - since.operations) / (self.operations - since.operations)
         under_way = since.under_way + part * (self.under_way - since.under_way)
-        return _Sample(operations, under_way, since.now + part * (self.now - since.now))
+        return _PaceReport(operations, under_way, since.now + part * (self.now - since.now))
 
 
 class Pace:
@@ -59,8 +59,8 @@ class Pace:
 
     def _begin(self, comm: int) -> None:
         self._comm = comm
-        self._starts: Dict[int, _Sample] = {}  # where the window began, by rank
-        self._ends: Dict[int, _Sample] = {}  # the last samples in it
+        self._starts: Dict[int, _PaceReport] = {}  # where the window began, by rank
+        self._ends: Dict[int, _PaceReport] = {}  # the last samples in it
         self._streaks: Dict[int, int] = {}  # windows in which a rank was late, up to WINDOWS
         self._late: Dict[int, Tuple[float, float]] = {}  # rank -> seconds per operation, share of the time
 
@@ -71,7 +71,7 @@ class Pace:
         under_way, now = (integer(rank, message, key, low=0) / 1e6 for key in ("under_way_us", "now_us"))
         if comm < self._comm:
             return []  # from before the job's last init
-        sample = _Sample(operations, under_way, now)
+        sample = _PaceReport(operations, under_way, now)
         last = self._ends.get(rank) or self._starts.get(rank) if comm == self._comm else None
         if last is not None and not (operations > last.operations and under_way >= last.under_way and now > last.now):
             raise ProtocolError(f"rank {rank} told its pace again, but nothing has ended since: {message!r:.200}")

@@ -30,7 +30,7 @@ Replies = List[Tuple[int, bytes]]  #: (to which rank, the frame)
 
 
 @dataclass
-class _Waiter:
+class _PendingRequest:
     """A request that is answered later."""
 
     number: int
@@ -39,11 +39,11 @@ class _Waiter:
 
 
 @dataclass
-class _Round:
+class _CheckIn:
     """One check-in of all ranks."""
 
     values: Dict[int, str] = field(default_factory=dict)
-    waiters: Dict[int, _Waiter] = field(default_factory=dict)
+    waiters: Dict[int, _PendingRequest] = field(default_factory=dict)
     problem: Dict[str, str] = field(default_factory=dict)  # why it failed: "missing" or "gone", and what to say
 
 
@@ -53,7 +53,7 @@ class _Meeting:
 
     ranks: Dict[int, None]  # in their order
     values: Dict[int, str] = field(default_factory=dict)
-    waiters: Dict[int, _Waiter] = field(default_factory=dict)
+    waiters: Dict[int, _PendingRequest] = field(default_factory=dict)
 
 
 class Requests:
@@ -63,8 +63,8 @@ class Requests:
         self._size = size
         self._values: Dict[str, str] = {}
         self._counters: Dict[str, int] = {}
-        self._gets: Dict[int, Tuple[str, _Waiter]] = {}  # by rank: a rank asks one thing at a time
-        self._rounds: Dict[int, _Round] = {}
+        self._gets: Dict[int, Tuple[str, _PendingRequest]] = {}  # by rank: a rank asks one thing at a time
+        self._rounds: Dict[int, _CheckIn] = {}
         self._meetings: Dict[Tuple[str, str], _Meeting] = {}  # by their counters and ranks, as text
         self._gone: Dict[int, str] = {}  # how ranks ended that will not come any more
 
@@ -79,7 +79,7 @@ class Requests:
         if asked == "set":
             return self._set(rank, number, _text(rank, message, "key"), _text(rank, message, "value"))
         timeout = _seconds(rank, message)
-        waiter = _Waiter(number, timeout, now + timeout)
+        waiter = _PendingRequest(number, timeout, now + timeout)
         if asked == "get":
             return self._get(rank, _text(rank, message, "key"), waiter)
         if asked == "check_in":
@@ -175,14 +175,14 @@ class Requests:
         self._counters[key] = self._counters.get(key, -1) + 1
         return self._counters[key]
 
-    def _get(self, rank: int, key: str, waiter: _Waiter) -> Replies:
+    def _get(self, rank: int, key: str, waiter: _PendingRequest) -> Replies:
         if key in self._values:
             return [(rank, encode_frame({"number": waiter.number, "value": self._values[key]}))]
         self._gets[rank] = (key, waiter)
         return []
 
-    def _check_in(self, rank: int, number: int, value: str, waiter: _Waiter) -> Replies:
-        checking = self._rounds.setdefault(number, _Round())
+    def _check_in(self, rank: int, number: int, value: str, waiter: _PendingRequest) -> Replies:
+        checking = self._rounds.setdefault(number, _CheckIn())
         problem = _too_long(f"check-in value of rank {rank}", value, VALUE_LIMIT)
         if rank in checking.values:
             problem = f"rank {rank} has already checked in to round {number}; a later check-in needs a new round"
@@ -201,7 +201,7 @@ class Requests:
             return self._finish(number, gone=how)
         return self._finish(number) if len(checking.values) == self._size else []
 
-    def _meet(self, rank: int, key: Tuple[str, str], value: str, waiter: _Waiter) -> Replies:
+    def _meet(self, rank: int, key: Tuple[str, str], value: str, waiter: _PendingRequest) -> Replies:
         counter, text = key
         problem = self._no_counter(counter) or _too_long(f"value of rank {rank}", value, VALUE_LIMIT)
         if problem:

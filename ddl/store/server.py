@@ -170,7 +170,7 @@ class StoreServer(ServerConnections):
         self._deliver(self._verdict.tick(now))
         self._reply(self._requests.tick(now))
 
-    def _welcome_words(self, claim: Claim) -> Message:
+    def _welcome_fields(self, claim: Claim) -> Message:
         return {"size": self._size}
 
     def _came(self, claim: Claim) -> None:

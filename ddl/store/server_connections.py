@@ -52,7 +52,7 @@ class ServerConnections(abc.ABC):
         """Return why a connection that has said hello may not have this claim; "": it may."""
 
     @abc.abstractmethod
-    def _welcome_words(self, claim: Claim) -> Message:
+    def _welcome_fields(self, claim: Claim) -> Message:
         """Return what every owner of a claim is told."""
 
     @abc.abstractmethod
@@ -61,7 +61,7 @@ class ServerConnections(abc.ABC):
 
     @abc.abstractmethod
     def _heard(self, claim: Claim, message: Message) -> None:
-        """Who has this claim has said something. ProtocolError if it makes no sense."""
+        """The claim's owner said something. ProtocolError if it makes no sense."""
 
     @abc.abstractmethod
     def _gone(self, claim: Claim, reason: str, silent: float) -> None:
@@ -200,10 +200,10 @@ class ServerConnections(abc.ABC):
         if role == "agent":
             notice_silence(connection.sock)
         everywhere = role != "store" and self._everywhere
-        words = self._welcome_words(claim)
+        welcome = self._welcome_fields(claim)
         self._send(
             connection,
-            encode_frame({**words, "token": claim.token, "networks": networks() if everywhere else {}}),
+            encode_frame({**welcome, "token": claim.token, "networks": networks() if everywhere else {}}),
         )
         self._came(claim)
 
@@ -218,7 +218,7 @@ class ServerConnections(abc.ABC):
         for way in claim.ways:
             notice_silence(way.sock)  # or a network that is gone would not be missed
         self._send(
-            connection, b"".join([encode_frame({**self._welcome_words(claim), "got": connection.heard}), *lacking])
+            connection, b"".join([encode_frame({**self._welcome_fields(claim), "got": connection.heard}), *lacking])
         )
 
     def _refuse(self, connection: Connection, problem: str) -> None:

@@ -51,7 +51,7 @@ class Session:
     def take(self, way: Way, message: Message) -> Optional[Message]:
         """Return a message that came on ``way``; None if it is known already, or only confirms. ProtocolError."""
         if message.keys() == {"got"}:
-            # Over a slow way comes what was true earlier.
+            # A slow way may bring an older number.
             for _ in range(self._checked(message["got"], at_least=0) - self._oldest):
                 self._kept.popleft()
             return None

@@ -10,9 +10,9 @@ lost for the others, too: their error tells of that failure. It does no I/O and 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
 peer, reason, op, final [members: ranks, shortage]; ``fail`` comm, kind (an error class), culprit, reason [members];
 ``state`` probe, submitted (-1: no member), op [last, shortage]. It is sent ``fail``, ``probe`` (probe, comm, seq),
-``stall`` (comm, seq, text) and ``left`` (comm, peer: it has said goodbye; a rank that waits for its message is to look
-whether it comes). Operations count from 1; ``op`` says in words what the rank called as number seq, "" if it is not
-known; ``shortage`` what the rank lacks to make connections.
+``stall`` (comm, seq, text) and ``departed`` (comm, peer: it has said goodbye; a rank that waits for its message is to
+look whether it comes). Operations count from 1; ``op`` is a text that says what the rank called as number seq, "" if it
+is not known; ``shortage`` what the rank lacks to make connections.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Goodbye:
 
 
 @dataclass
-class _Round:
+class _Inquiry:
     """One round of questions about operation ``seq`` of a communicator."""
 
     probe: int
@@ -91,11 +91,11 @@ class JobVerdicts:
         self.first_failure: Optional[Message] = None  #: the job's first verdict; any thread may read it
         self._size = size
         self._present: Set[int] = set()
-        self._left: Dict[int, _Goodbye] = {}
+        self._departed: Dict[int, _Goodbye] = {}
         self._failures: Dict[int, Message] = {}
         self._groups: Dict[int, FrozenSet[int]] = {}  # the ranks of communicators that somebody complained about
         self._suspicions: Dict[_Key, _Suspicion] = {}  # by (communicator, suspected rank)
-        self._rounds: Dict[_Key, _Round] = {}  # by (communicator, operation)
+        self._rounds: Dict[_Key, _Inquiry] = {}  # by (communicator, operation)
         self._probes = 0
         self._silent: Dict[
             int, int
@@ -113,7 +113,7 @@ class JobVerdicts:
     def joined(self, rank: int, now: float) -> Outgoing:
         """A rank opened its watch connection; it is told at once what failed before it came."""
         self._present.add(rank)
-        self._left.pop(rank, None)
+        self._departed.pop(rank, None)
         return [(rank, failure) for failure in self._failures.values()]
 
     def dropped(self, rank: int, now: float, reason: str = "") -> Outgoing:
@@ -148,13 +148,13 @@ class JobVerdicts:
                 out += self._judge(key)
         return out
 
-    def _extended(self, probing: _Round, now: float) -> bool:
+    def _extended(self, probing: _Inquiry, now: float) -> bool:
         """Give ranks more time, once, if somebody would be blamed and one is silent that was not before.
 
         A rank that is stopped has been silent in an earlier round, too. One that has much to do is only late, and
         silence would have made it the culprit in place of the rank that all wait for.
         """
-        owing = probing.waiting - self._left.keys()
+        owing = probing.waiting - self._departed.keys()
         for rank in owing:
             self._silent.setdefault(rank, probing.probe)
         doubtful = any(self._silent[rank] == probing.probe for rank in owing)
@@ -174,11 +174,11 @@ class JobVerdicts:
         if not isinstance(submitted, dict):
             raise ProtocolError(f"rank {rank}: 'submitted' of a goodbye is {submitted!r:.100}, not an object")
         self._present.discard(rank)
-        self._left[rank] = _Goodbye(submitted, _LEFT + self._known_to(rank))
+        self._departed[rank] = _Goodbye(submitted, _LEFT + self._known_to(rank))
         out: Outgoing = []
         for comm, peer in list(self._suspicions):
             if peer == rank and (comm, peer) in self._suspicions:
-                out += self._fail(comm, "PeerLost", rank, self._left[rank].reason)
+                out += self._fail(comm, "PeerLost", rank, self._departed[rank].reason)
         for key, probing in list(self._rounds.items()):
             probing.waiting.discard(rank)
             if not probing.waiting and key in self._rounds:
@@ -206,8 +206,8 @@ class JobVerdicts:
             if self._decided(comm):
                 return []
             self._groups[comm] = members
-            if peer in self._left:
-                return self._fail(comm, "PeerLost", peer, self._left[peer].reason)
+            if peer in self._departed:
+                return self._fail(comm, "PeerLost", peer, self._departed[peer].reason)
             self._suspicions.setdefault((comm, peer), _Suspicion(reason, now + LOST_GRACE))
             return []
         if kind != "stalled":
@@ -233,7 +233,7 @@ class JobVerdicts:
         probing = self._rounds.get(key)
         if probing is None:
             self._probes += 1
-            probing = _Round(self._probes, members, now + PROBE_GRACE, rank)
+            probing = _Inquiry(self._probes, members, now + PROBE_GRACE, rank)
             probing.waiting = (self._present & members) - {rank}
             self._rounds[key] = probing
             question = {"type": "probe", "probe": probing.probe, "comm": comm, "seq": seq}
@@ -290,14 +290,14 @@ class JobVerdicts:
         if seq == 0 and not probing.final:
             # What it sent before may still be on its way. Whether it comes is for the rank that waits to see.
             waiting = sorted((rank, suspect["peer"]) for rank, suspect in probing.suspects.items())
-            waiting = [(rank, peer) for rank, peer in waiting if peer in self._left and rank in self._present]
+            waiting = [(rank, peer) for rank, peer in waiting if peer in self._departed and rank in self._present]
             if waiting:
-                return [(rank, {"type": "left", "comm": comm, "peer": peer}) for rank, peer in waiting]
+                return [(rank, {"type": "departed", "comm": comm, "peer": peer}) for rank, peer in waiting]
         late = (suspect["peer"] for suspect in probing.suspects.values() if suspect["final"])
         needed = probing.members if seq != 0 else frozenset(late)
-        for rank in sorted(needed & self._left.keys()):
-            if not _had_submitted(self._left[rank].submitted, comm, seq):
-                return self._fail(comm, "PeerLost", rank, self._left[rank].reason)
+        for rank in sorted(needed & self._departed.keys()):
+            if not _had_submitted(self._departed[rank].submitted, comm, seq):
+                return self._fail(comm, "PeerLost", rank, self._departed[rank].reason)
         culprit, reason = self._explain(probing, seq)
         if probing.final:
             return self._fail(comm, "CollectiveTimeout", culprit, reason)
@@ -306,9 +306,9 @@ class JobVerdicts:
         stall = {"type": "stall", "comm": comm, "seq": seq, "text": reason}
         return [(rank, stall) for rank in sorted(probing.suspects) if rank in self._present]
 
-    def _explain(self, probing: _Round, seq: int) -> Tuple[int, str]:
+    def _explain(self, probing: _Inquiry, seq: int) -> Tuple[int, str]:
         answered = probing.states.keys() | probing.suspects.keys()
-        silent = sorted(probing.members - answered - self._left.keys())
+        silent = sorted(probing.members - answered - self._departed.keys())
         if silent:
             verb, whose = ("does", "its host is") if len(silent) == 1 else ("do", "their hosts are")
             first = min(silent, key=lambda rank: (self._silent.get(rank, self._probes + 1), rank))

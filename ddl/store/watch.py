@@ -1,8 +1,8 @@
 """The connections by which the store knows that a rank, or an agent of ddlrun, is alive: one over each network.
 
-``WatchClient`` is for a rank, ``AgentClient`` for an agent. They begin with one connection to the store. When they are
-told of other networks, they use these as well (session.py says how): then a network may fail without harm, and it is
-tried again until it works.
+``WatchClient`` is for a rank, ``HostAgentClient`` for an agent. They begin with one connection to the store. When they
+are told of other networks, they use these as well (session.py says how): then a network may fail without harm, and it
+is tried again until it works.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequen
 from ddl.errors import Error, PeerLost
 from ddl.store.address import notice_silence, silent_for
 from ddl.store.auth import FrameReader, encode_frame, write_all
-from ddl.store.client import GRACE, Client, introduce
+from ddl.store.client import STORE_GRACE, Client, introduce
 from ddl.store.interfaces import interfaces
 from ddl.store.session import Session, Way, close_way
 
-__all__ = ["AgentClient", "WatchClient"]
+__all__ = ["HostAgentClient", "WatchClient"]
 
 log = logging.getLogger("ddl")
 
@@ -34,15 +34,15 @@ _PAUSE, _LONGEST_PAUSE = 1.0, 10.0  #: seconds between attempts
 _HOPELESS = 8  #: attempts in vain after which a network that never worked is left alone
 
 
-class _Place(NamedTuple):
+class _Route(NamedTuple):
     """Where a way goes: from an address of this host to one of the store's, on one network."""
 
     source: str
     target: Tuple[str, int]
 
 
-class _Way(Way):
-    def __init__(self, sock: socket.socket, place: _Place, peer: str) -> None:
+class _SocketWay(Way):
+    def __init__(self, sock: socket.socket, place: _Route, peer: str) -> None:
         self.sock = sock
         self.place = place
         self.reader = FrameReader(peer)
@@ -61,16 +61,16 @@ class WatchClient(Client):
         self._sending = threading.Lock()  # held for a whole message, or while a way begins
         self._changing = threading.Lock()  # the ways, the session; never held for long
         self._session = Session()
-        self._ways: Dict[int, _Way] = {}  # by descriptor
+        self._ways: Dict[int, _SocketWay] = {}  # by descriptor
         self._ready = select.epoll()
         self._received: Deque[Dict[str, Any]] = collections.deque()
         self._over = False  # no more is to come
         self._last_sign = 0.0  # when the kernel last heard of the store's host on a way that is lost
         self._closed = threading.Event()
         self._way_lost = threading.Event()
-        self._places: List[_Place] = []
+        self._places: List[_Route] = []
         peer = self._sock.getpeername()
-        self._add(_Way(self._sock, _Place(self.local_host, (str(peer[0]), int(peer[1]))), self._peer))
+        self._add(_SocketWay(self._sock, _Route(self.local_host, (str(peer[0]), int(peer[1]))), self._peer))
 
     @property
     def _peer(self) -> str:
@@ -92,7 +92,7 @@ class WatchClient(Client):
         host, port = first.target
         targets = {source: networks.get(here.get(source, "")) for source in sources}
         further = [
-            _Place(source, (target, port))
+            _Route(source, (target, port))
             for source, target in targets.items()
             # A bridge for containers has the same address everywhere.
             if target is not None and target not in here and source != first.source and target != host
@@ -145,11 +145,11 @@ class WatchClient(Client):
 
     # --- ways ---
 
-    def _add(self, way: _Way) -> None:
+    def _add(self, way: _SocketWay) -> None:
         self._ways[way.sock.fileno()] = way
         self._ready.register(way.sock.fileno(), select.EPOLLIN)
 
-    def _lose(self, way: _Way, error: object) -> None:
+    def _lose(self, way: _SocketWay, error: object) -> None:
         with self._changing:
             number = way.sock.fileno()
             if self._ways.get(number) is not way:
@@ -186,7 +186,7 @@ class WatchClient(Client):
             with self._sending:
                 self._send_all_ways(encode_frame(confirmation))
 
-    def _read_from(self, way: _Way) -> None:
+    def _read_from(self, way: _SocketWay) -> None:
         try:
             data = way.sock.recv(1 << 16, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -205,7 +205,7 @@ class WatchClient(Client):
     def _keep_open(self) -> None:
         """Open the ways that are missing, now and whenever one is lost."""
         worked = {self._places[0]}
-        vain: Dict[_Place, int] = collections.defaultdict(int)  # attempts
+        vain: Dict[_Route, int] = collections.defaultdict(int)  # attempts
         pause: Optional[float] = None
         while True:
             if self._way_lost.wait(pause):
@@ -227,14 +227,14 @@ class WatchClient(Client):
                         self._places.remove(place)
             pause = min(_LONGEST_PAUSE, 2 * (pause or _PAUSE)) if there != set(self._places) else None
 
-    def _open(self, place: _Place) -> None:
+    def _open(self, place: _Route) -> None:
         deadline = time.monotonic() + _OPENING
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.settimeout(_OPENING)
             sock.bind((place.source, 0))
             sock.connect(place.target)
-            way = _Way(sock, place, self._peer)
+            way = _SocketWay(sock, place, self._peer)
             way.heard = self._session.got
             welcome = introduce(sock, {**self._hello, "got": way.heard}, self._secret, deadline)
             with self._sending:
@@ -253,7 +253,7 @@ class WatchClient(Client):
             raise
 
 
-class AgentClient(WatchClient):
+class HostAgentClient(WatchClient):
     """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/control.py."""
 
     def __init__(self, address: str, secret: bytes, host: int, timeout: float) -> None:
@@ -261,17 +261,17 @@ class AgentClient(WatchClient):
         notice_silence(self._sock)  # ddlrun may be stopped (Ctrl-Z) for as long as it likes, its host may not be gone
 
 
-def _write_to_all(ways: Mapping[int, _Way], frame: bytes) -> Dict[_Way, OSError]:
+def _write_to_all(ways: Mapping[int, _SocketWay], frame: bytes) -> Dict[_SocketWay, OSError]:
     """Write a frame to all ways, by their descriptors, at once; return those that failed.
 
     They have ten seconds, but only one more once one of them has taken it.
     """
     rest = {number: memoryview(frame) for number in ways}
-    failed: Dict[_Way, OSError] = {}
+    failed: Dict[_SocketWay, OSError] = {}
     poller = select.poll()
     for number in rest:
         poller.register(number, select.POLLOUT)
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + STORE_GRACE
     while rest:
         ready = [number for number, _ in poller.poll(max(0, math.ceil(1000 * (deadline - time.monotonic()))))]
         if not ready:

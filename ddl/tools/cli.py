@@ -1,7 +1,7 @@
 """The ``ddl`` command line: ``ddl TOOL …``. Each tool has an entry in ``TOOLS``; only the named tool is loaded.
 
-A tool is a module with two functions. ``add_arguments(parser, rest)`` adds its options; ``rest`` are the words after
-the tool's name. ``run(arguments)`` returns the exit status: 0, or 1 for a bad result. For bad usage it raises
+A tool is a module with two functions. ``add_arguments(parser, rest)`` adds its options; ``rest`` are the arguments
+behind the tool's name. ``run(arguments)`` returns the exit status: 0, or 1 for a bad result. For bad usage it raises
 ``ConfigError``, and the status is 2.
 """
 
@@ -31,11 +31,11 @@ TOOLS: Dict[str, Tuple[str, str]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class _SuggestingParser(argparse.ArgumentParser):
     """Suggests a name for a misspelt tool or option. argparse uses this class for the parsers of all tools, too."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the words. An unknown option is refused here, where the options of the tool are known."""
+        """Parse the arguments. An unknown option is refused here, where the options of the tool are known."""
         known, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition("=")[0]
@@ -61,16 +61,16 @@ def run(program: str, description: str, tools: Dict[str, Tuple[str, str]], argv:
 
     ``tools``: module and help text by the tool's name.
     """
-    words = list(argv)
-    parser = _Parser(prog=program, description=description)
+    command_line = list(argv)
+    parser = _SuggestingParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"ddl {__version__}")
     subparsers = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
-    asked = next((word for word in words if not word.startswith("-")), "")
+    asked = next((word for word in command_line if not word.startswith("-")), "")
     for name, (module, text) in tools.items():
         subparser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name == asked:
-            importlib.import_module(module).add_arguments(subparser, words[words.index(name) + 1 :])
-    arguments = parser.parse_args(words)
+            importlib.import_module(module).add_arguments(subparser, command_line[command_line.index(name) + 1 :])
+    arguments = parser.parse_args(command_line)
     try:
         status: int = importlib.import_module(tools[arguments.tool][0]).run(arguments)
     except ConfigError as error:

@@ -11,10 +11,10 @@ import time
 from types import TracebackType
 from typing import Any, Optional, Type
 
-__all__ = ["Progress", "left_text"]
+__all__ = ["Progress", "remaining_text"]
 
 
-def left_text(seconds: float) -> str:
+def remaining_text(seconds: float) -> str:
     """Return ``about 40 s left``, ``about 3 min left`` or ``about 2 h 5 min left``."""
     if seconds < 90:
         return f"about {max(1, round(seconds))} s left"
@@ -66,7 +66,7 @@ class Progress:
         if self._bar is None and now >= self._shown + self._after:
             self._shown = now
             remaining = self._remaining(now)
-            time_text = f", {left_text(remaining)}" if remaining else ""
+            time_text = f", {remaining_text(remaining)}" if remaining else ""
             print(f"{self._name}{what}{time_text}", file=self._stream, flush=True)
 
     def _remaining(self, now: float) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 from ddl.text.units import bytes_text, duration
 from ddl.tuning.tournament import Rounds, tournament
 
-__all__ = ["FEWEST_HOSTS", "Racks", "Suspicion", "suspect", "tournaments"]
+__all__ = ["FEWEST_HOSTS", "Racks", "RackGuess", "suspect", "tournaments"]
 
 FEWEST_HOSTS = 4  #: two racks of two
 #: The median rate inside racks must be at least so many times that across them. An uplink that carries half of what its
@@ -35,7 +35,7 @@ Groups = Tuple[Tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class RackGuess:
     """What looks like racks: groups of hosts, and the median rates of pairs, each way, while all hosts send."""
 
     groups: Groups  #: hosts by number, as in ``TunedCluster.hosts``, from 0
@@ -51,7 +51,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True)
-class Racks(Suspicion):
+class Racks(RackGuess):
     """Racks that make an all-reduce of ``nbytes`` faster: its seconds with them and, in the same rounds, without."""
 
     nbytes: int
@@ -70,7 +70,7 @@ def tournaments(hosts: int, count: int) -> List[Rounds]:
     return [tournament(shuffle.permutation(hosts).tolist()) for _ in range(count)]
 
 
-def suspect(rates: np.ndarray) -> Optional[Suspicion]:
+def suspect(rates: np.ndarray) -> Optional[RackGuess]:
     """Return the racks that follow from rates under load, or None. There are two racks or more, of the same size >= 2.
 
     ``rates``: (hosts, hosts), symmetric, bytes per second: the rate of each pair. The diagonal is not read.
@@ -81,7 +81,7 @@ def suspect(rates: np.ndarray) -> Optional[Suspicion]:
         usual = [statistics.median(of_group) for of_group in inside]
         apart = zip(across, combinations(inside, 2))
         if max(usual) <= _ALIKE * min(usual) and all(_less(outer, [*inner, *other]) for outer, (inner, other) in apart):
-            return Suspicion(groups, statistics.median(chain(*inside)), statistics.median(chain(*across)))
+            return RackGuess(groups, statistics.median(chain(*inside)), statistics.median(chain(*across)))
     return None
 
 

@@ -101,10 +101,10 @@ def equalize(
     if own == tf.data.UNKNOWN_CARDINALITY:
         own = int(dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
     Where(process_set)
-    group = process_set.communicator
-    if group is None:
+    communicator = process_set.communicator
+    if communicator is None:
         raise ddl.InvalidArgument(f"equalize: this rank is not in {process_set!r}")
-    counts = group.allgather_object(own)
+    counts = communicator.allgather_object(own)
     if min(counts) <= 0:
         where = counts.index(min(counts))
         what = "no element" if counts[where] == 0 else "endless elements"

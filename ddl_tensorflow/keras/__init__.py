@@ -5,7 +5,7 @@
 >>> model.compile(ddl.DistributedOptimizer(keras.optimizers.Adam(1e-3 * ddl.size())), loss)
 >>> model.fit(x, y, callbacks=[ddl.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-That is also all that takes the place of ``MultiWorkerMirroredStrategy`` and its scope.
+These lines also replace ``MultiWorkerMirroredStrategy`` and its scope.
 
 With the backends torch and JAX the callbacks and ``elastic`` work, and ``callbacks.WeightAverageCallback`` trains in
 place of ``DistributedOptimizer``; what needs TensorFlow as the backend raises ``ConfigError`` and says what to use

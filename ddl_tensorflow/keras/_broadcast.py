@@ -26,8 +26,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     These are weights, statistics, states of random generators (of Dropout, say), the optimizer's slots, its learning
     rate and its number of steps: so also after ``load_model`` or ``load_weights``, on the root alone or on all ranks.
-    An optimizer without slots makes them for this. Of a model that has no weights before its first batch (no input
-    shape is known) they are sent after it. At the end of each epoch the root's variables that no gradient changes are
+    An optimizer without slots makes them for this. Weights that do not exist before the first batch (no input
+    shape is known) are sent after it. At the end of each epoch the root's variables that no gradient changes are
     sent again: statistics of BatchNormalization, which each rank has of its own batches. So then all have one model.
 
     ``device`` is Horovod's, and not used. ``local_variables``: one variable or a list of them, of this rank alone: not

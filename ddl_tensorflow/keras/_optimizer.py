@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` with the arguments of ``horovod.tensorflow.keras``, its partial form, and ``load_model``."""
+"""``DistributedOptimizer`` with the arguments of ``horovod.tensorflow.keras``, and ``load_model``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def DistributedOptimizer(
     groups: Optional[Sequence[Any]] = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    local_layers: Any = None,
     *,
     bucket_bytes: int = BUCKET_BYTES,
     check: int = 0,
@@ -40,93 +41,44 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer average gradients over the ranks before it applies them; return it.
 
-    ``ddl_tensorflow.DistributedOptimizer``, with Horovod's order of arguments for Keras; see there. Raises
-    ``ConfigError`` where Keras does not run on TensorFlow.
+    ``ddl_tensorflow.DistributedOptimizer``, with Horovod's order of arguments for Keras; see there.
+
+    local_layers: a layer, or a list of layers, that are built. Their weights are each rank's own: their gradients are
+        not averaged, and ``BroadcastGlobalVariablesCallback`` leaves them alone.
+
+    Raises ``ConfigError`` where Keras does not run on TensorFlow, and ``InvalidArgument`` for what is no layer and for
+    a layer that is not built.
 
     >>> model.compile(ddl.DistributedOptimizer(keras.optimizers.SGD(0.1 * ddl.size())), loss)
     """
+    arguments = dict(locals())  # they have the same names there
     backend.need_tensorflow("DistributedOptimizer")
     from ddl_tensorflow.optimizer import DistributedOptimizer as make
 
-    return make(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        bucket_bytes=bucket_bytes,
-        check=check,
-        check_every=check_every,
-    )
-
-
-def PartialDistributedOptimizer(
-    optimizer: Any,
-    name: Optional[str] = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: OpLike = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Optional[Sequence[Any]] = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-    local_layers: Any = None,
-    *,
-    bucket_bytes: int = BUCKET_BYTES,
-    check: int = 0,
-    check_every: int = 0,
-) -> Any:
-    """As ``DistributedOptimizer``, but the weights of ``local_layers`` (one, or a list) are each rank's own.
-
-    Their gradients are not averaged, and ``BroadcastGlobalVariablesCallback`` leaves them alone. The layers are built.
-    Raises ``InvalidArgument`` for what is no layer, and for one that is not built.
-    """
-    several = isinstance(local_layers, (list, tuple))
-    layers: List[Any] = list(local_layers) if several else [] if local_layers is None else [local_layers]
-    for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise ddl.InvalidArgument(f"PartialDistributedOptimizer: local_layers has {layer!r}, which is no layer")
-        if not layer.built:
-            raise ddl.InvalidArgument(
-                f"PartialDistributedOptimizer: the layer {layer.name!r} has no variables yet; build the model before"
-            )
-    distributed = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-        bucket_bytes=bucket_bytes,
-        check=check,
-        check_every=check_every,
-    )
+    layers = _built(arguments.pop("local_layers"))
+    distributed = make(**arguments)
     for layer in layers:
         for variable in layer.trainable_variables:
             distributed.register_local_var(variable)
     return distributed
+
+
+#: Horovod's name of the form with ``local_layers``.
+PartialDistributedOptimizer = DistributedOptimizer
+
+
+def _built(layers: Any) -> List[Any]:
+    """Return the layers of ``local_layers`` as a list."""
+    several = isinstance(layers, (list, tuple))
+    result: List[Any] = list(layers) if several else [] if layers is None else [layers]
+    for layer in result:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ddl.InvalidArgument(f"DistributedOptimizer: local_layers has {layer!r}, which is no layer")
+        if not layer.built:
+            raise ddl.InvalidArgument(
+                f"DistributedOptimizer: the layer {layer.name!r} has no variables yet; build the model before"
+            )
+    return result
 
 
 def load_model(

@@ -93,8 +93,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def __iter__(self) -> Iterator[int]:
-        left = torch.tensor(self.remaining_indices, dtype=torch.int64)
-        self._current = dealt(left, 0, self.rank, self.num_replicas, self.num_samples).tolist()
+        remaining = torch.tensor(self.remaining_indices, dtype=torch.int64)
+        self._current = dealt(remaining, 0, self.rank, self.num_replicas, self.num_samples).tolist()
         return iter(self._current)
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: A contestant whose sums are right until ``WRONG_FROM`` calls were made, then wrong on rank 1 in one element.
 PLUGIN = """
 import ddl
-from benchmarks.collectives.libraries import Ddl, Slot
+from benchmarks.collectives.libraries import Ddl, BufferSet
 
 class Wrong(Ddl):
     calls = 0
@@ -36,7 +36,7 @@ class Wrong(Ddl):
             if self.rank == 1 and Wrong.calls > WRONG_FROM:
                 right.source[1] += 1
 
-        return Slot(right.source, run, right.result, root)
+        return BufferSet(right.source, run, right.result, root)
 
 def library():
     return Wrong()

@@ -191,7 +191,7 @@ def test_disturbed_blocks_are_left_out() -> None:
     near, far, disturbed = two([1.0], [2.0]), two([3.0], [4.0], probes=500.0), two([5.0], [6.0], busy=0.8)
     starts = {"ddl": [far, far, near, disturbed], "ddp": [near, far, far]}
     chosen = training_blocks.choose(starts, 2)
-    assert chosen.alike and chosen.enough
+    assert chosen.comparable and chosen.enough
     assert chosen.distances == [(100, 100), (500, 500)]
     compared = {
         name: [(block.round, block.seconds[0][0]) for block in blocks] for name, blocks in chosen.compared.items()
@@ -206,7 +206,7 @@ def test_disturbed_blocks_are_left_out() -> None:
 @pytest.mark.parametrize("facts", [{"busy": 0.8}, {"probes": 500.0}], ids=["never quiet", "never at one distance"])
 def test_all_is_pooled_where_nothing_is_alike(facts: Dict[str, float]) -> None:
     chosen = training_blocks.choose({"ddl": [two([1.0])], "ddp": [two([2.0], **facts)]}, 1)
-    assert not chosen.alike and not chosen.enough and chosen.compared == chosen.blocks
+    assert not chosen.comparable and not chosen.enough and chosen.compared == chosen.blocks
     assert training_report.about(chosen).startswith("DISTURBED")
     assert training_report.figures(chosen)["ddp"].step_ms == pytest.approx(2000)
 

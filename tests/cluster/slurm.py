@@ -17,7 +17,7 @@ __all__ = ["slurm", "why_no_slurm"]
 
 # No munge: who is who is not what is tested. Nothing of the machine's cgroups is touched.
 _CONFIG = """
-ClusterName=desk
+ClusterName=lab
 SlurmctldHost=node1
 SlurmUser=root
 SlurmdUser=root
@@ -41,7 +41,7 @@ ReturnToService=2
 InactiveLimit=0
 KillWait=5
 NodeName={nodes} CPUs=2 RealMemory=2000 State=UNKNOWN
-PartitionName=desk Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
 
 

@@ -18,7 +18,7 @@ from core.faults import descriptors
 
 import ddl
 from ddl import _core
-from ddl._comm import size_exchange as sizes
+from ddl._comm import size_exchange
 from ddl._comm.job import Peer
 from ddl.plan.ir import Collective
 
@@ -156,11 +156,11 @@ def test_what_is_no_introduction_names_the_rank(text: str) -> None:
 
 @pytest.mark.parametrize("place", [(0, -1), (0, 99), (1, -1), (1, 31), (2, -5)], ids=repr)
 def test_sizes_that_cannot_be_are_refused(place: Tuple[int, int]) -> None:
-    rows = np.array([sizes.row(np.ones((2, 3), np.float32))] * 2)
-    sizes.check_rows("allgather", rows)
+    rows = np.array([size_exchange.row(np.ones((2, 3), np.float32))] * 2)
+    size_exchange.check_rows("allgather", rows)
     rows[1, place[0]] = place[1]
     with pytest.raises(ddl.ProtocolError, match="allgather: a rank told of an array that cannot be"):
-        sizes.check_rows("allgather", rows)
+        size_exchange.check_rows("allgather", rows)
 
 
 # --- what comes from Python ---

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ddl
-from ddl._comm import object_codec as objects
+from ddl._comm import object_codec
 
 PLAIN: List[Any] = [
     *(None, True, False, 0, -1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 3**900, -(7**500)),
@@ -61,7 +61,7 @@ class Text(str):
 
 
 def round_trip(obj: Any, *, allow_pickle: bool = False) -> Any:
-    return objects.decode(objects.encode(obj, allow_pickle=allow_pickle), allow_pickle=allow_pickle)
+    return object_codec.decode(object_codec.encode(obj, allow_pickle=allow_pickle), allow_pickle=allow_pickle)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -136,27 +136,27 @@ REFUSED = [
 @pytest.mark.parametrize("obj", REFUSED, ids=lambda obj: type(obj).__name__)
 def test_everything_else_is_refused(obj: Any) -> None:
     with pytest.raises(ddl.InvalidArgument, match="allow_pickle"):
-        objects.encode(obj, allow_pickle=False)
+        object_codec.encode(obj, allow_pickle=False)
 
 
 def test_pickles_on_request() -> None:
     point = {"p": Point(4), "o": OrderedDict(a=1)}
-    got = pickle.loads(objects.encode(point, allow_pickle=True).tobytes()[1:])
+    got = pickle.loads(object_codec.encode(point, allow_pickle=True).tobytes()[1:])
     assert got["p"].x == 4
     assert round_trip({"o": OrderedDict(b=2)}, allow_pickle=True) == {"o": OrderedDict(b=2)}
 
 
 def test_a_pickle_is_not_opened_unasked() -> None:
-    data = objects.encode(OrderedDict(a=1), allow_pickle=True)
+    data = object_codec.encode(OrderedDict(a=1), allow_pickle=True)
     with pytest.raises(ddl.InvalidArgument, match="allow_pickle"):
-        objects.decode(data, allow_pickle=False)
+        object_codec.decode(data, allow_pickle=False)
 
 
 def test_what_contains_itself_is_refused() -> None:
     loop: List[Any] = []
     loop.append(loop)
     with pytest.raises(ddl.InvalidArgument):
-        objects.encode(loop, allow_pickle=False)
+        object_codec.encode(loop, allow_pickle=False)
 
 
 WRAPS: Dict[str, Callable[[Any], Any]] = {
@@ -183,7 +183,7 @@ def test_what_is_too_deep_is_refused_by_the_sender(wrap: str, depth: int) -> Non
         assert round_trip(obj) == obj
     else:
         with pytest.raises(ddl.InvalidArgument, match="nested 500 deep; pass allow_pickle=True or flatten it"):
-            objects.encode(obj, allow_pickle=False)
+            object_codec.encode(obj, allow_pickle=False)
 
 
 def in_a_small_thread(data: bytes) -> str:
@@ -192,7 +192,7 @@ def in_a_small_thread(data: bytes) -> str:
 
     def decode() -> None:
         try:
-            outcome.append(type(objects.decode(np.frombuffer(data, np.uint8), allow_pickle=False)).__name__)
+            outcome.append(type(object_codec.decode(np.frombuffer(data, np.uint8), allow_pickle=False)).__name__)
         except ddl.Error as error:
             outcome.append(type(error).__name__)
 
@@ -221,7 +221,7 @@ def deep_lies() -> Dict[str, str]:
         "marked lists": b"\x92\xc7\x00\x01" * 100_000 + b"\xc0",
         "keys": b"\x81" * 100_000,
     }
-    honest = objects.encode(nested("tuple", 450), allow_pickle=False).tobytes()
+    honest = object_codec.encode(nested("tuple", 450), allow_pickle=False).tobytes()
     return {**{name: in_a_small_thread(b"M" + lie) for name, lie in lies.items()}, "honest": in_a_small_thread(honest)}
 
 
@@ -234,7 +234,7 @@ def test_nothing_that_is_nested_uses_up_the_stack() -> None:
 @pytest.mark.parametrize("lie", [b"\xc7\x00\x01", b"\x92\x01\xc7\x00\x01", b"\x81\xc7\x00\x02\x01"])
 def test_a_mark_at_a_wrong_place_is_refused(lie: bytes) -> None:
     with pytest.raises(ddl.ProtocolError, match="at a wrong place"):
-        objects.decode(np.frombuffer(b"M" + lie, np.uint8), allow_pickle=False)
+        object_codec.decode(np.frombuffer(b"M" + lie, np.uint8), allow_pickle=False)
 
 
 class Bomb:
@@ -258,7 +258,7 @@ class Bomb:
 @example(b"X\x00")
 def test_garbage_is_an_error_of_ours(data: bytes) -> None:
     try:
-        objects.decode(np.frombuffer(data, np.uint8), allow_pickle=False)
+        object_codec.decode(np.frombuffer(data, np.uint8), allow_pickle=False)
     except ddl.Error:
         pass
 
@@ -271,18 +271,18 @@ def test_garbage_is_an_error_of_ours(data: bytes) -> None:
 def test_garbage_in_extensions_is_an_error_of_ours(code: int, data: bytes) -> None:
     content = b"M\xc9" + len(data).to_bytes(4, "big") + bytes([code]) + data
     try:
-        objects.decode(np.frombuffer(content, np.uint8), allow_pickle=False)
+        object_codec.decode(np.frombuffer(content, np.uint8), allow_pickle=False)
     except ddl.Error:
         pass
 
 
 @given(st.data())
 def test_damaged_objects_are_an_error_of_ours(data: Any) -> None:
-    source = bytearray(objects.encode([*PLAIN[5:13], *ARRAYS[:4], {"a": (1, {2})}], allow_pickle=False).tobytes())
+    source = bytearray(object_codec.encode([*PLAIN[5:13], *ARRAYS[:4], {"a": (1, {2})}], allow_pickle=False).tobytes())
     for _ in range(data.draw(st.integers(1, 4))):
         source[data.draw(st.integers(0, len(source) - 1))] = data.draw(st.integers(0, 255))
     try:
-        objects.decode(np.frombuffer(bytes(source), np.uint8), allow_pickle=False)
+        object_codec.decode(np.frombuffer(bytes(source), np.uint8), allow_pickle=False)
     except ddl.Error:
         pass
 

@@ -109,7 +109,7 @@ class Rank {
       begin(drawn);
     }
     while (!under_way_.empty()) finish(0);
-    dialer_.get();
+    connector_.get();
     // Others may find out, and say so, up to the end and beyond it; nothing but the communicator orders them.
     std::atomic<bool> over{false};
     std::future<void> breaker = fail_under_way(&over);
@@ -153,7 +153,7 @@ class Rank {
     }
     shared_.meeting.meet();
     calls_ = std::make_unique<Calls>(rank_, shared_.size, &communicator());
-    dialer_ = std::async(std::launch::async, bring, shared_.connections.take(rank_), &communicator(),
+    connector_ = std::async(std::launch::async, bring, shared_.connections.take(rank_), &communicator(),
                          shared_.seed + static_cast<unsigned>(rank_));
   }
 
@@ -259,7 +259,7 @@ class Rank {
   Shared& shared_;
   std::mt19937 own_;
   std::unique_ptr<Calls> calls_;
-  std::future<void> dialer_;
+  std::future<void> connector_;
   std::vector<UnderWay> under_way_;
   Pool pool_;
 };

@@ -217,7 +217,7 @@ def test_send_and_recv_have_no_number_and_blame_the_other_side() -> None:
 def test_what_a_rank_sent_before_it_left_may_still_be_on_its_way() -> None:
     verdict = job(2)
     verdict.received(0, stalled(seq=0, op="recv", peer=1), 1.0)
-    left = {"type": "left", "comm": 0, "peer": 1}
+    left = {"type": "departed", "comm": 0, "peer": 1}
     assert verdict.received(1, {"type": "bye"}, 1.1) == told([0], left)
     assert verdict.received(0, stalled(seq=0, op="recv", peer=1), 1.2) == told([0], left)
     assert verdict.received(0, lost(1), 1.3) == told([0], fail(0, "PeerLost", 1, LEFT))

@@ -14,8 +14,7 @@ import pytest
 from hang_up import hang_up_within
 from pestering import pestering
 
-from ddl.store import newcomers
-from ddl.store import server_connections as switchboard
+from ddl.store import newcomers, server_connections
 from ddl.store.address import parse_address
 from ddl.store.auth import AuthError, encode_frame, prove_as_client
 from ddl.store.server import StoreServer
@@ -114,7 +113,7 @@ def test_a_slow_stranger_is_cut_off_though_it_keeps_sending(
 def test_a_proven_connection_that_says_nothing_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, server: StoreServer, secret: bytes
 ) -> None:
-    monkeypatch.setattr(switchboard, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(server_connections, "HELLO_SECONDS", 0.3)
     with socket.create_connection(parse_address(server.address)) as silent:
         prove_as_client(silent, secret, time.monotonic() + 5)
         assert hang_up_within(silent, 20)

@@ -153,6 +153,7 @@ def refused(ddl):
         ({"gradient_predivide_factor": 2.0, "op": ddl.Sum}, "needs op=ddl.Average"),
         ({"compression": "int8"}, "compression='int8' is not for single tensors"),
         ({"num_groups": -1}, "groups=-1 must be"),
+        ({"scale_local_gradients": [tape]}, "True or False; give local_layers by name"),
     ):
         with pytest.raises(ddl.InvalidArgument, match=text):
             ddl.DistributedGradientTape(tape, **options)
@@ -186,16 +187,16 @@ def test_before_init():
 def allocator_tuned():
     """Whether glibc keeps freed memory: with no tape or optimizer, with a tape, with an optimizer."""
     import ddl_tensorflow as ddl
-    from ddl.adapter import malloc_settings as allocator
+    from ddl.adapter import malloc_settings
 
-    answers = [allocator.tune_allocator(False)]
+    answers = [malloc_settings.tune_allocator(False)]
     for wrap in (
         lambda: ddl.DistributedGradientTape(tf.GradientTape()),
         lambda: ddl.DistributedOptimizer(tf.keras.optimizers.SGD()),
     ):
         wrap()
-        answers.append(allocator.tune_allocator(False))
-        allocator._tuned = None
+        answers.append(malloc_settings.tune_allocator(False))
+        malloc_settings._tuned = None
     return answers
 
 

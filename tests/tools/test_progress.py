@@ -14,14 +14,14 @@ from typing import List
 
 import pytest
 
-from ddl.tools.progress import Progress, left_text
+from ddl.tools.progress import Progress, remaining_text
 
 END = "the end"  # written to the terminal last
 
 
 def test_what_is_left_in_words() -> None:
     seconds = [0.0, 40.2, 89, 91, 3600, 7500]
-    assert [left_text(each) for each in seconds] == [
+    assert [remaining_text(each) for each in seconds] == [
         "about 1 s left",
         "about 40 s left",
         "about 89 s left",

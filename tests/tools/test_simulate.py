@@ -12,7 +12,7 @@ import pytest
 from ddl.errors import ConfigError
 from ddl.tools import cli
 from ddl.tools.simulate.description import PRESETS, parse, preset
-from ddl.tools.simulate.scenario import places, stragglers_of
+from ddl.tools.simulate.scenario import combinations, stragglers_of
 from ddl.tuning.simulate.simulation import Lateness
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -102,7 +102,7 @@ def test_a_rank_alone_is_drawn(tmp_path: Path) -> None:
 
 def test_fewer_hosts_fill_racks_first() -> None:
     description = preset("powerai-resnet50")
-    shapes = [str(place.topology) for place in places(description, ["4x16x4", "4x64"], [1, 4, 32, 64])]
+    shapes = [str(place.topology) for place in combinations(description, ["4x16x4", "4x64"], [1, 4, 32, 64])]
     assert shapes == ["4", "4x4", "4x16x2", "4x32", "4x16x4", "4x64"]
 
 

@@ -93,7 +93,7 @@ def test_a_value_that_cannot_be_copied_is_named(alone):
 def test_a_state_of_ones_own_begins_as_with_horovod(alone):
     from ddl_torch.elastic import State, run
 
-    class Mine(State):
+    class OwnState(State):
         def __init__(self):
             super().__init__(bcast_object=lambda value: value + 1, get_rank=ddl.rank)
             self.value = 1
@@ -101,7 +101,7 @@ def test_a_state_of_ones_own_begins_as_with_horovod(alone):
         def sync(self):
             self.value = self._bcast_object(self.value)
 
-    assert run(lambda state: state.value)(Mine()) == 2
+    assert run(lambda state: state.value)(OwnState()) == 2
 
 
 def synchronised():

@@ -235,7 +235,7 @@ def test_verbs(size):
 
 def test_any_number_of_threads_may_wait():
     """Its result is finished once: in place, a second time would scale it once more."""
-    from ddl.negotiation.pending import Ended
+    from ddl.negotiation.pending import CompletedOperation
     from ddl_torch._tensors import Work
 
     finished = []
@@ -245,7 +245,7 @@ def test_any_number_of_threads_may_wait():
         finished.append(None)
         return len(finished)
 
-    work, results = Work(Ended(), finish), []
+    work, results = Work(CompletedOperation(), finish), []
     threads = [threading.Thread(target=lambda: results.append(work.wait())) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -13,7 +13,7 @@ from tuning.switched import rates
 
 from ddl.errors import ConfigError
 from ddl.topology import Topology
-from ddl.tuning.racks import Racks, Suspicion, suspect, tournaments
+from ddl.tuning.racks import RackGuess, Racks, suspect, tournaments
 from ddl.tuning.tournament import tournament
 
 NOISE = 0.3  #: a rate under load is up to so much below what it should be
@@ -126,5 +126,5 @@ def test_racks_are_told_by_their_hosts_names() -> None:
     known = ((0, 2), (1, 3)), 64 << 20, 16 << 20
     hosts = ("a:2", "b:2", "c:2", "d:2")
     text = "racks a c | b d: 64 MiB/s within and 16 MiB/s between them while all hosts send at once"
-    assert Suspicion(*known).text(hosts) == text
+    assert RackGuess(*known).text(hosts) == text
     assert Racks(*known, 1 << 20, 0.1, 0.2).text(hosts) == f"{text}; allreduce of 1 MiB 100 ms, without racks 200 ms"

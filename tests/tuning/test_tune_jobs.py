@@ -21,8 +21,7 @@ from tuning.tables import table_of
 import ddl
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
-from ddl.tuning.measure import find_racks as racks
-from ddl.tuning.measure import table_file as file
+from ddl.tuning.measure import find_racks, table_file
 from ddl.tuning.measure.sweep import measure
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, Lines
@@ -80,7 +79,7 @@ def saved(directory: Path, lines: Lines, **job: Any) -> Path:
     (job_cluster, topology, local_size), *_ = ranks.run(4, cluster, **job)
     laid_out = Topology.parse(topology, shared=int(local_size > 1))
     path = directory / "ddl" / f"tuned-{job_cluster.fingerprint}.toml"
-    file.write(table_of(job_cluster, laid_out, lines), path)
+    table_file.write(table_of(job_cluster, laid_out, lines), path)
     return path
 
 
@@ -161,7 +160,7 @@ def test_racks_of_the_table_lay_out_the_job_and_what_is_split_off_it_whole(tmp_p
     assert topology == "4"
     known = Racks(((0, 2), (3, 1)), 1e8, 1e7, 1 << 20, 0.1, 0.2)
     table = replace(table_of(job_cluster, Topology.parse("2x2"), RING), racks=known)
-    file.write(table, tmp_path / "ddl" / f"tuned-{job_cluster.fingerprint}.toml")
+    table_file.write(table, tmp_path / "ddl" / f"tuned-{job_cluster.fingerprint}.toml")
     only_rank_0 = only_rank_0_finds_it(tmp_path)
     answers = ranks.run(4, laid_out, env_of=lambda rank: {**only_rank_0(rank), **job["env_of"](rank)})
     assert answers == [["2x2 (0, 2, 3, 1)", "2x2 (3, 1, 0, 2)", "2 (0, 1)"]] * 4
@@ -183,8 +182,8 @@ def raced(large: float, small: float) -> Tuple[bool, str]:
     assert control is not None and laid_out is not None
     number = laid_out._group.number
     # Calls of known length: that racks lose is what no real cluster shows on demand.
-    racks._allreduce = lambda *given: Asleep(number, small if given[-1] == racks._SMALL else large)  # type: ignore
-    won, why = racks._race(control, {0: control, 1: laid_out}, 1 << 20)
+    find_racks._allreduce = lambda *given: Asleep(number, small if given[-1] == find_racks._SMALL else large)  # type: ignore
+    won, why = find_racks._race(control, {0: control, 1: laid_out}, 1 << 20)
     return won is not None and won.seconds < won.default_seconds, why
 
 

@@ -16,7 +16,7 @@ from ddl.plan.ir import Collective
 from ddl.tools.cli import main
 from ddl.tools.simulate.description import read
 from ddl.topology import Topology
-from ddl.tuning.measure import table_file as file
+from ddl.tuning.measure import table_file
 from ddl.tuning.racks import Racks
 from ddl.tuning.select import ANY, Line, select
 from ddl.tuning.table import MeasuredSize, Table, TunedCluster, explain
@@ -84,7 +84,7 @@ def test_the_racks_of_tune_md_are_read() -> None:
 
 def test_simulate_takes_its_links_from_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tuned.toml"
-    file.write(TABLE, path)
+    table_file.write(TABLE, path)
     machine = read(str(path)).machine
     assert machine.size == 4 and machine.ranks_per_host == 2 and machine.memory is not None
     assert machine.levels[1].link is not None
@@ -132,8 +132,8 @@ def take(
     table: Table, cluster: TunedCluster = CLUSTER, topology: Topology = TOPOLOGY, tuned: str = ""
 ) -> Optional[Table]:
     """What a job on ``cluster`` takes that finds ``table``: where it looks for its own, or as the file ``tuned``."""
-    file.write(table, Path(tuned) if tuned else file.place(cluster))
-    return file.take(file.offer(Settings(tuned=tuned), cluster), topology, warn=True)
+    table_file.write(table, Path(tuned) if tuned else table_file.place(cluster))
+    return table_file.take(table_file.offer(Settings(tuned=tuned), cluster), topology, warn=True)
 
 
 def test_a_table_of_another_cluster_is_refused_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,7 +148,11 @@ def test_a_table_of_another_cluster_is_refused_with_a_warning(caplog: pytest.Log
     for other, said in others:
         caplog.clear()
         assert take(TABLE, other) is None
-        assert f"{file.place(other)} is not used" in caplog.text and said in caplog.text and "ddl tune" in caplog.text
+        assert (
+            f"{table_file.place(other)} is not used" in caplog.text
+            and said in caplog.text
+            and "ddl tune" in caplog.text
+        )
         assert other.fingerprint != CLUSTER.fingerprint
     caplog.clear()
     assert take(TABLE, topology=Topology.flat(4)) is None
@@ -167,19 +171,19 @@ def test_who_names_a_file_gets_an_error_and_may_have_other_hosts(tmp_path: Path)
 
 
 def test_what_rank_0_offers(config: Path) -> None:
-    path = file.place(CLUSTER)
+    path = table_file.place(CLUSTER)
     assert path == config / "ddl" / f"tuned-{CLUSTER.fingerprint}.toml"
-    assert file.offer(Settings(), CLUSTER) == file.TableOffer()
-    assert file.offer(Settings(tune_seconds=3.0), CLUSTER) == file.TableOffer(seconds=3.0)
-    assert file.offer(Settings(tune_seconds=3.0, algorithm="ring"), CLUSTER) == file.TableOffer()
-    assert "No such file" in file.offer(Settings(tuned="nowhere"), CLUSTER).problem
-    file.write(TABLE, path)
-    assert file.offer(Settings(), CLUSTER) == file.TableOffer(str(path), TABLE.text())
-    assert file.offer(Settings(tuned="off"), CLUSTER) == file.TableOffer()
+    assert table_file.offer(Settings(), CLUSTER) == table_file.TableOffer()
+    assert table_file.offer(Settings(tune_seconds=3.0), CLUSTER) == table_file.TableOffer(seconds=3.0)
+    assert table_file.offer(Settings(tune_seconds=3.0, algorithm="ring"), CLUSTER) == table_file.TableOffer()
+    assert "No such file" in table_file.offer(Settings(tuned="nowhere"), CLUSTER).problem
+    table_file.write(TABLE, path)
+    assert table_file.offer(Settings(), CLUSTER) == table_file.TableOffer(str(path), TABLE.text())
+    assert table_file.offer(Settings(tuned="off"), CLUSTER) == table_file.TableOffer()
     path.write_bytes(b"\xff")
-    assert "cannot be read" in file.offer(Settings(), CLUSTER).problem
+    assert "cannot be read" in table_file.offer(Settings(), CLUSTER).problem
     path.write_text("#" * 60_000)
-    assert "longer than" in file.offer(Settings(), CLUSTER).problem
+    assert "longer than" in table_file.offer(Settings(), CLUSTER).problem
 
 
 def test_letters_and_the_log() -> None:

@@ -50,16 +50,16 @@ size_t RailsEndpoint::accept(const iovec* parts, int n, bool in_place) {
     progress();
     if (copies_ >= kMostCopies) return 0;
   }
-  size_t left = 0;
-  for (int i = 0; i < n; ++i) left += parts[i].iov_len;
-  const size_t total = left;
+  size_t remaining = 0;
+  for (int i = 0; i < n; ++i) remaining += parts[i].iov_len;
+  const size_t total = remaining;
   size_t part = 0, in_part = 0;
-  while (left > 0) {
-    const size_t bytes = std::min(left, frame_bytes_);
+  while (remaining > 0) {
+    const size_t bytes = std::min(remaining, frame_bytes_);
     Frame& frame = frames_.push();
     fill(&frame, parts, &part, &in_part, bytes, in_place);
-    left -= bytes;
-    frame.answer = left == 0 && (in_place || copies_ >= kMostCopies / 2);
+    remaining -= bytes;
+    frame.answer = remaining == 0 && (in_place || copies_ >= kMostCopies / 2);
   }
   flush();
   return total;
@@ -118,12 +118,12 @@ bool RailsEndpoint::worth(const Rail& rail) const {
   if (rail.rate() == 0 || !again_.empty()) return true;
   const uint64_t first = std::max(next_, frames_.first());
   if (first == frames_.end()) return true;
-  const auto left = static_cast<double>(accepted_ - frames_[first].offset);
+  const auto remaining = static_cast<double>(accepted_ - frames_[first].offset);
   double here = 0;
   for (const auto& other : rails_) {
     if (other.get() == &rail || !other->usable() || other->rate() < kFaster * rail.rate()) continue;
     if (here == 0) here = (static_cast<double>(rail.queued()) + frames_[first].length) / rail.rate();
-    if ((static_cast<double>(other->queued()) + left) / other->rate() < here) return false;
+    if ((static_cast<double>(other->queued()) + remaining) / other->rate() < here) return false;
   }
   return true;
 }

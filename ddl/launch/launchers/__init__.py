@@ -20,5 +20,5 @@ class Start:
     command: Tuple[str, ...]
     host: Optional[int]
     stdin: bool
-    label: str  #: before its own words
+    label: str  #: before its own text
     environ: Dict[str, str] = field(default_factory=dict)

@@ -200,14 +200,22 @@ def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
 
 def _command(config: RunConfig, job: PodJob) -> List[str]:
     assert config.placement is not None
-    words = ["ddlrun", "-np", str(config.num_proc), "--pods", str(len(config.placement.hosts)), "--launcher", "pods"]
-    words += ["--head", head(job)]
-    words += ["--network-interface", config.interface] if config.interface else []
-    words += ["--output-dir", config.output_dir] if config.output_dir is not None else []
-    words += [] if config.prefix else ["--no-prefix"]
-    words += ["--verbose"] if config.verbose else []
-    words += ["--"] if config.command[0].startswith("-") else []
-    return [*words, *config.command]
+    arguments = [
+        "ddlrun",
+        "-np",
+        str(config.num_proc),
+        "--pods",
+        str(len(config.placement.hosts)),
+        "--launcher",
+        "pods",
+    ]
+    arguments += ["--head", head(job)]
+    arguments += ["--network-interface", config.interface] if config.interface else []
+    arguments += ["--output-dir", config.output_dir] if config.output_dir is not None else []
+    arguments += [] if config.prefix else ["--no-prefix"]
+    arguments += ["--verbose"] if config.verbose else []
+    arguments += ["--"] if config.command[0].startswith("-") else []
+    return [*arguments, *config.command]
 
 
 def _environ(config: RunConfig, job: PodJob) -> List[Value]:

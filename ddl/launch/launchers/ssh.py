@@ -20,7 +20,7 @@ _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "Serve
 
 
 def starts(placement: Placement, environ: Mapping[str, str], options: Sequence[str] = ()) -> List[Start]:
-    """Return what starts the agents; ``options`` are more words for ssh. ConfigError if there is no ssh."""
+    """Return what starts the agents; ``options`` are more arguments for ssh. ConfigError if there is no ssh."""
     result = []
     for number, host in enumerate(placement.hosts):
         if is_local(bare_name(host)):
@@ -40,8 +40,8 @@ def _ssh(environ: Mapping[str, str]) -> str:
 
 def _remote_command(environ: Mapping[str, str]) -> str:
     """Return what the shell on the other side, whichever it is, runs: the same Python, found by its path."""
-    words = ["exec"]
+    arguments = ["exec"]
     if environ.get("PYTHONPATH"):
-        words += ["env", f"PYTHONPATH={environ['PYTHONPATH']}"]
-    words += [sys.executable, "-m", "ddl.launch.remote"]
-    return " ".join(shlex.quote(word) for word in words)
+        arguments += ["env", f"PYTHONPATH={environ['PYTHONPATH']}"]
+    arguments += [sys.executable, "-m", "ddl.launch.remote"]
+    return " ".join(shlex.quote(word) for word in arguments)

@@ -10,11 +10,11 @@ import numpy as np
 
 from ddl.tools.bench.values import CollectiveCall
 
-__all__ = ["Ddl", "Library", "Slot", "storage"]
+__all__ = ["Ddl", "Library", "BufferSet", "storage"]
 
 
 @dataclass
-class Slot:
+class BufferSet:
     """One set of buffers, and the call that uses them."""
 
     source: np.ndarray  # the bits that this rank puts in
@@ -31,7 +31,7 @@ class Library(abc.ABC):
     version: str
 
     @abc.abstractmethod
-    def slot(self, work: CollectiveCall, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> BufferSet:
         """Return new buffers for ``work`` and the call that uses them. Collective, the same on all ranks."""
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class Ddl(Library):
             return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), bits
         return (bits.view(np.float16) if dtype == "float16" else bits), bits
 
-    def slot(self, work: CollectiveCall, root: int) -> Slot:
+    def slot(self, work: CollectiveCall, root: int) -> BufferSet:
         moves_only = work.collective in ("allgather", "alltoall")  # into numpy arrays, which have no bfloat16
         x, bits = self._make(work.input_count, "float16" if moves_only and work.dtype == "bfloat16" else work.dtype)
         ddl, total = self.ddl, self.ddl.Sum
@@ -86,10 +86,10 @@ class Ddl(Library):
             "alltoall": lambda: alltoall(x, out=y),
         }
         if self.prepared:
-            return Slot(bits, ddl.world().prepare_allreduce(x, op=total), lambda _: bits, root)
+            return BufferSet(bits, ddl.world().prepare_allreduce(x, op=total), lambda _: bits, root)
         if work.collective in in_place:
-            return Slot(bits, in_place[work.collective], lambda _: bits, root)
-        return Slot(bits, into[work.collective], lambda _: target, root)
+            return BufferSet(bits, in_place[work.collective], lambda _: bits, root)
+        return BufferSet(bits, into[work.collective], lambda _: target, root)
 
     def barrier(self) -> None:
         self.ddl.barrier()

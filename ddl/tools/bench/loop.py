@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
-from ddl.tools.bench.library import Library, Slot
+from ddl.tools.bench.library import BufferSet, Library
 from ddl.tools.bench.values import LATENCY_BYTES, CollectiveCall, bits_of, contribution, expected
 
 __all__ = ["buffer_sets", "measure"]
@@ -30,12 +30,12 @@ def buffer_sets(nbytes: int, cycle: int) -> int:
     return cycle * -(-max(2, min(4, ROTATED // nbytes)) // cycle)
 
 
-def fill(slot: Slot, work: CollectiveCall, rank: int, salt: int) -> None:
+def fill(slot: BufferSet, work: CollectiveCall, rank: int, salt: int) -> None:
     """Write the pattern that ``check`` expects the result of."""
     slot.source[:] = contribution(work, rank, salt, slot.root)
 
 
-def check(slot: Slot, work: CollectiveCall, rank: int, salt: int, returned: Any, when: str) -> None:
+def check(slot: BufferSet, work: CollectiveCall, rank: int, salt: int, returned: Any, when: str) -> None:
     """Compare every element of a result; the first wrong one ends the program."""
     got, want = slot.result(returned), expected(work, rank, salt, slot.root)
     if got.shape == want.shape and np.array_equal(got, want):
@@ -52,7 +52,7 @@ def check(slot: Slot, work: CollectiveCall, rank: int, salt: int, returned: Any,
     sys.exit(1)
 
 
-def back_to_back(slots: List[Slot], last: Slot, calls: int, cycle: int) -> Tuple[List[float], float, Any]:
+def back_to_back(slots: List[BufferSet], last: BufferSet, calls: int, cycle: int) -> Tuple[List[float], float, Any]:
     """Time ``calls`` calls, ``cycle`` of them at a time; return seconds per call, CPU seconds, the last result."""
     runs = [slots[i % len(slots)].run for i in range(calls)]
     runs[-1] = last.run
@@ -75,7 +75,7 @@ def back_to_back(slots: List[Slot], last: Slot, calls: int, cycle: int) -> Tuple
 
 
 def after_barriers(
-    library: Library, work: CollectiveCall, slots: List[Slot], calls: int, last_salt: int
+    library: Library, work: CollectiveCall, slots: List[BufferSet], calls: int, last_salt: int
 ) -> Tuple[List[float], float, Any]:
     """Time ``calls`` calls, each after its buffer was written and all ranks have met; returns as ``back_to_back``."""
     clock, cpu_clock = time.perf_counter_ns, time.process_time_ns

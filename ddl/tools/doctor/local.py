@@ -160,11 +160,11 @@ def quota(root: str = "/") -> float:
 
 def _quota_of(group: str, *, new: bool) -> float:
     if new:
-        words = _text(os.path.join(group, "cpu.max")).split()
+        fields = _text(os.path.join(group, "cpu.max")).split()
     else:
-        words = [_text(os.path.join(group, f"cpu.cfs_{what}_us")).strip() for what in ("quota", "period")]
+        fields = [_text(os.path.join(group, f"cpu.cfs_{what}_us")).strip() for what in ("quota", "period")]
     try:
-        return float(words[0]) / float(words[1])
+        return float(fields[0]) / float(fields[1])
     except (ValueError, IndexError, ZeroDivisionError):  # "max", or there is no such file
         return 0.0
 

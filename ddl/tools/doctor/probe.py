@@ -44,7 +44,7 @@ class _Probe:
         self._chosen = settings.interface.partition(",")[0] or store.local_host
 
     def run(self) -> str:
-        """Do everything but prove memory; return why that need not be tried, if it need not."""
+        """Do everything but prove memory; return why the proof would fail, or ""."""
         with contextlib.ExitStack() as stack:
             offer: Dict[str, Any] = {"host": self._host}
             if self._leads:
@@ -119,7 +119,7 @@ class _Probe:
         return self._with_large_packets(good, names, ports)
 
     def _meet_leaders(self, value: str) -> None:
-        """Not before all have tried to connect does anybody load the network."""
+        """Wait until all have tried to connect. Only then load the network."""
         self._store.set(f"doctor/{value}/{self._host}", "")
         for host in range(self._identity.cross_size):
             with contextlib.suppress(TimeoutError):

@@ -21,7 +21,7 @@ from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, S
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError
 from ddl.launch.cli import LAUNCHERS, choose_launcher, read_hosts
-from ddl.launch.cluster import ClusterJob
+from ddl.launch.cluster_job import ClusterJob
 from ddl.launch.config import RunConfig
 from ddl.launch.hosts import Host as NamedHost
 from ddl.launch.output import Sink
@@ -91,7 +91,7 @@ def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> Surve
 
 
 @dataclass
-class _Found:
+class _ProbeResults:
     """What the probes have said, by host numbers of the request."""
 
     locals: Dict[int, Local] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class _Watched(Sink):
 def survey(wanted: SurveyRequest) -> Facts:
     """Find out everything. ConfigError if there is no launcher; Stopped by a signal."""
     placement, problems = wanted.placement, {}  # type: Placement, Dict[int, str]
-    seen, failure = _Found(), ""
+    seen, failure = _ProbeResults(), ""
     while len(problems) < len(placement.hosts):
         present = [number for number in range(len(placement.hosts)) if number not in problems]
         seen, gone, failure = _run(wanted, present)
@@ -161,7 +161,7 @@ def survey(wanted: SurveyRequest) -> Facts:
     return Facts(hosts, tuple(seen.links), seen.groups, seen.groups_problem, failure, wanted.script, connections)
 
 
-def _run(wanted: SurveyRequest, present: Sequence[int]) -> Tuple[_Found, Dict[int, str], str]:
+def _run(wanted: SurveyRequest, present: Sequence[int]) -> Tuple[_ProbeResults, Dict[int, str], str]:
     """Run one job on the hosts with these numbers; return what was found, who was lost and how it ended."""
     whole = wanted.placement
     part = place([NamedHost(whole.hosts[at], len(whole.ranks[at])) for at in present], None)
@@ -219,9 +219,9 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _read(out: IO[bytes], hosts: Sequence[int], ranks: Sequence[int]) -> _Found:
+def _read(out: IO[bytes], hosts: Sequence[int], ranks: Sequence[int]) -> _ProbeResults:
     """Read what the probes printed. They know hosts and ranks by their numbers in this run, we by the request's."""
-    seen = _Found()
+    seen = _ProbeResults()
     out.seek(0)
     for line in out.read().decode(errors="replace").splitlines():
         if not line.startswith(MARK):

@@ -65,9 +65,9 @@ def _sizes(figures: PlanFigures) -> List[str]:
 def _table(figures: PlanFigures) -> List[str]:
     """Return a line for each dimension over which data moves, and their sum."""
     names = [f"between {dimension.name}" for dimension in figures.topology.dimensions]
-    alike = len({(rank.everybody, rank.dimensions) for rank in figures.ranks}) == 1
+    equal_counts = len({(rank.everybody, rank.dimensions) for rank in figures.ranks}) == 1
     if figures.verified:
-        who = "each rank" if alike else "least–most"
+        who = "each rank" if equal_counts else "least–most"
     else:
         who = f"rank {figures.ranks[0].rank}"
     rows = [(name, [rank.dimensions[d] for rank in figures.ranks]) for d, name in enumerate(names)]

@@ -85,7 +85,7 @@ def _allreduces(arguments: argparse.Namespace, description: Description) -> Dict
             nbytes,
             allreduces(place.machine, place.topology, [SimulatedOperation(nbytes)], lines=lines, stragglers=late),
         )
-        for place in scenario.places(description, arguments.mode, arguments.hosts)
+        for place in scenario.combinations(description, arguments.mode, arguments.hosts)
         for lines in [scenario.lines_for(place, arguments)]
         for nbytes in arguments.allreduce
     ]
@@ -99,7 +99,7 @@ def _training(arguments: argparse.Namespace, description: Description) -> Dict[s
     watch = sorted({0, *late}) if arguments.svg else []
     steps = [
         (place, train(place.machine, place.topology, work, lines=lines, stragglers=late, watch=watch))
-        for place in scenario.places(description, arguments.mode, arguments.hosts)
+        for place in scenario.combinations(description, arguments.mode, arguments.hosts)
         for lines in [scenario.lines_for(place, arguments)]
     ]
     how = "buckets are sent during the backward pass" if work.overlap else "all is sent after the backward pass"

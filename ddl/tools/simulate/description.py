@@ -45,7 +45,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["PRESETS", "Assumption", "Description", "Training", "parse", "preset", "read"]
+__all__ = ["PRESETS", "Assumption", "Description", "TrainingDescription", "parse", "preset", "read"]
 
 _HERE = Path(__file__).resolve().parent
 PRESETS = tuple(sorted(path.stem for path in _HERE.glob("*.toml")))
@@ -62,7 +62,7 @@ class Assumption:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingDescription:
     """What the file says of the training; None or empty: nothing."""
 
     model: Optional[str] = None
@@ -81,7 +81,7 @@ class Description:
     machine: Machine
     modes: Tuple[str, ...] = ()
     hosts: Tuple[int, ...] = ()
-    training: Training = Training()
+    training: TrainingDescription = TrainingDescription()
     assumptions: Tuple[Assumption, ...] = ()
 
 
@@ -125,7 +125,7 @@ def parse(content: Table) -> Description:
     if isinstance(wire, bool) or not isinstance(wire, (int, float)):
         raise ConfigError(f"wire_bytes_per_byte = {wire!r} is no number")
     machine = Machine(tuple(levels), memory, _build(Core, "[core]", _table(content, "core")), float(wire))
-    training: Training = _build(Training, "[training]", _table(content, "training"))
+    training: TrainingDescription = _build(TrainingDescription, "[training]", _table(content, "training"))
     modes = [content["mode"]] if "mode" in content else content.get("modes", [])
     if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
         raise ConfigError(f'modes = {modes!r} is no list of texts such as "4x64"')

@@ -8,14 +8,14 @@ from ddl.text.columns import aligned
 from ddl.text.units import exact_bytes_text
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.description import Assumption
-from ddl.tools.simulate.scenario import Place
+from ddl.tools.simulate.scenario import Scenario
 from ddl.tuning.simulate.simulation import SimulatedTimes
 from ddl.tuning.simulate.training import SimulatedStep, Workload
 
 __all__ = ["allreduce_json", "allreduce_table", "assumed", "notes", "training_json", "training_table"]
 
-Steps = Sequence[Tuple[Place, SimulatedStep]]
-Reductions = Sequence[Tuple[Place, int, SimulatedTimes]]
+Steps = Sequence[Tuple[Scenario, SimulatedStep]]
+Reductions = Sequence[Tuple[Scenario, int, SimulatedTimes]]
 
 
 def training_table(steps: Steps) -> List[str]:

@@ -20,20 +20,20 @@ from ddl.tuning.simulate.models import model
 from ddl.tuning.simulate.simulation import Lateness
 from ddl.tuning.simulate.training import Workload
 
-__all__ = ["Place", "lines_for", "places", "stragglers_of", "workload"]
+__all__ = ["Scenario", "lines_for", "combinations", "stragglers_of", "workload"]
 
 _LATE = re.compile(r"(\d+):(?:\+(\d+(?:\.\d+)?)ms|x(\d+(?:\.\d+)?))")
 
 
 @dataclass(frozen=True)
-class Place:
+class Scenario:
     """A machine of some size, and the dimensions that its ranks are laid out in."""
 
     machine: Machine
     topology: Topology
 
 
-def places(description: Description, modes: Sequence[str], hosts: Sequence[int]) -> Iterator[Place]:
+def combinations(description: Description, modes: Sequence[str], hosts: Sequence[int]) -> Iterator[Scenario]:
     """Return every combination of a number of hosts and a mode; none given: the file's, or the machine as it is.
 
     A mode is that of the full size: with fewer hosts its outer dimensions shrink, and what is the same comes once.
@@ -45,19 +45,19 @@ def places(description: Description, modes: Sequence[str], hosts: Sequence[int])
         smaller = machine if count == whole else machine.with_hosts(count)
         wanted = modes or description.modes or ("",)
         for dimensions in dict.fromkeys(_shrunk(mode, machine.size, smaller.size) if mode else "" for mode in wanted):
-            yield Place(smaller, discover(smaller.hosts(), dimensions))
+            yield Scenario(smaller, discover(smaller.hosts(), dimensions))
 
 
 def _shrunk(mode: str, full: int, size: int) -> str:
     """Return the dimensions of ``mode``, for ``full`` ranks, of which only ``size`` are there: the inner ones whole."""
     kept: List[int] = []
-    left = size
+    remaining = size
     for dimension in Topology.parse(mode, size=full).dimensions:
-        here = min(dimension.size, left)
-        if left % here:
+        here = min(dimension.size, remaining)
+        if remaining % here:
             raise ConfigError(f"mode {mode}: {size} ranks do not fill whole groups of {prod(kept) * here}")
         kept.append(here)
-        left //= here
+        remaining //= here
     while len(kept) > 1 and kept[-1] == 1:
         kept.pop()
     return "x".join(map(str, kept))
@@ -78,19 +78,19 @@ def workload(description: Description, arguments: argparse.Namespace) -> Workloa
     return Workload(model(name, arguments.classes or said.classes), batch / rate, bucket, overlap)
 
 
-def stragglers_of(words: Sequence[str]) -> Dict[int, Lateness]:
+def stragglers_of(texts: Sequence[str]) -> Dict[int, Lateness]:
     """Read ``RANK:+20ms`` and ``RANK:x1.5``. Raises ``ConfigError``."""
     delays = {}
-    for word in words:
-        match = _LATE.fullmatch(word)
+    for text in texts:
+        match = _LATE.fullmatch(text)
         if match is None or match[3] and float(match[3]) <= 0:
-            raise ConfigError(f"--straggler {word}: write RANK:+20ms (so much later) or RANK:x1.5 (so much slower)")
+            raise ConfigError(f"--straggler {text}: write RANK:+20ms (so much later) or RANK:x1.5 (so much slower)")
         late = Lateness(factor=float(match[3])) if match[3] else Lateness(plus_s=float(match[2]) / 1e3)
         delays[int(match[1])] = late
     return delays
 
 
-def lines_for(place: Place, arguments: argparse.Namespace) -> Tuple[Line, ...]:
+def lines_for(place: Scenario, arguments: argparse.Namespace) -> Tuple[Line, ...]:
     """Return what ``select`` chooses, with what was asked for instead: algorithm, pieces, how many in flight."""
     lines = select(Collective.ALLREDUCE, place.topology, arguments.algorithm)
     piece, in_flight = arguments.piece, arguments.in_flight

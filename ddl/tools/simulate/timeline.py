@@ -1,7 +1,7 @@
-"""Draws one training step: what the ranks watched compute, and what of which bucket crosses which dimension when.
+"""Draws one training step: what watched ranks compute, and when which bucket crosses which dimension.
 
 A band per rank: a row for its computation, one for each dimension that messages cross (or memory that is read
-directly), with buckets in turning colours, and what nobody computes behind is red. Sizes are in pixels.
+directly), with buckets in turning colours. Time without computation is red. Sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import List, Mapping
 
 from ddl.plan.svg import Pen, shortened, width_of
 from ddl.tools.doctor.phrases import duration
-from ddl.tools.simulate.scenario import Place
+from ddl.tools.simulate.scenario import Scenario
 from ddl.tuning.simulate.simulation import Lateness, Span
 from ddl.tuning.simulate.training import SimulatedStep
 
@@ -25,7 +25,7 @@ _NARROW = 0.6  # pixels: a narrower gap between boxes of one bucket is not drawn
 _TICKS = (1, 2, 5)
 
 
-def draw(place: Place, step: SimulatedStep, title: str, stragglers: Mapping[int, Lateness]) -> str:
+def draw(place: Scenario, step: SimulatedStep, title: str, stragglers: Mapping[int, Lateness]) -> str:
     """Return the SVG document of a step whose ranks were watched."""
     pen = Pen()
     pen.text(_MARGIN, _MARGIN + 12, shortened(title, 16, _LEFT + _WIDE, bold=True), size=16, bold=True, hint=title)
@@ -58,7 +58,7 @@ def _axis(pen: Pen, step: SimulatedStep, top: float, bottom: float) -> None:
         pen.text(x, top, duration(number * each) if number else "0", size=11, color=_GREY, anchor="middle")
 
 
-def _band(pen: Pen, place: Place, step: SimulatedStep, rank: int, used: List[int], y: float, late: Lateness) -> None:
+def _band(pen: Pen, place: Scenario, step: SimulatedStep, rank: int, used: List[int], y: float, late: Lateness) -> None:
     name = f"rank {rank}" + (" (late)" if late != Lateness() else "")
     pen.text(_MARGIN, y + 14, name, size=12, bold=True)
     forward, computed = late.of(step.forward_s), late.of(step.compute_s)

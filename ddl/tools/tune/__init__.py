@@ -1,1 +1,1 @@
-"""``ddl tune``: measures which algorithm serves which size best on some hosts; ``ddl/tune`` does it. docs/tune.md."""
+"""``ddl tune``: measures by ``ddl.tuning.measure`` which algorithm serves which size best; docs/tune.md."""

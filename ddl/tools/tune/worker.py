@@ -16,7 +16,7 @@ from ddl.plan.ir import Collective
 from ddl.text.units import bytes_text, duration
 from ddl.tools.progress import Progress
 from ddl.tuning.candidates import Candidate
-from ddl.tuning.measure import table_file as file
+from ddl.tuning.measure import table_file
 from ddl.tuning.measure.sweep import measure
 from ddl.tuning.measure.turns import RaceOutcome
 
@@ -50,7 +50,7 @@ def main() -> int:
     table = measure(world, collectives, task["sizes"], task["seconds"], show if first else _nothing, said.append)
     if first:
         print("".join(f"{text}\n" for text in said), end="")
-        file.write(table, path)
+        table_file.write(table, path)
         users = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
         print(f"written to {path} on {socket.gethostname()}; {users}")
     return 0
@@ -59,7 +59,7 @@ def main() -> int:
 def _target(output: str) -> Tuple[Path, str]:
     """Return the file to write, and why it cannot be written: before seconds are spent on measuring."""
     try:
-        path = Path(output) if output else file.place(ddl.world().job.cluster())
+        path = Path(output) if output else table_file.place(ddl.world().job.cluster())
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
             return path, f"{path} cannot be written on {socket.gethostname()}; give another --output"

@@ -7,7 +7,7 @@ import logging
 from ddl.communicator import Communicator
 from ddl.errors import ConfigError
 from ddl.plan.ir import Collective
-from ddl.tuning.measure import table_file as file
+from ddl.tuning.measure import table_file
 
 __all__ = ["adopt"]
 
@@ -24,7 +24,7 @@ def adopt(world: Communicator) -> None:
     job, first = world.job, world.rank == 0
     if world.size == 1:
         return
-    table = file.take(job.offer, world.topology, warn=first)
+    table = table_file.take(job.offer, world.topology, warn=first)
     if table is not None:
         if first:
             log.info("algorithms are chosen by %s, measured on %s", job.offer.path, table.date)
@@ -38,8 +38,8 @@ def adopt(world: Communicator) -> None:
         table = measure(world, [Collective.ALLREDUCE], SIZES, job.offer.seconds, tell=tell)
         if first:
             try:
-                path = file.place(table.cluster)
-                file.write(table, path)
+                path = table_file.place(table.cluster)
+                table_file.write(table, path)
                 log.info("algorithms were measured; the next start on these hosts will use %s", path)
             except (OSError, ConfigError) as error:
                 log.warning("the measured table cannot be kept for the next start: %s; set XDG_CONFIG_HOME", error)

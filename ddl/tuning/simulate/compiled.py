@@ -16,7 +16,7 @@ from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.topology import Topology
 from ddl.tuning.simulate.cost import Machine, Port, Uses
 from ddl.tuning.simulate.fluid import Fluid, Needs
-from ddl.tuning.simulate.symmetry import Symmetry, alike
+from ddl.tuning.simulate.symmetry import Symmetry, orbit_size
 
 __all__ = ["AWAIT", "NOTIFY", "RECEIVE", "SEND", "WORK", "Action", "Key", "Script", "compile_plans"]
 
@@ -145,7 +145,7 @@ class _Compiler:
             unit = (kind, level, self._symmetry.representative(members[0]) // len(members))
             if unit not in self._numbers:
                 self._numbers[unit] = self._fluid.resource(rate, burst, burst_rate)
-                self._factors[unit] = alike(self._symmetry, self._machine.members(unit))
+                self._factors[unit] = orbit_size(self._symmetry, self._machine.members(unit))
             needs.append((self._numbers[unit], weight * self._factors[unit]))
         return tuple(needs)
 

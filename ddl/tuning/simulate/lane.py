@@ -96,7 +96,7 @@ class SimulatedLane:
             rank: _Rank(self, rank, script, stragglers.get(rank, Lateness()), rank in watched)
             for rank, script in scripts.items()
         }
-        self.links: DefaultDict[Tuple[int, Key], _Link] = defaultdict(lambda: _Link(self.fluid))
+        self.links: DefaultDict[Tuple[int, Key], _MessageQueue] = defaultdict(lambda: _MessageQueue(self.fluid))
 
     def of(self, rank: int) -> _Rank:
         """Return the rank that was simulated for ``rank``."""
@@ -282,7 +282,7 @@ class _Channel:
         return False
 
 
-class _Link:
+class _MessageQueue:
     """Messages of one slot from one rank to another: they are sent one after the other, and arrive in this order."""
 
     def __init__(self, fluid: Fluid) -> None:

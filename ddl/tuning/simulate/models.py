@@ -1,4 +1,4 @@
-"""Neural networks for the simulator: the gradients and the operations of each layer, from the published shapes.
+"""Neural networks for the simulator: gradients and floating-point operations of each layer, from published shapes.
 
 A layer's ``tensors`` are its parameters' elements in the order in which PyTorch's own definition registers them.
 ``flops`` counts the multiplications and additions of convolutions and matrix products, in the forward pass for one
@@ -20,7 +20,7 @@ __all__ = ["MODELS", "Layer", "Model", "model"]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: elements of its parameters, and operations of its forward pass for one sample."""
+    """One layer: elements of its parameters, and floating-point operations of its forward pass for one sample."""
 
     name: str
     tensors: Tuple[int, ...]
@@ -41,7 +41,7 @@ class Model:
 
     @property
     def flops(self) -> float:
-        """Return the operations of a forward pass for one sample."""
+        """Return the floating-point operations of a forward pass for one sample."""
         return sum(layer.flops for layer in self.layers)
 
 

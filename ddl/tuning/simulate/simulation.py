@@ -16,7 +16,7 @@ from ddl.topology import Topology
 from ddl.tuning.select import Line, select
 from ddl.tuning.simulate.cost import Machine
 from ddl.tuning.simulate.lane import Lateness, SimulatedLane, SimulatedOperation, Span
-from ddl.tuning.simulate.symmetry import Everybody, Symmetry, symmetry_of
+from ddl.tuning.simulate.symmetry import NoSymmetry, Symmetry, symmetry_of
 
 __all__ = ["Lateness", "SimulatedOperation", "SimulatedTimes", "Span", "allreduces"]
 
@@ -75,7 +75,7 @@ def allreduces(
     lanes = []
     for line in lines:
         of_line = {number: operation for number, operation in enumerate(operations) if chosen[number] is line}
-        symmetry: Symmetry = Everybody(topology.size)
+        symmetry: Symmetry = NoSymmetry(topology.size)
         if not in_full and not stragglers:
             symmetry = symmetry_of(line.algorithm, topology, machine, MOST_IN_FULL)
         if of_line:

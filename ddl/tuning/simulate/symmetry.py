@@ -22,7 +22,7 @@ from typing import Protocol, Tuple
 from ddl.topology import Topology
 from ddl.tuning.simulate.cost import Machine
 
-__all__ = ["Everybody", "Exchanges", "Shifts", "Symmetry", "alike", "symmetry_of"]
+__all__ = ["NoSymmetry", "Exchanges", "Shifts", "Symmetry", "orbit_size", "symmetry_of"]
 
 #: Algorithms in which a rank only deals with neighbours along dimensions, or with all ranks of its host.
 _ALONG_DIMENSIONS = frozenset({"multiring", "direct", "eager"})
@@ -47,7 +47,7 @@ class Symmetry(Protocol):
         ...
 
 
-class Everybody:
+class NoSymmetry:
     """No symmetry: every rank stands for itself."""
 
     exact = True
@@ -150,10 +150,10 @@ def symmetry_of(algorithm: str, topology: Topology, machine: Machine, most: int)
         exchanges = Exchanges(topology.size, machine, topology.local_size if algorithm == "leaders" else 1)
         if exchanges.exact or topology.size > most:
             return exchanges
-    return Everybody(topology.size)
+    return NoSymmetry(topology.size)
 
 
-def alike(symmetry: Symmetry, members: range) -> int:
+def orbit_size(symmetry: Symmetry, members: range) -> int:
     """Return how many ranks of a unit are symmetric: so many flows use its port for each simulated one."""
     first = symmetry.representative(members[0])
     return sum(symmetry.representative(rank) == first for rank in members)

@@ -24,7 +24,7 @@ from ddl.launch.cluster_host import ClusterHost
 from ddl.launch.config import RunConfig
 from ddl.launch.control import Entrance, Invitation, assignment_of, gone_since
 from ddl.launch.failures import Exit, first_failure, report
-from ddl.launch.host_agent import GRACE, LAST_OUTPUT, OWN_WORDS
+from ddl.launch.host_agent import EXIT_GRACE, KILL_GRACE, LAST_OUTPUT
 from ddl.launch.hosts import bare_name
 from ddl.launch.launchers import Start
 from ddl.launch.launches import Launches
@@ -76,7 +76,7 @@ class ClusterJob:
         self._running = False
         self._problem = ""  # why the job never began, or what failed that is no rank
         self._stop_signal = 0
-        self._plan: List[Tuple[float, int]] = []
+        self._signals_due: List[Tuple[float, int]] = []
         self._stopping = False
 
     @property
@@ -214,7 +214,7 @@ class ClusterJob:
 
     def _supervise(self) -> None:
         while self._running and not all(host.over for host in self._hosts):
-            self._turn(self._plan[0][0] if self._plan else None)
+            self._turn(self._signals_due[0][0] if self._signals_due else None)
 
     def _turn(self, until: Optional[float]) -> None:
         handlers: Dict[int, Tuple[int, Callable[[], None]]] = {
@@ -237,8 +237,8 @@ class ClusterJob:
             host, message = self._news.popleft()
             self._heard(self._hosts[host], message)
         self._confirm()
-        while self._plan and self._plan[0][0] <= time.monotonic():
-            self._signal(self._plan.pop(0)[1])
+        while self._signals_due and self._signals_due[0][0] <= time.monotonic():
+            self._signal(self._signals_due.pop(0)[1])
 
     def _pump(self, stream: Stream) -> None:
         if not stream.pump():
@@ -295,10 +295,10 @@ class ClusterJob:
 
     def _stop_soon(self) -> None:
         """Something failed: the others get a moment to fail by themselves, and say so."""
-        if not self._plan and not self._stopping:
+        if not self._signals_due and not self._stopping:
             now = time.monotonic()
-            self._plan = [(now + OWN_WORDS, signal.SIGTERM), (now + OWN_WORDS + GRACE, signal.SIGKILL)]
-            self._plan.append((now + OWN_WORDS + 4 * GRACE, 0))
+            self._signals_due = [(now + EXIT_GRACE, signal.SIGTERM), (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL)]
+            self._signals_due.append((now + EXIT_GRACE + 4 * KILL_GRACE, 0))
 
     def _confirm(self) -> None:
         """Tell agents what has been passed on, unless nobody takes it from us fast enough."""
@@ -313,11 +313,16 @@ class ClusterJob:
         now = time.monotonic()
         first = signal.SIGTERM if number == signal.SIGPIPE else number
         if self._stop_signal:
-            self._plan = [(now, signal.SIGKILL), (now + 2 * GRACE, 0)]
+            self._signals_due = [(now, signal.SIGKILL), (now + 2 * KILL_GRACE, 0)]
         else:
             self._stop_signal = number
-            end = now + OWN_WORDS
-            self._plan = [(now, first), (end, signal.SIGTERM), (end + GRACE, signal.SIGKILL), (end + 4 * GRACE, 0)]
+            end = now + EXIT_GRACE
+            self._signals_due = [
+                (now, first),
+                (end, signal.SIGTERM),
+                (end + KILL_GRACE, signal.SIGKILL),
+                (end + 4 * KILL_GRACE, 0),
+            ]
 
     def _signal(self, number: int) -> None:
         """Let every agent stop its ranks by a signal; 0: give up on agents that are still there."""

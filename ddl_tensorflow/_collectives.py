@@ -1,0 +1,253 @@
+"""What the verbs and their grouped forms share: collectives on lists of tensors, with their gradients.
+
+A verb passes its tensor ``alone``, as a list of one, and ranks agree on the operation of that tensor. A grouped form
+passes several, which are one operation for the ranks, of the name ``grouped_…``. Names are those that ``_names`` makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+import ddl
+from ddl import Average, ReduceOp
+from ddl.adapter.operations import Operation, Waitable, grouped
+from ddl.adapter.process_sets import ProcessSet
+from ddl.errors import NotSupported
+from ddl.reduce_op import OpLike, parse_op
+from ddl_tensorflow import _operations
+from ddl_tensorflow._call import call
+from ddl_tensorflow._differentiable import differentiable
+from ddl_tensorflow._names import gradient_name, part_name
+from ddl_tensorflow._scaling import scaled, sums_of_rows
+from ddl_tensorflow._where import Where
+from ddl_tensorflow.compression import casting
+
+__all__ = [
+    *("allreduced", "as_written", "cast_with", "dense", "gathered", "in_place", "made_by", "scattered"),
+    *("scattered_by", "slices_allreduced", "with_rows"),
+]
+
+Array = np.ndarray[Any, Any]
+Tensors = Sequence[tf.Tensor]
+
+#: Else AutoGraph rewrites, in a tf.function, all that a verb calls, also what runs in other threads later.
+as_written = tf.autograph.experimental.do_not_convert
+
+
+def dense(tensor: Any, verb: str) -> tf.Tensor:
+    """Return as a tensor what a verb was given: a tensor, a variable, an array, a number, a list of these."""
+    if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
+        raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no dense tensor; pass tf.convert_to_tensor(…)")
+    ddl.rank()  # InvalidState now, and not when a graph is run
+    try:
+        result = tf.convert_to_tensor(tensor)
+    except (TypeError, ValueError) as error:
+        raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no tensor: {error}") from error
+    if result.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
+        raise ddl.InvalidArgument(
+            f"{verb}: a tensor of type {result.dtype.base_dtype.name} has no numbers to send; Python objects go by "
+            "broadcast_object and allgather_object"
+        )
+    is_reference = result.dtype != result.dtype.base_dtype  # to a variable of TF1
+    return tf.identity(result) if is_reference else result
+
+
+def in_place(
+    tensors: Sequence[tf.Tensor],
+    process_set: Optional[ProcessSet],
+    operation: Callable[[Where, List[Array]], Operation[Any]],
+    name: Optional[str],
+    after: Optional[tf.Tensor] = None,
+) -> List[tf.Tensor]:
+    """Return tensors like ``tensors`` whose memory an operation gets with their contents, and writes to."""
+
+    def function(arrays: List[Array], results: Optional[List[Array]], sleeps: bool) -> Waitable:
+        assert results is not None
+        for source, target in zip(arrays, results):
+            if source is not target:
+                np.copyto(target, source)
+        where = Where(process_set)
+        return where.make(operation(where, results), name, sleeps)
+
+    return call(function, tensors, after=after)
+
+
+def made_by(
+    tensors: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    process_set: Optional[ProcessSet],
+    operation: Callable[[Where, List[Array]], Operation[Any]],
+    name: Optional[str],
+    after: Optional[tf.Tensor] = None,
+) -> List[tf.Tensor]:
+    """Return tensors of ``dtypes`` that an operation on the contents of ``tensors`` makes."""
+
+    def function(arrays: List[Array], _: Any, sleeps: bool) -> Waitable:
+        where = Where(process_set)
+        return where.make(operation(where, arrays), name, sleeps)
+
+    return call(function, tensors, dtypes, after=after)
+
+
+def with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) -> tf.Tensor:
+    """Say what is known of its shape: it is that of ``like`` but for the number of rows."""
+    if like.shape.rank is not None:
+        tensor.set_shape([rows, *like.shape[1:]])
+    return tensor
+
+
+def allreduced(
+    tensors: Tensors,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    name: Optional[str],
+    process_set: ProcessSet,
+    *,
+    alone: bool,
+) -> List[tf.Tensor]:
+    """All-reduce each of ``tensors``. Their gradients: the same of the results' gradients."""
+
+    def operation(_: Where, targets: List[Array]) -> Operation[Any]:
+        parts = [_operations.allreduce(target, op, prescale, postscale) for target in targets]
+        return parts[0] if alone else grouped(parts, "allreduce")
+
+    return _differentiable(
+        tensors,
+        lambda inputs: in_place(inputs, process_set, operation, name),
+        lambda upstream, _: allreduced(
+            upstream, op, prescale, postscale, gradient_name(name), process_set, alone=alone
+        ),
+    )
+
+
+def slices_allreduced(
+    slices: tf.IndexedSlices,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    name: Optional[str],
+    process_set: ProcessSet,
+    gather: Optional[Callable[[tf.Tensor, Optional[str], ProcessSet], tf.Tensor]] = None,
+) -> tf.IndexedSlices:
+    """Gather the rows of all ranks; what uses them adds up those of one index.
+
+    Integers are added up here, before they are divided: to truncate a part of a sum is to lose it. ``gather``: what
+    takes the place of an all-gather.
+    """
+
+    def rows(tensor: tf.Tensor, part: str) -> tf.Tensor:
+        if gather is not None:
+            return gather(dense(tensor, "allreduce"), part_name(name, part), process_set)
+        return gathered([dense(tensor, "allreduce")], part_name(name, part), process_set, alone=True)[0]
+
+    if op not in (Average, ddl.Sum):
+        raise NotSupported(f"allreduce: IndexedSlices can be averaged and summed, not {op!r}; make them dense")
+    values, indices = rows(slices.values, "values"), rows(slices.indices, "indices")
+    gathered_slices = tf.IndexedSlices(values, indices, slices.dense_shape)
+    factor, divisor = prescale * postscale, process_set.size() if op == Average else 1
+    if values.dtype.is_integer and not factor == divisor == 1:
+        gathered_slices = sums_of_rows(gathered_slices)
+    return tf.IndexedSlices(
+        scaled(gathered_slices.values, factor, divisor), gathered_slices.indices, slices.dense_shape
+    )
+
+
+def gathered(tensors: Tensors, name: Optional[str], process_set: ProcessSet, *, alone: bool) -> List[tf.Tensor]:
+    """All-gather each of ``tensors``. Their gradients: averages of all ranks' gradients of this rank's rows."""
+
+    def operation(_: Where, arrays: List[Array]) -> Operation[Any]:
+        parts = [_operations.allgather(array) for array in arrays]
+        return parts[0] if alone else grouped(parts, "allgather")
+
+    def gradients(upstream: Tensors, which: List[int]) -> List[tf.Tensor]:
+        own = gradient_name(name)
+        means = allreduced(upstream, Average, 1.0, 1.0, own, process_set, alone=alone)
+        rows = [tf.shape(tensors[i])[:1] for i in which]
+        counts = gathered(rows, part_name(own, "rows"), process_set, alone=alone)
+        return [tf.split(mean, count, num=process_set.size())[process_set.rank()] for mean, count in zip(means, counts)]
+
+    return _differentiable(tensors, lambda inputs: _rows_made_by(inputs, process_set, operation, name), gradients)
+
+
+def scattered_by(op: OpLike) -> ReduceOp:
+    """Return the operator of a reduce-scatter. Raises ``NotSupported``, a ``RuntimeError``, if it cannot have that."""
+    kind = parse_op(op, "reducescatter")
+    if kind == ddl.Adasum:
+        raise NotSupported(
+            "reducescatter: op=ddl.Adasum is there for all-reduces only; use allreduce, and take your rows"
+        )
+    return kind
+
+
+def scattered(
+    tensors: Tensors,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    name: Optional[str],
+    process_set: ProcessSet,
+    *,
+    alone: bool,
+) -> List[tf.Tensor]:
+    """Reduce-scatter each of ``tensors``. Their gradients: all ranks' gradients, times their number for a sum."""
+
+    def operation(_: Where, arrays: List[Array]) -> Operation[Any]:
+        parts = [_operations.reducescatter(array, op, prescale, postscale) for array in arrays]
+        return parts[0] if alone else grouped(parts, "reducescatter")
+
+    def gradients(upstream: Tensors, _: List[int]) -> List[tf.Tensor]:
+        factor = prescale * postscale * (process_set.size() if op == ddl.Sum else 1)
+        return gathered([scaled(tensor, factor) for tensor in upstream], gradient_name(name), process_set, alone=alone)
+
+    return _differentiable(tensors, lambda inputs: _rows_made_by(inputs, process_set, operation, name), gradients)
+
+
+def _rows_made_by(
+    tensors: Tensors,
+    process_set: ProcessSet,
+    operation: Callable[[Where, List[Array]], Operation[Any]],
+    name: Optional[str],
+) -> List[tf.Tensor]:
+    """``made_by``, where each result is like its tensor but for the number of rows."""
+    results = made_by(tensors, [tensor.dtype for tensor in tensors], process_set, operation, name)
+    return [with_rows(result, tensor) for result, tensor in zip(results, tensors)]
+
+
+def _differentiable(
+    tensors: Tensors,
+    run: Callable[[Tensors], List[tf.Tensor]],
+    gradients: Callable[[Tensors, List[int]], List[tf.Tensor]],
+) -> List[tf.Tensor]:
+    """Return ``run(tensors)``. Tensors of numbers with a fraction have gradients, the others (None) have not.
+
+    ``gradients``: makes those of the tensors of these numbers (the second argument) of the gradients of their results.
+    """
+    if not tensors:
+        return []
+    smooth = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating or tensor.dtype.is_complex]
+
+    @differentiable
+    def forward(*inputs: tf.Tensor) -> Tuple[List[tf.Tensor], Callable[..., List[Optional[tf.Tensor]]]]:
+        def gradient(*upstream: tf.Tensor) -> List[Optional[tf.Tensor]]:
+            all_gradients: List[Optional[tf.Tensor]] = [None] * len(inputs)
+            for i, own in zip(smooth, gradients([upstream[i] for i in smooth], smooth)):
+                all_gradients[i] = own
+            return all_gradients
+
+        return run(inputs), gradient
+
+    return list(forward(*tensors))
+
+
+def cast_with(
+    compression: Any, tensors: Sequence[Any], verb: str, run: Callable[[List[tf.Tensor]], List[tf.Tensor]]
+) -> List[tf.Tensor]:
+    """Return ``run`` of the tensors, which meanwhile are of the type that ``compression`` makes them."""
+    cast = casting(compression)
+    pairs = [cast.compress(dense(tensor, verb)) for tensor in tensors]
+    results = run([small for small, _ in pairs])
+    return [cast.decompress(result, context) for result, (_, context) in zip(results, pairs)]
