@@ -192,8 +192,9 @@ MAY_INCLUDE = {
     "wire": "base",
     "memory": "base",
     "transport": "base wire memory",
+    "device": "base memory engine/stage.h engine/work.h",
     "engine": "base reduce wire memory transport/endpoint.h transport/framing.h transport/factory.h",
-    "python": "base reduce wire memory engine",
+    "python": "base reduce wire memory engine device",
 }
 #: A concrete transport is included by itself, and by the one file that chooses among them.
 CHOOSES_TRANSPORT = "transport/factory.cc"

@@ -21,6 +21,59 @@ PieceBuffers::~PieceBuffers() {
   }
 }
 
+// Where the blocks of a table lie in the whole buffer, and which part of them the piece has.
+void lay_out_table(const Operation& operation, size_t table, uint64_t piece, BlockLayout* layout) {
+  const Plan& plan = *operation.plan;
+  const uint64_t element = element_size(operation.descriptor.dtype);
+  const uint64_t first = piece * operation.piece_elements;
+  const auto in_piece = [&](uint64_t whole) {
+    return std::min(operation.piece_elements, whole - std::min(whole, first));
+  };
+  const uint64_t length = in_piece(operation.count);
+  const uint64_t unit = kBlockAlignment / element;
+  const uint64_t units = (length + unit - 1) / unit;
+  const uint64_t each = units / plan.parts, rest = units % plan.parts;
+  const auto split_at = [&](uint64_t part) { return std::min(length, (part * each + std::min(part, rest)) * unit); };
+
+  const size_t n = plan.tables[table].size();
+  layout->spread.resize(n);
+  layout->packed.resize(n);
+  layout->bytes.resize(n);
+  layout->spread_end = 0;
+  uint64_t packed = 0, spread = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t part = plan.tables[table][i];
+    if (plan.split) {
+      layout->spread[i] = (first + split_at(part)) * element;
+      layout->bytes[i] = (split_at(part + 1) - split_at(part)) * element;
+    } else {
+      const uint64_t whole = operation.part_length(part);
+      layout->spread[i] = (spread + std::min(whole, first)) * element;
+      layout->bytes[i] = in_piece(whole) * element;
+      spread += whole;
+    }
+    layout->spread_end = std::max(layout->spread_end, layout->spread[i] + layout->bytes[i]);
+    layout->packed[i] = packed;
+    packed += layout->bytes[i];
+  }
+  layout->packed_total = packed;
+}
+
+Ranges ranges_of(const Operation& operation, BufferId buffer, uint64_t piece) {
+  BlockLayout layout;
+  lay_out_table(operation, operation.plan->own_tables[static_cast<size_t>(buffer)], piece, &layout);
+  Ranges ranges;
+  for (size_t i = 0; i < layout.bytes.size(); ++i) {
+    if (layout.bytes[i] == 0) continue;
+    if (!ranges.empty() && ranges.back().offset + ranges.back().bytes == layout.spread[i]) {
+      ranges.back().bytes += layout.bytes[i];
+    } else {
+      ranges.push_back({layout.spread[i], layout.bytes[i]});
+    }
+  }
+  return ranges;
+}
+
 void PieceBuffers::begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post) {
   lay_out(operation, piece);
   bind(operation, turn, post);
@@ -34,43 +87,9 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
     return;
   }
   plan_ = operation.plan;
-  key_.plan = nullptr;  // in case of an error below
-  const uint64_t first = piece * operation.piece_elements;
-  const auto in_piece = [&](uint64_t whole) {
-    return std::min(operation.piece_elements, whole - std::min(whole, first));
-  };
-  const uint64_t length = in_piece(operation.count);
-  const uint64_t unit = kBlockAlignment / element;
-  const uint64_t units = (length + unit - 1) / unit;
-  const uint64_t each = units / plan_->parts, rest = units % plan_->parts;
-  const auto split_at = [&](uint64_t part) { return std::min(length, (part * each + std::min(part, rest)) * unit); };
-
+  key_.plan = nullptr;                                                                // in case of an error below
   if (layouts_.size() < plan_->tables.size()) layouts_.resize(plan_->tables.size());  // never fewer
-  for (size_t t = 0; t < plan_->tables.size(); ++t) {
-    BlockLayout& layout = layouts_[t];
-    const size_t n = plan_->tables[t].size();
-    layout.spread.resize(n);
-    layout.packed.resize(n);
-    layout.bytes.resize(n);
-    layout.spread_end = 0;
-    uint64_t packed = 0, spread = 0;
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t part = plan_->tables[t][i];
-      if (plan_->split) {
-        layout.spread[i] = (first + split_at(part)) * element;
-        layout.bytes[i] = (split_at(part + 1) - split_at(part)) * element;
-      } else {
-        const uint64_t whole = operation.part_length(part);
-        layout.spread[i] = (spread + std::min(whole, first)) * element;
-        layout.bytes[i] = in_piece(whole) * element;
-        spread += whole;
-      }
-      layout.spread_end = std::max(layout.spread_end, layout.spread[i] + layout.bytes[i]);
-      layout.packed[i] = packed;
-      packed += layout.bytes[i];
-    }
-    layout.packed_total = packed;
-  }
+  for (size_t t = 0; t < plan_->tables.size(); ++t) lay_out_table(operation, t, piece, &layouts_[t]);
   key_.element = element;
   key_.piece = piece;
   key_.piece_elements = operation.piece_elements;

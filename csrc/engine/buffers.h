@@ -21,6 +21,11 @@ struct BlockLayout {
   uint64_t spread_end = 0;  // of the last block
 };
 
+// Fills in the layout of one of the plan's tables, for one piece.
+void lay_out_table(const Operation& operation, size_t table, uint64_t piece, BlockLayout* layout);
+// Which parts of the whole input or output one piece has.
+Ranges ranges_of(const Operation& operation, BufferId buffer, uint64_t piece);
+
 struct Span {
   char* data;
   uint64_t bytes;

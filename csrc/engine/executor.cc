@@ -48,6 +48,10 @@ bool Executor::progress() {
   bool moved = false;
   const auto& steps = operation_->plan->channels;
   if (!entered_) {
+    if (operation_->stage != nullptr) {
+      if (!operation_->stage->arrived(piece_)) return false;
+      operation_->stage->check();
+    }
     if (!previous_turn_read()) return false;
     buffers_.begin(*operation_, piece_, turn_, steps.size() == 1 ? &my_post(0, turn_) : nullptr);
     entered_ = moved = true;
@@ -79,6 +83,7 @@ void Executor::wake_neighbours() {
 }
 
 void Executor::retire() {
+  if (operation_->stage != nullptr) operation_->stage->left(piece_);
   history_[turn_ % 2] = operation_->wire;
   if (ordered() && !operation_->plan->notifies && !neighbourhood_.neighbours().empty()) {
     // The others do not know yet that this turn has begun, or that it has ended.

@@ -34,6 +34,10 @@ class Executor {
   // After a failure: forget everything under way.
   void abandon();
 
+  // Whether the piece waits for data that comes from a GPU.
+  bool awaits_stage() const {
+    return operation_ != nullptr && !entered_ && operation_->stage != nullptr && !operation_->stage->arrived(piece_);
+  }
   // The ranks that the piece waits for, and what to poll for them.
   std::vector<int> waiting_for() const;
   void poll_fds(Polled* fds) const;

@@ -12,7 +12,7 @@ bool Executor::sends_over(int c) const {
 
 std::vector<int> Executor::waiting_for() const {
   std::vector<int> peers;
-  if (idle() || finished_) return peers;
+  if (idle() || finished_ || awaits_stage()) return peers;
   if (!entered_) return neighbourhood_.neighbours();
   const auto& plan_channels = operation_->plan->channels;
   for (size_t c = 0; c < plan_channels.size(); ++c) {

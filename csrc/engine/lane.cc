@@ -15,8 +15,9 @@ namespace ddl {
 
 namespace {
 
-constexpr Nanoseconds kSleep = 20 * kMillisecond;  // the longest sleep: so often this rank looks after its peers
-constexpr Nanoseconds kMixedSleep = kMillisecond;  // when both sockets and shared memory are waited for
+constexpr Nanoseconds kSleep = 20 * kMillisecond;      // the longest sleep: so often this rank looks after its peers
+constexpr Nanoseconds kMixedSleep = kMillisecond;      // when both sockets and shared memory are waited for
+constexpr Nanoseconds kStageNap = 100 * kMicrosecond;  // while data comes from a GPU, which wakes nobody
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kTending = 100 * kMillisecond;
@@ -257,6 +258,7 @@ void Lane::complete(Operation* operation, const Error* error) {
   pending_.fetch_sub(1, std::memory_order_seq_cst);
   note_end();
   if (error != nullptr) {
+    if (operation->stage != nullptr) operation->stage->abandon();
     operation->work.complete(*error);
   } else {
     operation->work.complete();
@@ -361,6 +363,8 @@ bool Lane::sleep() {
   sockets_.clear();
   // This stands before the last look below: if that finds nothing, the same ranks are awaited.
   const bool mixed = neighbourhood_.mixed() && awaits_neighbour();
+  const bool staged =
+      std::any_of(active_.begin(), active_.end(), [](const Executor* executor) { return executor->awaits_stage(); });
   sleep_word_->store(1, std::memory_order_seq_cst);
   full_fence(sleep_word_);
   // Look once more: what changed before the word was set has woken nobody.
@@ -370,15 +374,16 @@ bool Lane::sleep() {
   }
   for (const Executor* executor : active_) executor->poll_fds(&sockets_);
   if (sockets_.empty() || !failure_->ok()) {
-    futex_wait(sleep_word_, 1, failure_->ok() ? kSleep : kMillisecond);
+    futex_wait(sleep_word_, 1, !failure_->ok() ? kMillisecond : staged ? kStageNap : kSleep);
   } else {
     polled_.assign(1, {wake_fd_.get(), POLLIN, 0});
     for (const auto& [fd, room] : sockets_) {
       polled_.push_back({fd, static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
     }
     const bool turn_taken = id_ == LaneId::kLarge && links_->turn_taken();
-    const Nanoseconds limit = mixed ? kMixedSleep : turn_taken ? Turn::kPatience : kSleep;
-    ::poll(polled_.data(), polled_.size(), static_cast<int>(limit / kMillisecond));
+    const Nanoseconds limit = staged ? kStageNap : mixed ? kMixedSleep : turn_taken ? Turn::kPatience : kSleep;
+    const timespec longest{0, static_cast<long>(limit)};
+    ::ppoll(polled_.data(), polled_.size(), &longest, nullptr);
     eventfd_t ignored = 0;
     if (polled_[0].revents != 0) ::eventfd_read(wake_fd_.get(), &ignored);
   }

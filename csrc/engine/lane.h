@@ -109,7 +109,7 @@ class Lane {
   void check_deadlines(Nanoseconds now) DDL_REQUIRES(driver_);
   std::string current_text() const DDL_REQUIRES(driver_);
   std::string explain(const Mismatch& mismatch) const;
-  std::string overdue(const Operation& operation, const std::vector<int>& missing) const;
+  std::string overdue(const Operation& operation, const std::vector<int>& missing) const DDL_REQUIRES(driver_);
   Report report_on(const Operation& operation) const;
 
   const int rank_;

@@ -61,10 +61,14 @@ void Lane::check_on_peers() {
 
 // The rank that this one waits for may itself wait for another. So this says what this rank sees, and blames nobody.
 std::string Lane::overdue(const Operation& operation, const std::vector<int>& missing) const {
+  const bool staged = std::any_of(active_.begin(), active_.end(), [&](const Executor* executor) {
+    return executor->operation() == &operation && executor->awaits_stage();
+  });
   std::string ranks;
   for (int peer : missing) ranks += (ranks.empty() ? "" : ", ") + failure_->called(peer);
   std::string text = "it was not done before its deadline of " + std::to_string(operation.timeout / kMillisecond) +
                      " ms" + (failure_->patience() > 0 ? ", and the job's store did not say who is to blame" : "");
+  if (staged) text += "; this rank waits for its GPU, which has not copied the array to the host yet";
   if (!ranks.empty()) text += "; this rank waits for " + ranks + ", which may itself wait for others";
   return text;
 }

@@ -16,6 +16,7 @@
 #include "engine/board.h"
 #include "engine/descriptor.h"
 #include "engine/plan.h"
+#include "engine/stage.h"
 #include "engine/work.h"
 
 namespace ddl {
@@ -55,6 +56,10 @@ struct Operation {
   bool asked_finally = false;
   Operation* next = nullptr;        // in the lane's queue
   std::shared_ptr<Operation> self;  // keeps it alive while the lane has it, unless a blocking caller does
+
+  // By the submitter, for arrays that lie elsewhere: input and output are copies of them then. (Here because the
+  // lines above are in the cache.)
+  std::shared_ptr<Stage> stage;
 
   Work work;
 

@@ -40,6 +40,7 @@ std::shared_ptr<Operation> OperationPool::take() {
   operation.part_lengths.clear();
   operation.input = nullptr;
   operation.output = nullptr;
+  operation.stage = nullptr;
   operation.descriptor = Descriptor{};
   operation.count = operation.bytes = 0;
   return ring_[taken];

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -21,8 +22,6 @@ constexpr size_t kReturnPages = size_t{1} << 20;
 
 std::atomic<size_t> configured_bytes{0};
 std::atomic<bool> created{false};
-
-size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 size_t default_bytes() {
   return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -42,9 +41,9 @@ bool Arena::configure(size_t bytes) {
   return true;
 }
 
-Arena::Arena(size_t bytes) : owner_pid_(process_id()) {
+Arena::Arena(size_t bytes)
+    : size_(round_up(bytes != 0 ? bytes : default_bytes(), kPage)), owner_pid_(process_id()), parts_(size_) {
   created.store(true);
-  size_ = round_up(bytes != 0 ? bytes : default_bytes(), kPage);
   fd_.reset(::memfd_create("ddl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) throw_errno("memfd_create");
   if (::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) throw_errno("ftruncate of the shared arena");
@@ -56,7 +55,6 @@ Arena::Arena(size_t bytes) : owner_pid_(process_id()) {
   }
   ::madvise(base, size_, MADV_DONTDUMP);
   base_ = static_cast<char*>(base);
-  free_[0] = size_;
 }
 
 void* Arena::allocate(size_t bytes, size_t alignment) {
@@ -71,50 +69,25 @@ void* Arena::allocate(size_t bytes, size_t alignment) {
   const bool possible = bytes <= size_;  // rounding up a number near the maximum would overflow
   const size_t need = std::max(round_up(bytes, unit), unit);
   const Lock lock(mutex_);
-  for (auto it = free_.begin(); possible && it != free_.end(); ++it) {
-    const size_t start = round_up(it->first, alignment);
-    const size_t end = it->first + it->second;
-    if (start > end || end - start < need) continue;
-    const size_t hole = it->first;
-    free_.erase(it);
-    if (start > hole) free_[hole] = start - hole;
-    if (end > start + need) free_[start + need] = end - (start + need);
-    blocks_[start] = need;
-    used_ += need;
-    return base_ + start;
-  }
+  const std::optional<size_t> start = possible ? parts_.take(need, alignment) : std::nullopt;
+  if (start) return base_ + *start;
   throw Error(ErrorKind::kResourceError, "shared memory is full: " + std::to_string(bytes) + " bytes wanted, " +
-                                             std::to_string(used_) + " of " + std::to_string(size_) +
+                                             std::to_string(parts_.used()) + " of " + std::to_string(size_) +
                                              " in use; set DDL_SHM_SIZE to more");
 }
 
 void Arena::free(void* pointer) {
   if (pointer == nullptr || process_id() != owner_pid_) return;
   const Lock lock(mutex_);
-  auto block = blocks_.find(offset(pointer));
-  if (block == blocks_.end()) throw Error(ErrorKind::kInternalError, "free of a block that the arena did not give");
-  size_t start = block->first, bytes = block->second;
-  blocks_.erase(block);
-  used_ -= bytes;
-  if (bytes >= kReturnPages) ::madvise(base_ + start, bytes, MADV_REMOVE);
-  auto next = free_.lower_bound(start);
-  if (next != free_.end() && start + bytes == next->first) {
-    bytes += next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin()) {
-    auto before = std::prev(next);
-    if (before->first + before->second == start) {
-      before->second += bytes;
-      return;
-    }
-  }
-  free_[start] = bytes;
+  const size_t start = offset(pointer);
+  const std::optional<size_t> bytes = parts_.give_back(start);
+  if (!bytes) throw Error(ErrorKind::kInternalError, "free of a block that the arena did not give");
+  if (*bytes >= kReturnPages) ::madvise(base_ + start, *bytes, MADV_REMOVE);
 }
 
 size_t Arena::used() const {
   const Lock lock(mutex_);
-  return used_;
+  return parts_.used();
 }
 
 }  // namespace ddl

@@ -10,10 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "memory/free_list.h"
 
 namespace ddl {
 
@@ -52,13 +52,11 @@ class Arena {
 
   UniqueFd fd_;
   char* base_ = nullptr;
-  size_t size_ = 0;
-  int owner_pid_ = 0;
+  const size_t size_;
+  const int owner_pid_;
 
   mutable Mutex mutex_;
-  std::map<size_t, size_t> free_ DDL_GUARDED_BY(mutex_);    // offset -> bytes, never adjacent
-  std::map<size_t, size_t> blocks_ DDL_GUARDED_BY(mutex_);  // offset -> bytes of what is handed out
-  size_t used_ DDL_GUARDED_BY(mutex_) = 0;
+  FreeList parts_ DDL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ddl

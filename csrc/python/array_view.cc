@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 
 #include <string>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -21,7 +22,7 @@ struct DLTensor {
   int64_t* strides;  // null: contiguous
   uint64_t byte_offset;
 };
-constexpr int32_t kCpu = 1;
+constexpr int32_t kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
 
 bool float_of(int bits, DType* dtype) {
   if (bits == 16) return *dtype = DType::kFloat16, true;
@@ -98,22 +99,32 @@ ArrayView view_of_numpy(const py::array& array, const char* what, bool target) {
   return view;
 }
 
-py::object dlpack_capsule(const py::object& object, const char* what) {
+// The stream that the owner of an array on `gpu` shall make wait for it; null: an array in memory of the host.
+py::object dlpack_capsule(const py::object& object, const char* what, const Gpu* gpu) {
   try {
-    return object.attr("__dlpack__")();
+    const py::object give = object.attr("__dlpack__");
+    if (gpu == nullptr) return give();
+    return give(py::arg("stream") = reinterpret_cast<uintptr_t>(gpu->down()));
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
+    if (gpu != nullptr) gpu->check();  // is it the GPU that has failed?
     refuse(what, "its owner does not give the array out: " + std::string(py::str(error.value())));
   }
 }
 
 ArrayView view_of_dlpack(const py::object& object, const char* what) {
   const py::tuple device = object.attr("__dlpack_device__")();
-  if (device[0].cast<int>() != kCpu) refuse(what, "the array is not in CPU memory; copy it to the CPU first");
-  const py::object capsule = dlpack_capsule(object, what);
+  const int kind = device[0].cast<int>();
+  ArrayView view;
+  std::shared_ptr<Gpu> gpu;
+  if (is_on_gpu(kind)) {
+    gpu = Gpu::of(device[1].cast<int>());
+  } else if (kind != kCpu && kind != kCudaHost) {
+    refuse(what, "the array is neither in CPU memory nor on a CUDA GPU; copy it to the CPU first");
+  }
+  const py::object capsule = dlpack_capsule(object, what, gpu.get());
   const auto* tensor = static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (tensor == nullptr) throw py::error_already_set();
-  ArrayView view;
   if (!dlpack_dtype(*tensor, &view.dtype))
     refuse(what, std::string("its element type cannot be communicated; ") + kTypes);
   view.count = 1;
@@ -126,17 +137,66 @@ ArrayView view_of_dlpack(const py::object& object, const char* what) {
   view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
   view.writable = true;  // DLPack before version 1.0 cannot say
   view.owner = capsule;  // not consumed: its own destructor lets the tensor go
+  if (gpu != nullptr && view.count > 0) view.on_gpu = std::make_shared<OnGpu>(OnGpu{gpu, false, nullptr});
+  return view;
+}
+
+// Version 3 of the CUDA array interface, which names the stream that a reader must wait for.
+ArrayView view_of_cuda_interface(const py::object& object, const char* what, bool target) {
+  const py::dict fields = object.attr("__cuda_array_interface__");
+  if (fields["version"].cast<int>() < 3) {
+    refuse(what,
+           "its __cuda_array_interface__ is older than version 3 and names no stream; pass an array with DLPack");
+  }
+  ArrayView view;
+  const py::dtype type = py::dtype::from_args(fields["typestr"]);
+  if (!numpy_dtype(type, &view.dtype)) {
+    refuse(what, "arrays of type " + std::string(py::str(type)) + " cannot be communicated; " + kTypes);
+  }
+  const py::tuple shape = fields["shape"];
+  view.count = 1;
+  for (const py::handle& length : shape) view.count *= length.cast<uint64_t>();
+  if (fields.contains("strides") && !fields["strides"].is_none() && view.count > 0) {
+    const py::tuple strides = fields["strides"];
+    int64_t expected = static_cast<int64_t>(type.itemsize());
+    for (size_t i = shape.size(); i-- > 0;) {
+      const auto length = shape[i].cast<int64_t>();
+      if (length != 1 && strides[i].cast<int64_t>() != expected) refuse(what, "the array is not contiguous");
+      expected *= length;
+    }
+  }
+  const py::tuple data = fields["data"];
+  const auto address = data[0].cast<DevicePointer>();
+  view.writable = !data[1].cast<bool>();
+  if (target && !view.writable) refuse(what, "the target is read-only");
+  view.data = reinterpret_cast<char*>(address);
+  view.owner = object;
+  if (view.count == 0) return view;
+  OnGpu place{Gpu::of(Driver::get().device_of(address)), false, nullptr};
+  const py::object stream = fields.contains("stream") ? py::object(fields["stream"]) : py::none();
+  place.ordered = !stream.is_none();
+  if (place.ordered) place.stream = reinterpret_cast<StreamHandle>(stream.cast<uintptr_t>());
+  view.on_gpu = std::make_shared<OnGpu>(std::move(place));
   return view;
 }
 
 }  // namespace
 
-ArrayView view_of(const py::object& object, const char* what, bool target) {
+bool is_on_gpu(int kind) { return kind == kCuda || kind == kCudaManaged; }
+
+ArrayView view_anywhere(const py::object& object, const char* what, bool target) {
   if (py::isinstance<py::array>(object))
     return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
   if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object, what);
+  if (py::hasattr(object, "__cuda_array_interface__")) return view_of_cuda_interface(object, what, target);
   refuse(what, "a " + std::string(py::str(py::type::of(object).attr("__name__"))) +
-                   " is no array; pass a numpy array or anything with DLPack in CPU memory");
+                   " is no array; pass a numpy array or anything with DLPack");
+}
+
+ArrayView view_of(const py::object& object, const char* what, bool target) {
+  ArrayView view = view_anywhere(object, what, target);
+  if (view.on_gpu != nullptr) refuse(what, "the array is on a GPU; copy it to the CPU first");
+  return view;
 }
 
 }  // namespace ddl

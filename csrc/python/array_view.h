@@ -1,12 +1,15 @@
-// What the core sees of an array: of numpy arrays directly, of anything else on the CPU through DLPack.
+// What the core sees of an array: of numpy arrays directly, of anything else through DLPack, and of arrays on a GPU
+// that have no DLPack through the CUDA array interface.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "base/error.h"
+#include "device/gpu.h"
 #include "reduce/dtype.h"
 
 namespace ddl {
@@ -16,18 +19,35 @@ namespace ddl {
   throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
 }
 
+// Where an array on a GPU is, and what must come before a copy of it.
+struct OnGpu {
+  std::shared_ptr<Gpu> gpu;
+  // Copies come behind what this stream has, if `ordered` is true. Otherwise they may begin at once, or the array's
+  // owner has seen to it that the GPU's own stream waits.
+  bool ordered = false;
+  StreamHandle stream = nullptr;
+};
+
 struct ArrayView {
-  char* data = nullptr;
+  char* data = nullptr;  // on a GPU: an address there, which the host cannot touch
   uint64_t count = 0;
   DType dtype = DType::kUInt8;
   bool writable = false;
-  pybind11::object owner;  // keeps the memory alive
+  pybind11::object owner;               // keeps the memory alive
+  std::shared_ptr<const OnGpu> on_gpu;  // null: in memory of the host
 
   uint64_t bytes() const { return count * element_size(dtype); }
 };
 
-// `what` names the argument in errors. Throws kInvalidArgument: not an array, not on the CPU, not contiguous, a type
-// that cannot be reduced. `target`: it will be written, so it must be writable.
+// Whether DLPack's number of a kind of memory means that of a CUDA GPU.
+bool is_on_gpu(int kind);
+
+// `what` names the argument in errors. Throws kInvalidArgument: not an array, not in memory of the host, not
+// contiguous, a type that cannot be reduced. `target`: it will be written, so it must be writable.
 ArrayView view_of(const pybind11::object& object, const char* what, bool target);
+
+// The same for arrays that may also be on a CUDA GPU. For these it loads the driver, and throws kResourceError if
+// that cannot be.
+ArrayView view_anywhere(const pybind11::object& object, const char* what, bool target);
 
 }  // namespace ddl

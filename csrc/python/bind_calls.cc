@@ -69,17 +69,19 @@ struct PyWork {
   std::shared_ptr<Operation> operation;
   py::object result;
 
-  bool done() const { return operation->work.done(); }
+  bool done() const { return Handle::done(*operation); }
   py::object wait(const std::optional<double>& timeout) const {
     if (timeout && !(*timeout >= 0)) throw Error(ErrorKind::kInvalidArgument, "wait: a timeout is 0 seconds or more");
     constexpr double kLongest = 1e9;  // seconds; more would not fit into nanoseconds
     const Nanoseconds limit =
         timeout ? static_cast<Nanoseconds>(std::min(*timeout, kLongest) * static_cast<double>(kSecond)) : -1;
-    if (!communicator->wait(*operation, limit)) {
+    const Nanoseconds end = limit < 0 ? 0 : now_ns() + limit;
+    const bool over = communicator->wait(*operation, limit);
+    if (over) operation->work.check();
+    if (!over || !communicator->finish_stage(*operation, limit < 0 ? -1 : std::max<Nanoseconds>(0, end - now_ns()))) {
       throw Error(ErrorKind::kWaitTimeout, "wait: Timed out after " + std::to_string(*timeout) +
                                                " s; the operation goes on, and nothing is broken: wait again");
     }
-    operation->work.check();
     return result;
   }
 };
@@ -146,13 +148,20 @@ std::shared_ptr<PyWork> attempt(std::shared_ptr<Handle> handle, const PyCall& ca
 
 // --- prepared operations ------------------------------------------------------------------------------------------
 
+// A prepared call on a buffer on a GPU: its owner is asked each time what must come before.
+struct PreparedOnGpu {
+  Call call;
+  std::string label;
+};
+
 struct Prepared {
   PyObject_HEAD;
   vectorcallfunc call;
   PyObject* communicator;
   PyObject* buffer;
-  PyObject* residual;  // kept alive
-  std::shared_ptr<Operation> operation;
+  PyObject* residual;                     // kept alive
+  std::shared_ptr<Operation> operation;   // null for a buffer on a GPU
+  std::unique_ptr<PreparedOnGpu> on_gpu;  // null for any other
 };
 
 PyTypeObject* prepared_type = nullptr;
@@ -170,10 +179,18 @@ PyObject* call_prepared(PyObject* self, PyObject* const*, size_t n, PyObject* ke
     return nullptr;
   }
   return translated([&]() -> PyObject* {
-    if (!prepared->operation->work.done()) {
-      throw Error(ErrorKind::kInvalidState, "this prepared operation is still under way in another thread");
+    Handle& handle = handle_of(prepared->communicator);
+    if (prepared->on_gpu != nullptr) {
+      const py::object buffer = borrowed(prepared->buffer);
+      const auto operation = handle.operation(prepared->on_gpu->call, buffer, buffer);
+      operation->label = prepared->on_gpu->label;
+      handle.run(operation);
+    } else {
+      if (!prepared->operation->work.done()) {
+        throw Error(ErrorKind::kInvalidState, "this prepared operation is still under way in another thread");
+      }
+      handle.run(prepared->operation);
     }
-    handle_of(prepared->communicator).run(prepared->operation);
     Py_INCREF(prepared->buffer);
     return prepared->buffer;
   });
@@ -190,11 +207,18 @@ PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     call.op = reduce_op_from(integer(arguments[2]));
     call.residual = borrowed(arguments[4]);
     const py::object buffer = borrowed(arguments[1]);
-    std::shared_ptr<Operation> operation = handle_of(self).prepared(call, buffer);
-    operation->label = label;
+    std::shared_ptr<Operation> operation;
+    std::unique_ptr<PreparedOnGpu> on_gpu;
+    if (Handle::on_gpu(buffer)) {
+      on_gpu = std::make_unique<PreparedOnGpu>(PreparedOnGpu{call, label});
+    } else {
+      operation = handle_of(self).prepared(call, buffer);
+      operation->label = label;
+    }
     auto* const prepared = reinterpret_cast<Prepared*>(prepared_type->tp_alloc(prepared_type, 0));
     if (prepared == nullptr) throw py::error_already_set();
     new (&prepared->operation) std::shared_ptr<Operation>(std::move(operation));
+    new (&prepared->on_gpu) std::unique_ptr<PreparedOnGpu>(std::move(on_gpu));
     prepared->call = call_prepared;
     ++handle_of(self).prepared_operations;
     Py_INCREF(self);
@@ -211,6 +235,7 @@ void drop_prepared(PyObject* self) {
   auto* const prepared = reinterpret_cast<Prepared*>(self);
   PyTypeObject* const type = Py_TYPE(self);
   prepared->operation.~shared_ptr();
+  prepared->on_gpu.~unique_ptr();
   if (prepared->communicator != nullptr) --handle_of(prepared->communicator).prepared_operations;
   Py_XDECREF(prepared->communicator);
   Py_XDECREF(prepared->buffer);
@@ -222,7 +247,10 @@ void drop_prepared(PyObject* self) {
 PyObject* describe_prepared(PyObject* self) {
   auto* const prepared = reinterpret_cast<Prepared*>(self);
   return translated([&]() -> PyObject* {
-    return py::str("<ddl.PreparedOperation: " + prepared->operation->descriptor.text() + ">").release().ptr();
+    const std::string text = prepared->on_gpu != nullptr
+                                 ? std::string(name(prepared->on_gpu->call.collective)) + " on a GPU"
+                                 : prepared->operation->descriptor.text();
+    return py::str("<ddl.PreparedOperation: " + text + ">").release().ptr();
   });
 }
 

@@ -1,8 +1,12 @@
 #include "python/handle.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
 
+#include "device/slabs.h"
+#include "engine/buffers.h"
 #include "python/call_checks.h"
 #include "python/gil.h"
 
@@ -12,7 +16,21 @@ namespace ddl {
 
 namespace {
 
+constexpr Nanoseconds kPatience = 5 * kSecond;  // with a GPU that does not answer, at the end
+
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
+
+// An array of an operation as its transfer needs it; nothing if it is in memory of the host.
+StagedArray staged_array(const ArrayView& view, const Operation& operation, BufferId buffer) {
+  StagedArray array;
+  if (view.on_gpu == nullptr) return array;
+  array.device = reinterpret_cast<DevicePointer>(view.data);
+  array.bytes = view.bytes();
+  for (uint64_t piece = 0; piece < operation.pieces; ++piece) {
+    array.pieces.push_back(ranges_of(operation, buffer, piece));
+  }
+  return array;
+}
 
 }  // namespace
 
@@ -24,6 +42,8 @@ Handle::~Handle() {
   if (!native_->owned()) {
     (void)native_.release();
     (void)pool_.release();
+    (void)new std::vector<Staged>(std::move(staged_));
+    (void)new std::vector<std::shared_ptr<Gpu>>(std::move(gpus_));
     return;
   }
   shutdown();
@@ -34,23 +54,45 @@ void Handle::shutdown() {
   {
     py::gil_scoped_release released;
     native_->shutdown();
+    const Nanoseconds deadline = now_ns() + kPatience;
+    for (const Staged& staged : staged_) {
+      while (!staged.transfer->ended() && now_ns() < deadline) staged.transfer->sleep(10 * kMillisecond);
+    }
   }
-  pool_->sweep();
+  sweep();
+  // A GPU that does not answer may still use these arrays: they are never let go.
+  for (Staged& staged : staged_) {
+    (void)staged.in.release();
+    (void)staged.out.release();
+  }
+  staged_.clear();
+  {
+    py::gil_scoped_release released;
+    gpus_.clear();
+  }
   planner_ = py::none();
 }
 
 Handle::Views Handle::look_at(const Call& call, const py::object& input, const py::object& output) const {
+  try {
+    return views_of(call, input, output);
+  } catch (const DriverError& error) {
+    gpu_has_failed(error);
+  }
+}
+
+Handle::Views Handle::views_of(const Call& call, const py::object& input, const py::object& output) const {
   const char* const what = name(call.collective);
   Views views;
   const bool in_place = output.is(input);
   views.has_in = !input.is_none();
   views.has_out = !output.is_none();
   if (!views.has_in || !views.has_out) check_given(call, views.has_in, views.has_out, native_->rank());
-  if (views.has_in) views.in = view_of(input, what, in_place);
+  if (views.has_in) views.in = view_anywhere(input, what, in_place);
   if (in_place) {
     views.out = views.in;
   } else if (views.has_out) {
-    views.out = view_of(output, what, true);
+    views.out = view_anywhere(output, what, true);
   }
   if (views.has_in && views.has_out && !in_place) {
     if (views.in.dtype != views.out.dtype) {
@@ -139,6 +181,7 @@ void Handle::fill(Operation* operation, const Call& call, const Views& views) {
   }
   point(operation, views);
   native_->prepare(operation);
+  if (views.on_gpu()) stage(operation, views);
 }
 
 void Handle::point(Operation* operation, const Views& views) {
@@ -158,6 +201,65 @@ std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object&
   return operation;
 }
 
+// The other ranks are told at once: this one cannot take part any more.
+void Handle::gpu_has_failed(const Error& error) const {
+  native_->fail(error.kind(), native_->rank(), error.what(), true);
+  native_->check();
+  throw Error(error);
+}
+
+void Handle::stage(Operation* operation, const Views& views) {
+  const char* const what = name(operation->descriptor.collective);
+  const ArrayView &in = views.in, &out = views.out;
+  if (views.residual != nullptr) refuse(what, "arrays on a GPU cannot be sent as int8");
+  const OnGpu& place = in.on_gpu != nullptr ? *in.on_gpu : *out.on_gpu;
+  const std::shared_ptr<Gpu>& gpu = place.gpu;
+  if (out.on_gpu != nullptr && out.on_gpu->gpu != gpu) {
+    refuse(what, "the input is on GPU " + std::to_string(gpu->device()) + ", but the target is on GPU " +
+                     std::to_string(out.on_gpu->gpu->device()));
+  }
+  StagedArray down, up;
+  if (views.has_in) down = staged_array(in, *operation, BufferId::kInput);
+  if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput);
+  std::shared_ptr<Transfer> transfer;
+  try {
+    const py::gil_scoped_release released;  // a call of the driver may wait for another thread's
+    transfer = gpu->begin(std::move(down), std::move(up), operation->pieces, place.ordered, place.stream);
+  } catch (const DriverError& error) {
+    gpu_has_failed(error);
+  }
+  operation->stage = transfer;
+  if (transfer->in_host() != nullptr) operation->input = transfer->in_host();
+  if (transfer->out_host() != nullptr) operation->output = transfer->out_host();
+  if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
+  staged_.push_back({transfer, in.owner, out.owner});
+  const std::string refusal = Slabs::process().take_refusal();
+  if (refusal.empty()) return;
+  const std::string text = "GPUs cannot read host memory directly here (" + refusal +
+                           "), so arrays on a GPU take a slower way, and calls with them may block";
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) return;
+  transfer->abandon();
+  throw py::error_already_set();
+}
+
+bool Handle::on_gpu(const py::object& array) {
+  if (py::hasattr(array, "__dlpack_device__")) {
+    const py::tuple device = array.attr("__dlpack_device__")();
+    return is_on_gpu(device[0].cast<int>());
+  }
+  return py::hasattr(array, "__cuda_array_interface__");
+}
+
+void Handle::sweep() {
+  pool_->sweep();
+  if (staged_.empty()) return;
+  const auto ended = std::stable_partition(staged_.begin(), staged_.end(),
+                                           [](const Staged& staged) { return !staged.transfer->ended(); });
+  // They are let go last: that may run the user's code, which may come back here.
+  std::vector<Staged> over(std::make_move_iterator(ended), std::make_move_iterator(staged_.end()));
+  staged_.erase(ended, staged_.end());
+}
+
 std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& buffer) {
   if (in_blocks(call.collective))
     refuse(name(call.collective), "it cannot be prepared: its buffers are not the same");
@@ -174,37 +276,52 @@ std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& inp
   const Views views = look_at(call, input, output);
   const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->rank()),
                                      static_cast<uint64_t>(native_->size()));
-  const bool free = last != nullptr && last.use_count() == 1;  // else another thread uses it
+  const bool free = last != nullptr && last.use_count() == 1 && !views.on_gpu();  // else another thread uses it
   if (free && last->descriptor.root == call.root && last->descriptor.op == call.op &&
       last->descriptor.dtype == views.any().dtype && last->count == views.any().count &&
       (last->part_lengths.empty() || last->part_lengths[0] == part)) {
     point(last.get(), views);
     return last;
   }
-  const std::shared_ptr<Operation> operation = last == nullptr ? std::make_shared<Operation>()
-                                               : free          ? last
-                                                               : pool_->take();
+  const bool first = last == nullptr && !views.on_gpu();
+  const std::shared_ptr<Operation> operation = first ? std::make_shared<Operation>() : free ? last : pool_->take();
   if (in_blocks(call.collective)) {
     operation->part_lengths.assign(1, part);
   } else {
     operation->part_lengths.clear();
   }
   fill(operation.get(), call, views);
-  if (last == nullptr) last = operation;
+  if (first) last = operation;
   return operation;
 }
 
+template <typename Submit>
+void Handle::submit_staged(const std::shared_ptr<Operation>& operation, Submit submit) {
+  try {
+    submit();
+  } catch (...) {
+    if (operation->stage != nullptr) operation->stage->abandon();
+    throw;
+  }
+}
+
 bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
-  pool_->sweep();
+  sweep();
+  if (operation->stage != nullptr && !sleeps) {  // what a GPU does takes longer than anybody would stay awake
+    submit_staged(operation, [&] { native_->submit(operation); });
+    return false;
+  }
   GilCaller caller(sleeps);
-  const bool done = native_->run(operation, &caller);
+  bool done = false;
+  submit_staged(operation, [&] { done = native_->run(operation, &caller); });
   caller.finish();
-  if (done) operation->work.check();
-  return done;
+  if (!done) return false;
+  operation->work.check();
+  return operation->stage == nullptr || finish_stage(*operation, -1);
 }
 
 void Handle::start(const std::shared_ptr<Operation>& operation, const py::object& kept) {
-  native_->submit(operation);
+  submit_staged(operation, [&] { native_->submit(operation); });
   operation->kept = py::object(kept).release().ptr();
 }
 
@@ -212,8 +329,45 @@ bool Handle::wait(Operation& operation, Nanoseconds timeout) {
   GilCaller caller;
   const bool done = native_->wait(operation, timeout, &caller);
   caller.finish();
-  if (done) pool_->sweep();
+  if (done) sweep();
   return done;
+}
+
+bool Handle::done(const Operation& operation) {
+  const auto* const transfer = static_cast<const Transfer*>(operation.stage.get());
+  return operation.work.done() && (transfer == nullptr || transfer->ended());
+}
+
+bool Handle::finish_stage(Operation& operation, Nanoseconds timeout) {
+  if (operation.stage == nullptr) return true;
+  constexpr Nanoseconds kSignals = 100 * kMillisecond;  // so often the user may interrupt
+  Transfer& transfer = static_cast<Transfer&>(*operation.stage);
+  const Nanoseconds deadline = now_ns() + (timeout < 0 ? operation.timeout : timeout);
+  {
+    GilCaller caller;
+    caller.let_go();
+    bool interrupted = false;
+    while (!transfer.ended() && now_ns() < deadline && !interrupted) {
+      transfer.sleep(std::min(kSignals, deadline - now_ns()));
+      if (!transfer.ended()) interrupted = caller.interrupted();
+    }
+    caller.finish();
+  }
+  if (!transfer.ended()) {
+    if (timeout >= 0) return false;
+    native_->fail(ErrorKind::kCollectiveTimeout, native_->rank(),
+                  operation.text() + ": its result is there, but the GPU has not copied it within " +
+                      std::to_string(operation.timeout / kMillisecond) + " ms",
+                  true);
+    native_->check();
+  }
+  try {
+    transfer.finish();
+  } catch (const Error& error) {
+    gpu_has_failed(error);
+  }
+  sweep();
+  return true;
 }
 
 }  // namespace ddl

@@ -40,7 +40,9 @@ class Handle {
   // say). Throws kInvalidArgument, before anything is numbered or sent.
   std::shared_ptr<Operation> operation(const Call& call, const pybind11::object& input,
                                        const pybind11::object& output);
-  // The same, in place, for a call that is made many times.
+  // Whether an array is on a GPU.
+  static bool on_gpu(const pybind11::object& array);
+  // The same, in place, for a call that is made many times. The buffer is in memory of the host.
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
   // The same, for a blocking call that is probably like the last one of its collective. The arrays say all sizes.
   std::shared_ptr<Operation> again(const Call& call, const pybind11::object& input, const pybind11::object& output);
@@ -49,6 +51,11 @@ class Handle {
   // Submits and returns; `kept` lives at least as long as the operation needs it.
   void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
   bool wait(Operation& operation, Nanoseconds timeout);
+  // Call when the operation has ended well. Returns when results are on the GPU, if they belong there; false if that
+  // took longer than `timeout` (below 0: the operation's own, after which the communicator has failed).
+  bool finish_stage(Operation& operation, Nanoseconds timeout);
+  // Whether the operation has ended, and so has the way back to the GPU.
+  static bool done(const Operation& operation);
   void shutdown();
   // Whether Python can still reach it without this object: by an operation that is under way or prepared.
   bool in_use() const { return prepared_operations > 0 || native_->busy(); }
@@ -61,14 +68,32 @@ class Handle {
     char* residual = nullptr;
     bool has_in = false, has_out = false;
     const ArrayView& any() const { return has_in ? in : out; }
+    bool on_gpu() const { return in.on_gpu != nullptr || out.on_gpu != nullptr; }
   };
   static uint64_t block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size);
   void plan(const Call& call);
   void fill(Operation* operation, const Call& call, const Views& views);
   static void point(Operation* operation, const Views& views);
+  // Begins the way of arrays on a GPU to the host and back.
+  void stage(Operation* operation, const Views& views);
+  // Submits by `submit`; if that throws, nothing will ever come of what is staged.
+  template <typename Submit>
+  void submit_staged(const std::shared_ptr<Operation>& operation, Submit submit);
+  // Lets go of arrays that no GPU uses any more.
+  void sweep();
   Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
+  Views views_of(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
+  [[noreturn]] void gpu_has_failed(const Error& error) const;
+
+  // Arrays on a GPU: a transfer, and what keeps the arrays alive until it has ended.
+  struct Staged {
+    std::shared_ptr<Transfer> transfer;
+    pybind11::object in, out;
+  };
 
   std::unique_ptr<Communicator> native_;
+  std::vector<Staged> staged_;
+  std::vector<std::shared_ptr<Gpu>> gpus_;  // that it has used
   std::unique_ptr<OperationPool> pool_;
   std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
   pybind11::object planner_ = pybind11::none();

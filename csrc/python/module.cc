@@ -9,5 +9,6 @@ PYBIND11_MODULE(_core, m) {
   ddl::bind_memory(m);
   ddl::bind_pieces(m);
   ddl::bind_plan(m);
+  ddl::bind_device(m);
   ddl::bind_communicator(m);
 }

@@ -150,6 +150,9 @@ class Settings:
     shm_size: int = _variable(
         "DDL_SHM_SIZE", 0, parse_size, "bytes of shared memory per rank, as 512M or 2G; 0: automatic"
     )
+    cuda_library: str = _variable(
+        "DDL_CUDA_LIBRARY", "", str, "the driver of GPUs, loaded for the first array there; empty: libcuda.so.1"
+    )
     log: str = _variable("DDL_LOG", "warning", _level, "what is logged: " + ", ".join(_LEVELS))
     interface: str = _variable(
         "DDL_INTERFACE",

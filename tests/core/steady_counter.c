@@ -59,6 +59,7 @@ COUNTED(kSystemCall, memfd_create)
 COUNTED(kSystemCall, mmap)
 COUNTED(kSystemCall, munmap)
 COUNTED(kSystemCall, poll)
+COUNTED(kSystemCall, ppoll)
 COUNTED(kSystemCall, readv)
 COUNTED(kSystemCall, sched_yield)
 COUNTED(kSystemCall, sendmsg)
@@ -97,7 +98,7 @@ static struct Counter* const counters[] = {
     &counter_aligned_alloc, &counter_posix_memalign, &counter_strdup,      &counter_pthread_mutex_lock,
     &counter_close,        &counter_eventfd,       &counter_eventfd_read, &counter_eventfd_write,
     &counter_fcntl,        &counter_ftruncate,     &counter_madvise,      &counter_memfd_create,
-    &counter_mmap,         &counter_munmap,        &counter_poll,         &counter_readv,
+    &counter_mmap,         &counter_munmap,        &counter_poll,         &counter_ppoll,        &counter_readv,
     &counter_sched_yield,  &counter_sendmsg,       &counter_setsockopt,   &counter_syscall,
     &counter_usleep,
 };

@@ -75,7 +75,7 @@ def wrong_calls() -> List[Tuple[str, Callable[[], Any], str]]:
         ("text", "abc", "str"),
         ("instance", Named(), "Named"),
         ("refused by its owner", Owned("needs a gradient", 1), "needs a gradient"),
-        ("on another device", Owned("", 2), "CPU"),
+        ("on another device", Owned("", 10), "CPU"),
     ]
     calls: List[Tuple[str, Callable[[], Any], str]] = []
     for name, x, word in types:

@@ -1,0 +1,260 @@
+#include "device/driver.h"
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <type_traits>
+
+#include "base/error.h"
+#include "base/mutex.h"
+#include "base/process.h"
+
+namespace ddl {
+
+namespace {
+
+// Of cuda.h, whose numbers do not change.
+constexpr int kSuccess = 0, kDeinitialized = 4, kStub = 34, kNoDevice = 100, kNotReady = 600;
+constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;       // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
+constexpr unsigned kDeviceMap = 2;      // CU_MEMHOSTREGISTER_DEVICEMAP
+constexpr int kOrdinalOfPointer = 9;    // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kTypeOfPointer = 2;       // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr int kCaptureThreadLocal = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+constexpr const char* kLibrary = "libcuda.so.1";
+
+Mutex loading;
+std::string configured DDL_GUARDED_BY(loading);
+
+Error unusable(const std::string& why) {
+  return Error(ErrorKind::kResourceError,
+               "arrays on a GPU cannot be used here: " + why + "; copy the array to the CPU, or see 'ddl doctor'");
+}
+
+}  // namespace
+
+// The functions that are called, by their exported names (which have the suffix of the version of their ABI).
+struct DriverTable {
+  void* library = nullptr;
+  int (*init)(unsigned) = nullptr;
+  int (*device_count)(int*) = nullptr;
+  int (*device_get)(int*, int) = nullptr;
+  int (*error_name)(int, const char**) = nullptr;
+  int (*context_retain)(ContextHandle*, int) = nullptr;
+  int (*context_release)(int) = nullptr;
+  int (*context_push)(ContextHandle) = nullptr;
+  int (*context_pop)(ContextHandle*) = nullptr;
+  int (*pointer_attributes)(unsigned, int*, void**, DevicePointer) = nullptr;
+  int (*stream_create)(StreamHandle*, unsigned, int) = nullptr;
+  int (*stream_destroy)(StreamHandle) = nullptr;
+  int (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
+  int (*stream_is_capturing)(StreamHandle, int*) = nullptr;
+  int (*exchange_capture_mode)(int*) = nullptr;
+  int (*event_create)(EventHandle*, unsigned) = nullptr;
+  int (*event_record)(EventHandle, StreamHandle) = nullptr;
+  int (*event_query)(EventHandle) = nullptr;
+  int (*event_destroy)(EventHandle) = nullptr;
+  int (*copy_down)(void*, DevicePointer, size_t, StreamHandle) = nullptr;
+  int (*copy_up)(DevicePointer, const void*, size_t, StreamHandle) = nullptr;
+  int (*host_register)(void*, size_t, unsigned) = nullptr;
+  // Only the driver that tests use has these.
+  void (*ledger_access)(const void*, size_t, int, const char*) = nullptr;
+  void (*ledger_release)(const void*) = nullptr;
+  void (*ledger_acquire)(const void*) = nullptr;
+};
+
+namespace {
+
+std::unique_ptr<DriverTable> load(const std::string& name) {
+  auto table = std::make_unique<DriverTable>();
+  // Never closed: its threads and exit handlers are its own.
+  table->library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (table->library == nullptr) {
+    const char* const why = ::dlerror();
+    throw unusable(name + " cannot be loaded (" + (why != nullptr ? why : "no reason given") + ")");
+  }
+  const auto find = [&](const char* symbol, auto* function) {
+    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(::dlsym(table->library, symbol));
+    return *function != nullptr;
+  };
+  const auto need = [&](const char* symbol, auto* function) {
+    if (!find(symbol, function)) throw unusable(name + " is no driver, or too old: it has no " + symbol);
+  };
+  need("cuInit", &table->init);
+  need("cuDeviceGetCount", &table->device_count);
+  need("cuDeviceGet", &table->device_get);
+  need("cuGetErrorName", &table->error_name);
+  need("cuDevicePrimaryCtxRetain", &table->context_retain);
+  need("cuDevicePrimaryCtxRelease_v2", &table->context_release);
+  need("cuCtxPushCurrent_v2", &table->context_push);
+  need("cuCtxPopCurrent_v2", &table->context_pop);
+  need("cuPointerGetAttributes", &table->pointer_attributes);
+  need("cuStreamCreateWithPriority", &table->stream_create);
+  need("cuStreamDestroy_v2", &table->stream_destroy);
+  need("cuStreamWaitEvent", &table->stream_wait_event);
+  need("cuStreamIsCapturing", &table->stream_is_capturing);
+  need("cuThreadExchangeStreamCaptureMode", &table->exchange_capture_mode);
+  need("cuEventCreate", &table->event_create);
+  need("cuEventRecord", &table->event_record);
+  need("cuEventQuery", &table->event_query);
+  need("cuEventDestroy_v2", &table->event_destroy);
+  need("cuMemcpyDtoHAsync_v2", &table->copy_down);
+  need("cuMemcpyHtoDAsync_v2", &table->copy_up);
+  need("cuMemHostRegister_v2", &table->host_register);
+  find("ddl_ledger_access", &table->ledger_access);
+  find("ddl_ledger_release", &table->ledger_release);
+  find("ddl_ledger_acquire", &table->ledger_acquire);
+  return table;
+}
+
+}  // namespace
+
+void Driver::configure(const std::string& library) {
+  const Lock lock(loading);
+  configured = library;
+}
+
+Driver& Driver::get() {
+  static const int owner = process_id();
+  if (process_id() != owner) {
+    throw Error(ErrorKind::kInvalidState,
+                "a forked child cannot use arrays on a GPU: the driver belongs to the parent (pid " +
+                    std::to_string(owner) + "); start workers with 'spawn' or 'forkserver'");
+  }
+  const Lock lock(loading);
+  // Never destroyed: at the end of the process, the driver may go before this library does.
+  static Driver* driver = nullptr;
+  if (driver == nullptr) driver = new Driver(configured.empty() ? kLibrary : configured);
+  return *driver;
+}
+
+Driver::Driver(const std::string& library) : table_(nullptr) {
+  std::unique_ptr<DriverTable> table = load(library);
+  table_ = table.get();
+  const int code = table->init(0);
+  if (code == kStub) throw unusable(library + " is the toolkit's stub, and no driver");
+  int count = 0;
+  if (code == kNoDevice || (code == kSuccess && table->device_count(&count) == kSuccess && count == 0)) {
+    throw unusable("the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)");
+  }
+  if (code != kSuccess) throw unusable(text(code, "cuInit"));
+  (void)table.release();  // for good: see `get`
+}
+
+std::string Driver::text(int code, const char* call) const {
+  const char* name = nullptr;
+  if (table_->error_name(code, &name) != kSuccess || name == nullptr) name = "unknown error";
+  return std::string(call) + ": " + name + " (" + std::to_string(code) + ")";
+}
+
+void Driver::check(int code, const char* call) const {
+  if (code == kSuccess || code == kDeinitialized) return;  // at the end of the process the driver may be gone
+  throw DriverError(text(code, call));
+}
+
+int Driver::device_of(DevicePointer pointer) const {
+  int type = 0, ordinal = -1;
+  int attributes[] = {kTypeOfPointer, kOrdinalOfPointer};
+  void* values[] = {&type, &ordinal};
+  check(table_->pointer_attributes(2, attributes, values, pointer), "cuPointerGetAttributes");
+  if (type == 0 || ordinal < 0) throw Error(ErrorKind::kInvalidArgument, "the array's memory is on no GPU");
+  return ordinal;
+}
+
+ContextHandle Driver::retain_context(int device) const {
+  int handle = 0;
+  check(table_->device_get(&handle, device), "cuDeviceGet");
+  ContextHandle context = nullptr;
+  check(table_->context_retain(&context, handle), "cuDevicePrimaryCtxRetain");
+  return context;
+}
+
+void Driver::release_context(int device) const {
+  int handle = 0;
+  check(table_->device_get(&handle, device), "cuDeviceGet");
+  check(table_->context_release(handle), "cuDevicePrimaryCtxRelease_v2");
+}
+
+Driver::Current::Current(const Driver& driver, ContextHandle context) : driver_(driver) {
+  driver.check(driver.table_->context_push(context), "cuCtxPushCurrent_v2");
+}
+
+Driver::Current::~Current() {
+  ContextHandle popped = nullptr;
+  (void)driver_.table_->context_pop(&popped);  // a driver that has failed cannot do it, and nobody can do more
+}
+
+StreamHandle Driver::make_stream() const {
+  StreamHandle stream = nullptr;
+  check(table_->stream_create(&stream, kNonBlocking, 0), "cuStreamCreateWithPriority");
+  return stream;
+}
+
+void Driver::destroy_stream(StreamHandle stream) const {
+  check(table_->stream_destroy(stream), "cuStreamDestroy_v2");
+}
+
+bool Driver::capturing(StreamHandle stream) const {
+  int status = 0;
+  check(table_->stream_is_capturing(stream, &status), "cuStreamIsCapturing");
+  return status != 0;
+}
+
+void Driver::leave_captures_alone() const {
+  int mode = kCaptureThreadLocal;
+  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
+}
+
+EventHandle Driver::make_event() const {
+  EventHandle event = nullptr;
+  check(table_->event_create(&event, kDisableTiming), "cuEventCreate");
+  return event;
+}
+
+void Driver::destroy_event(EventHandle event) const { check(table_->event_destroy(event), "cuEventDestroy_v2"); }
+
+void Driver::record(EventHandle event, StreamHandle stream) const {
+  check(table_->event_record(event, stream), "cuEventRecord");
+}
+
+void Driver::wait(StreamHandle stream, EventHandle event) const {
+  check(table_->stream_wait_event(stream, event, 0), "cuStreamWaitEvent");
+}
+
+bool Driver::ended(EventHandle event) const {
+  const int code = table_->event_query(event);
+  if (code == kNotReady) return false;
+  check(code, "cuEventQuery");
+  return true;
+}
+
+void Driver::copy_down(void* host, DevicePointer device, size_t bytes, StreamHandle stream) const {
+  check(table_->copy_down(host, device, bytes, stream), "cuMemcpyDtoHAsync_v2");
+}
+
+void Driver::copy_up(DevicePointer device, const void* host, size_t bytes, StreamHandle stream) const {
+  check(table_->copy_up(device, host, bytes, stream), "cuMemcpyHtoDAsync_v2");
+}
+
+std::string Driver::register_memory(void* host, size_t bytes) const {
+  int mode = kCaptureThreadLocal;
+  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
+  const int code = table_->host_register(host, bytes, kPortable | kDeviceMap);
+  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");  // as it was
+  return code == kSuccess ? "" : text(code, "cuMemHostRegister_v2");
+}
+
+void Driver::note_access(const void* host, size_t bytes, bool writes, const char* by) const {
+  if (table_->ledger_access != nullptr) table_->ledger_access(host, bytes, writes ? 1 : 0, by);
+}
+
+void Driver::note_release(const void* token) const {
+  if (table_->ledger_release != nullptr) table_->ledger_release(token);
+}
+
+void Driver::note_acquire(const void* token) const {
+  if (table_->ledger_acquire != nullptr) table_->ledger_acquire(token);
+}
+
+}  // namespace ddl

@@ -1,0 +1,94 @@
+// The driver of the GPUs: libcuda.so.1, loaded when the first array on a GPU comes, never before. No header and no
+// library of CUDA is needed to build. This file and driver.cc are all that names CUDA.
+//
+// Each function makes one call of the driver and throws DriverError (the call, the error's name and number) if that
+// fails. Functions on streams and events need a current context: see Current. Thread-safe, as the driver is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/error.h"
+
+namespace ddl {
+
+class DriverError : public Error {
+ public:
+  explicit DriverError(const std::string& what) : Error(ErrorKind::kResourceError, what) {}
+};
+
+using DevicePointer = uint64_t;
+using StreamHandle = void*;
+using EventHandle = void*;
+using ContextHandle = void*;
+
+struct DriverTable;
+
+class Driver {
+ public:
+  // Which library to load; empty: libcuda.so.1. Has an effect before the first use only.
+  static void configure(const std::string& library);
+  // Loads the library at the first call. Throws kResourceError if there is none, or none that can be used, and
+  // kInvalidState in a forked child.
+  static Driver& get();
+
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // The number of the GPU whose memory this is.
+  int device_of(DevicePointer pointer) const;
+  // The context that torch, CuPy and JAX use, too. Each is given back once.
+  ContextHandle retain_context(int device) const;
+  void release_context(int device) const;
+
+  // Makes a context the thread's own for as long as it lives; then the thread has the one that it had before.
+  class Current {
+   public:
+    Current(const Driver& driver, ContextHandle context);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const Driver& driver_;
+  };
+
+  // A stream that does not wait for the legacy stream, nor the other way round.
+  StreamHandle make_stream() const;
+  void destroy_stream(StreamHandle stream) const;
+  // Whether a graph is being captured on the stream.
+  bool capturing(StreamHandle stream) const;
+  // From now on, what this thread asks does not spoil a capture in another thread.
+  void leave_captures_alone() const;
+
+  EventHandle make_event() const;
+  void destroy_event(EventHandle event) const;
+  void record(EventHandle event, StreamHandle stream) const;
+  // What comes later on the stream waits for what the event has recorded until now. The host does not.
+  void wait(StreamHandle stream, EventHandle event) const;
+  // Whether all that the event has recorded has ended.
+  bool ended(EventHandle event) const;
+
+  // Queued on the stream. The host memory should be registered: otherwise the call may block.
+  void copy_down(void* host, DevicePointer device, size_t bytes, StreamHandle stream) const;
+  void copy_up(DevicePointer device, const void* host, size_t bytes, StreamHandle stream) const;
+
+  // Lets the GPUs read and write whole pages of host memory directly. Returns "" or why that is refused.
+  std::string register_memory(void* host, size_t bytes) const;
+
+  // Hooks of the driver that tests use; nothing otherwise. A thread reads or writes memory that GPUs use, too; it
+  // tells other threads of all that it has done; it knows of all that another thread has told.
+  void note_access(const void* host, size_t bytes, bool writes, const char* by) const;
+  void note_release(const void* token) const;
+  void note_acquire(const void* token) const;
+
+ private:
+  explicit Driver(const std::string& library);
+  void check(int code, const char* call) const;
+  std::string text(int code, const char* call) const;
+
+  const DriverTable* table_;
+};
+
+}  // namespace ddl

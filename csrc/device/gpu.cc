@@ -1,0 +1,194 @@
+#include "device/gpu.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/futex.h"
+#include "device/slabs.h"
+
+namespace ddl {
+
+namespace {
+
+constexpr Nanoseconds kShortestNap = 20 * kMicrosecond, kLongestNap = 100 * kMicrosecond;
+constexpr Nanoseconds kPatience = 100 * kMillisecond;  // with a GPU that does not answer: who holds it has waited
+
+Mutex opening;
+std::map<int, std::weak_ptr<Gpu>> opened DDL_GUARDED_BY(opening);
+
+}  // namespace
+
+std::shared_ptr<Gpu> Gpu::of(int device) {
+  (void)Driver::get();  // throws in a forked child, which must not touch what is opened
+  const Lock lock(opening);
+  std::shared_ptr<Gpu> gpu = opened[device].lock();
+  if (gpu == nullptr) {
+    gpu.reset(new Gpu(device));
+    opened[device] = gpu;
+  }
+  return gpu;
+}
+
+Gpu::Gpu(int device) : device_(device), driver_(Driver::get()), context_(driver_.retain_context(device)) {
+  const Driver::Current current(driver_, context_);
+  down_ = driver_.make_stream();
+  up_ = driver_.make_stream();
+  thread_ = std::thread([this] { thread_main(); });
+}
+
+Gpu::~Gpu() {
+  stop_.store(true, std::memory_order_seq_cst);
+  kick();
+  thread_.join();
+  try {
+    {
+      const Driver::Current current(driver_, context_);
+      const Lock lock(mutex_);
+      for (EventHandle event : events_) driver_.destroy_event(event);
+      for (StreamHandle stream : {down_, up_}) driver_.destroy_stream(stream);
+    }
+    driver_.release_context(device_);
+  } catch (const Error&) {
+    // The GPU has failed. Whoever used it has been told, and the driver takes all of this back with the process.
+  }
+}
+
+void Gpu::check() const {
+  try {
+    const Driver::Current current(driver_, context_);
+    (void)driver_.capturing(down_);
+  } catch (const DriverError& error) {
+    throw DriverError(failure(error));
+  }
+}
+
+std::shared_ptr<Transfer> Gpu::begin(StagedArray in, StagedArray out, uint64_t pieces, bool ordered,
+                                     StreamHandle producer) {
+  try {
+    return queue(std::move(in), std::move(out), pieces, ordered, producer);
+  } catch (const DriverError& error) {
+    throw DriverError(failure(error));
+  }
+}
+
+std::shared_ptr<Transfer> Gpu::queue(StagedArray in, StagedArray out, uint64_t pieces, bool ordered,
+                                     StreamHandle producer) {
+  const Driver::Current current(driver_, context_);
+  if ((ordered && driver_.capturing(producer)) || driver_.capturing(down_)) {
+    throw Error(ErrorKind::kInvalidState,
+                "a CUDA graph is being captured on the array's stream, and a collective cannot be a part of a graph; "
+                "call it outside of the capture");
+  }
+  Slabs& slabs = Slabs::process();
+  const bool same = in.device == out.device && in.bytes == out.bytes;
+  if (in.bytes > 0) in.host = slabs.allocate(driver_, in.bytes);
+  try {
+    if (out.bytes > 0) out.host = same ? in.host : slabs.allocate(driver_, out.bytes);
+  } catch (const Error&) {
+    if (in.host != nullptr) slabs.free(driver_, in.host);
+    throw;
+  }
+  auto transfer = std::make_shared<Transfer>(this, std::move(in), std::move(out), pieces);
+  const EventHandle ready = take_event();
+  if (ordered) {
+    driver_.record(ready, producer);
+    driver_.wait(down_, ready);
+  }
+  // Copies up come later than what the producer has queued, too: it may still read that memory.
+  driver_.record(ready, down_);
+  driver_.wait(up_, ready);
+  give_back(ready);
+  transfer->queue_down();
+  {
+    const Lock lock(mutex_);
+    begun_.push_back(transfer);
+  }
+  driver_.note_release(&begun_);
+  kick();
+  return transfer;
+}
+
+std::string Gpu::failure(const Error& error) const {
+  return "GPU " + std::to_string(device_) + " has failed: " + error.what() + "; only a new process can use it again";
+}
+
+void Gpu::kick() {
+  kicks_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(&kicks_);
+}
+
+EventHandle Gpu::take_event() {
+  {
+    const Lock lock(mutex_);
+    if (!events_.empty()) {
+      const EventHandle event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  return driver_.make_event();
+}
+
+void Gpu::give_back(EventHandle event) {
+  const Lock lock(mutex_);
+  events_.push_back(event);
+}
+
+void Gpu::take_begun(std::vector<std::shared_ptr<Transfer>>* transfers) {
+  const Lock lock(mutex_);
+  std::move(begun_.begin(), begun_.end(), std::back_inserter(*transfers));
+  begun_.clear();
+}
+
+void Gpu::thread_main() {
+  std::vector<std::shared_ptr<Transfer>> transfers;
+  try {
+    driver_.leave_captures_alone();
+    const Driver::Current current(driver_, context_);
+    run(&transfers);
+  } catch (const Error& error) {
+    // The context itself cannot be used. Every transfer, also those to come, ends with this.
+    while (!stop_.load(std::memory_order_seq_cst)) {
+      const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
+      take_begun(&transfers);
+      for (const auto& transfer : transfers) transfer->fail(error);
+      transfers.clear();
+      futex_wait(&kicks_, kicks, kSecond);
+    }
+  }
+  // What a GPU that does not answer may still use stays where it is.
+  static auto* const unfinished = new std::vector<std::shared_ptr<Transfer>>;
+  const Lock lock(opening);
+  std::move(transfers.begin(), transfers.end(), std::back_inserter(*unfinished));
+}
+
+void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
+  Nanoseconds nap = kShortestNap, stopped = 0;
+  while (true) {
+    const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
+    take_begun(transfers);
+    driver_.note_acquire(&begun_);
+    bool moved = false, waits = false;
+    for (const auto& transfer : *transfers) moved |= transfer->progress(&waits);
+    transfers->erase(
+        std::remove_if(transfers->begin(), transfers->end(), [](const auto& transfer) { return transfer->ended(); }),
+        transfers->end());
+    if (stop_.load(std::memory_order_seq_cst)) {
+      const Nanoseconds now = now_ns();
+      if (stopped == 0) stopped = now;
+      if (transfers->empty() || now - stopped > kPatience) return;
+    }
+    if (moved) {
+      nap = kShortestNap;
+      continue;
+    }
+    futex_wait(&kicks_, kicks, waits ? nap : stopped != 0 ? kLongestNap : kSecond);
+    nap = waits ? std::min(2 * nap, kLongestNap) : kShortestNap;
+  }
+}
+
+}  // namespace ddl

@@ -1,0 +1,65 @@
+#include "device/slabs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "memory/arena.h"
+
+namespace ddl {
+
+namespace {
+
+constexpr size_t kSlab = size_t{64} << 20;
+constexpr size_t kUnit = size_t{64} << 10;  // what is handed out begins on pages, whatever their size
+constexpr size_t kPage = 4096;
+constexpr size_t kShare = 8;  // of the arena, at least: then a slab is of kSlab bytes
+
+}  // namespace
+
+Slabs& Slabs::process() {
+  static Slabs* slabs = new Slabs;  // never destroyed, as the arena
+  return *slabs;
+}
+
+char* Slabs::allocate(const Driver& driver, size_t bytes) {
+  const size_t need = round_up(std::max(bytes, size_t{1}), kUnit);
+  const Lock lock(mutex_);
+  driver.note_acquire(this);
+  for (Slab& slab : slabs_) {
+    const std::optional<size_t> start = slab.parts.take(need, kUnit);
+    if (start) return slab.base + *start;
+  }
+  // In a small arena (DDL_SHM_SIZE) a slab is as small as it must be.
+  const size_t size = Arena::process().size() / kShare < kSlab ? need : std::max(need, kSlab);
+  auto* const base = static_cast<char*>(Arena::process().allocate(size, kUnit));
+  for (size_t at = 0; at < size; at += kPage) base[at] = 0;  // the pages are there before they are registered
+  if (!refused_) {
+    const std::string why = driver.register_memory(base, size);
+    if (!why.empty()) {
+      refused_ = true;
+      refusal_ = why;
+    }
+  }
+  slabs_.push_back({base, FreeList(size)});
+  return base + slabs_.back().parts.take(need, kUnit).value();
+}
+
+void Slabs::free(const Driver& driver, const char* memory) {
+  const Lock lock(mutex_);
+  driver.note_release(this);
+  for (Slab& slab : slabs_) {
+    if (memory >= slab.base && slab.parts.give_back(static_cast<size_t>(memory - slab.base))) return;
+  }
+  throw Error(ErrorKind::kInternalError, "free of a block that no slab gave");
+}
+
+std::string Slabs::take_refusal() {
+  const Lock lock(mutex_);
+  std::string why;
+  std::swap(why, refusal_);
+  return why;
+}
+
+}  // namespace ddl

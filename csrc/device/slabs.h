@@ -1,0 +1,46 @@
+// Host memory that GPUs read and write directly: parts of the arena, registered with the driver.
+//
+// A slab is registered once, for all GPUs, and kept until the process ends: to register costs a millisecond for each
+// MiB or so, and pages that are registered must never be given back to the kernel one by one (the GPU would keep the
+// old pages while this process gets new ones). So slabs are never freed to the arena. A copy must not span two
+// registrations, so what is handed out lies in one slab. As they are parts of the arena, the other ranks of the host
+// reach them as any other array from ddl.empty. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "device/driver.h"
+#include "memory/free_list.h"
+
+namespace ddl {
+
+class Slabs {
+ public:
+  static Slabs& process();
+  Slabs(const Slabs&) = delete;
+  Slabs& operator=(const Slabs&) = delete;
+
+  // Needs a current context. If the driver refuses to register memory, it is not registered: right, but slow.
+  // Throws kResourceError if the arena is full.
+  char* allocate(const Driver& driver, size_t bytes);
+  void free(const Driver& driver, const char* memory);
+  // Why memory could not be registered, the first time that this is asked afterwards; "": it could be.
+  std::string take_refusal();
+
+ private:
+  struct Slab {
+    char* base;
+    FreeList parts;
+  };
+  Slabs() = default;
+
+  Mutex mutex_;
+  std::vector<Slab> slabs_ DDL_GUARDED_BY(mutex_);
+  std::string refusal_ DDL_GUARDED_BY(mutex_);
+  bool refused_ DDL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ddl

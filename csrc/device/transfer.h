@@ -1,0 +1,85 @@
+// One operation's way between a GPU and the arena: its pieces come down, and their results go up.
+//
+// The submitting thread queues all copies down and an event behind each piece (Gpu::begin). From then on the GPU's
+// thread alone calls the driver: it asks which events have ended, and queues the copies up of pieces that have left.
+// The lane asks `arrived` and says `left`; both are loads and stores of words. When the last copy up has ended, the
+// staging is free again, and `ended` is true: only then may the arrays be given back to their owner.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "device/driver.h"
+#include "engine/stage.h"
+#include "engine/work.h"
+
+namespace ddl {
+
+class Gpu;
+
+// An array of an operation: where it is, where its copy is, and which parts each piece reads or writes.
+struct StagedArray {
+  DevicePointer device = 0;
+  uint64_t bytes = 0;    // 0: the operation has no such array on the GPU
+  char* host = nullptr;  // the copy; set by Gpu::begin
+  std::vector<Ranges> pieces;
+};
+
+class Transfer final : public Stage {
+ public:
+  // `in`: what the operation reads. `out`: what it writes, perhaps to the same memory.
+  Transfer(Gpu* gpu, StagedArray in, StagedArray out, uint64_t pieces);
+  ~Transfer() override;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  bool arrived(uint64_t piece) override;
+  void check() override;
+  void left(uint64_t piece) override;
+  void abandon() override;
+
+  // Whether the GPU does not use the arrays and the staging any more.
+  bool ended() const { return end_.done(); }
+  // Sleeps until then, or for `timeout`; may return earlier.
+  void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
+  // Call when it has ended: from now on this thread sees the results. Throws if the GPU has failed.
+  void finish();
+  // The copies of the arrays; null: there is none.
+  char* in_host() const { return in_.host; }
+  char* out_host() const { return out_.host; }
+
+ private:
+  friend class Gpu;
+  // By the submitting thread.
+  void queue_down();
+  // By the GPU's thread. `progress` returns whether anything moved; `waits`: whether it waits for the GPU.
+  bool progress(bool* waits);
+  bool ask_arrivals(bool* waits);
+  bool queue_up();
+  bool ask_end(bool* waits);
+  void fail(const Error& error);
+
+  Gpu* const gpu_;  // as long as the operation is under way
+  const Driver& driver_;
+  const StagedArray in_, out_;
+  const uint64_t pieces_;
+  std::vector<EventHandle> arrivals_;  // a piece's data is down; given back when it has ended
+  EventHandle end_down_ = nullptr, end_up_ = nullptr;
+  uint64_t asked_ = 0;     // arrivals that have ended
+  uint64_t returned_ = 0;  // pieces whose copies up are queued
+  std::vector<bool> queued_;
+
+  std::atomic<uint64_t> arrived_{0};           // released by the GPU's thread when the data is there
+  uint64_t noted_ = 0;                         // of those, the ones that the lane has seen
+  std::unique_ptr<std::atomic<bool>[]> left_;  // by piece; released by the lane
+  std::atomic<bool> abandoned_{false};
+  std::atomic<bool> failed_{false};  // released when error_ is there
+  std::optional<Error> error_;
+  Work end_;
+};
+
+}  // namespace ddl

@@ -1,0 +1,354 @@
+"""The test's hand on the fake driver: calls of the driver as a framework makes them, and control of what runs when."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from device.fake_cuda.build import library
+from device.fake_cuda.entries import ENTRIES, HOST_FUNCTION, DriverError, load
+from device.fake_cuda.host import HostMemory
+
+NOT_READY = 600
+_POINTER_ATTRIBUTES = {
+    "context": (1, ctypes.c_void_p),
+    "memory_type": (2, ctypes.c_uint),
+    "is_managed": (8, ctypes.c_uint),
+    "ordinal": (9, ctypes.c_int),
+    "range_start": (11, ctypes.c_uint64),
+    "range_size": (12, ctypes.c_size_t),
+}
+
+
+class Fake:
+    """The fake driver of this process, as new, with the context of device 0 current in this thread.
+
+    ``mode``: ``steps`` (the test runs commands by ``step`` and ``run``) or ``threads`` (the driver's threads do).
+    ``queues``: of the hardware, for all streams of a device; 0: each stream has its own. ``strict``: a copy from or to
+    host memory that is not registered is an error. ``start=False`` makes no call of the driver, ``reset=False`` leaves
+    everything as it is (in a rank's process, where DDL uses the fake).
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 1,
+        mode: str = "threads",
+        queues: int = 8,
+        devices: int = 1,
+        strict: bool = True,
+        start: bool = True,
+        reset: bool = True,
+    ) -> None:
+        self.library = load(str(library()))
+        self._kept: List[Any] = []
+        if reset:
+            self.library.fake_reset(seed, int(mode == "steps"), queues, devices, int(strict))
+        self.steps = bool(self.library.fake_steps())
+        if start:
+            self.check("cuInit", 0)
+            self.set_context(self.retain())
+
+    @staticmethod
+    def environment(
+        *,
+        seed: int = 1,
+        mode: str = "threads",
+        queues: int = 8,
+        devices: int = 1,
+        strict: bool = True,
+        refuse: Optional[Dict[str, int]] = None,
+        report: Optional[Path] = None,
+    ) -> Dict[str, str]:
+        """Return the variables with which another process's DDL uses a fake like this.
+
+        ``refuse``: the error of each entry whose calls all fail. ``report``: a file to which a process appends its
+        violations when it exits; without any, there is no file.
+        """
+        settings = {"SEED": seed, "MODE": mode, "QUEUES": queues, "DEVICES": devices, "STRICT": int(strict)}
+        variables = {f"FAKE_CUDA_{name}": str(setting) for name, setting in settings.items()}
+        if refuse:
+            for name in refuse:
+                Fake._entry(name)
+            variables["FAKE_CUDA_REFUSE"] = ",".join(f"{name}={code}" for name, code in refuse.items())
+        if report is not None:
+            variables["FAKE_CUDA_REPORT"] = str(report)
+        return {"DDL_CUDA_LIBRARY": str(library()), **variables}
+
+    def reset(self) -> None:
+        """Leave nothing behind: no thread, no memory, no violation."""
+        self.library.fake_reset(1, 0, 8, 1, 1)
+        self._kept.clear()
+
+    def keep(self, thing: object) -> None:
+        """Let the thing live until the next reset."""
+        self._kept.append(thing)
+
+    # --- calls of the driver ---
+
+    def code(self, entry: str, *arguments: Any) -> int:
+        """Call an entry of the driver; return its error, or 0."""
+        return int(getattr(self.library, entry)(*arguments))
+
+    def check(self, entry: str, *arguments: Any) -> None:
+        """Call an entry of the driver; raise ``DriverError`` if it fails."""
+        code = self.code(entry, *arguments)
+        if code != 0:
+            raise DriverError(entry, code)
+
+    def _ready(self, entry: str, handle: int) -> bool:
+        code = self.code(entry, handle)
+        if code not in (0, NOT_READY):
+            raise DriverError(entry, code)
+        return code == 0
+
+    def _new(self, entry: str, *arguments: Any) -> int:
+        handle = ctypes.c_void_p()
+        self.check(entry, ctypes.byref(handle), *arguments)
+        return handle.value or 0
+
+    def retain(self, device: int = 0) -> int:
+        """Return the primary context of a device, retained once more."""
+        return self._new("cuDevicePrimaryCtxRetain", device)
+
+    def context(self) -> int:
+        """Return the current context of this thread; 0: it has none."""
+        return self._new("cuCtxGetCurrent")
+
+    def set_context(self, context: int) -> None:
+        """Make the context this thread's current one."""
+        self.check("cuCtxSetCurrent", context)
+
+    @contextmanager
+    def pushed(self, context: int) -> Iterator[None]:
+        """Have the context current in this thread, for a while."""
+        self.check("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self.check("cuCtxPopCurrent_v2", None)
+
+    def alloc(self, bytes: int) -> int:
+        """Return the address of new device memory."""
+        pointer = ctypes.c_uint64()
+        self.check("cuMemAlloc_v2", ctypes.byref(pointer), bytes)
+        return pointer.value
+
+    def free(self, pointer: int) -> None:
+        """Free device memory; its content is poison then."""
+        self.check("cuMemFree_v2", pointer)
+
+    def host(self, bytes: int, *, register: bool = True) -> HostMemory:
+        """Return new host memory, registered unless the test says otherwise."""
+        return HostMemory(self, bytes, register=register)
+
+    def register(self, address: int, bytes: int) -> None:
+        """Register host memory for all contexts, with a device address."""
+        self.check("cuMemHostRegister_v2", address, bytes, 3)
+
+    def unregister(self, address: int) -> None:
+        """Unregister the host memory that begins there."""
+        self.check("cuMemHostUnregister", address)
+
+    def stream(self, *, blocking: bool = False) -> int:
+        """Return a new stream; a blocking one waits for the legacy stream, and is waited for by it."""
+        return self._new("cuStreamCreateWithPriority", 0 if blocking else 1, 0)
+
+    def event(self) -> int:
+        """Return a new event, without timing."""
+        return self._new("cuEventCreate", 2)
+
+    def record(self, event: int, stream: int) -> None:
+        """Record what the stream has now."""
+        self.check("cuEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let what comes later on the stream wait for what the event has recorded until now."""
+        self.check("cuStreamWaitEvent", stream, event, 0)
+
+    def order(self, before: int, after: int) -> None:
+        """Let what comes later on stream ``after`` wait for what stream ``before`` has now."""
+        event = self.event()
+        self.record(event, before)
+        self.wait(after, event)
+        self.check("cuEventDestroy_v2", event)
+
+    def event_done(self, event: int) -> bool:
+        """Whether all that the event recorded has been done."""
+        return self._ready("cuEventQuery", event)
+
+    def stream_done(self, stream: int) -> bool:
+        """Whether all that the stream has queued has been done."""
+        return self._ready("cuStreamQuery", stream)
+
+    def copy_down(self, host: int, device: int, bytes: int, stream: int) -> None:
+        """Queue a copy from device memory to host memory."""
+        self.check("cuMemcpyDtoHAsync_v2", host, device, bytes, stream)
+
+    def copy_up(self, device: int, host: int, bytes: int, stream: int) -> None:
+        """Queue a copy from host memory to device memory."""
+        self.check("cuMemcpyHtoDAsync_v2", device, host, bytes, stream)
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        """Queue a store of a word, behind all that the stream has."""
+        self.check("cuStreamWriteValue32_v2", stream, address, value, 0)
+
+    def wait_value(self, stream: int, address: int, value: int, *, condition: int = 0) -> None:
+        """Queue a wait until a word is at least ``value`` (condition 0), or equal to it (1)."""
+        self.check("cuStreamWaitValue32_v2", stream, address, value, condition)
+
+    def call_on_host(self, stream: int, function: Callable[[], None]) -> None:
+        """Queue a call of a function by the driver's thread."""
+        callback = HOST_FUNCTION(lambda _: function())
+        self.keep(callback)
+        self.check("cuLaunchHostFunc", stream, callback, None)
+
+    def pointer_attributes(self, pointer: int) -> Dict[str, Optional[int]]:
+        """Return what the driver tells of an address."""
+        values: List[Any] = [kind() for _, kind in _POINTER_ATTRIBUTES.values()]
+        numbers = (ctypes.c_int * len(values))(*(number for number, _ in _POINTER_ATTRIBUTES.values()))
+        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.check("cuPointerGetAttributes", len(values), numbers, addresses, pointer)
+        return {name: value.value for name, value in zip(_POINTER_ATTRIBUTES, values)}
+
+    def exchange_capture_mode(self, mode: int) -> int:
+        """Set how much this thread heeds captures of others; return how much it did."""
+        former = ctypes.c_int(mode)
+        self.check("cuThreadExchangeStreamCaptureMode", ctypes.byref(former))
+        return int(former.value)
+
+    def capturing(self, stream: int) -> int:
+        """Return 0: no, 1: the stream is being captured, 2: it was, but the capture is spoilt."""
+        status = ctypes.c_int()
+        self.check("cuStreamIsCapturing", stream, ctypes.byref(status))
+        return status.value
+
+    # --- control ---
+
+    def step(self, count: int = 1) -> int:
+        """Run up to ``count`` commands that can be run, chosen by the seed; return how many ran."""
+        return int(self.library.fake_step(count))
+
+    def run(self) -> int:
+        """Run commands until none can be run; return how many ran."""
+        return self.step(1_000_000)
+
+    def pause(self, paused: bool = True) -> None:
+        """Stop the driver's threads between commands, or let them go on."""
+        self.library.fake_pause(int(paused))
+
+    def until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> None:
+        """Run commands, or let them run, until the condition holds; raise ``TimeoutError`` if it never does."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.steps and self.step() == 1:
+                continue
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.pending()} commands of the fake are pending")
+            time.sleep(0.0001)
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Run commands in a thread meanwhile, in an order that the seed chooses: the test may block (mode steps)."""
+        stop = threading.Event()
+
+        def drive() -> None:
+            while not stop.is_set():
+                if self.step() == 0:
+                    time.sleep(0.0001)
+
+        thread = threading.Thread(target=drive)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def finish(self, stream: int) -> None:
+        """Wait, on the host, for all that the stream has queued: this thread knows of it then."""
+        self.until(lambda: self.stream_done(stream))
+
+    def pending(self) -> int:
+        """Return how many commands are queued or running."""
+        return int(self.library.fake_pending())
+
+    def fail(self, code: int, after: int = 0) -> None:
+        """Let all devices fail with this error, for good, when ``after`` more commands have been executed."""
+        self.library.fake_fail(code, after)
+
+    def refuse(self, entry: str, code: int, count: int = -1) -> None:
+        """Let the next ``count`` calls of an entry (-1: all) return this error and do nothing."""
+        self.library.fake_refuse(self._entry(entry), code, count)
+
+    def calls(self, entry: str) -> int:
+        """Return how often an entry was called, refused calls included."""
+        return int(self.library.fake_calls(self._entry(entry)))
+
+    def option(self, name: str, value: int = 1) -> None:
+        """Set an option until the next reset; they are listed in control.cc."""
+        self.library.fake_option(name.encode(), value)
+
+    def live(self, what: str) -> int:
+        """Return how many "streams", "events", "allocations", "registrations" or "contexts" there are."""
+        count = int(self.library.fake_live(what.encode()))
+        if count == ctypes.c_size_t(-1).value:
+            raise ValueError(f"the fake does not count {what!r}")
+        return count
+
+    def capture_begin(self, stream: int, mode: int = 0) -> None:
+        """Begin to capture a graph: the mode is 0 (global), 1 (thread-local) or 2 (relaxed)."""
+        self.library.fake_capture_begin(stream, mode)
+
+    def capture_end(self, stream: int) -> int:
+        """End the capture; return 0, or 901 if it was spoilt."""
+        return int(self.library.fake_capture_end(stream))
+
+    @property
+    def violations(self) -> List[str]:
+        """What was done without order, or in another way that no driver forgives."""
+        texts = [self.library.fake_violation(index) for index in range(self.library.fake_violations())]
+        return [text.decode() for text in texts]
+
+    def name(self, address: int) -> str:
+        """Return what an address belongs to."""
+        return str(self.library.fake_name(address).decode())
+
+    def peek(self, pointer: int, bytes: int) -> bytes:
+        """Return what is in device memory: an access of this thread."""
+        content = ctypes.create_string_buffer(max(bytes, 1))
+        if self.library.fake_peek(pointer, content, bytes) != 0:
+            raise ValueError(f"{bytes} bytes at {pointer:#x}, which is {self.name(pointer)}, cannot be read")
+        return content.raw[:bytes]
+
+    def poke(self, pointer: int, content: bytes) -> None:
+        """Write to device memory: an access of this thread."""
+        if self.library.fake_poke(pointer, content, len(content)) != 0:
+            raise ValueError(f"{len(content)} bytes at {pointer:#x}, which is {self.name(pointer)}, cannot be written")
+
+    # --- the hooks that DDL's core calls ---
+
+    def access(self, address: int, bytes: int, *, writes: bool, who: str = "test") -> None:
+        """Tell the ledger that this thread reads or writes host memory now."""
+        self.library.ddl_ledger_access(address, bytes, int(writes), who.encode())
+
+    def release(self, token: int) -> None:
+        """Tell the ledger that who acquires the token knows of all that this thread has done."""
+        self.library.ddl_ledger_release(token)
+
+    def acquire(self, token: int, *, at_least: Optional[int] = None) -> None:
+        """Tell the ledger that this thread has seen the token's release, or that a flag has at least this value."""
+        if at_least is None:
+            self.library.ddl_ledger_acquire(token)
+        else:
+            self.library.ddl_ledger_acquire_at_least(token, at_least)
+
+    @staticmethod
+    def _entry(name: str) -> bytes:
+        if name not in ENTRIES:
+            raise ValueError(f"the driver has no {name}")
+        return name.encode()

@@ -1,0 +1,177 @@
+"""Arrays on a GPU in the calls of ``ddl``: right values, in the right order, on the fake driver."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, List
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+from device.fake_cuda import Fake
+from device.jobs import Interface, array_of, gpu, total
+
+import ddl
+
+pytestmark = pytest.mark.processes
+
+#: Elements: none, one, around a cache line, and as many as make several pieces of a large operation.
+SIZES = [0, 1, 15, 16, 17, 1009, 300_007, 3_000_001]
+TYPES = ["float16", "float32", "float64", "int8", "int32", "uint64"]
+
+
+def fake_env(**options: Any) -> Any:
+    return Fake.environment(**options)
+
+
+def averages_and_sums() -> None:
+    """Each size and type, in place, by both protocols; blocking and not."""
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        for number, count in enumerate(SIZES):
+            dtype = TYPES[number % len(TYPES)]
+            values = (np.arange(count) % 5 + rank + 1).astype(dtype)
+            expected = ((np.arange(count) % 5) * size + total(size)).astype(dtype)
+            stream = fake.stream()
+            x = array_of(fake, values, stream=stream)
+            assert ddl.allreduce_(x, op="sum") is x
+            assert np.array_equal(x.numpy(), expected), (count, dtype)
+            y = array_of(fake, values, stream=stream)
+            y.interface_stream = stream
+            work = ddl.allreduce_async_(Interface(y), op="sum", name="of y")
+            assert isinstance(work.wait(), Interface)
+            assert np.array_equal(y.numpy(), expected), (count, dtype)
+        assert not [stream for stream in x.requested if stream in (None, 0)]  # DDL names its own stream
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_sums_have_the_right_values(transport: str) -> None:
+    ranks.run(4 if transport == "hybrid" else 2, averages_and_sums, **connected(transport, **fake_env()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queues", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_with_few_queues_of_the_hardware(queues: int, seed: int) -> None:
+    ranks.run(2, averages_and_sums, env=fake_env(queues=queues, seed=seed))
+
+
+def other_calls() -> None:
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        x = array_of(fake, np.full(100_003, rank, np.float32))
+        ddl.broadcast_(x, root=1)
+        assert (x.numpy() == 1).all()
+        x.set(rank)
+        ddl.broadcast_async_(x, root=0).wait()
+        assert (x.numpy() == 0).all()
+
+        rows = array_of(fake, np.full((3, 5), rank, np.int32))
+        gathered = array_of(fake, np.zeros((3 * size, 5), np.int32))
+        assert ddl.allgather(rows, out=gathered) is gathered
+        assert (gathered.numpy() == np.repeat(np.arange(size), 3)[:, None]).all()
+        on_cpu = np.empty((3 * size, 5), np.int32)
+        assert (ddl.allgather(rows, out=on_cpu) == gathered.numpy()).all()
+
+        whole = array_of(fake, np.full((4 * size, 7), rank + 1, np.float64))
+        own = array_of(fake, np.zeros((4, 7)))
+        ddl.reducescatter(whole, out=own, op="sum")
+        assert (own.numpy() == total(size)).all()
+
+        blocks = array_of(fake, np.repeat(np.arange(size, dtype=np.int64) + 10 * rank, 2))
+        received = array_of(fake, np.zeros(2 * size, np.int64))
+        ddl.alltoall(blocks, out=received)
+        assert received.numpy().tolist() == [rank + 10 * peer for peer in range(size) for _ in range(2)]
+
+        message = array_of(fake, np.full(70_001, 7.0 + rank, np.float32))
+        right, left = (rank + 1) % size, (rank - 1) % size
+        target = array_of(fake, np.zeros(70_001, np.float32))
+        works = [ddl.send_async(message, right), ddl.recv_async(target, left)]
+        for work in works:
+            work.wait()
+        assert (target.numpy() == 7.0 + left).all()
+
+        step = ddl.world().prepare_allreduce(array_of(fake, np.full(2048, rank, np.float32)))
+        for _ in range(3):
+            assert (step().numpy() == (size - 1) / 2).all()
+        assert "on a GPU" in repr(step)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_other_calls_have_the_right_values(transport: str) -> None:
+    ranks.run(3, other_calls, **connected(transport, **fake_env()))
+
+
+def mixed() -> None:
+    """Rank 0 has its array on a GPU, the others have theirs on the CPU."""
+    for count in (1, 40_000, 3_000_001):
+        values = np.full(count, ddl.rank() + 1, np.float32)
+        if ddl.rank() > 0:
+            assert (ddl.allreduce_(values, op="sum") == total(ddl.size())).all()
+            continue
+        fake = Fake(reset=False)
+        x = array_of(fake, values)
+        ddl.allreduce_(x, op="sum")
+        assert (x.numpy() == total(ddl.size())).all() and fake.violations == []
+    ddl.shutdown()
+
+
+def test_ranks_may_differ_in_where_their_arrays_are() -> None:
+    ranks.run(3, mixed, env=fake_env())
+
+
+def many_under_way() -> None:
+    """Operations of many sizes under way at once, on few parts of the staging; waits in another order."""
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        rng = np.random.default_rng(3)
+        stream = fake.stream()
+        for _ in range(4):
+            counts = [int(n) for n in rng.choice([0, 1, 997, 65_536, 65_537, 1_200_001], 12)]
+            arrays = [array_of(fake, np.full(n, rank + i, np.float32), stream=stream) for i, n in enumerate(counts)]
+            works = [ddl.allreduce_async_(x, op="sum") for x in arrays]
+            for i in rng.permutation(len(works)):
+                works[i].wait()
+                assert (arrays[i].numpy() == size * i + size * (size - 1) // 2).all()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_operations_under_way(seed: int) -> None:
+    ranks.run(2, many_under_way, env=fake_env(seed=seed))
+
+
+def before_the_producer_has_ended() -> List[Any]:
+    """The calls return while the GPU stands still; the results use what the producer writes later."""
+    with gpu() as fake:
+        stream = fake.stream()
+        fake.pause()
+        x = array_of(fake, np.full(1000, ddl.rank() + 1.0, np.float32), stream=stream)
+        work = ddl.allreduce_async_(x, op="sum")  # returns though nothing moves
+        pending = not work.done()
+        with pytest.raises(ddl.WaitTimeout):
+            work.wait(0.05)
+        fake.pause(False)
+        work.wait()
+        return [pending, float(x.numpy()[0])]
+
+
+def test_the_host_does_not_wait_for_the_producer() -> None:
+    assert ranks.run(2, before_the_producer_has_ended, env=fake_env()) == [[True, 3.0]] * 2
+
+
+def dropped() -> None:
+    """A work that nobody waits for: its array is kept until the GPU has ended, and is let go then."""
+    with gpu() as fake:
+        x = array_of(fake, np.ones(500_000, np.float32))
+        ddl.allreduce_async_(x, op="sum")
+        for _ in range(50):
+            ddl.barrier()  # each call looks which arrays can be let go
+            time.sleep(0.01)
+        assert x.released == len(x.requested) == 1
+        ddl.allreduce_(x, op="sum")  # so that this thread may look at x
+        assert (x.numpy() == 4).all()
+
+
+def test_an_array_is_let_go_when_the_gpu_has_ended() -> None:
+    ranks.run(2, dropped, env=fake_env())

@@ -1,0 +1,189 @@
+"""What goes wrong with arrays on a GPU: no driver, a driver that refuses, a GPU that fails or stands still, lost ranks.
+
+And the tests of the tests: a wait of DDL's is taken out, and the fake's ledger must object.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, List
+
+import numpy as np
+import pytest
+import ranks
+from device.fake_cuda import Fake
+from device.jobs import Interface, array_of, gpu
+
+import ddl
+
+pytestmark = pytest.mark.processes
+N = 300_000
+
+
+def without_a_gpu() -> List[str]:
+    class Elsewhere:
+        def __dlpack_device__(self) -> Any:
+            return 2, 0
+
+        def __dlpack__(self, **options: Any) -> Any:
+            raise AssertionError("asked for the memory of an array on a GPU that cannot be used")
+
+    texts = []
+    for _ in range(2):
+        with pytest.raises(ddl.ResourceError) as caught:
+            ddl.allreduce_(Elsewhere())
+        texts.append(str(caught.value))
+    assert ddl.allreduce(1.0, op="sum") == ddl.size()  # arrays on the CPU work
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("library", "word"),
+    [("libcuda-that-is-nowhere.so", "cannot be loaded"), ("libc.so.6", "it has no cuInit")],
+    ids=["no library", "another library"],
+)
+def test_without_a_driver_arrays_on_the_cpu_work(library: str, word: str) -> None:
+    for texts in ranks.run(2, without_a_gpu, env={"DDL_CUDA_LIBRARY": library}):
+        assert all(word in text and library in text and "copy the array to the CPU" in text for text in texts), texts
+
+
+@pytest.mark.parametrize(("code", "word"), [(34, "stub"), (100, "sees no GPU"), (3, "cuInit")])
+def test_a_driver_that_does_not_start(code: int, word: str) -> None:
+    def text_of(answers: List[Any]) -> List[str]:
+        return [text for texts in answers for text in texts]
+
+    answers = ranks.run(2, with_refusal, "cuInit", code, env=Fake.environment())
+    assert all(word in text for text in text_of(answers)), answers
+
+
+def with_refusal(entry: str, code: int) -> List[str]:
+    fake = Fake(reset=False, start=False)
+    fake.refuse(entry, code)
+    return without_a_gpu()
+
+
+def memory_that_cannot_be_registered() -> int:
+    fake = Fake(reset=False)
+    values = np.full(N, ddl.rank() + 1, np.float32)
+    x, y = array_of(fake, values), array_of(fake, values)
+    fake.refuse("cuMemHostRegister_v2", 800)
+    with pytest.warns(RuntimeWarning, match="NOT_PERMITTED.*slower way") as caught:
+        ddl.allreduce_(x, op="sum")
+        ddl.allreduce_(y, op="sum")
+    assert (x.numpy() == 3).all() and (y.numpy() == 3).all()
+    return len(caught)
+
+
+def test_memory_that_cannot_be_registered_is_a_warning() -> None:
+    assert ranks.run(2, memory_that_cannot_be_registered, env=Fake.environment(strict=False)) == [1, 1]
+
+
+def during_a_capture() -> None:
+    with gpu() as fake:
+        stream = fake.stream()
+        x = array_of(fake, np.ones(100, np.float32), stream=stream)
+        x.interface_stream = stream
+        fake.finish(stream)
+        fake.capture_begin(stream)
+        with pytest.raises(ddl.InvalidState, match="CUDA graph is being captured"):
+            ddl.allreduce_(Interface(x))
+        assert fake.capture_end(stream) == 0  # it is still valid
+        assert (ddl.allreduce_(Interface(x), op="sum").array.numpy() == ddl.size()).all()
+
+
+def test_a_call_during_a_capture_is_refused_and_spoils_nothing() -> None:
+    ranks.run(2, during_a_capture, env=Fake.environment())
+
+
+def on_one_that_fails(after: int) -> List[str]:
+    fake = Fake(reset=False)
+    arrays = [array_of(fake, np.ones(N, np.float32)) for _ in range(4)]
+    for x in arrays:
+        ddl.allreduce_(x)  # the first transfers are in order
+    if ddl.rank() == 1:
+        fake.fail(700, after)
+    texts = []
+    for _ in range(2):  # sticky: the same error again
+        with pytest.raises(ddl.Error) as caught:
+            for x in arrays:
+                ddl.allreduce_(x)
+        texts.append(str(caught.value))
+    return texts
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_gpu_that_fails_is_named_on_all_ranks(after: int) -> None:
+    for texts in ranks.run(3, on_one_that_fails, after, env=Fake.environment()):
+        assert all("GPU 0" in text and "ILLEGAL_ADDRESS (700)" in text for text in texts), texts
+
+
+def on_one_that_stands_still() -> List[Any]:
+    fake = Fake(reset=False)
+    x = array_of(fake, np.ones(N, np.float32))
+    ddl.allreduce_(x)
+    if ddl.rank() == 1:
+        fake.pause()
+    begin = time.monotonic()
+    with pytest.raises(ddl.CollectiveTimeout) as caught:
+        ddl.allreduce_(x)
+    took = time.monotonic() - begin
+    begin = time.monotonic()
+    ddl.shutdown()
+    return [took, time.monotonic() - begin, str(caught.value)]
+
+
+@pytest.mark.slow
+def test_a_gpu_that_stands_still_is_a_timeout() -> None:
+    for took, end, text in ranks.run(2, on_one_that_stands_still, env={**Fake.environment(), "DDL_TIMEOUT": "2"}):
+        assert 1.5 < took < 8 and end < 8, (took, end)
+        assert "allreduce" in text
+
+
+def loses_a_rank() -> str:
+    fake = Fake(reset=False)
+    arrays = [array_of(fake, np.ones(N, np.float32)) for _ in range(3)]
+    for x in arrays:
+        ddl.allreduce_(x)
+    if ddl.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    works = [ddl.allreduce_async_(x) for x in arrays]
+    texts = []
+    for work in works:
+        with pytest.raises(ddl.PeerLost) as caught:
+            work.wait()
+        texts.append(str(caught.value))
+    ddl.shutdown()
+    assert fake.violations == [] and all("lost rank 1" in text for text in texts)
+    assert [x.released for x in arrays] == [2, 2, 2]  # all are let go
+    return "named"
+
+
+@pytest.mark.faults
+def test_a_lost_rank_is_named_and_arrays_are_let_go() -> None:
+    first, died, third = ranks.run(3, loses_a_rank, env=Fake.environment(), may_die=[1])
+    assert first == third == "named" and died == -signal.SIGKILL
+
+
+def without(entry: str) -> List[str]:
+    """Make some all-reduces while calls of ``entry`` say that they have worked and do nothing."""
+    fake = Fake(reset=False)
+    stream = fake.stream()
+    arrays = [array_of(fake, np.ones(N, np.float32), stream=stream) for _ in range(3)]
+    for x in arrays:
+        x.interface_stream = stream
+        ddl.allreduce_(Interface(x))
+    assert fake.violations == []
+    fake.refuse(entry, 0)
+    for x in arrays:
+        x.set(1.0)
+        ddl.allreduce_(Interface(x))
+    fake.refuse(entry, 0, 0)
+    return list(fake.violations)
+
+
+@pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventQuery"])
+def test_the_ledger_objects_if_a_wait_is_taken_out(entry: str) -> None:
+    for violations in ranks.run(2, without, entry, env=Fake.environment()):
+        assert violations
