@@ -75,7 +75,7 @@ test-full: $(TEST_ENVIRONMENTS) .venv-openmpi/.done .venv-mpich/.done
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer
 
 first-steps-caffe first-steps-chainer first-steps-theano: first-steps-%:
-	@$(MAKE) --no-print-directory test-$* ARGS="tests/$*/test_errors.py --fast"
+	@$(MAKE) --no-print-directory test-$* ARGS="tests/$*/test_errors.py -m 'not slow'"
 
 # pytest-xdist is in both environments; what a test starts finds this checkout by PYTHONPATH.
 test-torch-newest: core $(TORCH_DONE)
@@ -94,11 +94,11 @@ $(TORCH_DONE): | core
 test-caffe: core
 	@environments/caffe.sh .caffe; status=$$?; \
 	if [ $$status = 3 ]; then echo "make: tests/caffe SKIPPED, for the reason above"; \
-	elif [ $$status = 0 ]; then $(CAFFE_PYTHON) -m pytest -q tests/caffe $(or $(ARGS),$(AT_ONCE)); else exit $$status; fi
+	elif [ $$status = 0 ]; then $(CAFFE_PYTHON) -m pytest -q $(if $(findstring tests/,$(ARGS)),,tests/caffe) $(or $(ARGS),$(AT_ONCE)); else exit $$status; fi
 
 ifeq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info < (3, 12))'),True)
 test-chainer test-theano: test-%: core .venv-chainer/.done
-	$(CHAINER_PYTHON) -m pytest -q tests/$* $(or $(ARGS),$(AT_ONCE))
+	$(CHAINER_PYTHON) -m pytest -q $(if $(findstring tests/,$(ARGS)),,tests/$*) $(or $(ARGS),$(AT_ONCE))
 else
 test-chainer test-theano: test-%:
 	@echo "make: tests/$* SKIPPED: there is no numpy that Chainer and Theano know for $$($(PYTHON) --version); PYTHON=python3.11"

@@ -164,7 +164,8 @@ build_core() {
   fi
   say "building ddl._core for Python 3.9"
   # With the ninja that pip has installed: the engine that another Python's core was made with is taken as it is.
-  (cd "$CHECKOUT" && PATH=$ROOT/usr/local/lib/python3.9/dist-packages/bin:$PATH CPLUS_INCLUDE_PATH=$ROOT/usr/include \
+  # Not with the jobs of a make that runs this, which that ninja cannot share.
+  (unset MAKEFLAGS; cd "$CHECKOUT" && PATH=$ROOT/usr/local/lib/python3.9/dist-packages/bin:$PATH CPLUS_INCLUDE_PATH=$ROOT/usr/include \
     "$PYTHON" setup.py -q build_ext --inplace)
   touch "$(echo "$CHECKOUT"/ddl/_core.cpython-39-*.so)"
 }

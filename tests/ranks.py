@@ -9,10 +9,12 @@ killed and named.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import secrets
 import sys
+import tempfile
 import time
 import traceback
 from multiprocessing import forkserver
@@ -49,6 +51,21 @@ Died = type("Died", (int,), {})
 
 #: Where this rank's answer goes; a rank that forks a child that outlives it must close it there.
 answers: Connection
+
+
+#: The meetings that this rank has been at.
+_meetings = itertools.count()
+
+
+def meet() -> None:
+    """Return when all ranks of the job have called this as often.
+
+    DDL takes no part: a rank that dies right afterwards interrupts nothing that another one has under way.
+    """
+    folder, number = Path(os.environ["RANKS_FOLDER"]), next(_meetings)
+    (folder / f"{number}.{os.environ['DDL_RANK']}").touch()
+    while len(list(folder.glob(f"{number}.*"))) < int(os.environ["DDL_SIZE"]):
+        time.sleep(0.005)
 
 
 def environment(rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None) -> Dict[str, str]:
@@ -132,12 +149,12 @@ def run(
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
     _serve(_PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
-    with StoreServer(secret, size) as store:
+    with tempfile.TemporaryDirectory() as folder, StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):
             receiver, theirs = _context.Pipe(duplex=False)
             variables = environment(rank, size, store.address, secret.hex())
-            variables.update({"DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100"})
+            variables.update({"DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100", "RANKS_FOLDER": folder})
             variables.update(env or {})
             variables.update(env_of(rank) if env_of else {})
             process = _context.Process(

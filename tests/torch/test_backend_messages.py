@@ -167,6 +167,7 @@ def without_store(path):
     dist.init_process_group("ddl", store=store, rank=rank, world_size=2)
     assert ddl_torch.__all__
     dist.barrier()
+    ranks.meet()
     if rank == 0:
         os._exit(0)
     with pytest.raises(ddl.PeerLost):

@@ -342,6 +342,7 @@ def run_dying():
 
     hvd.init()
     hvd.allreduce(torch.ones(1), name="warm")
+    ranks.meet()
     if hvd.rank() == 1:
         os._exit(7)
     handle = hvd.allreduce_async(torch.ones(1), name="x")
