@@ -15,13 +15,14 @@ namespace {
 
 // Of cuda.h, whose numbers do not change.
 constexpr int kSuccess = 0, kDeinitialized = 4, kStub = 34, kNoDevice = 100, kNotReady = 600;
-constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
-constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1;       // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
-constexpr unsigned kDeviceMap = 2;      // CU_MEMHOSTREGISTER_DEVICEMAP
-constexpr int kOrdinalOfPointer = 9;    // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-constexpr int kTypeOfPointer = 2;       // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-constexpr int kCaptureThreadLocal = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+constexpr unsigned kNonBlocking = 1;                         // CU_STREAM_NON_BLOCKING
+constexpr unsigned kDisableTiming = 2;                       // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;                            // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
+constexpr unsigned kDeviceMap = 2;                           // CU_MEMHOSTREGISTER_DEVICEMAP
+constexpr int kOrdinalOfPointer = 9;                         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kTypeOfPointer = 2;                            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr int kCaptureThreadLocal = 1, kCaptureRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_…
+constexpr int kCaptureImplicit = 906;                        // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 constexpr const char* kLibrary = "libcuda.so.1";
 
 Mutex loading;
@@ -149,8 +150,12 @@ std::string Driver::text(int code, const char* call) const {
 }
 
 void Driver::check(int code, const char* call) const {
-  if (code == kSuccess || code == kDeinitialized) return;  // at the end of the process the driver may be gone
-  throw DriverError(text(code, call));
+  if (code != kSuccess) throw DriverError(text(code, call));
+}
+
+// At the end of the process the driver may be gone, with all that is to be given back.
+void Driver::check_end(int code, const char* call) const {
+  if (code != kDeinitialized) check(code, call);
 }
 
 int Driver::device_of(DevicePointer pointer) const {
@@ -173,7 +178,7 @@ ContextHandle Driver::retain_context(int device) const {
 void Driver::release_context(int device) const {
   int handle = 0;
   check(table_->device_get(&handle, device), "cuDeviceGet");
-  check(table_->context_release(handle), "cuDevicePrimaryCtxRelease_v2");
+  check_end(table_->context_release(handle), "cuDevicePrimaryCtxRelease_v2");
 }
 
 Driver::Current::Current(const Driver& driver, ContextHandle context) : driver_(driver) {
@@ -192,12 +197,14 @@ StreamHandle Driver::make_stream() const {
 }
 
 void Driver::destroy_stream(StreamHandle stream) const {
-  check(table_->stream_destroy(stream), "cuStreamDestroy_v2");
+  check_end(table_->stream_destroy(stream), "cuStreamDestroy_v2");
 }
 
 bool Driver::capturing(StreamHandle stream) const {
   int status = 0;
-  check(table_->stream_is_capturing(stream, &status), "cuStreamIsCapturing");
+  const int code = table_->stream_is_capturing(stream, &status);
+  if (code == kCaptureImplicit) return true;  // of the legacy stream, while a stream that it waits for is captured
+  check(code, "cuStreamIsCapturing");
   return status != 0;
 }
 
@@ -212,7 +219,7 @@ EventHandle Driver::make_event() const {
   return event;
 }
 
-void Driver::destroy_event(EventHandle event) const { check(table_->event_destroy(event), "cuEventDestroy_v2"); }
+void Driver::destroy_event(EventHandle event) const { check_end(table_->event_destroy(event), "cuEventDestroy_v2"); }
 
 void Driver::record(EventHandle event, StreamHandle stream) const {
   check(table_->event_record(event, stream), "cuEventRecord");
@@ -238,7 +245,7 @@ void Driver::copy_up(DevicePointer device, const void* host, size_t bytes, Strea
 }
 
 std::string Driver::register_memory(void* host, size_t bytes) const {
-  int mode = kCaptureThreadLocal;
+  int mode = kCaptureRelaxed;  // else it would spoil a capture of this very thread
   check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
   const int code = table_->host_register(host, bytes, kPortable | kDeviceMap);
   check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");  // as it was

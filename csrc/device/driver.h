@@ -86,6 +86,7 @@ class Driver {
  private:
   explicit Driver(const std::string& library);
   void check(int code, const char* call) const;
+  void check_end(int code, const char* call) const;
   std::string text(int code, const char* call) const;
 
   const DriverTable* table_;

@@ -66,19 +66,21 @@ void Gpu::check() const {
   }
 }
 
-std::shared_ptr<Transfer> Gpu::begin(StagedArray in, StagedArray out, uint64_t pieces, bool ordered,
-                                     StreamHandle producer) {
+std::shared_ptr<Transfer> Gpu::begin(StagedArray in, StagedArray out, uint64_t pieces,
+                                     const std::vector<StreamHandle>& producers) {
   try {
-    return queue(std::move(in), std::move(out), pieces, ordered, producer);
+    return queue(std::move(in), std::move(out), pieces, producers);
   } catch (const DriverError& error) {
     throw DriverError(failure(error));
   }
 }
 
-std::shared_ptr<Transfer> Gpu::queue(StagedArray in, StagedArray out, uint64_t pieces, bool ordered,
-                                     StreamHandle producer) {
+std::shared_ptr<Transfer> Gpu::queue(StagedArray in, StagedArray out, uint64_t pieces,
+                                     const std::vector<StreamHandle>& producers) {
   const Driver::Current current(driver_, context_);
-  if ((ordered && driver_.capturing(producer)) || driver_.capturing(down_)) {
+  const bool captured = std::any_of(producers.begin(), producers.end(),
+                                    [this](StreamHandle producer) { return driver_.capturing(producer); });
+  if (captured || driver_.capturing(down_)) {
     throw Error(ErrorKind::kInvalidState,
                 "a CUDA graph is being captured on the array's stream, and a collective cannot be a part of a graph; "
                 "call it outside of the capture");
@@ -93,21 +95,20 @@ std::shared_ptr<Transfer> Gpu::queue(StagedArray in, StagedArray out, uint64_t p
     throw;
   }
   auto transfer = std::make_shared<Transfer>(this, std::move(in), std::move(out), pieces);
+  // Copies up need not wait for the producers: a piece leaves only after its arrival was seen, which comes behind
+  // them on `down_`, also for an array that is written only.
   const EventHandle ready = take_event();
-  if (ordered) {
+  for (StreamHandle producer : producers) {
     driver_.record(ready, producer);
     driver_.wait(down_, ready);
   }
-  // Copies up come later than what the producer has queued, too: it may still read that memory.
-  driver_.record(ready, down_);
-  driver_.wait(up_, ready);
   give_back(ready);
   transfer->queue_down();
+  driver_.note_release(&begun_);
   {
     const Lock lock(mutex_);
     begun_.push_back(transfer);
   }
-  driver_.note_release(&begun_);
   kick();
   return transfer;
 }
@@ -118,7 +119,7 @@ std::string Gpu::failure(const Error& error) const {
 
 void Gpu::kick() {
   kicks_.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(&kicks_);
+  if (asleep_.load(std::memory_order_seq_cst)) futex_wake(&kicks_);
 }
 
 EventHandle Gpu::take_event() {
@@ -186,7 +187,9 @@ void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
       nap = kShortestNap;
       continue;
     }
+    asleep_.store(true, std::memory_order_seq_cst);
     futex_wait(&kicks_, kicks, waits ? nap : stopped != 0 ? kLongestNap : kSecond);
+    asleep_.store(false, std::memory_order_seq_cst);
     nap = waits ? std::min(2 * nap, kLongestNap) : kShortestNap;
   }
 }

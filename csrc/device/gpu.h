@@ -31,13 +31,14 @@ class Gpu {
   std::string failure(const Error& error) const;
   // A producer that makes this stream wait for its own (as DLPack does) is obeyed by all copies of later transfers.
   StreamHandle down() const { return down_; }
+  ContextHandle context() const { return context_; }
 
-  // Takes staging for the arrays and queues the copies down. They and the copies up come behind what `producer` has
-  // now, if `ordered` is true, and behind what `down` waits for. If both arrays are the same memory, so are their
-  // copies. Throws kInvalidState, before anything is queued, if a graph is being captured on `producer`, and
-  // DriverError, which names the GPU, if it has failed.
-  std::shared_ptr<Transfer> begin(StagedArray in, StagedArray out, uint64_t pieces, bool ordered,
-                                  StreamHandle producer);
+  // Takes staging for the arrays and queues the copies down, behind what `producers` have now and what `down` waits
+  // for. Copies up come later. If both arrays are the same memory, so are their copies. Throws kInvalidState, before
+  // anything is queued, if a graph is being captured on one of these streams, and DriverError, which names the GPU,
+  // if it fails.
+  std::shared_ptr<Transfer> begin(StagedArray in, StagedArray out, uint64_t pieces,
+                                  const std::vector<StreamHandle>& producers);
 
  private:
   friend class Transfer;
@@ -45,8 +46,8 @@ class Gpu {
 
   void thread_main();
   void run(std::vector<std::shared_ptr<Transfer>>* transfers);
-  std::shared_ptr<Transfer> queue(StagedArray in, StagedArray out, uint64_t pieces, bool ordered,
-                                  StreamHandle producer);
+  std::shared_ptr<Transfer> queue(StagedArray in, StagedArray out, uint64_t pieces,
+                                  const std::vector<StreamHandle>& producers);
   void take_begun(std::vector<std::shared_ptr<Transfer>>* transfers);
   void kick();
   EventHandle take_event();
@@ -62,6 +63,7 @@ class Gpu {
   std::vector<std::shared_ptr<Transfer>> begun_ DDL_GUARDED_BY(mutex_);  // the thread does not have them yet
 
   std::atomic<uint32_t> kicks_{0};  // what the thread sleeps on
+  std::atomic<bool> asleep_{false};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -31,8 +31,11 @@ char* Slabs::allocate(const Driver& driver, size_t bytes) {
     const std::optional<size_t> start = slab.parts.take(need, kUnit);
     if (start) return slab.base + *start;
   }
-  // In a small arena (DDL_SHM_SIZE) a slab is as small as it must be.
-  const size_t size = Arena::process().size() / kShare < kSlab ? need : std::max(need, kSlab);
+  // Slabs double, so that arrays that grow do not each need a slab of their own. In a small arena (DDL_SHM_SIZE) a
+  // slab is as small as it must be.
+  size_t size = kSlab;
+  while (size < need) size *= 2;
+  if (Arena::process().size() / kShare < size) size = need;
   auto* const base = static_cast<char*>(Arena::process().allocate(size, kUnit));
   for (size_t at = 0; at < size; at += kPage) base[at] = 0;  // the pages are there before they are registered
   if (!refused_) {

@@ -24,6 +24,8 @@ Transfer::~Transfer() = default;
 // --- the submitting thread ---
 
 void Transfer::queue_down() {
+  end_down_ = gpu_->take_event();
+  end_up_ = gpu_->take_event();
   for (uint64_t piece = 0; piece < pieces_; ++piece) {
     if (in_.host != nullptr) {
       for (const Range& range : in_.pieces[piece]) {
@@ -68,6 +70,11 @@ void Transfer::abandon() {
   gpu_->kick();
 }
 
+void Transfer::cancel() {
+  cancelled_.store(true, std::memory_order_relaxed);
+  abandon();
+}
+
 void Transfer::finish() {
   driver_.note_acquire(&end_);
   end_.check();
@@ -77,9 +84,12 @@ void Transfer::finish() {
 
 bool Transfer::progress(bool* waits) {
   try {
+    // Before the pieces that have left are looked at: what leaves before it is abandoned is seen then, and nothing
+    // leaves afterwards. So no copy up comes behind the end.
+    const bool abandoned = abandoned_.load(std::memory_order_acquire);
     bool moved = ask_arrivals(waits);
-    moved |= queue_up();
-    return ask_end(waits) || moved;
+    if (!ending_) moved |= queue_up();
+    return ask_end(abandoned, waits) || moved;
   } catch (const Error& error) {
     fail(error);
     return true;
@@ -113,17 +123,16 @@ bool Transfer::queue_up() {
   return returned_ != before;
 }
 
-bool Transfer::ask_end(bool* waits) {
-  const bool abandoned = abandoned_.load(std::memory_order_acquire);
-  if (end_up_ == nullptr) {
+bool Transfer::ask_end(bool abandoned, bool* waits) {
+  if (!ending_) {
     if (returned_ < pieces_ && !abandoned) return false;
-    // All that uses the staging is queued now: copies down, too, of which an operation that failed saw no end.
-    end_down_ = gpu_->take_event();
-    end_up_ = gpu_->take_event();
-    driver_.record(end_down_, gpu_->down_);
+    // Copies down of an operation that failed may still be under way; otherwise all of them were seen to end.
+    downs_ended_ = asked_ == pieces_;
+    if (!downs_ended_) driver_.record(end_down_, gpu_->down_);
     driver_.record(end_up_, gpu_->up_);
+    ending_ = true;
   }
-  if (!driver_.ended(end_down_) || !driver_.ended(end_up_)) {
+  if ((!downs_ended_ && !driver_.ended(end_down_)) || !driver_.ended(end_up_)) {
     *waits = true;
     return false;
   }
@@ -131,7 +140,7 @@ bool Transfer::ask_end(bool* waits) {
   for (; asked_ < pieces_; ++asked_) gpu_->give_back(arrivals_[asked_]);
   // After a failure other ranks may still write to the staging, as to any array of the operation: it is not used
   // again.
-  if (!abandoned) {
+  if (!abandoned || cancelled_.load(std::memory_order_relaxed)) {
     Slabs& slabs = Slabs::process();
     if (in_.host != nullptr) slabs.free(driver_, in_.host);
     if (out_.host != nullptr && out_.host != in_.host) slabs.free(driver_, out_.host);

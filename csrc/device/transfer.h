@@ -42,10 +42,14 @@ class Transfer final : public Stage {
   void left(uint64_t piece) override;
   void abandon() override;
 
+  // The operation will not be submitted after all.
+  void cancel();
   // Whether the GPU does not use the arrays and the staging any more.
   bool ended() const { return end_.done(); }
   // Sleeps until then, or for `timeout`; may return earlier.
   void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
+  // Whether the GPU has failed: then nobody knows when it uses the arrays last.
+  bool lost() const { return failed_.load(std::memory_order_acquire); }
   // Call when it has ended: from now on this thread sees the results. Throws if the GPU has failed.
   void finish();
   // The copies of the arrays; null: there is none.
@@ -60,15 +64,16 @@ class Transfer final : public Stage {
   bool progress(bool* waits);
   bool ask_arrivals(bool* waits);
   bool queue_up();
-  bool ask_end(bool* waits);
+  bool ask_end(bool abandoned, bool* waits);
   void fail(const Error& error);
 
   Gpu* const gpu_;  // as long as the operation is under way
   const Driver& driver_;
   const StagedArray in_, out_;
   const uint64_t pieces_;
-  std::vector<EventHandle> arrivals_;  // a piece's data is down; given back when it has ended
-  EventHandle end_down_ = nullptr, end_up_ = nullptr;
+  std::vector<EventHandle> arrivals_;                  // a piece's data is down; given back when it has ended
+  EventHandle end_down_ = nullptr, end_up_ = nullptr;  // taken at the beginning, so that the end needs nothing
+  bool ending_ = false, downs_ended_ = false;
   uint64_t asked_ = 0;     // arrivals that have ended
   uint64_t returned_ = 0;  // pieces whose copies up are queued
   std::vector<bool> queued_;
@@ -76,7 +81,7 @@ class Transfer final : public Stage {
   std::atomic<uint64_t> arrived_{0};           // released by the GPU's thread when the data is there
   uint64_t noted_ = 0;                         // of those, the ones that the lane has seen
   std::unique_ptr<std::atomic<bool>[]> left_;  // by piece; released by the lane
-  std::atomic<bool> abandoned_{false};
+  std::atomic<bool> abandoned_{false}, cancelled_{false};
   std::atomic<bool> failed_{false};  // released when error_ is there
   std::optional<Error> error_;
   Work end_;

@@ -104,7 +104,10 @@ py::object dlpack_capsule(const py::object& object, const char* what, const Gpu*
   try {
     const py::object give = object.attr("__dlpack__");
     if (gpu == nullptr) return give();
+    const Driver::Current current(Driver::get(), gpu->context());  // torch gives out arrays of its current GPU only
     return give(py::arg("stream") = reinterpret_cast<uintptr_t>(gpu->down()));
+  } catch (const DriverError& error) {
+    throw DriverError(gpu->failure(error));
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
     if (gpu != nullptr) gpu->check();  // is it the GPU that has failed?
@@ -112,7 +115,12 @@ py::object dlpack_capsule(const py::object& object, const char* what, const Gpu*
   }
 }
 
-ArrayView view_of_dlpack(const py::object& object, const char* what) {
+ArrayView view_of_dlpack(const py::object& object, const char* what, bool target) {
+  if (target && py::str(py::type::of(object).attr("__module__")).cast<std::string>().compare(0, 3, "jax") == 0) {
+    refuse(what,
+           "arrays of JAX cannot be written; pass a copy in another framework's array, or use a call that returns "
+           "a new array");
+  }
   const py::tuple device = object.attr("__dlpack_device__")();
   const int kind = device[0].cast<int>();
   ArrayView view;
@@ -148,6 +156,7 @@ ArrayView view_of_cuda_interface(const py::object& object, const char* what, boo
     refuse(what,
            "its __cuda_array_interface__ is older than version 3 and names no stream; pass an array with DLPack");
   }
+  if (fields.contains("mask") && !fields["mask"].is_none()) refuse(what, "a masked array cannot be communicated");
   ArrayView view;
   const py::dtype type = py::dtype::from_args(fields["typestr"]);
   if (!numpy_dtype(type, &view.dtype)) {
@@ -187,7 +196,7 @@ bool is_on_gpu(int kind) { return kind == kCuda || kind == kCudaManaged; }
 ArrayView view_anywhere(const py::object& object, const char* what, bool target) {
   if (py::isinstance<py::array>(object))
     return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
-  if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object, what);
+  if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object, what, target);
   if (py::hasattr(object, "__cuda_array_interface__")) return view_of_cuda_interface(object, what, target);
   refuse(what, "a " + std::string(py::str(py::type::of(object).attr("__name__"))) +
                    " is no array; pass a numpy array or anything with DLPack");

@@ -52,23 +52,32 @@ Handle::~Handle() {
 void Handle::shutdown() {
   if (!native_->owned()) return;
   {
-    py::gil_scoped_release released;
+    const py::gil_scoped_release released;
     native_->shutdown();
+  }
+  // Other threads may come in between whenever the lock is released, so what is waited for is taken out first.
+  std::vector<std::shared_ptr<Transfer>> under_way;
+  for (const Staged& staged : staged_) under_way.push_back(staged.transfer);
+  {
+    const py::gil_scoped_release released;
     const Nanoseconds deadline = now_ns() + kPatience;
-    for (const Staged& staged : staged_) {
-      while (!staged.transfer->ended() && now_ns() < deadline) staged.transfer->sleep(10 * kMillisecond);
+    for (const auto& transfer : under_way) {
+      while (!transfer->ended() && now_ns() < deadline) transfer->sleep(10 * kMillisecond);
     }
   }
   sweep();
   // A GPU that does not answer may still use these arrays: they are never let go.
-  for (Staged& staged : staged_) {
+  std::vector<Staged> unanswered;
+  unanswered.swap(staged_);
+  for (Staged& staged : unanswered) {
     (void)staged.in.release();
     (void)staged.out.release();
   }
-  staged_.clear();
+  std::vector<std::shared_ptr<Gpu>> gpus;
+  gpus.swap(gpus_);
   {
-    py::gil_scoped_release released;
-    gpus_.clear();
+    const py::gil_scoped_release released;
+    gpus.clear();
   }
   planner_ = py::none();
 }
@@ -218,13 +227,17 @@ void Handle::stage(Operation* operation, const Views& views) {
     refuse(what, "the input is on GPU " + std::to_string(gpu->device()) + ", but the target is on GPU " +
                      std::to_string(out.on_gpu->gpu->device()));
   }
+  std::vector<StreamHandle> producers;
+  for (const ArrayView* view : {&in, &out}) {
+    if (view->on_gpu != nullptr && view->on_gpu->ordered) producers.push_back(view->on_gpu->stream);
+  }
   StagedArray down, up;
   if (views.has_in) down = staged_array(in, *operation, BufferId::kInput);
   if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput);
   std::shared_ptr<Transfer> transfer;
   try {
     const py::gil_scoped_release released;  // a call of the driver may wait for another thread's
-    transfer = gpu->begin(std::move(down), std::move(up), operation->pieces, place.ordered, place.stream);
+    transfer = gpu->begin(std::move(down), std::move(up), operation->pieces, producers);
   } catch (const DriverError& error) {
     gpu_has_failed(error);
   }
@@ -238,7 +251,7 @@ void Handle::stage(Operation* operation, const Views& views) {
   const std::string text = "GPUs cannot read host memory directly here (" + refusal +
                            "), so arrays on a GPU take a slower way, and calls with them may block";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) return;
-  transfer->abandon();
+  transfer->cancel();
   throw py::error_already_set();
 }
 
@@ -258,6 +271,11 @@ void Handle::sweep() {
   // They are let go last: that may run the user's code, which may come back here.
   std::vector<Staged> over(std::make_move_iterator(ended), std::make_move_iterator(staged_.end()));
   staged_.erase(ended, staged_.end());
+  for (Staged& staged : over) {
+    if (!staged.transfer->lost()) continue;
+    (void)staged.in.release();  // nobody knows what the GPU still does with them: they are never let go
+    (void)staged.out.release();
+  }
 }
 
 std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& buffer) {
@@ -300,7 +318,7 @@ void Handle::submit_staged(const std::shared_ptr<Operation>& operation, Submit s
   try {
     submit();
   } catch (...) {
-    if (operation->stage != nullptr) operation->stage->abandon();
+    if (operation->stage != nullptr) static_cast<Transfer&>(*operation->stage).cancel();
     throw;
   }
 }
@@ -322,7 +340,8 @@ bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
 
 void Handle::start(const std::shared_ptr<Operation>& operation, const py::object& kept) {
   submit_staged(operation, [&] { native_->submit(operation); });
-  operation->kept = py::object(kept).release().ptr();
+  // Arrays on a GPU are kept by `staged_`, until the GPU has ended.
+  if (operation->stage == nullptr) operation->kept = py::object(kept).release().ptr();
 }
 
 bool Handle::wait(Operation& operation, Nanoseconds timeout) {

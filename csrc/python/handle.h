@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <vector>
@@ -58,7 +59,11 @@ class Handle {
   static bool done(const Operation& operation);
   void shutdown();
   // Whether Python can still reach it without this object: by an operation that is under way or prepared.
-  bool in_use() const { return prepared_operations > 0 || native_->busy(); }
+  bool in_use() const {
+    return prepared_operations > 0 || native_->busy() ||
+           std::any_of(staged_.begin(), staged_.end(),
+                       [](const Staged& staged) { return !staged.transfer->ended(); });
+  }
   int prepared_operations = 0;  // that live
 
  private:

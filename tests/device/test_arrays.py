@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, List
 
 import numpy as np
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.processes
 
 #: Elements: none, one, around a cache line, and as many as make several pieces of a large operation.
 SIZES = [0, 1, 15, 16, 17, 1009, 300_007, 3_000_001]
+N = 300_000
 TYPES = ["float16", "float32", "float64", "int8", "int32", "uint64"]
 
 
@@ -175,3 +178,67 @@ def dropped() -> None:
 
 def test_an_array_is_let_go_when_the_gpu_has_ended() -> None:
     ranks.run(2, dropped, env=fake_env())
+
+
+def two_streams() -> None:
+    """Input and target are produced on two streams, and both are obeyed."""
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        for _ in range(3):
+            first, second = fake.stream(), fake.stream()
+            x = array_of(fake, np.full((8 * size, 999), rank + 1.0), stream=first)
+            y = array_of(fake, np.zeros((8, 999)), stream=second)
+            x.interface_stream, y.interface_stream = first, second
+            ddl.reducescatter(Interface(x), out=Interface(y), op="sum")
+            assert (y.numpy() == total(size)).all()
+
+
+def test_both_arrays_of_a_call_are_waited_for() -> None:
+    ranks.run(2, two_streams, env=fake_env())
+
+
+def later_producer() -> None:
+    """A work ends although the producer of a later one stands still."""
+    with gpu() as fake:
+        early, late = fake.stream(), fake.stream()
+        address = fake.host(4).address
+        x = array_of(fake, np.ones(N, np.float32), stream=early)
+        fake.wait_value(late, address, 1)  # what comes behind this on `late` waits for the host
+        y = array_of(fake, np.ones(N, np.float32), stream=late)
+        works = [ddl.allreduce_async_(each, op="sum") for each in (x, y)]
+        works[0].wait(20)
+        assert (x.numpy() == ddl.size()).all() and not works[1].done()
+        ctypes.c_uint32.from_address(address).value = 1
+        works[1].wait()
+        assert (y.numpy() == ddl.size()).all()
+
+
+def test_a_work_does_not_wait_for_the_producer_of_a_later_one() -> None:
+    ranks.run(2, later_producer, env=fake_env(queues=0))
+
+
+def shut_down_meanwhile() -> List[str]:
+    """One thread waits for works, another one shuts down: each work ends, well or with an error."""
+    fake = Fake(reset=False)
+    arrays = [array_of(fake, np.ones(N, np.float32)) for _ in range(20)]
+    ends: List[str] = []
+
+    def use() -> None:
+        for x in arrays:
+            try:
+                ddl.allreduce_async_(x, op="sum").wait()
+                ends.append("well")
+            except ddl.Error as error:
+                ends.append(type(error).__name__)
+
+    with ThreadPoolExecutor(1) as pool:
+        used = pool.submit(use)
+        time.sleep(0.02)
+        ddl.shutdown()
+        used.result(60)
+    return ends
+
+
+def test_shutdown_while_a_thread_waits() -> None:
+    for ends in ranks.run(2, shut_down_meanwhile, env=fake_env()):
+        assert len(ends) == 20 and set(ends) <= {"well", "InvalidState", "PeerLost", "Aborted"}, ends
