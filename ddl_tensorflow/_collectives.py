@@ -6,6 +6,7 @@ passes several, which are one operation for the ranks, of the name ``grouped_…
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -26,12 +27,34 @@ from ddl_tensorflow._where import Where
 from ddl_tensorflow.compression import casting
 
 __all__ = [
-    *("allreduced", "as_written", "cast_with", "dense", "gathered", "in_place", "made_by", "scattered"),
+    *("OperationKey", "allreduced", "as_written", "cast_with", "dense", "gathered", "in_place", "made_by", "scattered"),
     *("scattered_by", "slices_allreduced", "with_rows"),
 ]
 
 Array = np.ndarray[Any, Any]
 Tensors = Sequence[tf.Tensor]
+
+
+@dataclass(frozen=True)
+class OperationKey:
+    """How ranks agree on a collective: its name, whose ranks, and whether it is that of one tensor."""
+
+    name: Optional[str]
+    process_set: ProcessSet
+    alone: bool
+
+    def on(self, parts: Sequence[Operation[Any]], verb: str) -> Operation[Any]:
+        """Return the operation of a verb on tensors whose own operations are ``parts``."""
+        return parts[0] if self.alone else grouped(parts, verb)
+
+    def of_gradient(self) -> OperationKey:
+        """Return how they agree on the gradient."""
+        return replace(self, name=gradient_name(self.name))
+
+    def of_part(self, part: str) -> OperationKey:
+        """Return how they agree on a part of the collective that is a collective itself."""
+        return replace(self, name=part_name(self.name, part))
+
 
 #: Else AutoGraph rewrites, in a tf.function, all that a verb calls, also what runs in other threads later.
 as_written = tf.autograph.experimental.do_not_convert
@@ -99,28 +122,17 @@ def with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) ->
     return tensor
 
 
-def allreduced(
-    tensors: Tensors,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    name: Optional[str],
-    process_set: ProcessSet,
-    *,
-    alone: bool,
-) -> List[tf.Tensor]:
+def allreduced(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, key: OperationKey) -> List[tf.Tensor]:
     """All-reduce each of ``tensors``. Their gradients: the same of the results' gradients."""
 
     def operation(_: Where, targets: List[Array]) -> Operation[Any]:
         parts = [_operations.allreduce(target, op, prescale, postscale) for target in targets]
-        return parts[0] if alone else grouped(parts, "allreduce")
+        return key.on(parts, "allreduce")
 
     return _differentiable(
         tensors,
-        lambda inputs: in_place(inputs, process_set, operation, name),
-        lambda upstream, _: allreduced(
-            upstream, op, prescale, postscale, gradient_name(name), process_set, alone=alone
-        ),
+        lambda inputs: in_place(inputs, key.process_set, operation, key.name),
+        lambda upstream, _: allreduced(upstream, op, prescale, postscale, key.of_gradient()),
     )
 
 
@@ -142,7 +154,8 @@ def slices_allreduced(
     def rows(tensor: tf.Tensor, part: str) -> tf.Tensor:
         if gather is not None:
             return gather(dense(tensor, "allreduce"), part_name(name, part), process_set)
-        return gathered([dense(tensor, "allreduce")], part_name(name, part), process_set, alone=True)[0]
+        key = OperationKey(part_name(name, part), process_set, alone=True)
+        return gathered([dense(tensor, "allreduce")], key)[0]
 
     if op not in (Average, ddl.Sum):
         raise NotSupported(f"allreduce: IndexedSlices can be averaged and summed, not {op!r}; make them dense")
@@ -156,21 +169,19 @@ def slices_allreduced(
     )
 
 
-def gathered(tensors: Tensors, name: Optional[str], process_set: ProcessSet, *, alone: bool) -> List[tf.Tensor]:
+def gathered(tensors: Tensors, key: OperationKey) -> List[tf.Tensor]:
     """All-gather each of ``tensors``. Their gradients: averages of all ranks' gradients of this rank's rows."""
 
     def operation(_: Where, arrays: List[Array]) -> Operation[Any]:
-        parts = [_operations.allgather(array) for array in arrays]
-        return parts[0] if alone else grouped(parts, "allgather")
+        return key.on([_operations.allgather(array) for array in arrays], "allgather")
 
     def gradients(upstream: Tensors, which: List[int]) -> List[tf.Tensor]:
-        own = gradient_name(name)
-        means = allreduced(upstream, Average, 1.0, 1.0, own, process_set, alone=alone)
-        rows = [tf.shape(tensors[i])[:1] for i in which]
-        counts = gathered(rows, part_name(own, "rows"), process_set, alone=alone)
-        return [tf.split(mean, count, num=process_set.size())[process_set.rank()] for mean, count in zip(means, counts)]
+        backward, ranks = key.of_gradient(), key.process_set
+        means = allreduced(upstream, Average, 1.0, 1.0, backward)
+        counts = gathered([tf.shape(tensors[i])[:1] for i in which], backward.of_part("rows"))
+        return [tf.split(mean, count, num=ranks.size())[ranks.rank()] for mean, count in zip(means, counts)]
 
-    return _differentiable(tensors, lambda inputs: _rows_made_by(inputs, process_set, operation, name), gradients)
+    return _differentiable(tensors, lambda inputs: _rows_made_by(inputs, operation, key), gradients)
 
 
 def scattered_by(op: OpLike) -> ReduceOp:
@@ -183,37 +194,26 @@ def scattered_by(op: OpLike) -> ReduceOp:
     return kind
 
 
-def scattered(
-    tensors: Tensors,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    name: Optional[str],
-    process_set: ProcessSet,
-    *,
-    alone: bool,
-) -> List[tf.Tensor]:
+def scattered(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, key: OperationKey) -> List[tf.Tensor]:
     """Reduce-scatter each of ``tensors``. Their gradients: all ranks' gradients, times their number for a sum."""
 
     def operation(_: Where, arrays: List[Array]) -> Operation[Any]:
         parts = [_operations.reducescatter(array, op, prescale, postscale) for array in arrays]
-        return parts[0] if alone else grouped(parts, "reducescatter")
+        return key.on(parts, "reducescatter")
 
     def gradients(upstream: Tensors, _: List[int]) -> List[tf.Tensor]:
-        factor = prescale * postscale * (process_set.size() if op == ddl.Sum else 1)
-        return gathered([scaled(tensor, factor) for tensor in upstream], gradient_name(name), process_set, alone=alone)
+        factor = prescale * postscale * (key.process_set.size() if op == ddl.Sum else 1)
+        return gathered([scaled(tensor, factor) for tensor in upstream], key.of_gradient())
 
-    return _differentiable(tensors, lambda inputs: _rows_made_by(inputs, process_set, operation, name), gradients)
+    return _differentiable(tensors, lambda inputs: _rows_made_by(inputs, operation, key), gradients)
 
 
 def _rows_made_by(
-    tensors: Tensors,
-    process_set: ProcessSet,
-    operation: Callable[[Where, List[Array]], Operation[Any]],
-    name: Optional[str],
+    tensors: Tensors, operation: Callable[[Where, List[Array]], Operation[Any]], key: OperationKey
 ) -> List[tf.Tensor]:
     """``made_by``, where each result is like its tensor but for the number of rows."""
-    results = made_by(tensors, [tensor.dtype for tensor in tensors], process_set, operation, name)
+    dtypes = [tensor.dtype for tensor in tensors]
+    results = made_by(tensors, dtypes, key.process_set, operation, key.name)
     return [with_rows(result, tensor) for result, tensor in zip(results, tensors)]
 
 

@@ -17,6 +17,7 @@ from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike
 from ddl_tensorflow._collectives import (
+    OperationKey,
     allreduced,
     as_written,
     cast_with,
@@ -58,7 +59,7 @@ def grouped_allreduce(
     others = [tensor for i, tensor in enumerate(tensors) if i not in sparse]
 
     def run(small: List[tf.Tensor]) -> List[tf.Tensor]:
-        return allreduced(small, kind, prescale_factor, postscale_factor, known, process_set, alone=False)
+        return allreduced(small, kind, prescale_factor, postscale_factor, OperationKey(known, process_set, alone=False))
 
     rest = iter(cast_with(compression, others, "grouped_allreduce", run))
     return [
@@ -79,7 +80,8 @@ def grouped_allgather(
 ) -> List[tf.Tensor]:
     """All-gather each of ``tensors`` along its first dimension, which may differ by rank, and return the results."""
     known = op_name(name, "grouped_allgather", ignore_name_scope)
-    return gathered([dense(tensor, "grouped_allgather") for tensor in tensors], known, process_set, alone=False)
+    key = OperationKey(known, process_set, alone=False)
+    return gathered([dense(tensor, "grouped_allgather") for tensor in tensors], key)
 
 
 @as_written
@@ -100,6 +102,6 @@ def grouped_reducescatter(
     known = op_name(name, "grouped_reducescatter", ignore_name_scope)
 
     def run(small: List[tf.Tensor]) -> List[tf.Tensor]:
-        return scattered(small, kind, prescale_factor, postscale_factor, known, process_set, alone=False)
+        return scattered(small, kind, prescale_factor, postscale_factor, OperationKey(known, process_set, alone=False))
 
     return cast_with(compression, tensors, "grouped_reducescatter", run)

@@ -32,6 +32,7 @@ from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call, never
 from ddl_tensorflow._collectives import (
     Array,
+    OperationKey,
     allreduced,
     as_written,
     cast_with,
@@ -88,7 +89,9 @@ def allreduce(
         return slices_allreduced(tensor, kind, prescale_factor, postscale_factor, known, process_set)
 
     def run(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
-        return allreduced(tensors, kind, prescale_factor, postscale_factor, known, process_set, alone=True)
+        return allreduced(
+            tensors, kind, prescale_factor, postscale_factor, OperationKey(known, process_set, alone=True)
+        )
 
     return cast_with(compression, [tensor], "allreduce", run)[0]
 
@@ -119,7 +122,8 @@ def broadcast(
         (result,) = in_place([x], process_set, sending, known)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            (mean,) = allreduced([upstream], Average, 1.0, 1.0, gradient_name(known), process_set, alone=True)
+            key = OperationKey(gradient_name(known), process_set, alone=True)
+            (mean,) = allreduced([upstream], Average, 1.0, 1.0, key)
             if ddl.rank() == root_rank:
                 return mean
             return tf.where(never(), mean, tf.zeros_like(mean))  # else TensorFlow leaves out what the root waits for
@@ -145,7 +149,7 @@ def allgather(
     The gradient is the average of all ranks' gradients of this rank's rows (as in Horovod).
     """
     known = op_name(name, "allgather", ignore_name_scope)
-    return gathered([dense(tensor, "allgather")], known, process_set, alone=True)[0]
+    return gathered([dense(tensor, "allgather")], OperationKey(known, process_set, alone=True))[0]
 
 
 @as_written
@@ -170,7 +174,7 @@ def reducescatter(
     known = op_name(name, "reducescatter", ignore_name_scope)
 
     def run(tensors: List[tf.Tensor]) -> List[tf.Tensor]:
-        return scattered(tensors, kind, prescale_factor, postscale_factor, known, process_set, alone=True)
+        return scattered(tensors, kind, prescale_factor, postscale_factor, OperationKey(known, process_set, alone=True))
 
     return cast_with(compression, [tensor], "reducescatter", run)[0]
 

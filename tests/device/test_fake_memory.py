@@ -22,7 +22,7 @@ from device.fake_cuda.scenes import in_thread, store
 
 def test_exports_are_the_names_that_ddl_may_call() -> None:
     if (nm := shutil.which("nm")) is None:
-        pytest.skip("needs nm")
+        pytest.skip("there is no nm (package binutils) to read the names that the library exports")
     shown = subprocess.run([nm, "-D", "--defined-only", library()], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in shown.splitlines()}
     assert {name for name in names if name.startswith("cu")} == set(ENTRIES)
