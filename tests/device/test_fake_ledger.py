@@ -14,7 +14,11 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 from device.fake_checks import SEEDS
-from device.fake_cuda import DeviceArray, Fake
+from device.fake_cuda import (
+    DeviceArray,
+    Fake,
+    memory_scenes,  # noqa: F401  it adds to SCENES
+)
 from device.fake_cuda.random_program import RandomProgram
 from device.fake_cuda.scenes import BYTES, SCENES, in_thread
 

@@ -19,7 +19,8 @@ SCENES: Dict[str, Scene] = {}
 BYTES = 64
 
 
-def _scene(function: Scene) -> Scene:
+def scene(function: Scene) -> Scene:
+    """Add the program to ``SCENES``, under its name."""
     SCENES[function.__name__] = function
     return function
 
@@ -51,7 +52,7 @@ def load_word(address: int) -> int:
     return ctypes.c_uint32.from_address(address).value
 
 
-@_scene
+@scene
 def stream_order(fake: Fake, ordered: bool, pace: Pace) -> None:
     device, host, first = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
     fake.copy_up(device, host, BYTES, first)
@@ -60,7 +61,7 @@ def stream_order(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def event_wait(fake: Fake, ordered: bool, pace: Pace) -> None:
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
     first, second = fake.stream(), fake.stream()
@@ -73,7 +74,7 @@ def event_wait(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def record_takes_what_is_there(fake: Fake, ordered: bool, pace: Pace) -> None:
     """The event is recorded behind the copy, or before it."""
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
@@ -90,7 +91,7 @@ def record_takes_what_is_there(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def wait_uses_the_latest_record(fake: Fake, ordered: bool, pace: Pace) -> None:
     """The stream waits behind the second record, or before it."""
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
@@ -108,7 +109,7 @@ def wait_uses_the_latest_record(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def event_query(fake: Fake, ordered: bool, pace: Pace) -> None:
     device, host, stream, event = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream(), fake.event()
     fake.copy_down(host, device, BYTES, stream)
@@ -119,7 +120,7 @@ def event_query(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.access(host, BYTES, writes=False)
 
 
-@_scene
+@scene
 def stream_query(fake: Fake, ordered: bool, pace: Pace) -> None:
     device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
     fake.copy_up(device, host, BYTES, stream)
@@ -129,7 +130,7 @@ def stream_query(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.access(host, BYTES, writes=True)
 
 
-@_scene
+@scene
 def query_of_the_wrong_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     device, host, stream, other = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream(), fake.stream()
     fake.copy_down(host, device, BYTES, stream)
@@ -138,7 +139,7 @@ def query_of_the_wrong_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.access(host, BYTES, writes=False)
 
 
-@_scene
+@scene
 def queueing(fake: Fake, ordered: bool, pace: Pace) -> None:
     """The host writes before it queues the copy, or behind that."""
     device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
@@ -150,7 +151,7 @@ def queueing(fake: Fake, ordered: bool, pace: Pace) -> None:
         fake.access(host, BYTES, writes=True)
 
 
-@_scene
+@scene
 def written_flag(fake: Fake, ordered: bool, pace: Pace) -> None:
     """A lane sees the flag that the stream writes behind a copy; without the edge it has not looked."""
     device, host, flag, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(4).address, fake.stream()
@@ -167,7 +168,7 @@ def written_flag(fake: Fake, ordered: bool, pace: Pace) -> None:
     in_thread(lane)
 
 
-@_scene
+@scene
 def flag_at_least(fake: Fake, ordered: bool, pace: Pace) -> None:
     """A lane that needs the second piece asks for the flag to be 2, or is content with 1."""
     device, host, flag, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(4).address, fake.stream()
@@ -184,7 +185,7 @@ def flag_at_least(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.access(host + 32, 32, writes=False)
 
 
-@_scene
+@scene
 def awaited_flag(fake: Fake, ordered: bool, pace: Pace) -> None:
     """A stream copies what a lane has written and told of by a flag, or copies it without looking."""
     device, host, flag, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(4).address, fake.stream()
@@ -203,7 +204,7 @@ def awaited_flag(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def awaited_value(fake: Fake, ordered: bool, pace: Pace) -> None:
     """A stream that needs the second piece waits for 2, or is content with 1; the lane is early in both cases."""
     device, host, flag, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(4).address, fake.stream()
@@ -220,7 +221,7 @@ def awaited_value(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def token(fake: Fake, ordered: bool, pace: Pace) -> None:
     """What one thread has queried, another one uses."""
     device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
@@ -237,7 +238,7 @@ def token(fake: Fake, ordered: bool, pace: Pace) -> None:
     in_thread(lane)
 
 
-@_scene
+@scene
 def token_of_two_threads(fake: Fake, ordered: bool, pace: Pace) -> None:
     """Who acquires a token knows of all who have released it, also where the token lies in registered memory."""
     host, token = fake.host(BYTES).address, fake.host(4).address
@@ -253,7 +254,7 @@ def token_of_two_threads(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.access(host, BYTES, writes=False)
 
 
-@_scene
+@scene
 def legacy_waits(fake: Fake, ordered: bool, pace: Pace) -> None:
     """The legacy stream waits for a blocking stream, and for no other."""
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
@@ -263,7 +264,7 @@ def legacy_waits(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def legacy_is_waited_for(fake: Fake, ordered: bool, pace: Pace) -> None:
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
     stream = fake.stream(blocking=ordered)
@@ -273,7 +274,7 @@ def legacy_is_waited_for(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def destroyed_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     """What a stream did before it was destroyed stays as ordered as it was."""
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
@@ -285,7 +286,7 @@ def destroyed_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def query_of_the_legacy_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     """It is done when all blocking streams are, and tells of them."""
     device, host = fake.alloc(BYTES), fake.host(BYTES).address
@@ -295,7 +296,7 @@ def query_of_the_legacy_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.access(host, BYTES, writes=True)
 
 
-@_scene
+@scene
 def per_thread_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     """Two threads' streams 2 are two streams, and the legacy stream waits for each."""
     device, source, target = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
@@ -311,7 +312,7 @@ def per_thread_stream(fake: Fake, ordered: bool, pace: Pace) -> None:
     pace()
 
 
-@_scene
+@scene
 def host_function(fake: Fake, ordered: bool, pace: Pace) -> None:
     """A host function is a part of its stream."""
     device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
@@ -320,111 +321,4 @@ def host_function(fake: Fake, ordered: bool, pace: Pace) -> None:
     fake.call_on_host(other, lambda: fake.access(host, BYTES, writes=True, who="function"))
     pace()
     fake.copy_up(device, host, BYTES, stream)
-    pace()
-
-
-@_scene
-def blocking_copy(fake: Fake, ordered: bool, pace: Pace) -> None:
-    """Pageable memory: the caller is blocked, and knows that the copy has ended; another thread does not."""
-    device, host, stream = fake.alloc(BYTES), fake.host(BYTES, register=False).address, fake.stream()
-    fake.copy_down(host, device, BYTES, stream)
-    if ordered:
-        fake.access(host, BYTES, writes=True)
-    else:
-        in_thread(lambda: fake.access(host, BYTES, writes=True))
-
-
-@_scene
-def peek(fake: Fake, ordered: bool, pace: Pace) -> None:
-    device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
-    fake.copy_up(device, host, BYTES, stream)
-    pace()
-    if ordered:
-        fake.finish(stream)
-    fake.peek(device, BYTES)
-
-
-@_scene
-def poke(fake: Fake, ordered: bool, pace: Pace) -> None:
-    device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
-    fake.copy_down(host, device, BYTES, stream)
-    pace()
-    if ordered:
-        fake.finish(stream)
-    fake.poke(device, b"x" * BYTES)
-
-
-@_scene
-def free(fake: Fake, ordered: bool, pace: Pace) -> None:
-    device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
-    fake.copy_down(host, device, BYTES, stream)
-    pace()
-    if ordered:
-        fake.finish(stream)
-    fake.free(device)
-
-
-@_scene
-def waiting_free(fake: Fake, ordered: bool, pace: Pace) -> None:
-    """A free that waits for the device knows of all that it did."""
-    device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
-    fake.option("free_waits", int(ordered))
-    fake.copy_down(host, device, BYTES, stream)
-    pace()
-    fake.check("cuStreamDestroy_v2", stream)
-    fake.free(device)
-
-
-@_scene
-def unregister(fake: Fake, ordered: bool, pace: Pace) -> None:
-    device, host, stream = fake.alloc(BYTES), fake.host(BYTES).address, fake.stream()
-    fake.copy_up(device, host, BYTES, stream)
-    pace()
-    if ordered:
-        fake.finish(stream)
-    fake.unregister(host)
-
-
-@_scene
-def unregister_of_a_flag(fake: Fake, ordered: bool, pace: Pace) -> None:
-    flag, stream = fake.host(4).address, fake.stream()
-    fake.write_value(stream, flag, 1)
-    pace()
-    if ordered:
-        fake.finish(stream)
-    fake.unregister(flag)
-
-
-@_scene
-def two_writers_of_a_flag(fake: Fake, ordered: bool, pace: Pace) -> None:
-    """Flags need no order; a plain access beside them does."""
-    flag, first, second = fake.host(4).address, fake.stream(), fake.stream()
-    fake.write_value(first, flag, 1)
-    fake.write_value(second, flag, 1)
-    fake.wait_value(fake.stream(), flag, 1)
-    pace()
-    if not ordered:
-        fake.access(flag, 4, writes=False)
-
-
-@_scene
-def overlap(fake: Fake, ordered: bool, pace: Pace) -> None:
-    """Two copies to the same memory without order, or beside each other."""
-    device, host = fake.alloc(BYTES), fake.host(BYTES).address
-    fake.copy_down(host, device, 32, fake.stream())
-    pace()
-    fake.copy_down(host + (32 if ordered else 31), device + 32, 32, fake.stream())
-    pace()
-
-
-@_scene
-def two_reads(fake: Fake, ordered: bool, pace: Pace) -> None:
-    """Nothing need order two reads; a read and a write, something must."""
-    device, source, other = fake.alloc(BYTES), fake.host(BYTES).address, fake.host(BYTES).address
-    fake.copy_down(other, device, BYTES, fake.stream())
-    pace()
-    if ordered:
-        fake.copy_down(source, device, BYTES, fake.stream())
-    else:
-        fake.copy_up(device, source, BYTES, fake.stream())
     pace()
