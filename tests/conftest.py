@@ -7,7 +7,9 @@ says so.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import importlib.util
 import os
 import signal
@@ -21,6 +23,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A torch for CUDA brings triton, which crashes if it is loaded after TensorFlow: both have an LLVM of their own.
+# Test modules import both, TensorFlow first. (A torch for CPUs has no triton.)
+with contextlib.suppress(ModuleNotFoundError):
+    importlib.import_module("triton")
 
 # Two cores are shared by several ranks here: a slow example is no failure, pytest-timeout bounds the whole test.
 hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
