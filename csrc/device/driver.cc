@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <map>
 #include <memory>
 #include <type_traits>
 
@@ -14,7 +15,11 @@ namespace ddl {
 namespace {
 
 // Of cuda.h, whose numbers do not change.
-constexpr int kSuccess = 0, kDeinitialized = 4, kStub = 34, kNoDevice = 100, kNotReady = 600;
+constexpr int kSuccess = 0, kOutOfMemory = 2, kDeinitialized = 4, kStub = 34, kUnavailable = 46, kNoDevice = 100;
+constexpr int kUncorrectable = 214, kNotReady = 600;
+constexpr int kFirstSticky = 700, kLastSticky = 719;  // but for these:
+constexpr int kAlreadyRegistered = 712, kNotRegistered = 713;
+constexpr int kFirstOfCaptures = 900, kLastOfCaptures = 909, kUnknown = 999;
 constexpr unsigned kNonBlocking = 1;                         // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;                       // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1;                            // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
@@ -43,7 +48,6 @@ struct DriverTable {
   int (*device_get)(int*, int) = nullptr;
   int (*error_name)(int, const char**) = nullptr;
   int (*context_retain)(ContextHandle*, int) = nullptr;
-  int (*context_release)(int) = nullptr;
   int (*context_push)(ContextHandle) = nullptr;
   int (*context_pop)(ContextHandle*) = nullptr;
   int (*pointer_attributes)(unsigned, int*, void**, DevicePointer) = nullptr;
@@ -59,10 +63,13 @@ struct DriverTable {
   int (*copy_down)(void*, DevicePointer, size_t, StreamHandle) = nullptr;
   int (*copy_up)(DevicePointer, const void*, size_t, StreamHandle) = nullptr;
   int (*host_register)(void*, size_t, unsigned) = nullptr;
+  int (*host_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
+  int (*write_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;  // not in older drivers
   // Only the driver that tests use has these.
   void (*ledger_access)(const void*, size_t, int, const char*) = nullptr;
   void (*ledger_release)(const void*) = nullptr;
   void (*ledger_acquire)(const void*) = nullptr;
+  void (*ledger_acquire_at_least)(const void*, uint32_t) = nullptr;
 };
 
 namespace {
@@ -87,7 +94,6 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
   need("cuDeviceGet", &table->device_get);
   need("cuGetErrorName", &table->error_name);
   need("cuDevicePrimaryCtxRetain", &table->context_retain);
-  need("cuDevicePrimaryCtxRelease_v2", &table->context_release);
   need("cuCtxPushCurrent_v2", &table->context_push);
   need("cuCtxPopCurrent_v2", &table->context_pop);
   need("cuPointerGetAttributes", &table->pointer_attributes);
@@ -103,13 +109,26 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
   need("cuMemcpyDtoHAsync_v2", &table->copy_down);
   need("cuMemcpyHtoDAsync_v2", &table->copy_up);
   need("cuMemHostRegister_v2", &table->host_register);
+  need("cuMemHostGetDevicePointer_v2", &table->host_device_pointer);
+  find("cuStreamWriteValue32_v2", &table->write_word);
   find("ddl_ledger_access", &table->ledger_access);
   find("ddl_ledger_release", &table->ledger_release);
   find("ddl_ledger_acquire", &table->ledger_acquire);
+  find("ddl_ledger_acquire_at_least", &table->ledger_acquire_at_least);
   return table;
 }
 
 }  // namespace
+
+bool DriverError::fatal() const {
+  if (code_ == kAlreadyRegistered || code_ == kNotRegistered) return false;
+  return code_ == kDeinitialized || code_ == kUnavailable || code_ == kUncorrectable || code_ == kUnknown ||
+         (code_ >= kFirstSticky && code_ <= kLastSticky);
+}
+
+bool DriverError::passing() const {
+  return code_ == kOutOfMemory || (code_ >= kFirstOfCaptures && code_ <= kLastOfCaptures);
+}
 
 void Driver::configure(const std::string& library) {
   const Lock lock(loading);
@@ -150,7 +169,7 @@ std::string Driver::text(int code, const char* call) const {
 }
 
 void Driver::check(int code, const char* call) const {
-  if (code != kSuccess) throw DriverError(text(code, call));
+  if (code != kSuccess) throw DriverError(text(code, call), code);
 }
 
 // At the end of the process the driver may be gone, with all that is to be given back.
@@ -167,18 +186,17 @@ int Driver::device_of(DevicePointer pointer) const {
   return ordinal;
 }
 
-ContextHandle Driver::retain_context(int device) const {
+ContextHandle Driver::context_of(int device) const {
+  static Mutex keeping;
+  static auto* const kept = new std::map<int, ContextHandle>;
+  const Lock lock(keeping);
+  const auto known = kept->find(device);
+  if (known != kept->end()) return known->second;
   int handle = 0;
   check(table_->device_get(&handle, device), "cuDeviceGet");
   ContextHandle context = nullptr;
   check(table_->context_retain(&context, handle), "cuDevicePrimaryCtxRetain");
-  return context;
-}
-
-void Driver::release_context(int device) const {
-  int handle = 0;
-  check(table_->device_get(&handle, device), "cuDeviceGet");
-  check_end(table_->context_release(handle), "cuDevicePrimaryCtxRelease_v2");
+  return (*kept)[device] = context;
 }
 
 Driver::Current::Current(const Driver& driver, ContextHandle context) : driver_(driver) {
@@ -244,12 +262,24 @@ void Driver::copy_up(DevicePointer device, const void* host, size_t bytes, Strea
   check(table_->copy_up(device, host, bytes, stream), "cuMemcpyHtoDAsync_v2");
 }
 
-std::string Driver::register_memory(void* host, size_t bytes) const {
+void Driver::register_memory(void* host, size_t bytes) const {
   int mode = kCaptureRelaxed;  // else it would spoil a capture of this very thread
   check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
   const int code = table_->host_register(host, bytes, kPortable | kDeviceMap);
   check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");  // as it was
-  return code == kSuccess ? "" : text(code, "cuMemHostRegister_v2");
+  check(code, "cuMemHostRegister_v2");
+}
+
+DevicePointer Driver::address_of(void* host) const {
+  DevicePointer address = 0;
+  check(table_->host_device_pointer(&address, host, 0), "cuMemHostGetDevicePointer_v2");
+  return address;
+}
+
+bool Driver::has_words() const { return table_->write_word != nullptr; }
+
+void Driver::write_word(StreamHandle stream, DevicePointer address, uint32_t value) const {
+  check(table_->write_word(stream, address, value, 0), "cuStreamWriteValue32_v2");
 }
 
 void Driver::note_access(const void* host, size_t bytes, bool writes, const char* by) const {
@@ -262,6 +292,10 @@ void Driver::note_release(const void* token) const {
 
 void Driver::note_acquire(const void* token) const {
   if (table_->ledger_acquire != nullptr) table_->ledger_acquire(token);
+}
+
+void Driver::note_acquire_at_least(const void* word, uint32_t value) const {
+  if (table_->ledger_acquire_at_least != nullptr) table_->ledger_acquire_at_least(word, value);
 }
 
 }  // namespace ddl

@@ -15,7 +15,16 @@ namespace ddl {
 
 class DriverError : public Error {
  public:
-  explicit DriverError(const std::string& what) : Error(ErrorKind::kResourceError, what) {}
+  // `code`: the driver's number of the error; 0: it is not the driver's.
+  DriverError(const std::string& what, int code) : Error(ErrorKind::kResourceError, what), code_(code) {}
+  // Whether the GPU has failed, so that only a new process can use it again. Otherwise this call alone was refused.
+  bool fatal() const;
+  // Whether the same call may work later: memory was short, or a graph was being captured.
+  bool passing() const;
+  int code() const { return code_; }
+
+ private:
+  int code_;
 };
 
 using DevicePointer = uint64_t;
@@ -38,9 +47,8 @@ class Driver {
 
   // The number of the GPU whose memory this is.
   int device_of(DevicePointer pointer) const;
-  // The context that torch, CuPy and JAX use, too. Each is given back once.
-  ContextHandle retain_context(int device) const;
-  void release_context(int device) const;
+  // The context that torch, CuPy and JAX use, too. It is kept until the process ends.
+  ContextHandle context_of(int device) const;
 
   // Makes a context the thread's own for as long as it lives; then the thread has the one that it had before.
   class Current {
@@ -74,14 +82,23 @@ class Driver {
   void copy_down(void* host, DevicePointer device, size_t bytes, StreamHandle stream) const;
   void copy_up(DevicePointer device, const void* host, size_t bytes, StreamHandle stream) const;
 
-  // Lets the GPUs read and write whole pages of host memory directly. Returns "" or why that is refused.
-  std::string register_memory(void* host, size_t bytes) const;
+  // Lets the GPUs read and write whole pages of host memory directly.
+  void register_memory(void* host, size_t bytes) const;
+  // The address by which GPUs know a place in registered memory.
+  DevicePointer address_of(void* host) const;
+
+  // Whether streams can write words of registered memory; an older driver cannot.
+  bool has_words() const;
+  // Queued on the stream: who sees the value at the address sees all that the stream has done before.
+  void write_word(StreamHandle stream, DevicePointer address, uint32_t value) const;
 
   // Hooks of the driver that tests use; nothing otherwise. A thread reads or writes memory that GPUs use, too; it
-  // tells other threads of all that it has done; it knows of all that another thread has told.
+  // tells other threads of all that it has done; it knows of all that another thread has told, or that came before a
+  // word was `value` or more.
   void note_access(const void* host, size_t bytes, bool writes, const char* by) const;
   void note_release(const void* token) const;
   void note_acquire(const void* token) const;
+  void note_acquire_at_least(const void* word, uint32_t value) const;
 
  private:
   explicit Driver(const std::string& library);

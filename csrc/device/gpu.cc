@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
-#include "device/slabs.h"
+#include "device/words.h"
 
 namespace ddl {
 
@@ -33,10 +33,11 @@ std::shared_ptr<Gpu> Gpu::of(int device) {
   return gpu;
 }
 
-Gpu::Gpu(int device) : device_(device), driver_(Driver::get()), context_(driver_.retain_context(device)) {
+Gpu::Gpu(int device) : device_(device), driver_(Driver::get()), context_(driver_.context_of(device)) {
   const Driver::Current current(driver_, context_);
   down_ = driver_.make_stream();
   up_ = driver_.make_stream();
+  writes_words_ = can_write_words();
   thread_ = std::thread([this] { thread_main(); });
 }
 
@@ -45,16 +46,30 @@ Gpu::~Gpu() {
   kick();
   thread_.join();
   try {
-    {
-      const Driver::Current current(driver_, context_);
-      const Lock lock(mutex_);
-      for (EventHandle event : events_) driver_.destroy_event(event);
-      for (StreamHandle stream : {down_, up_}) driver_.destroy_stream(stream);
+    const Driver::Current current(driver_, context_);
+    const Lock lock(mutex_);
+    for (EventHandle event : events_) driver_.destroy_event(event);
+    for (const auto& gates : {gates_, captured_gates_}) {
+      for (StreamHandle gate : gates) driver_.destroy_stream(gate);
     }
-    driver_.release_context(device_);
+    for (StreamHandle stream : {down_, up_}) driver_.destroy_stream(stream);
   } catch (const Error&) {
     // The GPU has failed. Whoever used it has been told, and the driver takes all of this back with the process.
   }
+}
+
+bool Gpu::can_write_words() {
+  Words& words = Words::process();
+  const Words::Word word = words.take(driver_);
+  bool can = word.address != 0;
+  try {
+    if (can) driver_.write_word(down_, word.address, word.base + 1);
+  } catch (const DriverError& error) {
+    if (error.fatal()) throw;
+    can = false;  // an older driver, where an administrator must allow it
+  }
+  words.give_back(word, 1);
+  return can;
 }
 
 void Gpu::check() const {
@@ -62,39 +77,75 @@ void Gpu::check() const {
     const Driver::Current current(driver_, context_);
     (void)driver_.capturing(down_);
   } catch (const DriverError& error) {
-    throw DriverError(failure(error));
+    throw failure(error);
   }
 }
 
-std::shared_ptr<Transfer> Gpu::begin(StagedArray in, StagedArray out, uint64_t pieces,
-                                     const std::vector<StreamHandle>& producers) {
+DriverError Gpu::failure(const DriverError& error) const {
+  const std::string gpu = "GPU " + std::to_string(device_);
+  if (!error.fatal()) return {gpu + ": " + error.what(), error.code()};
+  return {gpu + " has failed: " + error.what() + "; only a new process can use it again", error.code()};
+}
+
+Gpu::Gate::Gate(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
+  {
+    const Lock lock(gpu_->mutex_);
+    if (!gpu_->gates_.empty()) {
+      stream_ = gpu_->gates_.back();
+      gpu_->gates_.pop_back();
+      return;
+    }
+  }
+  stream_ = gpu_->driver_.make_stream();
+}
+
+Gpu::Gate::~Gate() {
+  const Lock lock(gpu_->mutex_);
+  (passed_ ? gpu_->gates_ : gpu_->captured_gates_).push_back(stream_);
+}
+
+std::shared_ptr<Transfer> Gpu::prepare(StagedArray in, StagedArray out, uint64_t pieces) {
   try {
-    return queue(std::move(in), std::move(out), pieces, producers);
+    const Driver::Current current(driver_, context_);
+    auto transfer = std::make_shared<Transfer>(this, std::move(in), std::move(out), pieces);
+    transfer->take_staging();
+    return transfer;
   } catch (const DriverError& error) {
-    throw DriverError(failure(error));
+    throw failure(error);
   }
 }
 
-std::shared_ptr<Transfer> Gpu::queue(StagedArray in, StagedArray out, uint64_t pieces,
-                                     const std::vector<StreamHandle>& producers) {
+void Gpu::begin(const std::shared_ptr<Transfer>& transfer, const std::vector<StreamHandle>& producers) {
+  const auto hand_over = [&] {
+    driver_.note_release(&begun_);
+    {
+      const Lock lock(mutex_);
+      begun_.push_back(transfer);
+    }
+    kick();
+  };
+  try {
+    queue(transfer.get(), producers);
+  } catch (const DriverError& error) {
+    transfer->cancel();
+    hand_over();
+    throw failure(error);
+  } catch (...) {
+    transfer->cancel();
+    hand_over();
+    throw;
+  }
+  hand_over();
+}
+
+void Gpu::queue(Transfer* transfer, const std::vector<StreamHandle>& producers) {
   const Driver::Current current(driver_, context_);
-  const bool captured = std::any_of(producers.begin(), producers.end(),
-                                    [this](StreamHandle producer) { return driver_.capturing(producer); });
-  if (captured || driver_.capturing(down_)) {
+  if (std::any_of(producers.begin(), producers.end(),
+                  [this](StreamHandle producer) { return driver_.capturing(producer); })) {
     throw Error(ErrorKind::kInvalidState,
                 "a CUDA graph is being captured on the array's stream, and a collective cannot be a part of a graph; "
                 "call it outside of the capture");
   }
-  Slabs& slabs = Slabs::process();
-  const bool same = in.device == out.device && in.bytes == out.bytes;
-  if (in.bytes > 0) in.host = slabs.allocate(driver_, in.bytes);
-  try {
-    if (out.bytes > 0) out.host = same ? in.host : slabs.allocate(driver_, out.bytes);
-  } catch (const Error&) {
-    if (in.host != nullptr) slabs.free(driver_, in.host);
-    throw;
-  }
-  auto transfer = std::make_shared<Transfer>(this, std::move(in), std::move(out), pieces);
   // Copies up need not wait for the producers: a piece leaves only after its arrival was seen, which comes behind
   // them on `down_`, also for an array that is written only.
   const EventHandle ready = take_event();
@@ -104,17 +155,6 @@ std::shared_ptr<Transfer> Gpu::queue(StagedArray in, StagedArray out, uint64_t p
   }
   give_back(ready);
   transfer->queue_down();
-  driver_.note_release(&begun_);
-  {
-    const Lock lock(mutex_);
-    begun_.push_back(transfer);
-  }
-  kick();
-  return transfer;
-}
-
-std::string Gpu::failure(const Error& error) const {
-  return "GPU " + std::to_string(device_) + " has failed: " + error.what() + "; only a new process can use it again";
 }
 
 void Gpu::kick() {
@@ -151,7 +191,7 @@ void Gpu::thread_main() {
     driver_.leave_captures_alone();
     const Driver::Current current(driver_, context_);
     run(&transfers);
-  } catch (const Error& error) {
+  } catch (const DriverError& error) {
     // The context itself cannot be used. Every transfer, also those to come, ends with this.
     while (!stop_.load(std::memory_order_seq_cst)) {
       const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);

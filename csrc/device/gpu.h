@@ -1,8 +1,9 @@
 // One GPU of this process: two streams, one down and one up, and a thread that looks after the transfers under way.
 //
 // A communicator that has used arrays of that GPU holds it until it is shut down. Its thread makes all calls of the
-// driver that do not belong to a submission, so that no lane ever waits for a lock of the driver. While a transfer
-// waits for the GPU, the thread looks every 20 to 100 microseconds; otherwise it sleeps.
+// driver that do not belong to a submission, so that no lane ever waits for a lock of the driver. That data has
+// arrived, a word in memory says, which the stream itself writes: so a lane does not wait for the thread either.
+// While a transfer waits for the GPU, the thread looks every 20 to 100 microseconds; otherwise it sleeps.
 #pragma once
 
 #include <atomic>
@@ -28,17 +29,34 @@ class Gpu {
   int device() const { return device_; }
   // Throws DriverError, which names the GPU, if it has failed.
   void check() const;
-  std::string failure(const Error& error) const;
-  // A producer that makes this stream wait for its own (as DLPack does) is obeyed by all copies of later transfers.
-  StreamHandle down() const { return down_; }
+  // The same error with the number of the GPU, and what it means.
+  DriverError failure(const DriverError& error) const;
   ContextHandle context() const { return context_; }
 
-  // Takes staging for the arrays and queues the copies down, behind what `producers` have now and what `down` waits
-  // for. Copies up come later. If both arrays are the same memory, so are their copies. Throws kInvalidState, before
-  // anything is queued, if a graph is being captured on one of these streams, and DriverError, which names the GPU,
-  // if it fails.
-  std::shared_ptr<Transfer> begin(StagedArray in, StagedArray out, uint64_t pieces,
-                                  const std::vector<StreamHandle>& producers);
+  // A stream that an array's owner may make wait for its own streams, as DLPack does; it is taken for one call.
+  class Gate {
+   public:
+    explicit Gate(std::shared_ptr<Gpu> gpu);
+    ~Gate();
+    Gate(const Gate&) = delete;
+    Gate& operator=(const Gate&) = delete;
+    StreamHandle stream() const { return stream_; }
+    // It is not part of a capture, and may be taken again. Otherwise it is thrown away: a stream that waits for one
+    // that is captured belongs to that capture.
+    void pass() { passed_ = true; }
+
+   private:
+    const std::shared_ptr<Gpu> gpu_;
+    StreamHandle stream_ = nullptr;
+    bool passed_ = false;
+  };
+
+  // Takes staging for the arrays; nothing is queued yet. If both arrays are the same memory, so are their copies.
+  std::shared_ptr<Transfer> prepare(StagedArray in, StagedArray out, uint64_t pieces);
+  // Queues the copies down, behind what `producers` have now. Copies up come later. Throws kInvalidState, before
+  // anything is queued, if a graph is being captured on one of these streams, and DriverError, which names the GPU.
+  // Then the transfer is cancelled, and ends when the GPU has done what was queued.
+  void begin(const std::shared_ptr<Transfer>& transfer, const std::vector<StreamHandle>& producers);
 
  private:
   friend class Transfer;
@@ -46,8 +64,9 @@ class Gpu {
 
   void thread_main();
   void run(std::vector<std::shared_ptr<Transfer>>* transfers);
-  std::shared_ptr<Transfer> queue(StagedArray in, StagedArray out, uint64_t pieces,
-                                  const std::vector<StreamHandle>& producers);
+  void queue(Transfer* transfer, const std::vector<StreamHandle>& producers);
+  // Whether streams of this GPU write the words by which transfers say that data has arrived.
+  bool can_write_words();
   void take_begun(std::vector<std::shared_ptr<Transfer>>* transfers);
   void kick();
   EventHandle take_event();
@@ -57,8 +76,11 @@ class Gpu {
   const Driver& driver_;
   const ContextHandle context_;
   StreamHandle down_ = nullptr, up_ = nullptr;
+  bool writes_words_ = false;
 
   Mutex mutex_;
+  std::vector<StreamHandle> gates_ DDL_GUARDED_BY(mutex_);               // to be used again
+  std::vector<StreamHandle> captured_gates_ DDL_GUARDED_BY(mutex_);      // perhaps part of a capture
   std::vector<EventHandle> events_ DDL_GUARDED_BY(mutex_);               // to be used again
   std::vector<std::shared_ptr<Transfer>> begun_ DDL_GUARDED_BY(mutex_);  // the thread does not have them yet
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "memory/arena.h"
@@ -23,30 +24,45 @@ Slabs& Slabs::process() {
   return *slabs;
 }
 
-char* Slabs::allocate(const Driver& driver, size_t bytes) {
+Slabs::Part Slabs::allocate(const Driver& driver, size_t bytes) {
   const size_t need = round_up(std::max(bytes, size_t{1}), kUnit);
-  const Lock lock(mutex_);
-  driver.note_acquire(this);
-  for (Slab& slab : slabs_) {
-    const std::optional<size_t> start = slab.parts.take(need, kUnit);
-    if (start) return slab.base + *start;
+  {
+    const Lock lock(mutex_);
+    driver.note_acquire(this);
+    for (Slab& slab : slabs_) {
+      const std::optional<size_t> start = slab.parts.take(need, kUnit);
+      if (start) return {slab.base + *start, slab.registered};
+    }
   }
+  Slab slab = make(driver, need);  // it takes long, and others need the lock meanwhile
+  char* const memory = slab.base + slab.parts.take(need, kUnit).value();
+  const Lock lock(mutex_);
+  slabs_.push_back(std::move(slab));
+  return {memory, slabs_.back().registered};
+}
+
+Slabs::Slab Slabs::make(const Driver& driver, size_t need) {
   // Slabs double, so that arrays that grow do not each need a slab of their own. In a small arena (DDL_SHM_SIZE) a
   // slab is as small as it must be.
   size_t size = kSlab;
   while (size < need) size *= 2;
   if (Arena::process().size() / kShare < size) size = need;
-  auto* const base = static_cast<char*>(Arena::process().allocate(size, kUnit));
-  for (size_t at = 0; at < size; at += kPage) base[at] = 0;  // the pages are there before they are registered
-  if (!refused_) {
-    const std::string why = driver.register_memory(base, size);
-    if (!why.empty()) {
-      refused_ = true;
-      refusal_ = why;
-    }
+  Slab slab{static_cast<char*>(Arena::process().allocate(size, kUnit)), false, FreeList(size)};
+  for (size_t at = 0; at < size; at += kPage) slab.base[at] = 0;  // the pages are there before they are registered
+  {
+    const Lock lock(mutex_);
+    if (refused_) return slab;
   }
-  slabs_.push_back({base, FreeList(size)});
-  return base + slabs_.back().parts.take(need, kUnit).value();
+  try {
+    driver.register_memory(slab.base, size);
+    slab.registered = true;
+  } catch (const DriverError& error) {
+    if (error.fatal()) throw;
+    const Lock lock(mutex_);
+    refused_ = !error.passing();
+    if (refusal_.empty()) refusal_ = error.what();
+  }
+  return slab;
 }
 
 void Slabs::free(const Driver& driver, const char* memory) {
@@ -60,9 +76,9 @@ void Slabs::free(const Driver& driver, const char* memory) {
 
 std::string Slabs::take_refusal() {
   const Lock lock(mutex_);
-  std::string why;
-  std::swap(why, refusal_);
-  return why;
+  if (told_ || refusal_.empty()) return "";
+  told_ = true;
+  return refusal_;
 }
 
 }  // namespace ddl

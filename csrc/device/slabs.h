@@ -23,24 +23,30 @@ class Slabs {
   Slabs(const Slabs&) = delete;
   Slabs& operator=(const Slabs&) = delete;
 
-  // Needs a current context. If the driver refuses to register memory, it is not registered: right, but slow.
-  // Throws kResourceError if the arena is full.
-  char* allocate(const Driver& driver, size_t bytes);
+  struct Part {
+    char* memory;
+    bool registered;  // false if the driver refuses that: right, but slow
+  };
+  // Needs a current context. Throws kResourceError if the arena is full.
+  Part allocate(const Driver& driver, size_t bytes);
   void free(const Driver& driver, const char* memory);
-  // Why memory could not be registered, the first time that this is asked afterwards; "": it could be.
+  // Why memory could not be registered, once in the process; "": it could be, or that was told.
   std::string take_refusal();
 
  private:
   struct Slab {
     char* base;
+    bool registered;
     FreeList parts;
   };
   Slabs() = default;
+  Slab make(const Driver& driver, size_t need);
 
   Mutex mutex_;
   std::vector<Slab> slabs_ DDL_GUARDED_BY(mutex_);
   std::string refusal_ DDL_GUARDED_BY(mutex_);
-  bool refused_ DDL_GUARDED_BY(mutex_) = false;
+  bool refused_ DDL_GUARDED_BY(mutex_) = false;  // it would be, the next time
+  bool told_ DDL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ddl

@@ -23,28 +23,47 @@ Transfer::~Transfer() = default;
 
 // --- the submitting thread ---
 
+void Transfer::take_staging() {
+  Slabs& slabs = Slabs::process();
+  const bool same = in_.device == out_.device && in_.bytes == out_.bytes;
+  try {
+    arrived_ = Words::process().take(driver_);
+    end_down_ = gpu_->take_event();
+    end_up_ = gpu_->take_event();
+    if (in_.bytes > 0) in_.host = slabs.allocate(driver_, in_.bytes).memory;
+    if (out_.bytes > 0) out_.host = same ? in_.host : slabs.allocate(driver_, out_.bytes).memory;
+  } catch (...) {
+    give_staging_back();
+    throw;
+  }
+}
+
 void Transfer::queue_down() {
-  end_down_ = gpu_->take_event();
-  end_up_ = gpu_->take_event();
+  const bool by_words = gpu_->writes_words_ && arrived_.address != 0;
   for (uint64_t piece = 0; piece < pieces_; ++piece) {
     if (in_.host != nullptr) {
       for (const Range& range : in_.pieces[piece]) {
         driver_.copy_down(in_.host + range.offset, in_.device + range.offset, range.bytes, gpu_->down_);
       }
     }
-    arrivals_.push_back(gpu_->take_event());
-    driver_.record(arrivals_.back(), gpu_->down_);
+    if (by_words) {
+      driver_.write_word(gpu_->down_, arrived_.address, arrived_.base + static_cast<uint32_t>(piece) + 1);
+    } else {
+      arrivals_.push_back(gpu_->take_event());
+      driver_.record(arrivals_.back(), gpu_->down_);
+    }
   }
+  driver_.record(end_down_, gpu_->down_);
+  downs_recorded_ = true;
 }
 
 // --- the lane ---
 
 bool Transfer::arrived(uint64_t piece) {
   if (failed_.load(std::memory_order_acquire)) return true;
-  const uint64_t arrived = arrived_.load(std::memory_order_acquire);
-  if (arrived <= piece) return false;
-  if (noted_ < arrived) driver_.note_acquire(this);
-  for (; noted_ < arrived; ++noted_) {
+  if (!arrived_.reached(static_cast<uint32_t>(piece) + 1)) return false;
+  for (; noted_ <= piece; ++noted_) {
+    driver_.note_acquire_at_least(arrived_.value, arrived_.base + static_cast<uint32_t>(noted_) + 1);
     for (const StagedArray* array : {&in_, &out_}) {
       if (array->host == nullptr) continue;
       for (const Range& range : array->pieces[noted_]) {
@@ -77,7 +96,7 @@ void Transfer::cancel() {
 
 void Transfer::finish() {
   driver_.note_acquire(&end_);
-  end_.check();
+  check();
 }
 
 // --- the GPU's thread ---
@@ -90,7 +109,7 @@ bool Transfer::progress(bool* waits) {
     bool moved = ask_arrivals(waits);
     if (!ending_) moved |= queue_up();
     return ask_end(abandoned, waits) || moved;
-  } catch (const Error& error) {
+  } catch (const DriverError& error) {
     fail(error);
     return true;
   }
@@ -98,13 +117,21 @@ bool Transfer::progress(bool* waits) {
 
 // Copies down end in their order.
 bool Transfer::ask_arrivals(bool* waits) {
+  if (downs_ended_) return false;
+  if (!downs_recorded_) {  // a call was refused in the middle
+    driver_.record(end_down_, gpu_->down_);
+    downs_recorded_ = true;
+  }
   const uint64_t before = asked_;
-  while (asked_ < pieces_ && driver_.ended(arrivals_[asked_])) gpu_->give_back(arrivals_[asked_++]);
-  *waits |= asked_ < pieces_;
-  if (asked_ == before) return false;
-  driver_.note_release(this);
-  arrived_.store(asked_, std::memory_order_release);
-  return true;
+  while (asked_ < arrivals_.size() && driver_.ended(arrivals_[asked_])) ++asked_;
+  if (asked_ != before) {
+    driver_.note_release(arrived_.value);
+    arrived_.value->store(arrived_.base + static_cast<uint32_t>(asked_), std::memory_order_release);
+  }
+  // Also the sign by which a GPU that has failed is noticed: it writes no more words.
+  downs_ended_ = asked_ == arrivals_.size() && driver_.ended(end_down_);
+  *waits |= !downs_ended_;
+  return asked_ != before;
 }
 
 bool Transfer::queue_up() {
@@ -126,33 +153,37 @@ bool Transfer::queue_up() {
 bool Transfer::ask_end(bool abandoned, bool* waits) {
   if (!ending_) {
     if (returned_ < pieces_ && !abandoned) return false;
-    // Copies down of an operation that failed may still be under way; otherwise all of them were seen to end.
-    downs_ended_ = asked_ == pieces_;
-    if (!downs_ended_) driver_.record(end_down_, gpu_->down_);
     driver_.record(end_up_, gpu_->up_);
     ending_ = true;
   }
-  if ((!downs_ended_ && !driver_.ended(end_down_)) || !driver_.ended(end_up_)) {
+  // Copies down of an operation that failed may still be under way.
+  if (!downs_ended_ || !driver_.ended(end_up_)) {
     *waits = true;
     return false;
   }
-  for (EventHandle event : {end_down_, end_up_}) gpu_->give_back(event);
-  for (; asked_ < pieces_; ++asked_) gpu_->give_back(arrivals_[asked_]);
   // After a failure other ranks may still write to the staging, as to any array of the operation: it is not used
   // again.
-  if (!abandoned || cancelled_.load(std::memory_order_relaxed)) {
-    Slabs& slabs = Slabs::process();
-    if (in_.host != nullptr) slabs.free(driver_, in_.host);
-    if (out_.host != nullptr && out_.host != in_.host) slabs.free(driver_, out_.host);
-  }
+  if (abandoned && !cancelled_.load(std::memory_order_relaxed)) in_.host = out_.host = nullptr;
+  give_staging_back();
   driver_.note_release(&end_);
   end_.complete();
   return true;
 }
 
-// The GPU has failed, for good: what it does with its memory and with the staging nobody knows.
-void Transfer::fail(const Error& error) {
-  error_ = Error(error.kind(), gpu_->failure(error));
+void Transfer::give_staging_back() {
+  for (EventHandle event : {end_down_, end_up_}) {
+    if (event != nullptr) gpu_->give_back(event);
+  }
+  for (EventHandle event : arrivals_) gpu_->give_back(event);
+  if (arrived_.value != nullptr) Words::process().give_back(arrived_, static_cast<uint32_t>(pieces_));
+  Slabs& slabs = Slabs::process();
+  if (in_.host != nullptr) slabs.free(driver_, in_.host);
+  if (out_.host != nullptr && out_.host != in_.host) slabs.free(driver_, out_.host);
+}
+
+// What the GPU does with the array and with the staging nobody knows from now on: neither is used again.
+void Transfer::fail(const DriverError& error) {
+  error_ = gpu_->failure(error);
   failed_.store(true, std::memory_order_release);
   end_.complete(*error_);
 }

@@ -1,9 +1,12 @@
 // One operation's way between a GPU and the arena: its pieces come down, and their results go up.
 //
-// The submitting thread queues all copies down and an event behind each piece (Gpu::begin). From then on the GPU's
-// thread alone calls the driver: it asks which events have ended, and queues the copies up of pieces that have left.
-// The lane asks `arrived` and says `left`; both are loads and stores of words. When the last copy up has ended, the
-// staging is free again, and `ended` is true: only then may the arrays be given back to their owner.
+// The submitting thread queues all copies down, and behind each piece a write of a word that says how many pieces are
+// there (Gpu::begin). From then on the GPU's thread alone calls the driver: it queues the copies up of pieces that
+// have left, and asks whether the GPU has ended. The lane asks `arrived` and says `left`; both are loads and stores
+// of words. When the last copy up has ended, the staging is free again, and `ended` is true: only then may the arrays
+// be given back to their owner.
+//
+// A driver that cannot write words has an event behind each piece instead, and the GPU's thread writes the word.
 #pragma once
 
 #include <atomic>
@@ -14,6 +17,7 @@
 
 #include "base/error.h"
 #include "device/driver.h"
+#include "device/words.h"
 #include "engine/stage.h"
 #include "engine/work.h"
 
@@ -25,7 +29,7 @@ class Gpu;
 struct StagedArray {
   DevicePointer device = 0;
   uint64_t bytes = 0;    // 0: the operation has no such array on the GPU
-  char* host = nullptr;  // the copy; set by Gpu::begin
+  char* host = nullptr;  // the copy; set by Gpu::prepare
   std::vector<Ranges> pieces;
 };
 
@@ -42,15 +46,15 @@ class Transfer final : public Stage {
   void left(uint64_t piece) override;
   void abandon() override;
 
-  // The operation will not be submitted after all.
+  // The operation will not be submitted after all. Before it was begun, or afterwards.
   void cancel();
   // Whether the GPU does not use the arrays and the staging any more.
   bool ended() const { return end_.done(); }
   // Sleeps until then, or for `timeout`; may return earlier.
   void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
-  // Whether the GPU has failed: then nobody knows when it uses the arrays last.
+  // Whether the driver has refused a call in the middle: then nobody knows when the GPU uses the arrays last.
   bool lost() const { return failed_.load(std::memory_order_acquire); }
-  // Call when it has ended: from now on this thread sees the results. Throws if the GPU has failed.
+  // Call when it has ended: from now on this thread sees the results. Throws DriverError if it is lost.
   void finish();
   // The copies of the arrays; null: there is none.
   char* in_host() const { return in_.host; }
@@ -59,31 +63,34 @@ class Transfer final : public Stage {
  private:
   friend class Gpu;
   // By the submitting thread.
+  void take_staging();
   void queue_down();
   // By the GPU's thread. `progress` returns whether anything moved; `waits`: whether it waits for the GPU.
   bool progress(bool* waits);
   bool ask_arrivals(bool* waits);
   bool queue_up();
   bool ask_end(bool abandoned, bool* waits);
-  void fail(const Error& error);
+  void fail(const DriverError& error);
+  void give_staging_back();
 
   Gpu* const gpu_;  // as long as the operation is under way
   const Driver& driver_;
-  const StagedArray in_, out_;
+  StagedArray in_, out_;
   const uint64_t pieces_;
-  std::vector<EventHandle> arrivals_;                  // a piece's data is down; given back when it has ended
-  EventHandle end_down_ = nullptr, end_up_ = nullptr;  // taken at the beginning, so that the end needs nothing
-  bool ending_ = false, downs_ended_ = false;
-  uint64_t asked_ = 0;     // arrivals that have ended
+  Words::Word arrived_;                // how many pieces are down
+  std::vector<EventHandle> arrivals_;  // where no stream can write words: a piece is down
+  EventHandle end_down_ = nullptr;     // all that was queued down has ended
+  EventHandle end_up_ = nullptr;
+  bool downs_recorded_ = false, downs_ended_ = false, ending_ = false;
+  uint64_t asked_ = 0;     // of `arrivals_`, those that have ended
   uint64_t returned_ = 0;  // pieces whose copies up are queued
   std::vector<bool> queued_;
 
-  std::atomic<uint64_t> arrived_{0};           // released by the GPU's thread when the data is there
-  uint64_t noted_ = 0;                         // of those, the ones that the lane has seen
+  uint64_t noted_ = 0;                         // pieces that the lane has seen
   std::unique_ptr<std::atomic<bool>[]> left_;  // by piece; released by the lane
   std::atomic<bool> abandoned_{false}, cancelled_{false};
   std::atomic<bool> failed_{false};  // released when error_ is there
-  std::optional<Error> error_;
+  std::optional<DriverError> error_;
   Work end_;
 };
 

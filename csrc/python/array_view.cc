@@ -99,15 +99,19 @@ ArrayView view_of_numpy(const py::array& array, const char* what, bool target) {
   return view;
 }
 
-// The stream that the owner of an array on `gpu` shall make wait for it; null: an array in memory of the host.
-py::object dlpack_capsule(const py::object& object, const char* what, const Gpu* gpu) {
+// `place`: where the array is, if that is a GPU. Then it gets the stream that the array's owner has made wait for it.
+py::object dlpack_capsule(const py::object& object, const char* what, OnGpu* place) {
+  const Gpu* const gpu = place->gpu.get();
   try {
     const py::object give = object.attr("__dlpack__");
     if (gpu == nullptr) return give();
     const Driver::Current current(Driver::get(), gpu->context());  // torch gives out arrays of its current GPU only
-    return give(py::arg("stream") = reinterpret_cast<uintptr_t>(gpu->down()));
+    place->gate = std::make_shared<Gpu::Gate>(place->gpu);
+    place->ordered = true;
+    place->stream = place->gate->stream();
+    return give(py::arg("stream") = reinterpret_cast<uintptr_t>(place->stream));
   } catch (const DriverError& error) {
-    throw DriverError(gpu->failure(error));
+    throw gpu == nullptr ? error : gpu->failure(error);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
     if (gpu != nullptr) gpu->check();  // is it the GPU that has failed?
@@ -124,13 +128,13 @@ ArrayView view_of_dlpack(const py::object& object, const char* what, bool target
   const py::tuple device = object.attr("__dlpack_device__")();
   const int kind = device[0].cast<int>();
   ArrayView view;
-  std::shared_ptr<Gpu> gpu;
+  OnGpu place;
   if (is_on_gpu(kind)) {
-    gpu = Gpu::of(device[1].cast<int>());
+    place.gpu = Gpu::of(device[1].cast<int>());
   } else if (kind != kCpu && kind != kCudaHost) {
     refuse(what, "the array is neither in CPU memory nor on a CUDA GPU; copy it to the CPU first");
   }
-  const py::object capsule = dlpack_capsule(object, what, gpu.get());
+  const py::object capsule = dlpack_capsule(object, what, &place);
   const auto* tensor = static_cast<const DLTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (tensor == nullptr) throw py::error_already_set();
   if (!dlpack_dtype(*tensor, &view.dtype))
@@ -145,7 +149,7 @@ ArrayView view_of_dlpack(const py::object& object, const char* what, bool target
   view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
   view.writable = true;  // DLPack before version 1.0 cannot say
   view.owner = capsule;  // not consumed: its own destructor lets the tensor go
-  if (gpu != nullptr && view.count > 0) view.on_gpu = std::make_shared<OnGpu>(OnGpu{gpu, false, nullptr});
+  if (place.gpu != nullptr && view.count > 0) view.on_gpu = std::make_shared<OnGpu>(std::move(place));
   return view;
 }
 
@@ -181,7 +185,7 @@ ArrayView view_of_cuda_interface(const py::object& object, const char* what, boo
   view.data = reinterpret_cast<char*>(address);
   view.owner = object;
   if (view.count == 0) return view;
-  OnGpu place{Gpu::of(Driver::get().device_of(address)), false, nullptr};
+  OnGpu place{Gpu::of(Driver::get().device_of(address)), false, nullptr, nullptr};
   const py::object stream = fields.contains("stream") ? py::object(fields["stream"]) : py::none();
   place.ordered = !stream.is_none();
   if (place.ordered) place.stream = reinterpret_cast<StreamHandle>(stream.cast<uintptr_t>());

@@ -22,10 +22,10 @@ namespace ddl {
 // Where an array on a GPU is, and what must come before a copy of it.
 struct OnGpu {
   std::shared_ptr<Gpu> gpu;
-  // Copies come behind what this stream has, if `ordered` is true. Otherwise they may begin at once, or the array's
-  // owner has seen to it that the GPU's own stream waits.
+  // Copies come behind what this stream has, if `ordered` is true. Otherwise they may begin at once.
   bool ordered = false;
   StreamHandle stream = nullptr;
+  std::shared_ptr<Gpu::Gate> gate;  // whose stream that is, if the array's owner has made it wait
 };
 
 struct ArrayView {

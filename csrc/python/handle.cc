@@ -20,6 +20,13 @@ constexpr Nanoseconds kPatience = 5 * kSecond;  // with a GPU that does not answ
 
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
 
+// Calls of the driver may wait for another thread's, which may want the interpreter.
+template <typename Body>
+auto let_go(Body body) {
+  const py::gil_scoped_release released;
+  return body();
+}
+
 // An array of an operation as its transfer needs it; nothing if it is in memory of the host.
 StagedArray staged_array(const ArrayView& view, const Operation& operation, BufferId buffer) {
   StagedArray array;
@@ -86,7 +93,7 @@ Handle::Views Handle::look_at(const Call& call, const py::object& input, const p
   try {
     return views_of(call, input, output);
   } catch (const DriverError& error) {
-    gpu_has_failed(error);
+    driver_has_refused(error);
   }
 }
 
@@ -210,11 +217,13 @@ std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object&
   return operation;
 }
 
-// The other ranks are told at once: this one cannot take part any more.
-void Handle::gpu_has_failed(const Error& error) const {
-  native_->fail(error.kind(), native_->rank(), error.what(), true);
-  native_->check();
-  throw Error(error);
+// The other ranks are told at once of a GPU that has failed: this one cannot take part any more.
+void Handle::driver_has_refused(const DriverError& error) const {
+  if (error.fatal()) {
+    native_->fail(error.kind(), native_->rank(), error.what(), true);
+    native_->check();
+  }
+  throw DriverError(error);
 }
 
 void Handle::stage(Operation* operation, const Views& views) {
@@ -234,24 +243,27 @@ void Handle::stage(Operation* operation, const Views& views) {
   StagedArray down, up;
   if (views.has_in) down = staged_array(in, *operation, BufferId::kInput);
   if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput);
-  std::shared_ptr<Transfer> transfer;
   try {
-    const py::gil_scoped_release released;  // a call of the driver may wait for another thread's
-    transfer = gpu->begin(std::move(down), std::move(up), operation->pieces, producers);
+    const std::shared_ptr<Transfer> transfer =
+        let_go([&] { return gpu->prepare(std::move(down), std::move(up), operation->pieces); });
+    if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
+    staged_.push_back({transfer, in.owner, out.owner});  // if `begin` throws, copies may be under way all the same
+    let_go([&] { gpu->begin(transfer, producers); });
+    operation->stage = transfer;
+    if (transfer->in_host() != nullptr) operation->input = transfer->in_host();
+    if (transfer->out_host() != nullptr) operation->output = transfer->out_host();
   } catch (const DriverError& error) {
-    gpu_has_failed(error);
+    driver_has_refused(error);
   }
-  operation->stage = transfer;
-  if (transfer->in_host() != nullptr) operation->input = transfer->in_host();
-  if (transfer->out_host() != nullptr) operation->output = transfer->out_host();
-  if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
-  staged_.push_back({transfer, in.owner, out.owner});
+  for (const ArrayView* view : {&in, &out}) {
+    if (view->on_gpu != nullptr && view->on_gpu->gate != nullptr) view->on_gpu->gate->pass();
+  }
   const std::string refusal = Slabs::process().take_refusal();
   if (refusal.empty()) return;
   const std::string text = "GPUs cannot read host memory directly here (" + refusal +
                            "), so arrays on a GPU take a slower way, and calls with them may block";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) return;
-  transfer->cancel();
+  static_cast<Transfer&>(*operation->stage).cancel();
   throw py::error_already_set();
 }
 
@@ -382,8 +394,8 @@ bool Handle::finish_stage(Operation& operation, Nanoseconds timeout) {
   }
   try {
     transfer.finish();
-  } catch (const Error& error) {
-    gpu_has_failed(error);
+  } catch (const DriverError& error) {
+    driver_has_refused(error);
   }
   sweep();
   return true;

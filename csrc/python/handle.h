@@ -88,7 +88,8 @@ class Handle {
   void sweep();
   Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
   Views views_of(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
-  [[noreturn]] void gpu_has_failed(const Error& error) const;
+  // Throws the error; if the GPU has failed for good, all ranks are told.
+  [[noreturn]] void driver_has_refused(const DriverError& error) const;
 
   // Arrays on a GPU: a transfer, and what keeps the arrays alive until it has ended.
   struct Staged {

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import ranks
 from core.jobs import connected
-from device.fake_cuda import Fake
+from device.fake_checks import OLDER
+from device.fake_cuda import Fake, library
 from device.jobs import Interface, array_of, gpu, total
 
 import ddl
@@ -51,6 +52,20 @@ def averages_and_sums() -> None:
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 def test_sums_have_the_right_values(transport: str) -> None:
     ranks.run(4 if transport == "hybrid" else 2, averages_and_sums, **connected(transport, **fake_env()))
+
+
+def how_arrivals_are_told() -> List[int]:
+    averages_and_sums()
+    fake = Fake(reset=False)
+    return [fake.calls("cuStreamWriteValue32_v2"), fake.calls("cuEventRecord")]
+
+
+def test_arrivals_are_words_that_streams_write_or_events_with_an_older_driver() -> None:
+    newer = ranks.run(2, how_arrivals_are_told, env=fake_env())
+    older = ranks.run(2, how_arrivals_are_told, env={**fake_env(), "DDL_CUDA_LIBRARY": str(library(*OLDER))})
+    refusing = ranks.run(2, how_arrivals_are_told, env=fake_env(refuse={"cuStreamWriteValue32_v2": 801}))
+    assert newer[0][0] > 20 and older[0][0] == 0 and 1 <= refusing[0][0] <= 3  # asked when the GPU is opened
+    assert newer[0][1] < older[0][1]  # a piece needs no event
 
 
 @pytest.mark.slow
@@ -178,6 +193,45 @@ def dropped() -> None:
 
 def test_an_array_is_let_go_when_the_gpu_has_ended() -> None:
     ranks.run(2, dropped, env=fake_env())
+
+
+def while_a_thread_holds_the_driver() -> List[bool]:
+    """A thread frees memory, which waits for the GPU under the driver's lock: data that came down goes to others."""
+    with gpu() as fake:
+        x = array_of(fake, np.full(N, ddl.rank() + 1, np.float32))
+        ddl.allreduce_(x, op="max")
+        stream, address = fake.stream(), fake.host(4).address
+        work = None
+        with ThreadPoolExecutor(1) as pool:
+            if ddl.rank() == 0:
+                work = ddl.allreduce_async_(x, op="sum")
+                fake.option("free_waits")
+                fake.wait_value(stream, address, 1)  # the GPU has something to do until the host says so
+                context, memory = fake.context(), fake.alloc(64)
+
+                def free() -> None:
+                    fake.set_context(context)
+                    fake.free(memory)
+
+                freed = pool.submit(free)
+                time.sleep(0.1)  # it holds the driver now
+            ranks.meet()
+            if ddl.rank() == 1:
+                y = np.full(N, 2, np.float32)
+                assert (ddl.allreduce_(y, op="sum") == 4).all()  # while rank 0 cannot call the driver
+            ranks.meet()
+            if work is None:
+                return [True]
+            held = not freed.done()
+            ctypes.c_uint32.from_address(address).value = 1
+            freed.result(20)
+            work.wait()
+        assert (x.numpy() == 4).all()
+        return [held]
+
+
+def test_no_other_rank_waits_for_a_thread_that_holds_the_driver() -> None:
+    assert ranks.run(2, while_a_thread_holds_the_driver, env=fake_env(queues=0)) == [[True], [True]]
 
 
 def two_streams() -> None:

@@ -97,6 +97,53 @@ def test_a_call_during_a_capture_is_refused_and_spoils_nothing() -> None:
     ranks.run(2, during_a_capture, env=Fake.environment())
 
 
+def refused_in_passing(entry: str, code: int) -> None:
+    """A call that is refused is this rank's own error, and the same call can be made again."""
+    with gpu() as fake:
+        x = array_of(fake, np.full(3_000_001, ddl.rank() + 1, np.float32))
+        ddl.allreduce_(x, op="max")
+        if ddl.rank() == 1:
+            fake.refuse(entry, code, 1)
+            with pytest.raises(ddl.ResourceError, match=rf"GPU 0: {entry}: .*\({code}\)$"):
+                ddl.allreduce_(x, op="sum")
+        assert ddl.allreduce_(x, op="sum") is x
+        assert (x.numpy() == 4).all()
+        for _ in range(50):
+            if x.released == len(x.requested):
+                break
+            ddl.barrier()
+            time.sleep(0.01)
+        assert x.released == len(x.requested)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [("cuMemcpyDtoHAsync_v2", 2), ("cuMemcpyDtoHAsync_v2", 1), ("cuStreamWriteValue32_v2", 400)],
+)
+def test_a_refused_call_is_an_error_of_this_rank_alone(entry: str, code: int) -> None:
+    ranks.run(2, refused_in_passing, entry, code, env=Fake.environment())
+
+
+def captured_by_dlpack() -> None:
+    """The owner of an array makes a stream of DDL's a part of a capture: no later call is the worse for it."""
+    with gpu() as fake:
+        stream = fake.stream()
+        x = array_of(fake, np.ones(100, np.float32), stream=stream)
+        y = array_of(fake, np.ones(100, np.float32))
+        fake.finish(stream)
+        for _ in range(2):
+            fake.capture_begin(stream)
+            with pytest.raises(ddl.InvalidState, match="CUDA graph is being captured"):
+                ddl.allreduce_(x)
+            assert (ddl.allreduce_(y).numpy() == 1).all()
+            fake.capture_end(stream)
+        assert (ddl.allreduce_(x, op="sum").numpy() == ddl.size()).all()
+
+
+def test_a_capture_cannot_take_the_streams_of_other_calls() -> None:
+    ranks.run(2, captured_by_dlpack, env=Fake.environment())
+
+
 def on_one_that_fails(after: int) -> List[str]:
     fake = Fake(reset=False)
     arrays = [array_of(fake, np.ones(N, np.float32)) for _ in range(4)]

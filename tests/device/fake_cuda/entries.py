@@ -95,9 +95,11 @@ _CONTROLS: Dict[str, Tuple[Any, List[Any]]] = {
 
 
 def load(path: str) -> ctypes.CDLL:
-    """Return the library with the types of all its functions set."""
+    """Return the library with the types of all its functions set. It may be an older driver, which lacks some."""
     driver = ctypes.CDLL(path)
     for name, arguments in ENTRIES.items():
+        if not hasattr(driver, name):
+            continue
         function = getattr(driver, name)
         function.restype, function.argtypes = c_int, arguments
     for name, (result, arguments) in _CONTROLS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class Fake:
         start: bool = True,
         reset: bool = True,
     ) -> None:
-        self.library = load(str(library()))
+        self.library = load(os.environ.get("DDL_CUDA_LIBRARY") or str(library()))
         self._kept: List[Any] = []
         if reset:
             self.library.fake_reset(seed, int(mode == "steps"), queues, devices, int(strict))

@@ -1,0 +1,45 @@
+#include "device/words.h"
+
+#include <new>
+
+#include "device/slabs.h"
+
+namespace ddl {
+
+namespace {
+
+constexpr size_t kPage = size_t{64} << 10;
+constexpr size_t kLine = 64;  // a word has a cache line of its own: a lane looks at it again and again
+
+}  // namespace
+
+Words& Words::process() {
+  static auto* const words = new Words;  // never destroyed, as the slabs
+  return *words;
+}
+
+Words::Word Words::take(const Driver& driver) {
+  const Lock lock(mutex_);
+  if (free_.empty()) add_page(driver);
+  const Word word = free_.back();
+  free_.pop_back();
+  return word;
+}
+
+void Words::give_back(Word word, uint32_t steps) {
+  word.base += steps;
+  const Lock lock(mutex_);
+  free_.push_back(word);
+}
+
+// A page stays with the slabs for good: a GPU that has failed may write to it at any time.
+void Words::add_page(const Driver& driver) {
+  const Slabs::Part page = Slabs::process().allocate(driver, kPage);
+  const DevicePointer address = page.registered && driver.has_words() ? driver.address_of(page.memory) : 0;
+  for (size_t at = 0; at < kPage; at += kLine) {
+    auto* const value = new (page.memory + at) std::atomic<uint32_t>(0);
+    free_.push_back({value, address == 0 ? 0 : address + at, 0});
+  }
+}
+
+}  // namespace ddl
