@@ -234,6 +234,25 @@ def without(entry: str) -> List[str]:
     return list(fake.violations)
 
 
+def words_too_early() -> List[str]:
+    fake = Fake(reset=False)
+    x = array_of(fake, np.ones(N, np.float32))
+    ddl.allreduce_(x)
+    assert fake.violations == []
+    fake.option("early_words")
+    fake.pause()
+    work = ddl.allreduce_async_(x)
+    time.sleep(0.1)  # the lane reads what is not there yet
+    fake.pause(False)
+    work.wait()
+    return list(fake.violations)
+
+
+def test_the_ledger_objects_if_a_word_does_not_come_behind_its_piece() -> None:
+    for violations in ranks.run(2, words_too_early, env=Fake.environment()):
+        assert any("lane" in text and "cuMemcpyDtoHAsync_v2" in text for text in violations), violations
+
+
 @pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventQuery"])
 def test_the_ledger_objects_if_a_wait_is_taken_out(entry: str) -> None:
     for violations in ranks.run(2, without, entry, env=Fake.environment()):
