@@ -219,6 +219,16 @@ class Communicator:
 
 def configure_arena(bytes: int) -> bool: ...
 def configure_gpu_driver(library: str) -> None: ...
+
+class GpuMemory:
+    """Contiguous memory on a GPU, for one call, with the stream behind which it may be read and written."""
+
+    def __init__(self, address: int, count: int, dtype: str, stream: int, owner: Any) -> None:
+        """``address``: of ``count`` elements of ``dtype``, a name that ``reduce_arrays`` knows, too.
+
+        ``stream``: the driver's handle of what has produced it; 0: the legacy stream. ``owner``: lives until the GPU
+        has used it.
+        """
 def arena_fd() -> int: ...
 def arena_bytes() -> int: ...
 def arena_used() -> int: ...

@@ -3,9 +3,10 @@
 Every method that names ranks means ranks *of this communicator*. All ranks of a communicator make the same collective
 calls in the same order, from one thread at a time.
 
-Arrays are numpy arrays, or anything on the CPU that speaks DLPack; arrays from ``ddl.empty`` move fastest. Verbs that
-return a new array also take a number or a list, of the type that numpy gives it (whole numbers: int64; an empty list:
-float64). Complex numbers (numpy arrays) can be moved, summed and averaged. ``op`` is an operator, ``ddl.Sum``, or its
+Arrays are numpy arrays, or anything that speaks DLPack, on the CPU or on a CUDA GPU (docs/gpu.md); arrays from
+``ddl.empty`` move fastest. Verbs that return a new array return one of the same framework for an array on a GPU, and a
+numpy array for any other. They also take a number or a list, of the type that numpy gives it (whole numbers: int64; an
+empty list: float64). Complex numbers can be moved, summed and averaged. ``op`` is an operator, ``ddl.Sum``, or its
 name, "sum".
 
 After a ``CommunicatorError`` the contents of the arrays under way are undefined, and every later call raises the same

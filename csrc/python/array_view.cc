@@ -193,6 +193,19 @@ ArrayView view_of_cuda_interface(const py::object& object, const char* what, boo
   return view;
 }
 
+ArrayView view_of_gpu_memory(const GpuMemory& memory) {
+  ArrayView view;
+  view.data = reinterpret_cast<char*>(memory.address);
+  view.count = memory.count;
+  view.dtype = memory.dtype;
+  view.writable = true;
+  view.owner = memory.owner;
+  if (view.count == 0) return view;
+  view.on_gpu = std::make_shared<OnGpu>(
+      OnGpu{Gpu::of(Driver::get().device_of(memory.address)), true, memory.stream, nullptr});
+  return view;
+}
+
 }  // namespace
 
 bool is_on_gpu(int kind) { return kind == kCuda || kind == kCudaManaged; }
@@ -200,6 +213,7 @@ bool is_on_gpu(int kind) { return kind == kCuda || kind == kCudaManaged; }
 ArrayView view_anywhere(const py::object& object, const char* what, bool target) {
   if (py::isinstance<py::array>(object))
     return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
+  if (py::isinstance<GpuMemory>(object)) return view_of_gpu_memory(object.cast<const GpuMemory&>());
   if (py::hasattr(object, "__dlpack__")) return view_of_dlpack(object, what, target);
   if (py::hasattr(object, "__cuda_array_interface__")) return view_of_cuda_interface(object, what, target);
   refuse(what, "a " + std::string(py::str(py::type::of(object).attr("__name__"))) +

@@ -1,5 +1,5 @@
-// What the core sees of an array: of numpy arrays directly, of anything else through DLPack, and of arrays on a GPU
-// that have no DLPack through the CUDA array interface.
+// What the core sees of an array: of numpy arrays directly, of anything else through DLPack; of arrays on a GPU also as
+// an adapter describes them (GpuMemory), or through the CUDA array interface.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -26,6 +26,15 @@ struct OnGpu {
   bool ordered = false;
   StreamHandle stream = nullptr;
   std::shared_ptr<Gpu::Gate> gate;  // whose stream that is, if the array's owner has made it wait
+};
+
+// Memory on a GPU as an adapter describes it that knows its framework's streams: Python's ddl._core.GpuMemory.
+struct GpuMemory {
+  DevicePointer address = 0;
+  uint64_t count = 0;
+  DType dtype = DType::kUInt8;
+  StreamHandle stream = nullptr;  // what has produced it, and what comes before it may be written
+  pybind11::object owner;
 };
 
 struct ArrayView {

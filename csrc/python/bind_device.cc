@@ -1,17 +1,39 @@
-// Binds what Python decides about arrays on GPUs: which driver is loaded.
+// Binds what Python decides about arrays on GPUs: which driver is loaded, and what an adapter says of an array.
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
 #include "device/driver.h"
+#include "python/array_view.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
 
 namespace ddl {
 
+namespace {
+
+constexpr uintptr_t kLegacyStream = 1;  // CU_STREAM_LEGACY; frameworks say 0
+
+GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtype, uintptr_t stream, py::object owner) {
+  GpuMemory memory;
+  memory.address = address;
+  memory.count = count;
+  if (!parse(dtype.c_str(), &memory.dtype)) refuse("GpuMemory", "there is no type '" + dtype + "'");
+  memory.stream = reinterpret_cast<StreamHandle>(stream == 0 ? kLegacyStream : stream);
+  memory.owner = std::move(owner);
+  return memory;
+}
+
+}  // namespace
+
 void bind_device(py::module_& m) {
   m.def("configure_gpu_driver", &Driver::configure, py::arg("library"),
         "Set the library of the GPUs' driver (\"\": libcuda.so.1); without effect once an array on a GPU was used.");
+  py::class_<GpuMemory>(m, "GpuMemory", "Contiguous memory on a GPU, and the stream behind which it may be used.")
+      .def(py::init(&make_memory), py::arg("address"), py::arg("count"), py::arg("dtype"), py::arg("stream"),
+           py::arg("owner"));
 }
 
 }  // namespace ddl

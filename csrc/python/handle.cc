@@ -229,7 +229,6 @@ void Handle::driver_has_refused(const DriverError& error) const {
 void Handle::stage(Operation* operation, const Views& views) {
   const char* const what = name(operation->descriptor.collective);
   const ArrayView &in = views.in, &out = views.out;
-  if (views.residual != nullptr) refuse(what, "arrays on a GPU cannot be sent as int8");
   const OnGpu& place = in.on_gpu != nullptr ? *in.on_gpu : *out.on_gpu;
   const std::shared_ptr<Gpu>& gpu = place.gpu;
   if (out.on_gpu != nullptr && out.on_gpu->gpu != gpu) {
@@ -268,6 +267,7 @@ void Handle::stage(Operation* operation, const Views& views) {
 }
 
 bool Handle::on_gpu(const py::object& array) {
+  if (py::isinstance<GpuMemory>(array)) return true;
   if (py::hasattr(array, "__dlpack_device__")) {
     const py::tuple device = array.attr("__dlpack_device__")();
     return is_on_gpu(device[0].cast<int>());

@@ -6,33 +6,41 @@ are sums and averages.
 
 from __future__ import annotations
 
-from typing import Any, List, TypeVar
+from typing import Any, List, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
+from ddl._comm.gpu_arrays import GpuArray, is_on_gpu
 from ddl.errors import InvalidArgument
 from ddl.reduce_op import Average, ReduceOp, Sum
 
-__all__ = ["as_array", "as_real", "check_complex", "given", "instead", "is_complex", "memory", "readable"]
+__all__ = ["Array", "as_array", "as_real", "check_complex", "given", "handed_out", "instead", "is_complex", "memory"]
+__all__ += ["new_like", "readable"]
 
 T = TypeVar("T")
+#: What a verb that returns a new array reads and writes.
+Array = Union[np.ndarray, GpuArray]
 _VALUES = (list, tuple, bool, int, float, complex, np.generic)  #: numpy makes an array of these
-_ADVICE = "pass a numpy array or anything with DLPack on the CPU"
+_ADVICE = "pass a numpy array or anything with DLPack"
 
 
-def as_array(x: Any) -> np.ndarray:
-    """Return ``x`` as a contiguous numpy array, without a copy where it can be.
+def as_array(x: Any) -> Any:
+    """Return ``x`` as an ``Array``: a contiguous numpy array, without a copy where it can be; or what is on a GPU.
 
-    ``x``: an array, anything with DLPack on the CPU, a number, or a list of numbers (of lists, ...), of the type that
-    numpy gives it. Raises ``InvalidArgument`` for anything else.
+    ``x``: an array, anything with DLPack, a number, or a list of numbers (of lists, ...), of the type that numpy gives
+    it. Raises ``InvalidArgument`` for anything else.
     """
     if isinstance(x, np.ndarray):
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    if isinstance(x, GpuArray):
+        return x
     if isinstance(x, _VALUES):
         try:
             return np.asarray(x)
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidArgument(f"a {type(x).__name__} that numpy cannot make an array of: {error}") from None
+    if is_on_gpu(x):
+        return GpuArray(x)
     if hasattr(x, "__dlpack__"):
         try:
             return np.ascontiguousarray(np.from_dlpack(x))
@@ -41,6 +49,17 @@ def as_array(x: Any) -> np.ndarray:
                 f"a {type(x).__name__} cannot become a numpy array ({error}); use an in-place verb, or convert it"
             ) from None
     raise InvalidArgument(f"a {type(x).__name__} is no array; {_ADVICE}")
+
+
+def new_like(array: Array, shape: Optional[Sequence[int]] = None) -> Any:
+    """Return a new ``Array`` of the type of ``array``, where that is; ``shape``: None: the same."""
+    wanted = array.shape if shape is None else tuple(shape)
+    return array.new(wanted) if isinstance(array, GpuArray) else np.empty(wanted, dtype=array.dtype)
+
+
+def handed_out(array: Any) -> Any:
+    """Return what the caller gets for an ``Array`` or None."""
+    return array.owner if isinstance(array, GpuArray) else array
 
 
 def given(verb: str, x: T) -> T:
@@ -61,6 +80,11 @@ def memory(verb: str, x: Any, op: ReduceOp = Sum) -> Any:
         raise InvalidArgument(
             f"{verb}: a {type(x).__name__} cannot be used in place; {_ADVICE}, or use a verb that returns a new array"
         ) from None
+    if is_on_gpu(x):
+        array = GpuArray(x)
+        if array.dtype.kind == "c":
+            check_complex(verb, op)
+            return array.memory()
     return given(verb, x)
 
 
@@ -81,12 +105,14 @@ def readable(verb: str, x: Any) -> Any:
 
 
 def is_complex(x: Any) -> bool:
-    """Return whether ``x`` is an array of complex numbers."""
-    return isinstance(x, np.ndarray) and x.dtype.kind == "c"
+    """Return whether ``x`` is an ``Array`` of complex numbers."""
+    return isinstance(x, (np.ndarray, GpuArray)) and x.dtype.kind == "c"
 
 
-def as_real(verb: str, array: np.ndarray) -> np.ndarray:
+def as_real(verb: str, array: Array) -> Any:
     """Return the memory of an array of complex numbers as real ones, two for each; it must be contiguous."""
+    if isinstance(array, GpuArray):
+        return array.memory()
     if not array.flags.c_contiguous:
         raise InvalidArgument(
             f"{verb}: the array of shape {array.shape} and strides {array.strides} is not contiguous; pass "

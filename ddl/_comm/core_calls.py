@@ -13,7 +13,8 @@ import numpy as np
 
 from ddl import _core
 from ddl._comm import size_exchange
-from ddl._comm.arrays import as_array, as_real, check_complex, given, instead, is_complex, memory
+from ddl._comm.arrays import as_array, as_real, check_complex, given, handed_out, instead, is_complex, memory, new_like
+from ddl._comm.gpu_arrays import GpuArray, is_on_gpu
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
@@ -38,12 +39,12 @@ class CoreCalls:
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
-        as_pairs(call)
+        for_core(call)
         return self._core.run(call, label)
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
-        as_pairs(call)
+        for_core(call)
         return self._core.start(call, label)
 
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
@@ -62,8 +63,8 @@ class CoreCalls:
 
     def allreduce(self, x: Any, op: OpLike) -> Call[np.ndarray]:
         array = as_array(x)
-        output = np.empty_like(array)
-        return Call(Collective.ALLREDUCE, array, output, output, op=parse_op(op, "allreduce"))
+        output = new_like(array)
+        return Call(Collective.ALLREDUCE, array, output, handed_out(output), op=parse_op(op, "allreduce"))
 
     def allreduce_(self, x: T, op: OpLike, residual: Any = None) -> Call[T]:
         operator = parse_op(op, "allreduce_")
@@ -73,8 +74,9 @@ class CoreCalls:
     def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("broadcast", "root", root)
         array = as_array(x)
-        output = np.empty_like(array)
-        return Call(Collective.BROADCAST, array if self._rank == root else None, output, output, root=root)
+        output = new_like(array)
+        source = array if self._rank == root else None
+        return Call(Collective.BROADCAST, source, output, handed_out(output), root=root)
 
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
         self.check_rank("broadcast_", "root", root)
@@ -85,8 +87,8 @@ class CoreCalls:
     def reduce(self, x: Any, root: int, op: OpLike) -> Call[Optional[np.ndarray]]:
         self.check_rank("reduce", "root", root)
         array = as_array(x)
-        output = np.empty_like(array) if self._rank == root else None
-        return Call(Collective.REDUCE, array, output, output, op=parse_op(op, "reduce"), root=root)
+        output = new_like(array) if self._rank == root else None
+        return Call(Collective.REDUCE, array, output, handed_out(output), op=parse_op(op, "reduce"), root=root)
 
     # --- a block for each rank ---
 
@@ -96,17 +98,17 @@ class CoreCalls:
             raise InvalidArgument("reducescatter: an array without dimensions has no rows to scatter")
         rows = size_exchange.split_evenly(array.shape[0], self._size)
         width = math.prod(array.shape[1:])
-        output = np.empty((rows[self._rank], *array.shape[1:]), dtype=array.dtype)
+        output = new_like(array, (rows[self._rank], *array.shape[1:]))
         lengths = [n * width for n in rows]
         operator = parse_op(op, "reducescatter")
-        return Call(Collective.REDUCESCATTER, array, output, output, op=operator, part_lengths=lengths)
+        return Call(Collective.REDUCESCATTER, array, output, handed_out(output), op=operator, part_lengths=lengths)
 
     def allgather(self, x: Any) -> Call[np.ndarray]:
         array = as_array(x)
         lengths, total = self._gathered("allgather", Collective.ALLGATHER, array)
-        output = np.empty((total, *array.shape[1:]), dtype=array.dtype)
+        output = new_like(array, (total, *array.shape[1:]))
         return Call(
-            *(Collective.ALLGATHER, array, output, output),
+            *(Collective.ALLGATHER, array, output, handed_out(output)),
             part_lengths=lengths,
             bytes=output.nbytes,
             count_differs=True,
@@ -116,9 +118,9 @@ class CoreCalls:
         self.check_rank("gather", "root", root)
         array = as_array(x)
         lengths, total = self._gathered("gather", Collective.GATHER, array)
-        output = np.empty((total, *array.shape[1:]), dtype=array.dtype) if self._rank == root else None
+        output = new_like(array, (total, *array.shape[1:])) if self._rank == root else None
         return Call(
-            *(Collective.GATHER, array, output, output),
+            *(Collective.GATHER, array, output, handed_out(output)),
             root=root,
             part_lengths=lengths,
             bytes=sum(lengths) * array.itemsize,
@@ -127,7 +129,8 @@ class CoreCalls:
 
     def scatter(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("scatter", "root", root)
-        array = as_array(x) if self._rank == root else None
+        like = as_array(x) if self._rank == root or is_on_gpu(x) else None  # elsewhere: of which kind the result is
+        array = like if self._rank == root else None
         head = np.zeros(size_exchange.HEAD, dtype=np.int64) if array is None else size_exchange.row(array)
         self.run(self.broadcast_(head, root, sizes_for=Collective.SCATTER))
         shape = size_exchange.shape_of(head)
@@ -135,13 +138,13 @@ class CoreCalls:
             raise size_exchange.ranks_differ(f"scatter: rank {root} passed an array without dimensions; it has no rows")
         rows = size_exchange.split_evenly(shape[0], self._size)
         width = math.prod(shape[1:])
-        dtype = array.dtype if array is not None else np.dtype(size_exchange.decode_type(head))
-        output = np.empty((rows[self._rank], *shape[1:]), dtype=dtype)
+        like = np.empty(0, np.dtype(size_exchange.decode_type(head))) if like is None else like
+        output = new_like(like, (rows[self._rank], *shape[1:]))
         return Call(
-            *(Collective.SCATTER, array, output, output),
+            *(Collective.SCATTER, array, output, handed_out(output)),
             root=root,
             part_lengths=[n * width for n in rows],
-            bytes=shape[0] * width * dtype.itemsize,
+            bytes=shape[0] * width * like.itemsize,
             count_differs=True,
         )
 
@@ -153,9 +156,10 @@ class CoreCalls:
         width = math.prod(array.shape[1:])
         matrix = rows[:, size_exchange.HEAD :]
         received = matrix[:, self._rank].copy()
-        output = np.empty((int(received.sum()), *array.shape[1:]), dtype=array.dtype)
+        output = new_like(array, (int(received.sum()), *array.shape[1:]))
+        result = handed_out(output)
         return Call(
-            *(Collective.ALLTOALL, array, output, output if splits is None else (output, received)),
+            *(Collective.ALLTOALL, array, output, result if splits is None else (result, received)),
             part_lengths=[int(n) * width for n in matrix.ravel()],
             bytes=int(matrix.sum(axis=1).max()) * width * array.itemsize,
             count_differs=True,
@@ -205,17 +209,21 @@ class CoreCalls:
             raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
 
 
-def as_pairs(call: Call[Any]) -> None:
-    """Make the core's arrays of a call real numbers, two for each complex number, which the core does not know."""
-    if not is_complex(call.input) and not is_complex(call.output):
-        return
-    collective = Collective(call.collective)
-    verb = collective.name.lower()
-    if collective in _REDUCTIONS:
-        check_complex(verb, ReduceOp(call.op))
-    call.input = None if call.input is None else as_real(verb, call.input)
-    call.output = None if call.output is None else as_real(verb, call.output)
-    call.part_lengths = [2 * length for length in call.part_lengths]
+def for_core(call: Call[Any]) -> None:
+    """Make the arrays of a call what the core knows: of arrays on a GPU their memory; real numbers for complex ones."""
+    input, output = call.input, call.output
+    if is_complex(input) or is_complex(output):
+        collective = Collective(call.collective)
+        verb = collective.name.lower()
+        if collective in _REDUCTIONS:
+            check_complex(verb, ReduceOp(call.op))
+        call.input = None if input is None else as_real(verb, input)
+        call.output = call.input if output is input else None if output is None else as_real(verb, output)
+        call.part_lengths = [2 * length for length in call.part_lengths]
+    elif isinstance(input, GpuArray) or isinstance(output, GpuArray):
+        call.input = input.memory() if isinstance(input, GpuArray) else input
+        in_place = output is input
+        call.output = call.input if in_place else output.memory() if isinstance(output, GpuArray) else output
 
 
 def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:

@@ -14,6 +14,7 @@ from ddl import _core
 from ddl._comm import object_codec
 from ddl._comm.arrays import as_array, given, instead, is_complex, memory, readable
 from ddl._comm.core_calls import Call, CoreCalls
+from ddl._comm.gpu_arrays import GpuArray
 from ddl._comm.group import Group
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
@@ -54,7 +55,9 @@ class Verbs:
         if op.__class__ is not ReduceOp:  # asked here, as a call would cost more than the question
             op = parse_op(op, "allreduce")
         array = as_array(x)
-        output = np.empty_like(array)
+        if isinstance(array, GpuArray):
+            return self._calls.run(self._calls.allreduce(array, op))
+        output: np.ndarray = np.empty_like(array)
         try:
             self._core.call(_ALLREDUCE, array, output, op)
             return output

@@ -121,6 +121,44 @@ def test_other_calls_have_the_right_values(transport: str) -> None:
     ranks.run(3, other_calls, **connected(transport, **fake_env()))
 
 
+def new_arrays() -> None:
+    """Verbs that return a new array return one on the GPU, of any size by rank."""
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        x = array_of(fake, np.full((2, 3), rank + 1, np.float32))
+        assert (ddl.allreduce(x, op="sum").numpy() == total(size)).all()
+        assert (ddl.world().allreduce_async(x, op="max").wait().numpy() == size).all()
+        assert (ddl.broadcast(x, 1).numpy() == 2).all() and (x.numpy() == rank + 1).all()
+        rows = array_of(fake, np.full((rank + 1, 2), rank, np.int64))
+        everybody = np.repeat(np.arange(size), np.arange(size) + 1)[:, None] * np.ones((1, 2), int)
+        assert np.array_equal(ddl.allgather(rows).numpy(), everybody)
+        gathered = ddl.gather(rows, 1)
+        assert np.array_equal(gathered.numpy(), everybody) if rank == 1 else gathered is None
+        values = np.arange(size * 2 + 1, dtype=np.float64)[:, None] * np.ones((1, 5))
+        whole = array_of(fake, values)
+        lengths = [2 + (each == 0) for each in range(size)]
+        start = sum(lengths[:rank])
+        share = values[start : start + lengths[rank]]
+        assert np.array_equal(ddl.reducescatter(whole, op="sum").numpy(), share * size)
+        assert np.array_equal(ddl.scatter(whole, 0).numpy(), share)
+        reduced = ddl.reduce(x, 0, op="sum")
+        assert (reduced.numpy() == total(size)).all() if rank == 0 else reduced is None
+        sent = array_of(fake, np.full(size * (size + 1) // 2, rank, np.float32))
+        received, counts = ddl.alltoall(sent, [peer + 1 for peer in range(size)])
+        assert counts.tolist() == [rank + 1] * size
+        assert received.numpy().tolist() == [peer for peer in range(size) for _ in range(rank + 1)]
+        empty = array_of(fake, np.zeros((0, 4), np.float32))
+        assert ddl.allgather(empty).shape == (0, 4)
+        with pytest.raises(ddl.InvalidArgument, match="cannot make an array for the result"):
+            ddl.allreduce(Interface(x))
+        assert ddl.scatter(whole if rank == 0 else None, 0).shape == (lengths[rank], 5)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_verbs_return_new_arrays_on_the_gpu(transport: str) -> None:
+    ranks.run(3, new_arrays, **connected(transport, **fake_env()))
+
+
 def mixed() -> None:
     """Rank 0 has its array on a GPU, the others have theirs on the CPU."""
     for count in (1, 40_000, 3_000_001):

@@ -143,6 +143,16 @@ class DeviceArray:
         _exported[address] = (managed, shape, self._release)
         return _new_capsule(address, _UNUSED, _destructor)
 
+    def __array_namespace__(self) -> DeviceArray:
+        return self  # its own: it has ``empty``
+
+    def empty(self, shape: Tuple[int, ...], *, dtype: Any, device: Any) -> DeviceArray:
+        """Return a new array on the same device, produced on the same stream."""
+        assert device == self.device
+        array = DeviceArray(self.fake, shape, dtype, stream=self.stream, code_and_bits=self._type)
+        array.interface_stream = self.interface_stream
+        return array
+
     def _release(self) -> None:
         self.released += 1
         self.when_released()
