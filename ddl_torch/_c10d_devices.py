@@ -21,7 +21,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class OtherDevices:
-    """The backends of ``group`` for devices other than the CPU. ``timeout``: seconds, None: torch's default."""
+    """The backends of ``group`` other than ``ddl``, each for a device. ``timeout``: seconds, None: torch's default."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: Optional[float]) -> None:
         self._owner = group
@@ -33,12 +33,16 @@ class OtherDevices:
         """Return whether torch has made the group, and knows which backends it was asked for."""
         return self._owner in dist.distributed_c10d._world.pg_backend_config
 
-    def names(self) -> Dict[str, str]:
+    def all_names(self) -> Dict[str, str]:
         """Return the backend of each device, as the group was asked for; nothing while it, or ``group``, is made."""
         if self._making or not self.ready():
             return {}
         pairs = (pair.split(":") for pair in dist.get_backend_config(self._owner).split(","))
-        return {device: backend for device, backend in pairs if backend != "ddl"}
+        return {device: backend for device, backend in pairs}
+
+    def names(self) -> Dict[str, str]:
+        """Return those of ``all_names`` that have another backend than ``ddl``."""
+        return {device: backend for device, backend in self.all_names().items() if backend != "ddl"}
 
     def group(self) -> dist.ProcessGroup:
         """Return the group that has them. Collective over the group's ranks, and blocking, the first time.

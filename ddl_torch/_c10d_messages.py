@@ -12,7 +12,7 @@ import collections
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, DefaultDict, List, Optional
+from typing import Any, Callable, DefaultDict, List, Optional
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -23,6 +23,7 @@ from ddl.adapter.operations import Waitable
 from ddl_torch._c10d_arguments import Part, moved
 from ddl_torch._c10d_notices import Notices
 from ddl_torch._c10d_verbs import C10dVerbs
+from ddl_torch._streams import StreamOfCall, is_on_gpu
 
 __all__ = ["MatchedReceive", "Messages"]
 
@@ -43,11 +44,18 @@ class MatchedReceive:
         self._matched = threading.Event()
         self._lock = threading.Lock()
         self._part: Part = (None, None)
+        # It may be begun and finished by another thread than the caller's.
+        self.stream = StreamOfCall(tensor.device) if is_on_gpu(tensor) else None
+        self._join: Callable[[], None] = lambda: None
         self._error: Optional[ddl.Error] = None
 
     def match(self, source: int, part: Part) -> None:
         """``part`` brings the message of rank ``source``."""
-        self.source, self._part = source, part
+        work, finish = part
+        if self.stream is not None and finish is not None:
+            finish = self.stream.finish(finish)
+            self._join = finish.join
+        self.source, self._part = source, (work, finish)
         self._matched.set()
 
     def fail(self, error: ddl.Error) -> None:
@@ -80,6 +88,8 @@ class MatchedReceive:
             if finish is not None:
                 finish()
                 self._part = (work, None)
+            else:
+                self._join()
 
     def __str__(self) -> str:
         source = "any source" if self.wanted is None else f"rank {self.wanted}"
@@ -308,7 +318,8 @@ class Messages:
 
     def _begin(self, receive: MatchedReceive, source: int, verbs: C10dVerbs) -> None:
         try:
-            receive.match(source, verbs.recv(receive.tensor, source))
+            begin = verbs.recv if receive.stream is None else receive.stream.bind(verbs.recv)
+            receive.match(source, begin(receive.tensor, source))
         except ddl.Error as error:
             receive.fail(error)
 

@@ -33,7 +33,9 @@ class C10dVerbs:
         self._blocking = blocking
 
     def _issue(self, call: Call[None]) -> Optional[ddl.Work]:
-        call.input, call.output = for_core(call.input), for_core(call.output)
+        in_place = call.input is call.output
+        call.input = for_core(call.input)
+        call.output = call.input if in_place else for_core(call.output)
         if not self._blocking:
             return self._calls.start(call)
         self._calls.run(call)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
+from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
 
 __all__ = ["ThreadPerWork", "GroupWork", "Waiter"]
 
@@ -115,6 +116,10 @@ class GroupWork(dist.Work):
         self._outputs = outputs
         self._works = [work for work, _ in parts if work is not None]
         self._finishes = [finish for _, finish in parts if finish is not None]  # emptied when all have been called
+        self._device = gpu_of(outputs)
+        # Made by the thread that called the verb: what is left to do belongs on its stream.
+        run = self._run_finishes
+        self._write = run if self._device is None or not self._finishes else StreamOfCall(self._device).finish(run)
         self._waiter = waiter
         self._lock = threading.Lock()
         self._future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
@@ -136,6 +141,8 @@ class GroupWork(dist.Work):
                 self._unwaited.remove(self)
         if self._finishes:
             self._finish()
+        elif isinstance(self._write, FinishOnStream):
+            self._write.join()
         return True
 
     def _ended(self) -> bool:
@@ -144,9 +151,12 @@ class GroupWork(dist.Work):
     def _finish(self) -> None:
         """Write the outputs, once. What raises an error does so again in the next call."""
         with self._lock, torch.no_grad():
-            for finish in self._finishes:
-                finish()
-            self._finishes = []
+            self._write()
+
+    def _run_finishes(self) -> None:
+        for finish in self._finishes:
+            finish()
+        self._finishes = []
 
     def is_completed(self) -> bool:
         """Return whether it has ended, well or not. If it has ended well, the results are there. Does not block."""
@@ -183,15 +193,21 @@ class GroupWork(dist.Work):
     _source_rank = source_rank
 
     def synchronize(self) -> None:
-        """Wait: there is no stream that could do it instead."""
+        """Wait, as ``wait`` does."""
         self.wait()
 
     def get_future(self) -> Any:
-        """Return the future of the tensors that are written."""
+        """Return the future of the tensors that are written.
+
+        One of tensors on a GPU knows that GPU: who waits for it then has its own current stream wait for what wrote
+        them, whichever thread did.
+        """
         with self._lock:
             known = self._future
             if known is None:
-                ended: torch.futures.Future[None] = torch.futures.Future()
+                devices: Optional[List[Union[int, str, torch.device]]]
+                devices = None if self._device is None else [self._device]
+                ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
                 self._future = ended.then(lambda _: self.result())
         if known is None and self._ended():
             ended.set_result(None)

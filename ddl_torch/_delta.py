@@ -137,8 +137,8 @@ class _Deltas:
         self._views = [_view_for(p, flat[i : i + n]) for p, i, n in zip(parameters, starts, lengths)]
 
     def keep(self) -> None:
-        """Remember the weights."""
-        self._kept = [p.detach().clone() for p in self._parameters]
+        """Remember the weights, on the CPU, where the deltas are."""
+        self._kept = [p.detach().to("cpu", copy=True) for p in self._parameters]
 
     @torch.no_grad()
     def take_back(self) -> None:

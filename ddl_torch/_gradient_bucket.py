@@ -1,16 +1,18 @@
-"""``GradientBucket``: one flat buffer in shared memory that gradients of one type live in, and its state in a round.
+"""``GradientBucket``: one flat buffer that gradients of one type on one device live in, and its state in a round.
 
 A round is what happens from the first gradient of a backward pass until all averages are there: gradients arrive, the
 bucket is sent, the result is waited for. Owned by a ``GradientReducer``; used by the thread that runs backward.
 
 ``p.grad`` shares the bucket's memory, so that averages need not be copied out. A script may keep such a tensor. The
 bucket finds that out before it writes again, by the number of tensors that share its memory, and takes new memory then.
+
+On a GPU, gradients may come on any stream; who sends the bucket waits for all of these (``arrived``).
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -19,7 +21,9 @@ import ddl
 from ddl.adapter.buckets import Bucket
 from ddl.adapter.operations import timeline
 from ddl_torch._announcement import ELEMENTS, Announcement, RoundSummary
+from ddl_torch._flat_memory import FlatMemory
 from ddl_torch._gradient_entry import Entry, Replaced
+from ddl_torch._streams import StreamJoin
 
 __all__ = ["GradientBucket", "WIRE_DTYPES"]
 
@@ -38,8 +42,10 @@ class GradientBucket:
     """The memory of one bucket, the views that serve as ``p.grad``, and what is left to do of its all-reduce."""
 
     def __init__(self, number: int, layout: Bucket, entries: List[Entry]) -> None:
-        # ddl.adapter.buckets knows no framework: to it a type is any hashable object, here always a torch.dtype.
-        self.dtype: torch.dtype = layout.dtype  # type: ignore[assignment]
+        # ddl.adapter.buckets knows no framework: to it a type is any hashable object, here always this pair.
+        self.dtype: torch.dtype
+        self._device: torch.device
+        self.dtype, self._device = layout.dtype  # type: ignore[misc]
         self.number = number
         self.entries = [entries[slot.item] for slot in layout.slots]
         self.flags_offset = layout.flags_offset
@@ -48,8 +54,9 @@ class GradientBucket:
         self._parts = 2 if self.dtype.is_complex else 1  # numbers in an element
         self._offsets = [slot.offset for slot in layout.slots]
         self.unused: List[int] = []
-        self._counts: Any = None  # the flags, where gradients are written in 8 bits
+        self._counts_memory: Optional[FlatMemory] = None  # the flags, where gradients are written in 8 bits
         self._dropped: Optional[np.ndarray] = None  # what those cannot say, for the next step
+        self._told: List[float] = []  # the flags and the announcement, after the all-reduce
         self._lacked: Dict[int, np.ndarray] = {}  # ... of parameters that this rank does not use, before they are sent
         self._postdivide = 1.0
         self.finish: Optional[Callable[[], object]] = None  # ends the all-reduce; None: it was not sent
@@ -58,16 +65,12 @@ class GradientBucket:
 
     def _take_memory(self) -> None:
         """Lie in new memory, all zeros: padding is sent, too."""
-        self._array = ddl.empty(self.length * self.dtype.itemsize, "uint8")
-        self._array.fill(0)
-        self.flat = torch.from_numpy(self._array).view(self.dtype)
+        self._memory = FlatMemory(self.length, self.dtype, self._device)
+        self._arrivals = StreamJoin(self._device) if self._memory.on_gpu else None
+        self.flat = self._memory.tensor
         self.flags = self.flat[self.flags_offset :]
-        # What the core gets: the same memory, as a type that it adds up. numpy has no bfloat16, DLPack has.
-        wire = (torch.view_as_real(self.flat) if self.dtype.is_complex else self.flat).reshape(-1)
-        self._wire: Any = wire if wire.dtype == torch.bfloat16 else wire.numpy()
         for entry, offset in zip(self.entries, self._offsets):
             entry.place(self, self.flat, offset)
-        self._prepared: Dict[str, Callable[[], object]] = {}  # by name
         self._storage = self.flat.untyped_storage()
         self._users = storage_users(self._storage)  # with the memory's own views, without any p.grad
 
@@ -113,6 +116,8 @@ class GradientBucket:
 
         Who abandons the round sends whatever lies there: nobody uses it, and ``p.grad`` may be of the next round.
         """
+        if self._arrivals is not None:
+            self._arrivals.join()
         announcement.write(self.flags[len(self.entries) :], size)
         used = self.flags[: len(self.entries)]
         used.fill_(0 if announcement.abandoned else 1)
@@ -132,34 +137,48 @@ class GradientBucket:
     def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, predivide: float, overlap: bool) -> None:
         """Start the all-reduce; without ``overlap``, ``receive`` does all of it."""
         name = f"bucket.{self.number}"
-        coded = self.float32 if communicator.wire == "int8" else None
-        flags_at = self._parts * self.flags_offset
-        if coded is not None:
-            if self._dropped is None:
-                self._counts = np.empty(self._parts * len(self.flags), np.int32)
-                self._dropped = np.zeros(flags_at, np.float32)  # the kernel gives memory for what is touched
-            self._counts[:] = coded[flags_at:]
-            self._lacked = {i: self._dropped_of(i).copy() for i in self.unused}
+        coded = communicator.wire == "int8" and self._memory.float32
+        if coded:
+            self._keep_what_int8_drops()
         if predivide != 1:
             self.flat.div_(predivide)
             op, self._postdivide = ddl.Sum, communicator.size / predivide
-        if coded is None:
-            self.sending(self._start(communicator, self._wire, op, name, overlap))
+        if not coded:
+            self.sending(self._memory.reduction(communicator, op, name, start=overlap))
             return
         # A flag among eight bits of larger numbers would be lost.
-        gradients = self._start(communicator, coded[:flags_at], op, name, overlap, self._dropped)
-        flags = self._start(communicator, self._counts, ddl.Sum, f"{name}.flags", overlap)
+        flags_at = self._parts * self.flags_offset
+        gradients = self._memory.reduction(
+            communicator, op, name, start=overlap, numbers=flags_at, residual=self._dropped
+        )
+        assert self._counts_memory is not None
+        counts = self._counts_memory.tensor
+        flags = self._counts_memory.reduction(communicator, ddl.Sum, f"{name}.flags", start=overlap)
         divisor = communicator.size if op == ddl.Average else predivide
 
         def finish() -> None:
             gradients()
             flags()
-            coded[flags_at:] = self._counts / divisor
+            self._flag_numbers().copy_(counts / divisor)
+            self.read_flags()
             for i, lacked in self._lacked.items():
                 if not self.is_used(i):  # so what was sent is used nowhere
                     self._dropped_of(i)[:] = lacked
 
         self.sending(finish)
+
+    def _keep_what_int8_drops(self) -> None:
+        if self._dropped is None:
+            self._dropped = np.zeros(self._parts * self.flags_offset, np.float32)  # the kernel gives what is touched
+        if self._counts_memory is None:
+            self._counts_memory = FlatMemory(self._parts * len(self.flags), torch.int32, torch.device("cpu"))
+        self._counts_memory.tensor.copy_(self._flag_numbers())
+        self._lacked = {i: self._dropped_of(i).copy() for i in self.unused}
+
+    def _flag_numbers(self) -> torch.Tensor:
+        """Return the flags and the announcement as real numbers, two for each if the bucket is of complex ones."""
+        flags = self._memory.values()[self.flags_offset :]
+        return (torch.view_as_real(flags) if self.dtype.is_complex else flags).reshape(-1)
 
     def _dropped_of(self, i: int) -> np.ndarray:
         """Return the part of ``_dropped`` that belongs to entry ``i``."""
@@ -167,24 +186,13 @@ class GradientBucket:
         end = self._offsets[i] + self.entries[i].parameter.numel()
         return self._dropped[self._parts * self._offsets[i] : self._parts * end]
 
+    def read_flags(self) -> None:
+        """Bring the flags and the announcement to the host: from a GPU, once in a round."""
+        self._told = self.flags.real.tolist()
+
     def is_used(self, i: int) -> bool:
         """After the all-reduce: return whether any rank has used the parameter of entry ``i``."""
-        return bool(self.flags[i] != 0)
-
-    def _start(
-        self,
-        communicator: ddl.Communicator,
-        array: Any,
-        op: ddl.ReduceOp,
-        name: str,
-        overlap: bool,
-        residual: Optional[np.ndarray] = None,
-    ) -> Callable[[], object]:
-        if overlap:
-            return communicator.allreduce_async_(array, op=op, name=name, residual=residual).wait
-        if name not in self._prepared:
-            self._prepared[name] = communicator.prepare_allreduce(array, op=op, name=name, residual=residual)
-        return self._prepared[name]
+        return self._told[i] != 0
 
     def sending(self, finish: Callable[[], object]) -> None:
         """Note that the bucket is on its way, and that ``finish`` ends that."""
@@ -194,13 +202,23 @@ class GradientBucket:
         self.finish = finish
 
     @property
-    def float32(self) -> Optional[np.ndarray]:
-        """Its memory as the core gets it, if that is of float32, which alone can be written shorter on the wire."""
-        return self._wire if isinstance(self._wire, np.ndarray) and self._wire.dtype == np.float32 else None
+    def float32(self) -> bool:
+        """Whether it is of numbers that can be written shorter on the wire: see ``FlatMemory.float32``."""
+        return self._memory.float32
+
+    @property
+    def numbers(self) -> int:
+        """How many real numbers it has."""
+        return self._parts * self.length
+
+    def gradient_came(self) -> None:
+        """A gradient was written to its place, on the stream that is current."""
+        if self._arrivals is not None:
+            self._arrivals.note()
 
     def values(self) -> torch.Tensor:
         """Return the memory as a tensor that does not count as a user of it."""
-        return torch.from_numpy(self._array).view(self.dtype)
+        return self._memory.values()
 
     def receive(self) -> None:
         """End the all-reduce."""
@@ -213,6 +231,7 @@ class GradientBucket:
         self._written = self.flat._version != self._version
         if self._postdivide != 1:
             self.flat.div_(self._postdivide)
+        self.read_flags()
 
     def find_sparse(self, op: ddl.ReduceOp, size: int) -> List[Entry]:
         """After the all-reduce: mark and return the entries that lose their place, as some rank has a sparse gradient.
@@ -221,8 +240,7 @@ class GradientBucket:
         on all ranks.
         """
         limit = 1.5 * (1 if op == ddl.Average else size)
-        flags = self.flags[: len(self.entries)].real.tolist()
-        sparse = [entry for entry, flag in zip(self.entries, flags) if flag > limit]
+        sparse = [entry for entry, flag in zip(self.entries, self._told) if flag > limit]
         for entry in sparse:
             if entry.sparse_as_dense:
                 entry.sparse_dimensions = entry.sparse_dimensions or 1  # those of embeddings have one
@@ -232,7 +250,7 @@ class GradientBucket:
 
     def heard(self, op: ddl.ReduceOp, size: int) -> RoundSummary:
         """After the all-reduce: return what the ranks have said of themselves."""
-        return Announcement.read(self.flags[len(self.entries) :].real.tolist(), op, size)
+        return Announcement.read(self._told[len(self.entries) :], op, size)
 
     def forget(self) -> None:
         """Keep nothing of the last gradient that was sent for the next one, not even what rounding dropped.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple
 import torch
 
 import ddl
+from ddl_torch._compat import for_core
 
 if TYPE_CHECKING:
     from ddl_torch._gradient_bucket import GradientBucket
@@ -161,8 +162,7 @@ class _Average(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         gradient = gradients[0].contiguous().clone()
         memory = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        array = memory if memory.dtype == torch.bfloat16 else memory.numpy()
-        ctx.communicator.allreduce_async_(array, op=ctx.op, name="gradient of an average").wait()
+        ctx.communicator.allreduce_async_(for_core(memory), op=ctx.op, name="gradient of an average").wait()
         return gradient, None, None, None
 
 

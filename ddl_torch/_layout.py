@@ -19,6 +19,7 @@ from ddl_torch._gradient_bucket import GradientBucket
 from ddl_torch._gradient_entry import Entry
 from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
+from ddl_torch._streams import is_on_gpu
 
 __all__ = ["BucketLayout"]
 
@@ -84,7 +85,8 @@ class BucketLayout:
         if any(entry.group is not None for entry in placed):
             settings.append(f"groups={[entry.group for entry in placed]}")
         named = [(entry.name, entry.parameter) for entry in (*placed, *(e for e in fresh if e.sparse))]
-        places = check_same_on_all_ranks(self.communicator, settings, named, _overlap.place())
+        on_gpu = any(is_on_gpu(entry.parameter) for entry in self.entries)
+        places = check_same_on_all_ranks(self.communicator, settings, named, _overlap.place(on_gpu))
         wanted = self._settings.overlap
         self.overlap = _overlap.pays(places) if wanted is None else wanted
         if self._settings.deterministic and not self.communicator.deterministic:
@@ -92,7 +94,8 @@ class BucketLayout:
             assert twin is not None
             self._go_over_to(twin)
         gradients = [
-            Gradient(e.parameter.numel(), e.parameter.dtype, e.parameter.element_size(), e.group) for e in placed
+            Gradient(e.parameter.numel(), (e.parameter.dtype, e.parameter.device), e.parameter.element_size(), e.group)
+            for e in placed
         ]
         for bucket in assign(gradients, bucket_bytes=self._settings.bucket_bytes):
             self.buckets.append(GradientBucket(len(self.buckets), bucket, placed))
@@ -132,8 +135,10 @@ class BucketLayout:
 
     def choose_wire(self) -> None:
         """Measure how the buckets are averaged fastest, and do so from now on. Collective; before the first step."""
-        arrays = [bucket.float32 for bucket in self.buckets]
-        self._go_over_to(fastest(self.communicator, [array for array in arrays if array is not None]))
+        arrays = [ddl.empty(bucket.numbers, "float32") for bucket in self.buckets if bucket.float32]
+        for array in arrays:
+            array.fill(0)
+        self._go_over_to(fastest(self.communicator, arrays))
 
     def _go_over_to(self, communicator: ddl.Communicator) -> None:
         if communicator is not self.communicator:

@@ -5,6 +5,7 @@ What one rank alone can refuse is refused when the operation is built, before an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once,
 from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported
 from ddl_torch._compat import for_core
+from ddl_torch._streams import GpuTensor, StreamOfCall, is_on_gpu
 from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, written
 from ddl_torch.adasum import adasum_
 
@@ -24,6 +26,19 @@ __all__ += ["check_op", "reducescatter", "summable"]
 
 T = TypeVar("T")
 Start = Callable[[ddl.Communicator], Waitable]
+
+
+def _on_stream(tensor: torch.Tensor, operation: Operation[T]) -> Operation[T]:
+    """Return ``operation`` on ``tensor`` so that any thread may run it: see _streams.py."""
+    if not is_on_gpu(tensor):
+        return operation
+    stream = StreamOfCall(tensor.device)
+    return replace(
+        operation,
+        start=stream.bind(operation.start),
+        finish=stream.finish(operation.finish),
+        call=None if operation.call is None else stream.bind(operation.call),
+    )
 
 
 def _described(tensor: torch.Tensor, rows_differ: bool = False) -> Tuple[str, Tuple[int, ...]]:
@@ -93,13 +108,19 @@ def allreduce(
 
     signature = Signature("allreduce", (_described(own),), _detail(op, prescale, postscale))
     if op == ddl.Adasum:
-        return at_once(signature, lambda communicator: adasum_(scaled(), communicator=communicator), unscaled)
-    return Operation(
+
+        def combine(communicator: ddl.Communicator) -> torch.Tensor:
+            _scale(target, prescale)
+            return adasum_(target, communicator=communicator)
+
+        return _on_stream(target, at_once(signature, combine, unscaled))
+    operation = Operation(
         signature,
         lambda communicator: communicator.allreduce_async_(scaled(), op=op),
         unscaled,
         lambda communicator: communicator.allreduce_(scaled(), op=op),
     )
+    return _on_stream(target, operation)
 
 
 def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Operation[torch.Tensor]:
@@ -108,21 +129,24 @@ def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Ope
     own = tensor if in_place else _copy(tensor, verb)
     alias(own, verb)
     array = to_array(own, verb)
-    return Operation(
+    operation = Operation(
         Signature("broadcast", (_described(own),), f"root_rank={name}"),
         lambda communicator: communicator.broadcast_async_(array, root=root),
         written(own),
         lambda communicator: communicator.broadcast_(array, root=root),
     )
+    return _on_stream(own, operation)
 
 
 def summable(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> Tuple[Any, Callable[[Any], torch.Tensor]]:
     """Return the contents for a verb that adds up and returns a new array, and what makes a tensor of that.
 
-    numpy has no bfloat16: such tensors are added up as float32 and rounded once, at the end.
+    numpy has no bfloat16: such tensors on the CPU are added up as float32 and rounded once, at the end.
     """
     own = plain(tensor, verb)
     check_op(own, verb, op)
+    if is_on_gpu(own):
+        return GpuTensor(own.contiguous()), lambda result: result
     if own.dtype == torch.bfloat16:
         return to_array(own.float(), verb), lambda array: torch.from_numpy(array).bfloat16()
     return to_array(own, verb), lambda array: from_array(array, own.dtype)
@@ -148,23 +172,25 @@ def reducescatter(tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, posts
         _scale(result, postscale)
         return result
 
-    return Operation(
+    operation = Operation(
         Signature("reducescatter", (_described(own),), _detail(op, prescale, postscale)),
         lambda communicator: communicator.reducescatter_async(array, op=op),
         finish,
         lambda communicator: communicator.reducescatter(array, op=op),
     )
+    return _on_stream(own, operation)
 
 
 def allgather(tensor: torch.Tensor) -> Operation[torch.Tensor]:
     """All-gather along the first dimension, which may differ by rank."""
     array, dtype = to_array(tensor, "allgather"), tensor.dtype
-    return Operation(
+    operation = Operation(
         Signature("allgather", (_described(tensor, rows_differ=True),)),
         lambda communicator: communicator.allgather_async(array),
         lambda rows: from_array(rows, dtype),
         lambda communicator: communicator.allgather(array),
     )
+    return _on_stream(tensor, operation)
 
 
 def alltoall(
@@ -185,12 +211,13 @@ def alltoall(
             return from_array(result[0], dtype), torch.from_numpy(result[1]).to(counts)
         return from_array(result, dtype)
 
-    return Operation(
+    operation = Operation(
         Signature("alltoall", (_described(tensor, rows_differ=True),)),
         lambda communicator: communicator.alltoall_async(array, given),
         finish,
         lambda communicator: communicator.alltoall(array, given),
     )
+    return _on_stream(tensor, operation)
 
 
 def absent(signature: Signature) -> Start:

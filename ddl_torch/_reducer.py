@@ -149,6 +149,7 @@ class GradientReducer:
         if not entry.is_final():
             return  # the end of the backward pass sees to it
         entry.adopt()
+        bucket.gradient_came()
         if self._sending and entry.expected:
             entry.expected = False
             bucket.pending -= 1

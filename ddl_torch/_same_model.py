@@ -10,6 +10,7 @@ import ddl
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
 from ddl_torch._gradient_bucket import WIRE_DTYPES
+from ddl_torch._streams import is_on_gpu
 
 __all__ = ["check_parameter", "check_same_on_all_ranks"]
 
@@ -19,8 +20,10 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
     """Raise ``InvalidArgument`` for a parameter that this version cannot train."""
     if torch.nn.parameter.is_lazy(parameter):
         raise ddl.InvalidArgument(f"parameter {name!r} has no shape yet; run the lazy modules once before wrapping")
-    if parameter.device.type != "cpu":
-        raise ddl.InvalidArgument(f"parameter {name!r} is on {parameter.device}; this version of DDL trains on the CPU")
+    if not (parameter.is_cpu or is_on_gpu(parameter)):
+        raise ddl.InvalidArgument(
+            f"parameter {name!r} is on {parameter.device}; DDL trains on the CPU and on CUDA GPUs"
+        )
     if parameter.requires_grad and parameter.dtype not in WIRE_DTYPES:
         raise ddl.InvalidArgument(
             f"parameter {name!r} has type {parameter.dtype}; gradients of float16, bfloat16, float32, float64 and of "

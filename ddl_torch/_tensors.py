@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable, Generic, Optional, TypeVar
 
-import numpy as np
 import torch
 
 import ddl
 from ddl.adapter.operations import Waitable
 from ddl_torch._compat import mark_written
+from ddl_torch._streams import GpuTensor, is_on_gpu, refuse_capture
 
 __all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "memory_of", "plain", "to_array", "written"]
 
@@ -40,6 +40,7 @@ class Work(Generic[T]):
         self._finish: Optional[Callable[[Any], T]] = finish
         self._result: Optional[T] = None
         self._finishing = threading.Lock()  # a result is finished once, in place for some verbs
+        self._join: Callable[[], None] = getattr(finish, "join", _nothing)
 
     def done(self) -> bool:
         """Return whether it has ended, well or not. Does not block."""
@@ -55,11 +56,17 @@ class Work(Generic[T]):
         with self._finishing:
             if self._finish is not None:
                 self._result, self._finish = self._finish(raw), None
+            else:
+                self._join()
         return self._result  # type: ignore[return-value]
 
 
+def _nothing() -> None:
+    """Stand in for what a GPU's stream has to wait for: there is none."""
+
+
 def plain(tensor: Any, verb: str) -> torch.Tensor:
-    """Return ``tensor`` without history, if it is a dense one on the CPU; raise ``InvalidArgument`` if it is not.
+    """Return ``tensor`` without history, if it is a dense one; raise ``InvalidArgument`` if it is not.
 
     Every tensor of a verb passes through here before anything is submitted: what the core could not read would end the
     verb on this rank only, and with that all later ones.
@@ -68,8 +75,10 @@ def plain(tensor: Any, verb: str) -> torch.Tensor:
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
     if tensor.device.type == "meta":
         raise ddl.InvalidArgument(f"{verb}: the tensor is on meta, where it has a shape but no numbers")
-    if tensor.device.type != "cpu":
-        raise ddl.InvalidArgument(f"{verb}: the tensor is on {tensor.device}; copy it to the CPU first")
+    if not tensor.is_cpu:
+        if not is_on_gpu(tensor):
+            raise ddl.InvalidArgument(f"{verb}: the tensor is on {tensor.device}; copy it to the CPU first")
+        refuse_capture(tensor, verb)
     if tensor.is_nested:
         raise ddl.InvalidArgument(f"{verb}: the tensor is nested; pass each of tensor.unbind()")
     if tensor.layout != torch.strided:
@@ -128,17 +137,21 @@ def carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
     return _INTEGERS[dtype.itemsize]
 
 
-def to_array(tensor: torch.Tensor, verb: str) -> np.ndarray[Any, Any]:
-    """Return the contents of ``tensor`` for a verb that moves them; shares memory if ``tensor`` is contiguous."""
+def to_array(tensor: torch.Tensor, verb: str) -> Any:
+    """Return the contents of ``tensor`` for a verb of ``ddl`` that moves them; a numpy array for one on the CPU.
+
+    Shares memory if ``tensor`` is contiguous.
+    """
     own = plain(tensor, verb).contiguous()
     moved = torch.view_as_real(own) if own.is_complex() else own.view(carrier(own.dtype, verb))
-    array: np.ndarray[Any, Any] = moved.numpy()
-    return array
+    return moved.numpy() if moved.is_cpu else GpuTensor(moved)
 
 
-def from_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """Undo ``to_array``."""
-    moved = torch.from_numpy(array)
+def from_array(array: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Undo ``to_array``, of what a verb of ``ddl`` has returned: a numpy array, or a tensor on a GPU."""
+    moved = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     if not dtype.is_complex:
         return moved.view(dtype)
-    return torch.view_as_complex(moved) if moved.numel() else torch.empty(moved.shape[:-1], dtype=dtype)
+    if moved.numel() == 0:
+        return torch.empty(moved.shape[:-1], dtype=dtype, device=moved.device)
+    return torch.view_as_complex(moved)

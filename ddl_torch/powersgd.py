@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import ddl
+from ddl_torch._flat_memory import FlatMemory
 from ddl_torch._gradient_bucket import GradientBucket
 
 __all__ = ["LowRankBucket", "orthonormal"]
@@ -30,13 +31,14 @@ _BLOCK = 1 << 15  # elements that are worked on at a time, in the second-level c
 class _Matrix:
     """One compressed gradient: views of the bucket, of the error, and of the flat buffers of factors."""
 
-    def __init__(self, number: int, shape: torch.Size, rank: int, seed: int) -> None:
+    def __init__(self, number: int, parameter: torch.Tensor, rank: int, seed: int) -> None:
+        shape = parameter.shape
         self.number = number  # of the entry of the bucket
         self.gradient = torch.empty(0)  # of any number of dimensions; bound before it is used
         self.rows, self.columns = shape[0], shape.numel() // shape[0]
         self.rank = rank
-        self.error = torch.zeros(self.rows, self.columns)
-        self.start = _uniform(rank, self.columns, seed)  # what the next power iteration begins with
+        self.error = torch.zeros(self.rows, self.columns, device=parameter.device)
+        self.start = _uniform(rank, self.columns, seed).to(parameter.device)  # the next power iteration begins with it
         self.seed = seed
 
     def bind(self, p: torch.Tensor, q: torch.Tensor) -> None:
@@ -65,7 +67,7 @@ class _Matrix:
         if keep:
             # A direction in which there was no gradient is tried anew.
             lost = (self.q == 0).all(1, keepdim=True)
-            self.start = torch.where(lost, _uniform(self.rank, self.columns, self.seed), self.q)
+            self.start = torch.where(lost, _uniform(self.rank, self.columns, self.seed).to(self.q.device), self.q)
 
 
 class LowRankBucket:
@@ -81,22 +83,21 @@ class LowRankBucket:
             shape = entry.parameter.shape
             thin = min(rank, *shape) if len(shape) > 1 and shape.numel() else 0
             if thin and thin * (shape[0] + shape.numel() // shape[0]) < shape.numel():
-                self._matrices.append(_Matrix(number, shape, thin, bucket.number << 20 | number))
+                self._matrices.append(_Matrix(number, entry.parameter, thin, bucket.number << 20 | number))
             else:
                 self._uncompressed.append(number)
         self._bind()
         sizes_p = [m.rows * m.rank for m in self._matrices]
         sizes_q = [m.columns * m.rank for m in self._matrices]
         plain = [tensor.numel() for tensor in self._plain]
-        self._first = torch.from_numpy(ddl.empty(sum(plain) + sum(sizes_p), "float32"))
-        self._second = torch.from_numpy(ddl.empty(sum(sizes_q), "float32"))
-        *self._copies, factors = torch.split(self._first, [*plain, sum(sizes_p)])
-        both = zip(torch.split(factors, sizes_p), torch.split(self._second, sizes_q))
+        device = bucket.flat.device
+        self._first = FlatMemory(sum(plain) + sum(sizes_p), torch.float32, device)
+        self._second = FlatMemory(sum(sizes_q), torch.float32, device)
+        *self._copies, factors = torch.split(self._first.tensor, [*plain, sum(sizes_p)])
+        both = zip(torch.split(factors, sizes_p), torch.split(self._second.tensor, sizes_q))
         for matrix, (p, q) in zip(self._matrices, both):
             matrix.bind(p, q)
         self._name = f"bucket.{bucket.number}"
-        self._reduce_first = communicator.prepare_allreduce(self._first.numpy(), op=op, name=f"{self._name}.p")
-        self._reduce_second = communicator.prepare_allreduce(self._second.numpy(), op=op, name=f"{self._name}.q")
         self._kept = False  # the last gradient has left an error
 
     def _bind(self) -> None:
@@ -122,10 +123,7 @@ class LowRankBucket:
             copy.view(tensor.shape).copy_(tensor)
         for matrix in self._matrices:
             torch.mm(matrix.add_error(), matrix.start.t(), out=matrix.p)
-        first: Callable[[], object] = self._reduce_first
-        if overlap:
-            array, name = self._first.numpy(), f"{self._name}.p"
-            first = self._communicator.allreduce_async_(array, op=self._op, name=name).wait
+        first = self._first.reduction(self._communicator, self._op, f"{self._name}.p", start=overlap)
         self._bucket.sending(lambda: self._finish(first))
 
     def forget(self) -> None:
@@ -143,8 +141,9 @@ class LowRankBucket:
         for matrix in self._matrices:
             matrix.p.copy_(orthonormal(matrix.p))
             torch.mm(matrix.p.t(), matrix.gradient.reshape(matrix.rows, matrix.columns), out=matrix.q)
-        self._reduce_second()
-        self._kept = bool(torch.isfinite(self._second).all())  # a P that is not finite makes a Q that is not
+        self._second.reduction(self._communicator, self._op, f"{self._name}.q", start=False)()
+        self._bucket.read_flags()
+        self._kept = bool(torch.isfinite(self._second.tensor).all())  # a P that is not finite makes a Q that is not
         divisor = self._communicator.size if self._op == ddl.Sum else 1
         for matrix in self._matrices:
             # What no rank uses is used nowhere: what was left over is sent again.

@@ -24,6 +24,7 @@ from ddl_torch._c10d_monitored_barrier import barrier_within, extend_torch, moni
 from ddl_torch._c10d_verbs import C10dVerbs
 from ddl_torch._c10d_work import GroupWork, ThreadPerWork, Waiter
 from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
+from ddl_torch._streams import GPU_TYPES
 
 __all__ = ["DDLProcessGroup", "register"]
 
@@ -33,7 +34,7 @@ Tensors = Sequence[torch.Tensor]
 def register() -> None:
     """Make "ddl" known to ``torch.distributed``. Done by ``import ddl_torch``; again does nothing."""
     if "DDL" not in dist.Backend._plugins:
-        dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu", *sorted(GPU_TYPES)])
         register_rendezvous_handler("ddl", by_launcher)  # type: ignore[no-untyped-call]
         extend_torch(DDLProcessGroup)
         keep_what_reducers_hold()
@@ -52,7 +53,7 @@ _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d as
 
 
 class DDLProcessGroup(_Base):  # type: ignore[misc]
-    """c10d's verbs on one communicator, for tensors on the CPU. ``leave`` ends it.
+    """c10d's verbs on one communicator, for tensors on the CPU and on GPUs. ``leave`` ends it.
 
     Made by all its ranks at once. ``store``: torch's; ``timeout``: seconds of an operation (None: DDL_TIMEOUT).
     Each verb returns a ``GroupWork``; all ranks call the same verbs in the same order. Where c10d's caller is going to
@@ -114,7 +115,9 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @property
     def _device_types(self) -> List[torch.device]:
         # While it makes a group, torch takes a device for a sign that a compiled backend is there, which it can record.
-        return [torch.device(device) for device in ("cpu", *self.others.names())] if self.others.ready() else []
+        # The CPU comes first: torch sends objects there.
+        devices = {"cpu": "ddl", **self.others.all_names()} if self.others.ready() else {}
+        return [torch.device(device) for device in devices]
 
     def _get_backend(self, device: torch.device) -> Any:
         if device.type in self.others.names():

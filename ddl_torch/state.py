@@ -9,7 +9,8 @@ import torch
 import ddl
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
-from ddl_torch._compat import mark_written
+from ddl_torch._compat import for_core, mark_written
+from ddl_torch._streams import is_on_gpu
 from ddl_torch.optimizer import DistributedOptimizer
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
@@ -27,8 +28,8 @@ def broadcast_parameters(
     ``params``: ``model.state_dict()`` (parameters and buffers), ``model.named_parameters()`` or ``model.parameters()``;
     names, shapes and types must be the same on every rank. What is no tensor (None, a module's extra state) cannot be
     overwritten, and stays as it is. Raises ``InvalidArgument``, on all ranks, if names, shapes, types or roots differ,
-    or if one of them passes something else, or a tensor that is sparse or not on the CPU. ``communicator``: whose
-    ranks, default all.
+    or if one of them passes something else, or a tensor that is sparse or neither on the CPU nor on a CUDA GPU.
+    ``communicator``: whose ranks, default all.
 
     >>> ddl_torch.broadcast_parameters(model.state_dict())
     """
@@ -51,8 +52,8 @@ def _named_tensors(params: Any) -> Tuple[List[Tuple[str, torch.Tensor]], str]:
         return [], f"params has a tuple that is no pair (name, tensor); {wanted}"
     pairs = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     for name, tensor in pairs:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return [], f"{name!r} is no dense tensor on the CPU: {tensor.layout} on {tensor.device}"
+        if not (tensor.is_cpu or is_on_gpu(tensor)) or tensor.layout != torch.strided:
+            return [], f"{name!r} is no dense tensor on the CPU or on a CUDA GPU: {tensor.layout} on {tensor.device}"
     return pairs, ""
 
 
@@ -119,7 +120,18 @@ def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for parameter, number in zip(own, numbers):
         if number in state["state"]:
-            optimizer.state[parameter] = state["state"][number]
+            optimizer.state[parameter] = _where_it_is(state["state"][number], optimizer.state[parameter])
+
+
+def _where_it_is(exact: Any, loaded: Any) -> Any:
+    """Return ``exact`` with each tensor on the device to which torch has loaded it: mostly that of its parameter."""
+    if isinstance(exact, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return exact.to(loaded.device)
+    if isinstance(exact, dict) and isinstance(loaded, dict):
+        return {key: _where_it_is(value, loaded.get(key)) for key, value in exact.items()}
+    if isinstance(exact, (list, tuple)) and isinstance(loaded, (list, tuple)):
+        return type(exact)(_where_it_is(*pair) for pair in zip(exact, loaded))
+    return exact
 
 
 def _take_apart(value: Any, tensors: List[torch.Tensor]) -> Any:
@@ -153,7 +165,7 @@ def _broadcast(tensor: torch.Tensor, root_rank: int, communicator: ddl.Communica
     """Overwrite a tensor of any type and strides, as bytes."""
     target = tensor.detach()
     dense = target.resolve_conj().resolve_neg().contiguous()
-    communicator.broadcast_(dense.reshape(-1).view(torch.uint8).numpy(), root=root_rank)
+    communicator.broadcast_(for_core(dense.reshape(-1).view(torch.uint8)), root=root_rank)
     if dense.data_ptr() != target.data_ptr():
         target.copy_(dense)
     mark_written(tensor)

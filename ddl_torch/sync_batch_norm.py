@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ddl
+from ddl_torch._compat import for_core
 
 __all__ = ["SyncBatchNorm"]
 
@@ -160,4 +161,6 @@ def _moments(x: torch.Tensor, communicator: ddl.Communicator) -> Tuple[torch.Ten
 
 def _sum(x: torch.Tensor, communicator: ddl.Communicator) -> torch.Tensor:
     """Return the sum of all ranks' ``x``, the same bits on every rank. Collective, blocking."""
-    return torch.from_numpy(communicator.allreduce(x.detach().cpu().numpy(), op=ddl.Sum)).to(x.device)
+    total = x.detach().contiguous().clone()
+    communicator.allreduce_(for_core(total), op=ddl.Sum)
+    return total

@@ -352,8 +352,8 @@ bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
 
 void Handle::start(const std::shared_ptr<Operation>& operation, const py::object& kept) {
   submit_staged(operation, [&] { native_->submit(operation); });
-  // Arrays on a GPU are kept by `staged_`, until the GPU has ended.
-  if (operation->stage == nullptr) operation->kept = py::object(kept).release().ptr();
+  // Arrays on a GPU are kept by `staged_`, too, until the GPU has ended.
+  operation->kept = py::object(kept).release().ptr();
 }
 
 bool Handle::wait(Operation& operation, Nanoseconds timeout) {

@@ -80,6 +80,8 @@ def memory(verb: str, x: Any, op: ReduceOp = Sum) -> Any:
         raise InvalidArgument(
             f"{verb}: a {type(x).__name__} cannot be used in place; {_ADVICE}, or use a verb that returns a new array"
         ) from None
+    if isinstance(x, GpuArray):
+        return x.memory()
     if is_on_gpu(x):
         array = GpuArray(x)
         if array.dtype.kind == "c":
