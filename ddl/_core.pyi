@@ -159,6 +159,12 @@ class Work:
         ``timeout``: seconds; None waits for the operation's own deadline (DDL_TIMEOUT). Raises ``WaitTimeout`` if it
         ran out (the operation goes on), or the error that the operation ended with.
         """
+    def wait_on(self, stream: int) -> bool:
+        """Let a stream of the array's GPU wait for the result, and return True without blocking (DDL_GPU_WAIT=stream).
+
+        False: only ``wait`` can. ``stream``: the driver's handle. If the operation fails later, the stream goes on with
+        an undefined result, and the next call raises the error.
+        """
 
 class PreparedOperation:
     """A collective on a buffer, ready to be called again and again: see ``Communicator.prepare_allreduce``."""
@@ -218,7 +224,7 @@ class Communicator:
     def shutdown(self) -> None: ...
 
 def configure_arena(bytes: int) -> bool: ...
-def configure_gpu_driver(library: str) -> None: ...
+def configure_gpu_driver(library: str, waits_on_gpu: bool) -> None: ...
 
 class GpuMemory:
     """Contiguous memory on a GPU, for one call, with the stream behind which it may be read and written."""

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <type_traits>
@@ -26,12 +27,14 @@ constexpr unsigned kPortable = 1;                            // CU_MEMHOSTREGIST
 constexpr unsigned kDeviceMap = 2;                           // CU_MEMHOSTREGISTER_DEVICEMAP
 constexpr int kOrdinalOfPointer = 9;                         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr int kTypeOfPointer = 2;                            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr unsigned kGreaterOrEqual = 0;                      // CU_STREAM_WAIT_VALUE_GEQ
 constexpr int kCaptureThreadLocal = 1, kCaptureRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_…
 constexpr int kCaptureImplicit = 906;                        // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 constexpr const char* kLibrary = "libcuda.so.1";
 
 Mutex loading;
 std::string configured DDL_GUARDED_BY(loading);
+std::atomic<bool> waiting_on_gpu{false};
 
 Error unusable(const std::string& why) {
   return Error(ErrorKind::kResourceError,
@@ -65,6 +68,7 @@ struct DriverTable {
   int (*host_register)(void*, size_t, unsigned) = nullptr;
   int (*host_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
   int (*write_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;  // not in older drivers
+  int (*wait_for_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;
   // Only the driver that tests use has these.
   void (*ledger_access)(const void*, size_t, int, const char*) = nullptr;
   void (*ledger_release)(const void*) = nullptr;
@@ -111,6 +115,7 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
   need("cuMemHostRegister_v2", &table->host_register);
   need("cuMemHostGetDevicePointer_v2", &table->host_device_pointer);
   find("cuStreamWriteValue32_v2", &table->write_word);
+  find("cuStreamWaitValue32_v2", &table->wait_for_word);
   find("ddl_ledger_access", &table->ledger_access);
   find("ddl_ledger_release", &table->ledger_release);
   find("ddl_ledger_acquire", &table->ledger_acquire);
@@ -130,10 +135,13 @@ bool DriverError::passing() const {
   return code_ == kOutOfMemory || (code_ >= kFirstOfCaptures && code_ <= kLastOfCaptures);
 }
 
-void Driver::configure(const std::string& library) {
+void Driver::configure(const std::string& library, bool waits_on_gpu) {
   const Lock lock(loading);
   configured = library;
+  waiting_on_gpu = waits_on_gpu;
 }
+
+bool Driver::waits_on_gpu() { return waiting_on_gpu; }
 
 Driver& Driver::get() {
   static const int owner = process_id();
@@ -276,10 +284,14 @@ DevicePointer Driver::address_of(void* host) const {
   return address;
 }
 
-bool Driver::has_words() const { return table_->write_word != nullptr; }
+bool Driver::has_words() const { return table_->write_word != nullptr && table_->wait_for_word != nullptr; }
 
 void Driver::write_word(StreamHandle stream, DevicePointer address, uint32_t value) const {
   check(table_->write_word(stream, address, value, 0), "cuStreamWriteValue32_v2");
+}
+
+void Driver::wait_for_word(StreamHandle stream, DevicePointer address, uint32_t value) const {
+  check(table_->wait_for_word(stream, address, value, kGreaterOrEqual), "cuStreamWaitValue32_v2");
 }
 
 void Driver::note_access(const void* host, size_t bytes, bool writes, const char* by) const {

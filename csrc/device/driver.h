@@ -36,8 +36,10 @@ struct DriverTable;
 
 class Driver {
  public:
-  // Which library to load; empty: libcuda.so.1. Has an effect before the first use only.
-  static void configure(const std::string& library);
+  // Which library to load; empty: libcuda.so.1. Has an effect before the first use only. `waits_on_gpu`: results are
+  // copied up by streams that wait for words, where the driver can do that (see Transfer).
+  static void configure(const std::string& library, bool waits_on_gpu);
+  static bool waits_on_gpu();
   // Loads the library at the first call. Throws kResourceError if there is none, or none that can be used, and
   // kInvalidState in a forked child.
   static Driver& get();
@@ -91,6 +93,9 @@ class Driver {
   bool has_words() const;
   // Queued on the stream: who sees the value at the address sees all that the stream has done before.
   void write_word(StreamHandle stream, DevicePointer address, uint32_t value) const;
+  // Queued on the stream: what comes later waits until the word is `value` or more (it may wrap). The GPU's scheduler
+  // knows nothing of who will write it: what has to happen before must be queued before.
+  void wait_for_word(StreamHandle stream, DevicePointer address, uint32_t value) const;
 
   // Hooks of the driver that tests use; nothing otherwise. A thread reads or writes memory that GPUs use, too; it
   // tells other threads of all that it has done; it knows of all that another thread has told, or that came before a

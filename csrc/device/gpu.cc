@@ -35,8 +35,7 @@ std::shared_ptr<Gpu> Gpu::of(int device) {
 
 Gpu::Gpu(int device) : device_(device), driver_(Driver::get()), context_(driver_.context_of(device)) {
   const Driver::Current current(driver_, context_);
-  down_ = driver_.make_stream();
-  up_ = driver_.make_stream();
+  probe_ = driver_.make_stream();
   writes_words_ = can_write_words();
   thread_ = std::thread([this] { thread_main(); });
 }
@@ -52,30 +51,28 @@ Gpu::~Gpu() {
     for (const auto& gates : {gates_, captured_gates_}) {
       for (StreamHandle gate : gates) driver_.destroy_stream(gate);
     }
-    for (StreamHandle stream : {down_, up_}) driver_.destroy_stream(stream);
+    driver_.destroy_stream(probe_);
   } catch (const Error&) {
     // The GPU has failed. Whoever used it has been told, and the driver takes all of this back with the process.
   }
 }
 
 bool Gpu::can_write_words() {
-  Words& words = Words::process();
-  const Words::Word word = words.take(driver_);
-  bool can = word.address != 0;
+  const DevicePointer trial = Words::process().trial(driver_);
+  if (trial == 0) return false;
   try {
-    if (can) driver_.write_word(down_, word.address, word.base + 1);
+    driver_.write_word(probe_, trial, 1);
   } catch (const DriverError& error) {
     if (error.fatal()) throw;
-    can = false;  // an older driver, where an administrator must allow it
+    return false;  // an older driver, where an administrator must allow it
   }
-  words.give_back(word, 1);
-  return can;
+  return true;
 }
 
 void Gpu::check() const {
   try {
     const Driver::Current current(driver_, context_);
-    (void)driver_.capturing(down_);
+    (void)driver_.capturing(probe_);
   } catch (const DriverError& error) {
     throw failure(error);
   }
@@ -104,11 +101,33 @@ Gpu::Gate::~Gate() {
   (passed_ ? gpu_->gates_ : gpu_->captured_gates_).push_back(stream_);
 }
 
-std::shared_ptr<Transfer> Gpu::prepare(StagedArray in, StagedArray out, uint64_t pieces) {
+CopyStreams::CopyStreams(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
+  const Driver& driver = gpu_->driver_;
+  try {
+    const Driver::Current current(driver, gpu_->context_);
+    down_ = driver.make_stream();
+    up_ = driver.make_stream();
+  } catch (const DriverError& error) {
+    throw gpu_->failure(error);
+  }
+}
+
+CopyStreams::~CopyStreams() {
+  const Driver& driver = gpu_->driver_;
+  try {
+    const Driver::Current current(driver, gpu_->context_);
+    for (StreamHandle stream : {down_, up_}) driver.destroy_stream(stream);  // what they have queued is done first
+  } catch (const Error&) {
+    // As in ~Gpu.
+  }
+}
+
+std::shared_ptr<Transfer> Gpu::prepare(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out,
+                                       uint64_t pieces, bool ordered) {
   try {
     const Driver::Current current(driver_, context_);
-    auto transfer = std::make_shared<Transfer>(this, std::move(in), std::move(out), pieces);
-    transfer->take_staging();
+    auto transfer = std::make_shared<Transfer>(std::move(streams), std::move(in), std::move(out), pieces);
+    transfer->take_staging(ordered);
     return transfer;
   } catch (const DriverError& error) {
     throw failure(error);
@@ -146,12 +165,13 @@ void Gpu::queue(Transfer* transfer, const std::vector<StreamHandle>& producers) 
                 "a CUDA graph is being captured on the array's stream, and a collective cannot be a part of a graph; "
                 "call it outside of the capture");
   }
+  const Lock lock(transfer->streams_->queueing_);
   // Copies up need not wait for the producers: a piece leaves only after its arrival was seen, which comes behind
-  // them on `down_`, also for an array that is written only.
+  // them on the stream down, also for an array that is written only.
   const EventHandle ready = take_event();
   for (StreamHandle producer : producers) {
     driver_.record(ready, producer);
-    driver_.wait(down_, ready);
+    driver_.wait(transfer->streams_->down_, ready);
   }
   give_back(ready);
   transfer->queue_down();

@@ -1,4 +1,4 @@
-// One GPU of this process: two streams, one down and one up, and a thread that looks after the transfers under way.
+// One GPU of this process, and a thread that looks after the transfers under way.
 //
 // A communicator that has used arrays of that GPU holds it until it is shut down. Its thread makes all calls of the
 // driver that do not belong to a submission, so that no lane ever waits for a lock of the driver. That data has
@@ -17,6 +17,27 @@
 #include "device/transfer.h"
 
 namespace ddl {
+
+class Gpu;
+
+// The streams by which one communicator copies, one down and one up. Those of two communicators never wait for one
+// another: their operations may come in another order on another rank.
+class CopyStreams {
+ public:
+  explicit CopyStreams(std::shared_ptr<Gpu> gpu);
+  ~CopyStreams();
+  CopyStreams(const CopyStreams&) = delete;
+  CopyStreams& operator=(const CopyStreams&) = delete;
+
+  Gpu& gpu() const { return *gpu_; }
+
+ private:
+  friend class Gpu;
+  friend class Transfer;
+  const std::shared_ptr<Gpu> gpu_;
+  StreamHandle down_ = nullptr, up_ = nullptr;
+  Mutex queueing_;  // what belongs to one transfer is queued in one go
+};
 
 class Gpu {
  public:
@@ -52,13 +73,16 @@ class Gpu {
   };
 
   // Takes staging for the arrays; nothing is queued yet. If both arrays are the same memory, so are their copies.
-  std::shared_ptr<Transfer> prepare(StagedArray in, StagedArray out, uint64_t pieces);
-  // Queues the copies down, behind what `producers` have now. Copies up come later. Throws kInvalidState, before
-  // anything is queued, if a graph is being captured on one of these streams, and DriverError, which names the GPU.
-  // Then the transfer is cancelled, and ends when the GPU has done what was queued.
+  // `ordered`: such operations come in the same order on all ranks, so streams may wait for them.
+  std::shared_ptr<Transfer> prepare(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out,
+                                    uint64_t pieces, bool ordered);
+  // Queues the copies down, behind what `producers` have now. Throws kInvalidState, before anything is queued, if a
+  // graph is being captured on one of these streams, and DriverError, which names the GPU. Then the transfer is
+  // cancelled, and ends when the GPU has done what was queued.
   void begin(const std::shared_ptr<Transfer>& transfer, const std::vector<StreamHandle>& producers);
 
  private:
+  friend class CopyStreams;
   friend class Transfer;
   explicit Gpu(int device);
 
@@ -75,7 +99,7 @@ class Gpu {
   const int device_;
   const Driver& driver_;
   const ContextHandle context_;
-  StreamHandle down_ = nullptr, up_ = nullptr;
+  StreamHandle probe_ = nullptr;  // for questions
   bool writes_words_ = false;
 
   Mutex mutex_;

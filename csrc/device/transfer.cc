@@ -7,9 +7,10 @@
 
 namespace ddl {
 
-Transfer::Transfer(Gpu* gpu, StagedArray in, StagedArray out, uint64_t pieces)
-    : gpu_(gpu),
-      driver_(gpu->driver_),
+Transfer::Transfer(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out, uint64_t pieces)
+    : streams_(std::move(streams)),
+      gpu_(streams_->gpu_.get()),
+      driver_(gpu_->driver_),
       in_(std::move(in)),
       out_(std::move(out)),
       pieces_(pieces),
@@ -23,11 +24,15 @@ Transfer::~Transfer() = default;
 
 // --- the submitting thread ---
 
-void Transfer::take_staging() {
+void Transfer::take_staging(bool ordered) {
   Slabs& slabs = Slabs::process();
   const bool same = in_.device == out_.device && in_.bytes == out_.bytes;
   try {
     arrived_ = Words::process().take(driver_);
+    if (ordered && Driver::waits_on_gpu() && gpu_->writes_words_ && arrived_.address != 0) {
+      departed_ = Words::process().take(driver_);
+      behind_words_ = departed_.address != 0;
+    }
     end_down_ = gpu_->take_event();
     end_up_ = gpu_->take_event();
     if (in_.bytes > 0) in_.host = slabs.allocate(driver_, in_.bytes).memory;
@@ -39,22 +44,63 @@ void Transfer::take_staging() {
 }
 
 void Transfer::queue_down() {
+  const StreamHandle down = streams_->down_;
   const bool by_words = gpu_->writes_words_ && arrived_.address != 0;
   for (uint64_t piece = 0; piece < pieces_; ++piece) {
     if (in_.host != nullptr) {
       for (const Range& range : in_.pieces[piece]) {
-        driver_.copy_down(in_.host + range.offset, in_.device + range.offset, range.bytes, gpu_->down_);
+        driver_.copy_down(in_.host + range.offset, in_.device + range.offset, range.bytes, down);
       }
     }
     if (by_words) {
-      driver_.write_word(gpu_->down_, arrived_.address, arrived_.base + static_cast<uint32_t>(piece) + 1);
+      driver_.write_word(down, arrived_.address, arrived_.base + static_cast<uint32_t>(piece) + 1);
     } else {
       arrivals_.push_back(gpu_->take_event());
-      driver_.record(arrivals_.back(), gpu_->down_);
+      driver_.record(arrivals_.back(), down);
     }
   }
-  driver_.record(end_down_, gpu_->down_);
+  driver_.record(end_down_, down);
   downs_recorded_ = true;
+  if (behind_words_) queue_up_behind_words();
+}
+
+// Everything that must happen before a wait is over was queued before it: all copies down. A piece has left only
+// after it has arrived; but if the operation is abandoned, nothing may be written before the producers have ended
+// either.
+void Transfer::queue_up_behind_words() {
+  const StreamHandle up = streams_->up_;
+  for (uint64_t piece = 0; piece < pieces_; ++piece) {
+    const auto number = static_cast<uint32_t>(piece) + 1;
+    driver_.wait_for_word(up, arrived_.address, arrived_.base + number);
+    driver_.wait_for_word(up, departed_.address, departed_.base + number);
+    copy_up(piece);
+  }
+  returned_ = pieces_;
+  driver_.record(end_up_, up);
+  ending_ = true;
+}
+
+void Transfer::copy_up(uint64_t piece) {
+  if (out_.host == nullptr) return;
+  for (const Range& range : out_.pieces[piece]) {
+    driver_.copy_up(out_.device + range.offset, out_.host + range.offset, range.bytes, streams_->up_);
+  }
+}
+
+bool Transfer::wait_on(StreamHandle stream) {
+  if (!behind_words_) return false;
+  const Lock lock(ordering_);
+  if (ended()) {
+    finish();
+    return true;
+  }
+  try {
+    const Driver::Current current(driver_, gpu_->context_);
+    driver_.wait(stream, end_up_);
+  } catch (const DriverError& error) {
+    throw gpu_->failure(error);
+  }
+  return true;
 }
 
 // --- the lane ---
@@ -81,11 +127,23 @@ void Transfer::check() {
 void Transfer::left(uint64_t piece) {
   driver_.note_release(&left_[piece]);
   left_[piece].store(true, std::memory_order_release);
-  gpu_->kick();
+  if (!behind_words_) {
+    gpu_->kick();
+    return;
+  }
+  while (gapless_ < pieces_ && left_[gapless_].load(std::memory_order_relaxed)) ++gapless_;
+  release_streams(gapless_);
+  if (gapless_ == pieces_) gpu_->kick();
+}
+
+void Transfer::release_streams(uint64_t pieces) {
+  driver_.note_release(departed_.value);
+  departed_.value->store(departed_.base + static_cast<uint32_t>(pieces), std::memory_order_release);
 }
 
 void Transfer::abandon() {
   abandoned_.store(true, std::memory_order_release);
+  if (behind_words_) release_streams(pieces_);
   gpu_->kick();
 }
 
@@ -107,7 +165,7 @@ bool Transfer::progress(bool* waits) {
     // leaves afterwards. So no copy up comes behind the end.
     const bool abandoned = abandoned_.load(std::memory_order_acquire);
     bool moved = ask_arrivals(waits);
-    if (!ending_) moved |= queue_up();
+    if (!behind_words_) moved |= queue_up();
     return ask_end(abandoned, waits) || moved;
   } catch (const DriverError& error) {
     fail(error);
@@ -119,7 +177,7 @@ bool Transfer::progress(bool* waits) {
 bool Transfer::ask_arrivals(bool* waits) {
   if (downs_ended_) return false;
   if (!downs_recorded_) {  // a call was refused in the middle
-    driver_.record(end_down_, gpu_->down_);
+    driver_.record(end_down_, streams_->down_);
     downs_recorded_ = true;
   }
   const uint64_t before = asked_;
@@ -139,11 +197,7 @@ bool Transfer::queue_up() {
   for (uint64_t piece = 0; piece < pieces_; ++piece) {
     if (queued_[piece] || !left_[piece].load(std::memory_order_acquire)) continue;
     driver_.note_acquire(&left_[piece]);
-    if (out_.host != nullptr) {
-      for (const Range& range : out_.pieces[piece]) {
-        driver_.copy_up(out_.device + range.offset, out_.host + range.offset, range.bytes, gpu_->up_);
-      }
-    }
+    copy_up(piece);
     queued_[piece] = true;
     ++returned_;
   }
@@ -153,7 +207,7 @@ bool Transfer::queue_up() {
 bool Transfer::ask_end(bool abandoned, bool* waits) {
   if (!ending_) {
     if (returned_ < pieces_ && !abandoned) return false;
-    driver_.record(end_up_, gpu_->up_);
+    driver_.record(end_up_, streams_->up_);
     ending_ = true;
   }
   // Copies down of an operation that failed may still be under way.
@@ -164,6 +218,7 @@ bool Transfer::ask_end(bool abandoned, bool* waits) {
   // After a failure other ranks may still write to the staging, as to any array of the operation: it is not used
   // again.
   if (abandoned && !cancelled_.load(std::memory_order_relaxed)) in_.host = out_.host = nullptr;
+  const Lock lock(ordering_);
   give_staging_back();
   driver_.note_release(&end_);
   end_.complete();
@@ -175,7 +230,9 @@ void Transfer::give_staging_back() {
     if (event != nullptr) gpu_->give_back(event);
   }
   for (EventHandle event : arrivals_) gpu_->give_back(event);
-  if (arrived_.value != nullptr) Words::process().give_back(arrived_, static_cast<uint32_t>(pieces_));
+  for (const Words::Word& word : {arrived_, departed_}) {
+    if (word.value != nullptr) Words::process().give_back(word, static_cast<uint32_t>(pieces_));
+  }
   Slabs& slabs = Slabs::process();
   if (in_.host != nullptr) slabs.free(driver_, in_.host);
   if (out_.host != nullptr && out_.host != in_.host) slabs.free(driver_, out_.host);

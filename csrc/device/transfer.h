@@ -6,6 +6,11 @@
 // of words. When the last copy up has ended, the staging is free again, and `ended` is true: only then may the arrays
 // be given back to their owner.
 //
+// If results are to be waited for on the GPU (Driver::waits_on_gpu), the submitting thread queues all copies up as
+// well, each behind a wait for a word, by which the lane says how many pieces have left. Then a stream of the
+// caller's can wait for the results (`wait_on`) while the host goes on. Whatever ends the operation, the lane writes
+// the last number, so that no stream waits for ever.
+//
 // A driver that cannot write words has an event behind each piece instead, and the GPU's thread writes the word.
 #pragma once
 
@@ -23,6 +28,7 @@
 
 namespace ddl {
 
+class CopyStreams;
 class Gpu;
 
 // An array of an operation: where it is, where its copy is, and which parts each piece reads or writes.
@@ -36,7 +42,7 @@ struct StagedArray {
 class Transfer final : public Stage {
  public:
   // `in`: what the operation reads. `out`: what it writes, perhaps to the same memory.
-  Transfer(Gpu* gpu, StagedArray in, StagedArray out, uint64_t pieces);
+  Transfer(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out, uint64_t pieces);
   ~Transfer() override;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
@@ -54,6 +60,8 @@ class Transfer final : public Stage {
   void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
   // Whether the driver has refused a call in the middle: then nobody knows when the GPU uses the arrays last.
   bool lost() const { return failed_.load(std::memory_order_acquire); }
+  // Lets what `stream` gets from now on wait for the results, and returns true; false if only the host can wait.
+  bool wait_on(StreamHandle stream);
   // Call when it has ended: from now on this thread sees the results. Throws DriverError if it is lost.
   void finish();
   // The copies of the arrays; null: there is none.
@@ -63,17 +71,22 @@ class Transfer final : public Stage {
  private:
   friend class Gpu;
   // By the submitting thread.
-  void take_staging();
+  void take_staging(bool ordered);
   void queue_down();
+  void queue_up_behind_words();
+  // By the lane, or when nobody is left who could.
+  void release_streams(uint64_t pieces);
   // By the GPU's thread. `progress` returns whether anything moved; `waits`: whether it waits for the GPU.
   bool progress(bool* waits);
   bool ask_arrivals(bool* waits);
   bool queue_up();
+  void copy_up(uint64_t piece);
   bool ask_end(bool abandoned, bool* waits);
   void fail(const DriverError& error);
   void give_staging_back();
 
-  Gpu* const gpu_;  // as long as the operation is under way
+  const std::shared_ptr<CopyStreams> streams_;
+  Gpu* const gpu_;
   const Driver& driver_;
   StagedArray in_, out_;
   const uint64_t pieces_;
@@ -81,9 +94,14 @@ class Transfer final : public Stage {
   std::vector<EventHandle> arrivals_;  // where no stream can write words: a piece is down
   EventHandle end_down_ = nullptr;     // all that was queued down has ended
   EventHandle end_up_ = nullptr;
-  bool downs_recorded_ = false, downs_ended_ = false, ending_ = false;
-  uint64_t asked_ = 0;     // of `arrivals_`, those that have ended
-  uint64_t returned_ = 0;  // pieces whose copies up are queued
+  bool downs_recorded_ = false, downs_ended_ = false;
+  bool behind_words_ = false;  // copies up wait for `departed_`
+  Words::Word departed_;       // how many pieces have left, without a gap
+  uint64_t gapless_ = 0;       // the same, for the lane
+  uint64_t asked_ = 0;         // of `arrivals_`, those that have ended
+  uint64_t returned_ = 0;      // pieces whose copies up are queued
+  bool ending_ = false;        // no copy up will be queued any more, and `end_up_` is recorded
+  Mutex ordering_;             // `end_up_` is given back under it
   std::vector<bool> queued_;
 
   uint64_t noted_ = 0;                         // pieces that the lane has seen

@@ -26,6 +26,12 @@ Words::Word Words::take(const Driver& driver) {
   return word;
 }
 
+DevicePointer Words::trial(const Driver& driver) {
+  const Lock lock(mutex_);
+  if (!has_page_) add_page(driver);
+  return trial_;
+}
+
 void Words::give_back(Word word, uint32_t steps) {
   word.base += steps;
   const Lock lock(mutex_);
@@ -36,10 +42,12 @@ void Words::give_back(Word word, uint32_t steps) {
 void Words::add_page(const Driver& driver) {
   const Slabs::Part page = Slabs::process().allocate(driver, kPage);
   const DevicePointer address = page.registered && driver.has_words() ? driver.address_of(page.memory) : 0;
-  for (size_t at = 0; at < kPage; at += kLine) {
+  if (!has_page_) trial_ = address;  // its first line is not handed out
+  for (size_t at = has_page_ ? 0 : kLine; at < kPage; at += kLine) {
     auto* const value = new (page.memory + at) std::atomic<uint32_t>(0);
     free_.push_back({value, address == 0 ? 0 : address + at, 0});
   }
+  has_page_ = true;
 }
 
 }  // namespace ddl

@@ -33,7 +33,9 @@ class Words {
 
   // Needs a current context. Throws as Slabs::allocate, and DriverError.
   Word take(const Driver& driver);
-  // When nobody writes or reads it any more; `steps`: how far it may have come.
+  // A word that nobody takes, to try whether streams can write words. 0: they cannot.
+  DevicePointer trial(const Driver& driver);
+  // When nobody writes or reads it any more, also no stream later; `steps`: how far it may have come.
   void give_back(Word word, uint32_t steps);
 
  private:
@@ -42,6 +44,8 @@ class Words {
 
   Mutex mutex_;
   std::vector<Word> free_ DDL_GUARDED_BY(mutex_);
+  bool has_page_ DDL_GUARDED_BY(mutex_) = false;
+  DevicePointer trial_ DDL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ddl

@@ -201,8 +201,8 @@ ArrayView view_of_gpu_memory(const GpuMemory& memory) {
   view.writable = true;
   view.owner = memory.owner;
   if (view.count == 0) return view;
-  view.on_gpu = std::make_shared<OnGpu>(
-      OnGpu{Gpu::of(Driver::get().device_of(memory.address)), true, memory.stream, nullptr});
+  view.on_gpu =
+      std::make_shared<OnGpu>(OnGpu{Gpu::of(Driver::get().device_of(memory.address)), true, memory.stream, nullptr});
   return view;
 }
 

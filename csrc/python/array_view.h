@@ -1,5 +1,5 @@
-// What the core sees of an array: of numpy arrays directly, of anything else through DLPack; of arrays on a GPU also as
-// an adapter describes them (GpuMemory), or through the CUDA array interface.
+// What the core sees of an array: of numpy arrays directly, of anything else through DLPack; of arrays on a GPU also
+// as an adapter describes them (GpuMemory), or through the CUDA array interface.
 #pragma once
 
 #include <pybind11/pybind11.h>

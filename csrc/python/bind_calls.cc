@@ -84,6 +84,7 @@ struct PyWork {
     }
     return result;
   }
+  bool wait_on(uintptr_t stream) const { return communicator->wait_on(*operation, stream); }
 };
 
 // Python's Call: with its arrays, and what the caller gets.
@@ -283,12 +284,16 @@ PyMethodDef methods[] = {
 }  // namespace
 
 void bind_calls(py::module_& m, py::class_<Handle, std::shared_ptr<Handle>>& communicator) {
-  py::class_<PyWork, std::shared_ptr<PyWork>>(m, "Work", "An operation under way; see ddl.Work.")
-      .def("done", &PyWork::done, "Return whether it has ended, well or not. Does not block.")
+  py::class_<PyWork, std::shared_ptr<PyWork>> work(m, "Work", "An operation under way; see ddl.Work.");
+  work.def("done", &PyWork::done, "Return whether it has ended, well or not. Does not block.")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none(),
            "Wait until the operation has ended and return its result.\n\n"
            "timeout: seconds; None waits for the operation's own deadline. Raises WaitTimeout if it ran out (the\n"
            "operation goes on), or the error that the operation ended with.");
+  work.def(
+      "wait_on", &PyWork::wait_on, py::arg("stream"),
+      "Let a stream of the array's GPU (the driver's handle) wait for the result, and return True; False if only\n"
+      "``wait`` can. Errors that come later are raised by the next call, and the result is undefined then.");
   py::class_<PyCall>(m, "Call", "One call, ready to be run or started.")
       .def(py::init(&make_call), py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("result"),
            py::kw_only(), py::arg("op") = 0, py::arg("root") = 0, py::arg("part_lengths") = py::none(),

@@ -16,7 +16,8 @@ namespace {
 
 constexpr uintptr_t kLegacyStream = 1;  // CU_STREAM_LEGACY; frameworks say 0
 
-GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtype, uintptr_t stream, py::object owner) {
+GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtype, uintptr_t stream,
+                      py::object owner) {
   GpuMemory memory;
   memory.address = address;
   memory.count = count;
@@ -29,8 +30,10 @@ GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtyp
 }  // namespace
 
 void bind_device(py::module_& m) {
-  m.def("configure_gpu_driver", &Driver::configure, py::arg("library"),
-        "Set the library of the GPUs' driver (\"\": libcuda.so.1); without effect once an array on a GPU was used.");
+  m.def("configure_gpu_driver", &Driver::configure, py::arg("library"), py::arg("waits_on_gpu"),
+        "Set the library of the GPUs' driver (\"\": libcuda.so.1), without effect once an array on a GPU was used; "
+        "and\n"
+        "whether streams wait for results, where they can, so that ``Work.wait_on`` is possible.");
   py::class_<GpuMemory>(m, "GpuMemory", "Contiguous memory on a GPU, and the stream behind which it may be used.")
       .def(py::init(&make_memory), py::arg("address"), py::arg("count"), py::arg("dtype"), py::arg("stream"),
            py::arg("owner"));

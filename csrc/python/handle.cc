@@ -50,7 +50,7 @@ Handle::~Handle() {
     (void)native_.release();
     (void)pool_.release();
     (void)new std::vector<Staged>(std::move(staged_));
-    (void)new std::vector<std::shared_ptr<Gpu>>(std::move(gpus_));
+    (void)new std::vector<std::shared_ptr<CopyStreams>>(std::move(streams_));
     return;
   }
   shutdown();
@@ -80,11 +80,11 @@ void Handle::shutdown() {
     (void)staged.in.release();
     (void)staged.out.release();
   }
-  std::vector<std::shared_ptr<Gpu>> gpus;
-  gpus.swap(gpus_);
+  std::vector<std::shared_ptr<CopyStreams>> streams;
+  streams.swap(streams_);
   {
     const py::gil_scoped_release released;
-    gpus.clear();
+    streams.clear();
   }
   planner_ = py::none();
 }
@@ -226,6 +226,23 @@ void Handle::driver_has_refused(const DriverError& error) const {
   throw DriverError(error);
 }
 
+const std::shared_ptr<CopyStreams>& Handle::streams_of(const std::shared_ptr<Gpu>& gpu) {
+  for (const auto& streams : streams_) {
+    if (&streams->gpu() == gpu.get()) return streams;
+  }
+  return streams_.emplace_back(std::make_shared<CopyStreams>(gpu));
+}
+
+bool Handle::wait_on(Operation& operation, uintptr_t stream) {
+  if (operation.stage == nullptr) return false;
+  if (operation.work.done()) operation.work.check();
+  try {
+    return static_cast<Transfer&>(*operation.stage).wait_on(reinterpret_cast<StreamHandle>(stream));
+  } catch (const DriverError& error) {
+    driver_has_refused(error);
+  }
+}
+
 void Handle::stage(Operation* operation, const Views& views) {
   const char* const what = name(operation->descriptor.collective);
   const ArrayView &in = views.in, &out = views.out;
@@ -243,9 +260,10 @@ void Handle::stage(Operation* operation, const Views& views) {
   if (views.has_in) down = staged_array(in, *operation, BufferId::kInput);
   if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput);
   try {
+    const std::shared_ptr<CopyStreams> streams = streams_of(gpu);
+    const bool ordered = operation->descriptor.collective < Collective::kSend;
     const std::shared_ptr<Transfer> transfer =
-        let_go([&] { return gpu->prepare(std::move(down), std::move(up), operation->pieces); });
-    if (std::find(gpus_.begin(), gpus_.end(), gpu) == gpus_.end()) gpus_.push_back(gpu);
+        let_go([&] { return gpu->prepare(streams, std::move(down), std::move(up), operation->pieces, ordered); });
     staged_.push_back({transfer, in.owner, out.owner});  // if `begin` throws, copies may be under way all the same
     let_go([&] { gpu->begin(transfer, producers); });
     operation->stage = transfer;

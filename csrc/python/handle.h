@@ -55,6 +55,9 @@ class Handle {
   // Call when the operation has ended well. Returns when results are on the GPU, if they belong there; false if that
   // took longer than `timeout` (below 0: the operation's own, after which the communicator has failed).
   bool finish_stage(Operation& operation, Nanoseconds timeout);
+  // Lets `stream`, the driver's handle of one, wait for the results on a GPU, and returns true; false if only the
+  // host can wait. The operation may fail afterwards: then the next call throws, and the results are undefined.
+  bool wait_on(Operation& operation, uintptr_t stream);
   // Whether the operation has ended, and so has the way back to the GPU.
   static bool done(const Operation& operation);
   void shutdown();
@@ -79,6 +82,7 @@ class Handle {
   void plan(const Call& call);
   void fill(Operation* operation, const Call& call, const Views& views);
   static void point(Operation* operation, const Views& views);
+  const std::shared_ptr<CopyStreams>& streams_of(const std::shared_ptr<Gpu>& gpu);
   // Begins the way of arrays on a GPU to the host and back.
   void stage(Operation* operation, const Views& views);
   // Submits by `submit`; if that throws, nothing will ever come of what is staged.
@@ -99,7 +103,7 @@ class Handle {
 
   std::unique_ptr<Communicator> native_;
   std::vector<Staged> staged_;
-  std::vector<std::shared_ptr<Gpu>> gpus_;  // that it has used
+  std::vector<std::shared_ptr<CopyStreams>> streams_;  // of each GPU that it has used
   std::unique_ptr<OperationPool> pool_;
   std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
   pybind11::object planner_ = pybind11::none();

@@ -101,6 +101,12 @@ def _wire(text: str) -> str:
     return "" if text == "float32" else text
 
 
+def _gpu_wait(text: str) -> str:
+    if text not in ("host", "stream"):
+        raise ValueError("host or stream")
+    return text
+
+
 def _connections(text: str) -> int:
     if not re.fullmatch(r"[1-9]|1[0-6]", text, re.ASCII):
         raise ValueError("a number from 1 to 16")
@@ -152,6 +158,9 @@ class Settings:
     )
     cuda_library: str = _variable(
         "DDL_CUDA_LIBRARY", "", str, "the driver of GPUs, loaded for the first array there; empty: libcuda.so.1"
+    )
+    gpu_wait: str = _variable(
+        "DDL_GPU_WAIT", "host", _gpu_wait, "what waits for results on GPUs: the host, or a stream (docs/gpu.md)"
     )
     log: str = _variable("DDL_LOG", "warning", _level, "what is logged: " + ", ".join(_LEVELS))
     interface: str = _variable(

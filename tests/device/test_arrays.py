@@ -22,6 +22,8 @@ pytestmark = pytest.mark.processes
 #: Elements: none, one, around a cache line, and as many as make several pieces of a large operation.
 SIZES = [0, 1, 15, 16, 17, 1009, 300_007, 3_000_001]
 N = 300_000
+#: What waits for results: the host, or a stream.
+WAITS = pytest.mark.parametrize("wait", ["host", "stream"])
 TYPES = ["float16", "float32", "float64", "int8", "int32", "uint64"]
 
 
@@ -49,9 +51,11 @@ def averages_and_sums() -> None:
         assert not [stream for stream in x.requested if stream in (None, 0)]  # DDL names its own stream
 
 
+@WAITS
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
-def test_sums_have_the_right_values(transport: str) -> None:
-    ranks.run(4 if transport == "hybrid" else 2, averages_and_sums, **connected(transport, **fake_env()))
+def test_sums_have_the_right_values(transport: str, wait: str) -> None:
+    env = {**fake_env(), "DDL_GPU_WAIT": wait}
+    ranks.run(4 if transport == "hybrid" else 2, averages_and_sums, **connected(transport, **env))
 
 
 def how_arrivals_are_told() -> List[int]:
@@ -116,9 +120,10 @@ def other_calls() -> None:
         assert "on a GPU" in repr(step)
 
 
+@WAITS
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_other_calls_have_the_right_values(transport: str) -> None:
-    ranks.run(3, other_calls, **connected(transport, **fake_env()))
+def test_other_calls_have_the_right_values(transport: str, wait: str) -> None:
+    ranks.run(3, other_calls, **connected(transport, **fake_env(), DDL_GPU_WAIT=wait))
 
 
 def new_arrays() -> None:
@@ -192,9 +197,10 @@ def many_under_way() -> None:
                 assert (arrays[i].numpy() == size * i + size * (size - 1) // 2).all()
 
 
+@WAITS
 @pytest.mark.parametrize("seed", [1, 2])
-def test_many_operations_under_way(seed: int) -> None:
-    ranks.run(2, many_under_way, env=fake_env(seed=seed))
+def test_many_operations_under_way(seed: int, wait: str) -> None:
+    ranks.run(2, many_under_way, env={**fake_env(seed=seed), "DDL_GPU_WAIT": wait})
 
 
 def before_the_producer_has_ended() -> List[Any]:
@@ -331,6 +337,7 @@ def shut_down_meanwhile() -> List[str]:
     return ends
 
 
-def test_shutdown_while_a_thread_waits() -> None:
-    for ends in ranks.run(2, shut_down_meanwhile, env=fake_env()):
+@WAITS
+def test_shutdown_while_a_thread_waits(wait: str) -> None:
+    for ends in ranks.run(2, shut_down_meanwhile, env={**fake_env(), "DDL_GPU_WAIT": wait}):
         assert len(ends) == 20 and set(ends) <= {"well", "InvalidState", "PeerLost", "Aborted"}, ends
