@@ -1,0 +1,41 @@
+"""A device of torch that needs no GPU: ``install()`` registers it as "fake".
+
+Its memory and its streams are those of the fake driver (``device.fake_cuda``), whose ledger sees every access. Each
+operation is computed on the CPU; its result is then still on its way to the device, as on a GPU: a reader on another
+stream that does not wait gets old bytes, and the ledger objects. A rank's job calls ``install()`` first, and uses
+``torch.device("fake", 0)`` where a user of a GPU writes "cuda". A test that resets the driver (``Fake()``) calls
+``restart()`` afterwards: tensors, streams and events of before are gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from device import fake_cuda
+from device.fake_torch import module
+from device.fake_torch.build import library
+
+
+@functools.cache
+def install() -> Any:
+    """Register the device, once in a process, and return its module, which is ``torch.fake``, too.
+
+    The driver is the library that ``DDL_CUDA_LIBRARY`` names, as for DDL's core.
+    """
+    torch.ops.load_library(str(library()))
+    torch.utils.rename_privateuse1_backend("fake")
+    torch.ops.fake_torch.install(os.environ.get("DDL_CUDA_LIBRARY") or str(fake_cuda.library()))
+    torch._register_device_module("fake", module)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    return module
+
+
+def restart() -> None:
+    """Forget everything of a driver that was reset: memory, streams, events."""
+    torch.ops.fake_torch.restart()
+
+
+__all__ = ["install", "library", "restart"]
