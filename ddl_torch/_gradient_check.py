@@ -129,7 +129,8 @@ class GradientCheck:
         """Return what the rows reduce to, in float64, and how far rounding may take each element from it."""
         size, share = inputs.shape
         wide = torch.complex128 if inputs.is_complex() else torch.float64
-        total, magnitude = torch.zeros(share, dtype=wide), torch.zeros(share, dtype=torch.float64)
+        total = torch.zeros(share, dtype=wide, device=inputs.device)
+        magnitude = torch.zeros(share, dtype=torch.float64, device=inputs.device)
         for row in inputs:
             total += row
             magnitude += row.to(wide).abs()
