@@ -81,4 +81,8 @@ def a_tensor_that_nobody_waited_for() -> bool:
 @pytest.mark.processes
 def test_a_job_uses_one_driver_for_torch_and_ddl() -> None:
     assert ranks.run(2, sums_of_tensors, env=Fake.environment()) == [[2.0 * total(2)] * 2] * 2
+
+
+@pytest.mark.processes
+def test_the_ledger_objects_to_a_tensor_that_torch_and_ddl_write_at_a_time() -> None:
     assert ranks.run(2, a_tensor_that_nobody_waited_for, env=Fake.environment()) == [True, True]

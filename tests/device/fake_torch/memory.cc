@@ -178,7 +178,17 @@ struct Staging::Piece {
   uint32_t marked;
   uint64_t epoch;
 
-  bool reached() const { return __atomic_load_n(word, __ATOMIC_ACQUIRE) == marked; }
+  void* event = nullptr;  // instead of the word, with an older driver: the host learns by asking
+
+  bool reached() {
+    if (event != nullptr) {
+      if (!answered(driver().cuEventQuery(event), "cuEventQuery")) return false;
+      FAKE_CALL(cuEventDestroy_v2, event);
+      event = nullptr;
+      *word = marked;
+    }
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == marked;
+  }
 };
 
 namespace {
@@ -207,9 +217,10 @@ Staging::Piece* new_piece(size_t bytes) {
 Staging::Staging(const c10::Stream& stream, size_t bytes) : stream_(stream), piece_(nullptr) {
   size_t size = kHead;
   while (size < bytes) size *= 2;
+  const Pushed pushed(stream.device_index());
   const std::lock_guard<std::mutex> lock(memory().mutex);
   auto& pieces = memory().pieces[{stream.device_index(), stream.id(), size}];
-  const auto place = std::find_if(pieces.begin(), pieces.end(), [](const Piece* piece) { return piece->reached(); });
+  const auto place = std::find_if(pieces.begin(), pieces.end(), [](Piece* piece) { return piece->reached(); });
   if (place != pieces.end()) {
     piece_ = *place;
     pieces.erase(place);
@@ -234,9 +245,9 @@ void Staging::mark() {
   const auto write = driver().cuStreamWriteValue32_v2;
   const int code =
       write == nullptr ? 801 : write(handle_of(stream_), reinterpret_cast<uint64_t>(piece_->word), piece_->marked, 0);
-  if (code == 801) {  // an older driver: the host has to wait, and to learn
-    synchronize(stream_);
-    __atomic_store_n(piece_->word, piece_->marked, __ATOMIC_RELEASE);
+  if (code == 801) {
+    if (piece_->event == nullptr) FAKE_CALL(cuEventCreate, &piece_->event, 2);
+    FAKE_CALL(cuEventRecord, piece_->event, handle_of(stream_));
   } else {
     check(code, "cuStreamWriteValue32_v2");
   }
