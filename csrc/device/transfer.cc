@@ -152,6 +152,12 @@ void Transfer::cancel() {
   abandon();
 }
 
+bool Transfer::ended() const {
+  if (!end_.done()) return false;
+  driver_.note_acquire(&end_);
+  return true;
+}
+
 void Transfer::finish() {
   driver_.note_acquire(&end_);
   check();

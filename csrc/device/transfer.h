@@ -54,8 +54,8 @@ class Transfer final : public Stage {
 
   // The operation will not be submitted after all. Before it was begun, or afterwards.
   void cancel();
-  // Whether the GPU does not use the arrays and the staging any more.
-  bool ended() const { return end_.done(); }
+  // Whether the GPU does not use the arrays and the staging any more. Then this thread may give them to others.
+  bool ended() const;
   // Sleeps until then, or for `timeout`; may return earlier.
   void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
   // Whether the driver has refused a call in the middle: then nobody knows when the GPU uses the arrays last.

@@ -89,6 +89,8 @@ void load(const char* path) {
   FIND(cuStreamWriteValue32_v2);
   FIND(fake_steps);
   FIND(fake_step);
+  FIND(ddl_ledger_release);
+  FIND(ddl_ledger_acquire);
 #undef FIND
   TORCH_CHECK(table.fake_step != nullptr && table.cuMemAlloc_v2 != nullptr, path, " is not the fake driver");
   loaded.store(true);

@@ -36,6 +36,8 @@ struct Table {
   int (*cuStreamWriteValue32_v2)(void*, uint64_t, uint32_t, unsigned);  // null: an older driver
   int (*fake_steps)();
   int (*fake_step)(int);
+  void (*ddl_ledger_release)(const void*);
+  void (*ddl_ledger_acquire)(const void*);
 };
 
 void load(const char* path);

@@ -76,6 +76,7 @@ Block* block_of(bool pinned, int device, c10::StreamId stream, size_t wanted) {
       if (!unused(*place)) continue;
       Block* const block = *place;
       blocks.erase(std::next(place).base());
+      driver().ddl_ledger_acquire(block);
       return block;
     }
   }
@@ -109,6 +110,7 @@ void give_back(void* context) {
     return;  // the driver has failed, or goes with the process: nobody gets the block again
   }
   block->used_on.clear();
+  driver().ddl_ledger_release(block);  // who gets it next knows of all that this thread knows, as by the lock
   const std::lock_guard<std::mutex> lock(memory().mutex);
   memory().free[{block->pinned, block->device, block->stream, block->bytes}].push_back(block);
 }
