@@ -21,7 +21,8 @@ TORCH_DONE = $(TORCH_FOLDER)/.done-$(firstword $(shell cat environments/torch.tx
 # tests/torch pass there, too, and test DDL alike with any torch: make test-torch-newest ARGS=tests/torch runs them all.
 TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate.py backend_cpp_waits.py backend_devices.py \
   backend_lightning.py backend_names.py backend_training.py backend_verbs.py backend_work.py compat.py ddp_hook.py \
-  dropped_gradients.py left_out.py optimizer.py overlap.py overlap_update.py sparse.py state.py unsendable.py verbs.py)
+  dropped_gradients.py gpu_backend.py gpu_optimizer.py gpu_verbs.py left_out.py optimizer.py overlap.py \
+  overlap_update.py sparse.py state.py unsendable.py verbs.py)
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
 TEST_ENVIRONMENTS = core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench

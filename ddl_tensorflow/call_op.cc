@@ -188,6 +188,14 @@ DDL_CALL_OP("DdlCallAlways").SetIsStateful();
 REGISTER_KERNEL_BUILDER(Name("DdlCall").Device(tf::DEVICE_CPU), DdlCall);
 REGISTER_KERNEL_BUILDER(Name("DdlCallAlways").Device(tf::DEVICE_CPU), DdlCall);
 
+// Where TensorFlow places the op on a GPU, it copies all tensors to the host and back itself: its streams are its
+// own.
+#define DDL_CALL_ON_GPU(name) \
+  REGISTER_KERNEL_BUILDER(    \
+      Name(name).Device(tf::DEVICE_GPU).HostMemory("anchor").HostMemory("inputs").HostMemory("outputs"), DdlCall)
+DDL_CALL_ON_GPU("DdlCall");
+DDL_CALL_ON_GPU("DdlCallAlways");
+
 }  // namespace
 
 extern "C" {

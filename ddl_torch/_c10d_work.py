@@ -18,6 +18,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 import torch.distributed as dist
 
+from ddl import Work
 from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
@@ -134,8 +135,9 @@ class GroupWork(dist.Work):
         """
         until = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
-            for work in self._works:
-                work.wait(None if until is None else max(0.0, until - time.monotonic()))
+            if timeout or not self._wait_on_stream():
+                for work in self._works:
+                    work.wait(None if until is None else max(0.0, until - time.monotonic()))
         finally:
             if self._unwaited is not None and self._ended():
                 self._unwaited.remove(self)
@@ -144,6 +146,16 @@ class GroupWork(dist.Work):
         elif isinstance(self._write, FinishOnStream):
             self._write.join()
         return True
+
+    def _wait_on_stream(self) -> bool:
+        """Let a stream wait instead of the host, if it can (DDL_GPU_WAIT=stream): where results are used next.
+
+        That is the stream of the call if something is left to be done there, and else the one that is current here.
+        """
+        if self._device is None:
+            return False
+        stream = self._write.stream if isinstance(self._write, FinishOnStream) else StreamOfCall(self._device)
+        return all(isinstance(work, Work) and work.wait_on(stream.handle) for work in self._works)
 
     def _ended(self) -> bool:
         return all(work.done() for work in self._works)
@@ -202,6 +214,7 @@ class GroupWork(dist.Work):
         One of tensors on a GPU knows that GPU: who waits for it then has its own current stream wait for what wrote
         them, whichever thread did.
         """
+        on_stream = self._wait_on_stream()
         with self._lock:
             known = self._future
             if known is None:
@@ -209,7 +222,7 @@ class GroupWork(dist.Work):
                 devices = None if self._device is None else [self._device]
                 ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
                 self._future = ended.then(lambda _: self.result())
-        if known is None and self._ended():
+        if known is None and (on_stream or self._ended()):
             ended.set_result(None)
         elif known is None:
             self._waiter.ask(self._await_end, lambda: ended.set_result(None))

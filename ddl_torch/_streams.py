@@ -82,6 +82,11 @@ class StreamOfCall:
         self._device = device
         self._stream = self._module.current_stream(device)
 
+    @property
+    def handle(self) -> int:
+        """The driver's handle of it."""
+        return int(self._stream.cuda_stream)
+
     def bind(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return ``function`` so that it works on this stream in any thread."""
 
@@ -110,19 +115,19 @@ class FinishOnStream(Generic[T]):
     """What is left to do of a verb when the core's work is done; a caller may come again, under another stream."""
 
     def __init__(self, stream: StreamOfCall, function: Callable[..., T]) -> None:
-        self._stream, self._function = stream, stream.bind(function)
+        self.stream, self._function = stream, stream.bind(function)
         self._event: Any = None
 
     def __call__(self, *arguments: Any) -> T:
         result = self._function(*arguments)
-        self._event = self._stream.record()
+        self._event = self.stream.record()
         self.join()
         return result
 
     def join(self) -> None:
         """Let the stream that is current here wait for what was done."""
         if self._event is not None:
-            self._stream.wait(self._event)
+            self.stream.wait(self._event)
 
 
 class StreamJoin:

@@ -28,6 +28,12 @@ struct OnGpu {
   std::shared_ptr<Gpu::Gate> gate;  // whose stream that is, if the array's owner has made it wait
 };
 
+// The driver's handle of a stream, as frameworks name it: to them, the legacy stream is 0.
+inline StreamHandle stream_handle(uintptr_t stream) {
+  constexpr uintptr_t kLegacyStream = 1;  // CU_STREAM_LEGACY
+  return reinterpret_cast<StreamHandle>(stream == 0 ? kLegacyStream : stream);
+}
+
 // Memory on a GPU as an adapter describes it that knows its framework's streams: Python's ddl._core.GpuMemory.
 struct GpuMemory {
   DevicePointer address = 0;

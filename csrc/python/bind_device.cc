@@ -14,15 +14,13 @@ namespace ddl {
 
 namespace {
 
-constexpr uintptr_t kLegacyStream = 1;  // CU_STREAM_LEGACY; frameworks say 0
-
 GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtype, uintptr_t stream,
                       py::object owner) {
   GpuMemory memory;
   memory.address = address;
   memory.count = count;
   if (!parse(dtype.c_str(), &memory.dtype)) refuse("GpuMemory", "there is no type '" + dtype + "'");
-  memory.stream = reinterpret_cast<StreamHandle>(stream == 0 ? kLegacyStream : stream);
+  memory.stream = stream_handle(stream);
   memory.owner = std::move(owner);
   return memory;
 }

@@ -237,7 +237,7 @@ bool Handle::wait_on(Operation& operation, uintptr_t stream) {
   if (operation.stage == nullptr) return false;
   if (operation.work.done()) operation.work.check();
   try {
-    return static_cast<Transfer&>(*operation.stage).wait_on(reinterpret_cast<StreamHandle>(stream));
+    return static_cast<Transfer&>(*operation.stage).wait_on(stream_handle(stream));
   } catch (const DriverError& error) {
     driver_has_refused(error);
   }

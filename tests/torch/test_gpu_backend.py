@@ -18,6 +18,8 @@ from torch_gpu import environment, fake_gpu, on_gpu
 import ddl
 
 pytestmark = pytest.mark.processes
+#: What waits for results: the host, or a stream.
+WAITERS = pytest.mark.parametrize("waiter", ["host", "stream"])
 
 
 def in_a_group(job: Callable[..., Any], *arguments: Any, objects: bool = False) -> Any:
@@ -69,10 +71,11 @@ def futures_under_any_stream(wait: str) -> None:
         stream.synchronize()
 
 
+@WAITERS
 @pytest.mark.parametrize("wait", ["wait", "thread", "then"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_futures_under_any_stream(wait: str, seed: int) -> None:
-    ranks.run(2, in_a_group_futures, wait, env=environment(seed=seed))
+def test_futures_under_any_stream(wait: str, seed: int, waiter: str) -> None:
+    ranks.run(2, in_a_group_futures, wait, env={**environment(seed=seed), "DDL_GPU_WAIT": waiter})
 
 
 def in_a_group_futures(wait: str) -> None:
@@ -102,9 +105,10 @@ def in_a_group_copies(wait: str, joined: bool) -> None:
     in_a_group(written_by_a_copy, wait, objects=not joined)
 
 
+@WAITERS
 @pytest.mark.parametrize("wait", ["wait", "future"])
-def test_results_that_are_copied_to_their_place(wait: str) -> None:
-    ranks.run(2, in_a_group_copies, wait, True, env=environment())
+def test_results_that_are_copied_to_their_place(wait: str, waiter: str) -> None:
+    ranks.run(2, in_a_group_copies, wait, True, env={**environment(), "DDL_GPU_WAIT": waiter})
 
 
 def test_without_the_join_it_is_noticed() -> None:
@@ -185,9 +189,10 @@ def verbs_and_messages() -> None:
     in_a_group(lambda: (every_verb(), messages()))
 
 
+@WAITERS
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_every_verb(transport: str) -> None:
-    ranks.run(2, verbs_and_messages, **connected(transport, **environment()))
+def test_every_verb(transport: str, waiter: str) -> None:
+    ranks.run(2, verbs_and_messages, **connected(transport, **environment(), DDL_GPU_WAIT=waiter))
 
 
 def network() -> torch.nn.Module:
@@ -234,8 +239,9 @@ def ddp(side: bool, as_view: bool) -> None:
 
 @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
 @pytest.mark.parametrize("as_view", [False, True], ids=["copied", "views"])
-def test_ddp(side: bool, as_view: bool) -> None:
-    ranks.run(2, ddp, side, as_view, env=environment())
+@WAITERS
+def test_ddp(side: bool, as_view: bool, waiter: str) -> None:
+    ranks.run(2, ddp, side, as_view, env={**environment(), "DDL_GPU_WAIT": waiter})
 
 
 def with_fsdp() -> None:
@@ -266,8 +272,38 @@ def fsdp() -> None:
     in_a_group(with_fsdp)
 
 
-def test_fsdp() -> None:
-    ranks.run(2, fsdp, env=environment())
+@WAITERS
+def test_fsdp(waiter: str) -> None:
+    ranks.run(2, fsdp, env={**environment(), "DDL_GPU_WAIT": waiter})
+
+
+def host_goes_on() -> bool:
+    """While the GPU stands still, ``wait`` returns, and what is queued behind it is right when it goes on."""
+
+    def job() -> bool:
+        from device.fake_cuda import Fake
+
+        x = on_gpu(1000, value=dist.get_rank() + 1.0)
+        dist.all_reduce(x)  # the GPU is opened
+        fake = Fake(reset=False)
+        y = on_gpu(1000, value=dist.get_rank() + 1.0)
+        fake.pause()
+        try:
+            work = dist.all_reduce(y, async_op=True)
+            work.wait()
+            z = torch.empty(1000, pin_memory=True)
+            z.copy_(y, non_blocking=True)
+            ahead = fake.pending() > 0
+        finally:
+            fake.pause(False)
+        torch.fake.current_stream().synchronize()
+        return ahead and bool((z == 3).all())
+
+    return bool(in_a_group(job))
+
+
+def test_the_host_goes_on_where_a_stream_waits() -> None:
+    assert ranks.run(2, host_goes_on, env={**environment(), "DDL_GPU_WAIT": "stream"}) == [True, True]
 
 
 def with_an_error() -> str:
