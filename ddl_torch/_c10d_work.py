@@ -18,7 +18,6 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 import torch.distributed as dist
 
-from ddl import Work
 from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
@@ -155,7 +154,10 @@ class GroupWork(dist.Work):
         if self._device is None:
             return False
         stream = self._write.stream if isinstance(self._write, FinishOnStream) else StreamOfCall(self._device)
-        return all(isinstance(work, Work) and work.wait_on(stream.handle) for work in self._works)
+        return all(
+            not isinstance(work, MatchedReceive) and work.wait_on(stream.handle)  # type: ignore[attr-defined]
+            for work in self._works
+        )
 
     def _ended(self) -> bool:
         return all(work.done() for work in self._works)

@@ -118,7 +118,7 @@ def allreduce(
         signature,
         lambda communicator: communicator.allreduce_async_(scaled(), op=op),
         unscaled,
-        lambda communicator: communicator.allreduce_(scaled(), op=op),
+        None if is_on_gpu(target) else lambda communicator: communicator.allreduce_(scaled(), op=op),
     )
     return _on_stream(target, operation)
 

@@ -141,7 +141,7 @@ class Job:
         self._introduced = threading.Event()  # ``peers`` is filled in
         if settings.shm_size:
             _core.configure_arena(settings.shm_size)
-        _core.configure_gpu_driver(settings.cuda_library, settings.gpu_wait == "stream")
+        _core.configure_gpu_driver(settings.cuda_library, settings.gpu_wait == "stream" or settings.nccl)
 
     @property
     def secret(self) -> bytes:

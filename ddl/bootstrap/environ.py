@@ -162,6 +162,10 @@ class Settings:
     gpu_wait: str = _variable(
         "DDL_GPU_WAIT", "host", _gpu_wait, "what waits for results on GPUs: the host, or a stream (docs/gpu.md)"
     )
+    nccl: bool = _variable(
+        "DDL_NCCL", False, _switch, "1: NCCL adds up on the GPUs within a host; streams wait for results then, too"
+    )
+    nccl_library: str = _variable("DDL_NCCL_LIBRARY", "", str, "NCCL; empty: the one of torch, or libnccl.so.2")
     log: str = _variable("DDL_LOG", "warning", _level, "what is logged: " + ", ".join(_LEVELS))
     interface: str = _variable(
         "DDL_INTERFACE",

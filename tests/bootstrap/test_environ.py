@@ -109,6 +109,9 @@ def test_every_setting_is_read() -> None:
         "DDL_SHM": "0",
         "DDL_SHM_SIZE": "2G",
         "DDL_CUDA_LIBRARY": "libfake.so",
+        "DDL_GPU_WAIT": "stream",
+        "DDL_NCCL": "1",
+        "DDL_NCCL_LIBRARY": "libfakenccl.so",
         "DDL_LOG": "DEBUG",
         "DDL_INTERFACE": "10.0.0.1",
         "DDL_SPIN_US": "50",
@@ -124,8 +127,11 @@ def test_every_setting_is_read() -> None:
         "DDL_TENSORFLOW_OP": "0",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    first = (1.5, 7.0, "ring", True, "4x2", "/shared", "b", False, 2 << 30, "libfake.so", "debug")
-    expected = Settings(*first, "10.0.0.1", 50, "bf16", 2, 3, "cubic", "there.toml", 2.5, "t.json", True, False, False)
+    first = (1.5, 7.0, "ring", True, "4x2", "/shared", "b", False, 2 << 30, "libfake.so")
+    gpus = ("stream", True, "libfakenccl.so")
+    expected = Settings(
+        *first, *gpus, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic", "there.toml", 2.5, "t.json", True, False, False
+    )
     assert Settings.from_environ(environ) == expected
     for name in environ:
         assert name in describe()
