@@ -1,10 +1,12 @@
-// Binds what Python decides about arrays on GPUs: which driver is loaded, and what an adapter says of an array.
+// Binds what Python decides about arrays on GPUs: which driver is loaded, and what an adapter says of an array; and
+// what Python asks of the GPUs themselves.
 
 #include <pybind11/pybind11.h>
 
 #include <string>
 
 #include "device/driver.h"
+#include "device/survey.h"
 #include "python/array_view.h"
 #include "python/bindings.h"
 
@@ -13,6 +15,45 @@ namespace py = pybind11;
 namespace ddl {
 
 namespace {
+
+Nanoseconds nanoseconds(double seconds) { return static_cast<Nanoseconds>(seconds * static_cast<double>(kSecond)); }
+
+MeasuredGpu measure(int device, uint64_t piece_bytes, double sample, double patience) {
+  if (device < 0 || piece_bytes == 0 || !(sample > 0 && sample < 60) || !(patience > 0 && patience < 600)) {
+    refuse("measure_gpu", "the GPU's number, the bytes of a piece, or the seconds make no sense; give positive ones");
+  }
+  return measure_gpu(device, {piece_bytes, nanoseconds(sample), nanoseconds(patience)});
+}
+
+void bind_survey(py::module_& m) {
+  using Released = py::call_guard<py::gil_scoped_release>;
+  py::class_<DriverState>(m, "GpuDriverState")
+      .def_readonly("version", &DriverState::version)
+      .def_readonly("count", &DriverState::count)
+      .def_readonly("problem", &DriverState::problem)
+      .def_readonly("missing", &DriverState::missing);
+  m.def("survey_gpu_driver", &survey_driver, Released(), "Load the GPUs' driver; return whether it can be used.");
+  py::class_<DeviceDescription>(m, "GpuDescription")
+      .def_readonly("name", &DeviceDescription::name)
+      .def_readonly("pci_address", &DeviceDescription::pci_address)
+      .def_readonly("memory_bytes", &DeviceDescription::memory_bytes)
+      .def_readonly("major", &DeviceDescription::major)
+      .def_readonly("minor", &DeviceDescription::minor)
+      .def_readonly("copy_engines", &DeviceDescription::copy_engines)
+      .def_readonly("compute_mode", &DeviceDescription::compute_mode)
+      .def_readonly("numa_node", &DeviceDescription::numa_node);
+  m.def("describe_gpu", &describe_gpu, py::arg("device"), Released(), "Return what the driver says of a GPU.");
+  py::class_<MeasuredGpu>(m, "MeasuredGpu")
+      .def_readonly("down", &MeasuredGpu::down)
+      .def_readonly("up", &MeasuredGpu::up)
+      .def_readonly("both_down", &MeasuredGpu::both_down)
+      .def_readonly("both_up", &MeasuredGpu::both_up)
+      .def_readonly("registering", &MeasuredGpu::registering)
+      .def_readonly("refusal", &MeasuredGpu::refusal)
+      .def_readonly("words_problem", &MeasuredGpu::words_problem);
+  m.def("measure_gpu", &measure, py::arg("device"), py::arg("piece_bytes"), py::arg("sample"), py::arg("patience"),
+        Released(), "Copy between a GPU and the arena for a while; return what was reached.");
+}
 
 constexpr uintptr_t kLegacyStream = 1;  // CU_STREAM_LEGACY; frameworks say 0
 
@@ -37,6 +78,7 @@ void bind_device(py::module_& m) {
   py::class_<GpuMemory>(m, "GpuMemory", "Contiguous memory on a GPU, and the stream behind which it may be used.")
       .def(py::init(&make_memory), py::arg("address"), py::arg("count"), py::arg("dtype"), py::arg("stream"),
            py::arg("owner"));
+  bind_survey(m);
 }
 
 }  // namespace ddl
