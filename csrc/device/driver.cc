@@ -21,13 +21,13 @@ constexpr int kUncorrectable = 214, kNotReady = 600;
 constexpr int kFirstSticky = 700, kLastSticky = 719;  // but for these:
 constexpr int kAlreadyRegistered = 712, kNotRegistered = 713;
 constexpr int kFirstOfCaptures = 900, kLastOfCaptures = 909, kUnknown = 999;
-constexpr unsigned kNonBlocking = 1;                         // CU_STREAM_NON_BLOCKING
-constexpr unsigned kDisableTiming = 2;                       // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1;                            // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
-constexpr unsigned kDeviceMap = 2;                           // CU_MEMHOSTREGISTER_DEVICEMAP
-constexpr int kOrdinalOfPointer = 9;                         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-constexpr int kTypeOfPointer = 2;                            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-constexpr unsigned kGreaterOrEqual = 0;                      // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
+constexpr unsigned kDisableTiming = 2;   // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;        // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
+constexpr unsigned kDeviceMap = 2;       // CU_MEMHOSTREGISTER_DEVICEMAP
+constexpr int kOrdinalOfPointer = 9;     // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kTypeOfPointer = 2;        // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr unsigned kGreaterOrEqual = 0;  // CU_STREAM_WAIT_VALUE_GEQ
 // CU_DEVICE_ATTRIBUTE_…
 constexpr int kComputeMode = 20, kCopyEngines = 40, kMajor = 75, kMinor = 76, kHostNumaNode = 134;
 constexpr int kLongestName = 256;

@@ -16,6 +16,8 @@ from device.fake_checks import OLDER
 from device.fake_cuda import Fake, library
 from device.fake_cuda.build import FLAGS
 
+from ddl import _core
+from ddl.errors import InvalidArgument
 from ddl.tools.doctor.gpu_facts import GpuFacts, HostGpus, PciLink
 from ddl.tools.doctor.gpu_probe import pci_link
 from ddl.tools.doctor.gpus import GpuInquiry
@@ -66,8 +68,6 @@ def put_link(sys_directory: Path, address: str, lanes: int, speed: str) -> None:
 
 def measured_in_the_core() -> List[Any]:
     """Run in a process of its own: what the core measures, and whether the fake's ledger objects."""
-    from ddl import _core
-
     _core.configure_gpu_driver(os.environ["DDL_CUDA_LIBRARY"], False)
     reached = _core.measure_gpu(0, 1 << 20, 0.05, 5.0)
     fake = Fake(reset=False)
@@ -184,6 +184,30 @@ def test_a_driver_that_kills_the_process_is_named(monkeypatch: pytest.MonkeyPatc
     with GpuInquiry() as inquiry:
         gpus = inquiry.result()
     assert gpus.devices[0].problem == "GPU 0: the driver has ended the process that asked by signal 11"
+
+
+def test_a_process_that_cannot_be_started_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with GpuInquiry() as inquiry:
+        gpus = inquiry.result()
+    assert "cannot be started" in gpus.problem and not gpus.missing and not gpus.devices
+
+
+def test_the_core_refuses_what_makes_no_sense() -> None:
+    for arguments in ((-1, 1, 0.1, 1.0), (0, 0, 0.1, 1.0), (0, 1, 0.0, 1.0), (0, 1, 0.1, float("nan"))):
+        with pytest.raises(InvalidArgument, match="measure_gpu.*make no sense"):
+            _core.measure_gpu(*arguments)
+
+
+def test_no_driver_is_loaded_before_an_array_on_a_gpu() -> None:
+    program = (
+        "import ddl; ddl.init(); ddl.allreduce(1.0)\n"
+        "import ddl.tools.doctor.local, ddl.tools.topo.command, ddl.tools.simulate.command\n"
+        "print([line for line in open('/proc/self/maps') if 'libcuda' in line])"
+    )
+    environ = {**os.environ, **Fake.environment(), "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=environ)
+    assert said.stdout.strip() == "[]", said.stdout + said.stderr
 
 
 def test_memory_that_cannot_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddl.tools.doctor.gpu_facts import GpuFacts, HostGpus, gpus_from_json
 from ddl.tools.doctor.gpu_probe import LIMIT
@@ -26,43 +25,51 @@ class GpuInquiry:
     def __init__(self, patience: float = LIMIT, sys_directory: str = "/sys") -> None:
         self._patience = min(patience, LIMIT)
         self._deadline = time.monotonic() + self._patience
-        self._out = tempfile.TemporaryFile()
-        self._err = tempfile.TemporaryFile()
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._problem = ""
         command = (sys.executable, "-m", "ddl.tools.doctor.gpu_probe", sys_directory)
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            self._problem = f"the process that asks for GPUs cannot be started: {error}"
 
     def __enter__(self) -> GpuInquiry:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            # A process in a call of the kernel that never returns cannot be killed; it is left alone.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)
-        self._out.close()
-        self._err.close()
+        if self._process is None:
+            return
+        self._process.kill()
+        # A process in a call of the kernel that never returns cannot be killed; it is left alone.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def result(self) -> HostGpus:
         """Wait for what is found until the deadline, and return it. Call it once."""
+        if self._process is None:
+            return HostGpus(missing=False, problem=self._problem)
         try:
-            status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
-            ended = self._how_it_ended(status)
-        except subprocess.TimeoutExpired:
-            ended = f"has not answered for {self._patience:g} s"
-        self._out.seek(0)
-        lines = self._out.read().decode(errors="replace").splitlines()
+            out, err = self._process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+            ended = _how_it_ended(self._process.returncode, err)
+        except subprocess.TimeoutExpired as expired:
+            out, ended = expired.output or b"", f"has not answered for {self._patience:g} s"
+        lines = out.decode(errors="replace").splitlines()
         return _gpus([json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")], ended)
 
-    def _how_it_ended(self, status: int) -> str:
-        """Return how the process ended, or nothing if it ended well."""
-        if status < 0:
-            return f"has ended the process that asked by signal {-status}"
-        if status > 0:
-            self._err.seek(0)
-            said = self._err.read().decode(errors="replace").strip().splitlines()
-            return f"has ended the process that asked: {said[-1] if said else f'status {status}'}"
-        return ""
+
+def _how_it_ended(status: int, err: bytes) -> str:
+    """Return how the process ended, or nothing if it ended well."""
+    if status < 0:
+        return f"has ended the process that asked by signal {-status}"
+    if status > 0:
+        said = err.decode(errors="replace").strip().splitlines()
+        return f"has ended the process that asked: {said[-1] if said else f'status {status}'}"
+    return ""
 
 
 def _gpus(records: List[Dict[str, Any]], ended: str) -> HostGpus:

@@ -65,14 +65,19 @@ def _shares(there: HostGpus, ranks: int) -> str:
 def _unusable(there: HostGpus) -> _Said:
     for gpu in there.devices:
         if gpu.compute_mode == PROHIBITED:
-            remedy = f"nvidia-smi -i {gpu.number} -c DEFAULT, as root"
+            remedy = f"nvidia-smi -i {_name(gpu)} -c DEFAULT, as root"
             yield ERROR, f"GPU {gpu.number} is closed to all processes (compute mode 'prohibited')", remedy
         elif gpu.problem and gpu.compute_mode == EXCLUSIVE:
-            remedy = f"end the other process, or nvidia-smi -i {gpu.number} -c DEFAULT, as root"
+            remedy = f"end the other process, or nvidia-smi -i {_name(gpu)} -c DEFAULT, as root"
             yield ERROR, f"{gpu.problem}; it is open to one process at a time (compute mode 'exclusive')", remedy
         elif gpu.problem:
             remedy = "see nvidia-smi and the kernel's log (lines with Xid); restart its processes, reset it, or leave "
             yield ERROR, gpu.problem, f"{remedy}it out by CUDA_VISIBLE_DEVICES"
+
+
+def _name(gpu: GpuFacts) -> str:
+    """Return what nvidia-smi calls a GPU: it numbers them in another order than CUDA does."""
+    return gpu.address or str(gpu.number)
 
 
 def _layout(there: HostGpus, ranks: int) -> _Said:
