@@ -228,6 +228,47 @@ class Communicator:
 def configure_arena(bytes: int) -> bool: ...
 def configure_gpu_driver(library: str, waits_on_gpu: bool) -> None: ...
 
+class GpuDriverState:
+    """Whether there is a driver of GPUs that can be used. ``problem``: why not, or empty."""
+
+    version: int  #: the newest CUDA that it knows, 1000 * major + 10 * minor; 0: not known
+    count: int  #: of GPUs that this process sees
+    problem: str
+    missing: bool  #: there is no such library
+
+class GpuDescription:
+    """What the driver says of a GPU. Numbers that it does not know are -1."""
+
+    name: str
+    pci_address: str
+    memory_bytes: int
+    major: int
+    minor: int
+    copy_engines: int
+    compute_mode: int  #: 0: for all processes, 2: for none, 3: for one at a time
+    numa_node: int
+
+class MeasuredGpu:
+    """What copies between a GPU and the arena reach, in bytes per second: each direction alone, then both at once."""
+
+    down: float
+    up: float
+    both_down: float
+    both_up: float
+    registering: float  #: of memory; 0: refused
+    refusal: str
+    words_problem: str  #: why streams cannot write words; empty: they can
+
+def survey_gpu_driver() -> GpuDriverState: ...
+def describe_gpu(device: int) -> GpuDescription:
+    """Raises ``ResourceError``, which names the GPU, if it has failed."""
+
+def measure_gpu(device: int, piece_bytes: int, sample: float, patience: float) -> MeasuredGpu:
+    """Copies for ``sample`` seconds, three times.
+
+    Raises ``ResourceError``, which names the GPU, if it fails, or if nothing ends for ``patience`` seconds.
+    """
+
 class GpuMemory:
     """Contiguous memory on a GPU, for one call, with the stream behind which it may be read and written."""
 

@@ -21,13 +21,16 @@ constexpr int kUncorrectable = 214, kNotReady = 600;
 constexpr int kFirstSticky = 700, kLastSticky = 719;  // but for these:
 constexpr int kAlreadyRegistered = 712, kNotRegistered = 713;
 constexpr int kFirstOfCaptures = 900, kLastOfCaptures = 909, kUnknown = 999;
-constexpr unsigned kNonBlocking = 1;                         // CU_STREAM_NON_BLOCKING
-constexpr unsigned kDisableTiming = 2;                       // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1;                            // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
-constexpr unsigned kDeviceMap = 2;                           // CU_MEMHOSTREGISTER_DEVICEMAP
-constexpr int kOrdinalOfPointer = 9;                         // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-constexpr int kTypeOfPointer = 2;                            // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-constexpr unsigned kGreaterOrEqual = 0;                      // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
+constexpr unsigned kDisableTiming = 2;   // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1;        // CU_MEMHOSTREGISTER_PORTABLE: for all contexts
+constexpr unsigned kDeviceMap = 2;       // CU_MEMHOSTREGISTER_DEVICEMAP
+constexpr int kOrdinalOfPointer = 9;     // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+constexpr int kTypeOfPointer = 2;        // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr unsigned kGreaterOrEqual = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+// CU_DEVICE_ATTRIBUTE_…
+constexpr int kComputeMode = 20, kCopyEngines = 40, kMajor = 75, kMinor = 76, kHostNumaNode = 134;
+constexpr int kLongestName = 256;
 constexpr int kCaptureThreadLocal = 1, kCaptureRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_…
 constexpr int kCaptureImplicit = 906;                        // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -36,10 +39,7 @@ Mutex loading;
 std::string configured DDL_GUARDED_BY(loading);
 std::atomic<bool> waiting_on_gpu{false};
 
-Error unusable(const std::string& why) {
-  return Error(ErrorKind::kResourceError,
-               "arrays on a GPU cannot be used here: " + why + "; copy the array to the CPU, or see 'ddl doctor'");
-}
+DriverUnusable unusable(const std::string& why) { return {why, false}; }
 
 }  // namespace
 
@@ -67,8 +67,16 @@ struct DriverTable {
   int (*copy_up)(DevicePointer, const void*, size_t, StreamHandle) = nullptr;
   int (*host_register)(void*, size_t, unsigned) = nullptr;
   int (*host_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
-  int (*write_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;  // not in older drivers
+  // Not in all drivers; null: this one lacks it.
+  int (*write_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;
   int (*wait_for_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;
+  int (*version)(int*) = nullptr;
+  int (*device_name)(char*, int, int) = nullptr;
+  int (*device_address)(char*, int, int) = nullptr;
+  int (*device_attribute)(int*, int, int) = nullptr;
+  int (*device_memory)(size_t*, int) = nullptr;
+  int (*allocate)(DevicePointer*, size_t) = nullptr;
+  int (*free)(DevicePointer) = nullptr;
   // Only the driver that tests use has these.
   void (*ledger_access)(const void*, size_t, int, const char*) = nullptr;
   void (*ledger_release)(const void*) = nullptr;
@@ -84,7 +92,7 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
   table->library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (table->library == nullptr) {
     const char* const why = ::dlerror();
-    throw unusable(name + " cannot be loaded (" + (why != nullptr ? why : "no reason given") + ")");
+    throw DriverUnusable(name + " cannot be loaded (" + (why != nullptr ? why : "no reason given") + ")", true);
   }
   const auto find = [&](const char* symbol, auto* function) {
     *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(::dlsym(table->library, symbol));
@@ -116,6 +124,13 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
   need("cuMemHostGetDevicePointer_v2", &table->host_device_pointer);
   find("cuStreamWriteValue32_v2", &table->write_word);
   find("cuStreamWaitValue32_v2", &table->wait_for_word);
+  find("cuDriverGetVersion", &table->version);
+  find("cuDeviceGetName", &table->device_name);
+  find("cuDeviceGetPCIBusId", &table->device_address);
+  find("cuDeviceGetAttribute", &table->device_attribute);
+  find("cuDeviceTotalMem_v2", &table->device_memory);
+  find("cuMemAlloc_v2", &table->allocate);
+  find("cuMemFree_v2", &table->free);
   find("ddl_ledger_access", &table->ledger_access);
   find("ddl_ledger_release", &table->ledger_release);
   find("ddl_ledger_acquire", &table->ledger_acquire);
@@ -124,6 +139,12 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
 }
 
 }  // namespace
+
+DriverUnusable::DriverUnusable(const std::string& why, bool missing)
+    : Error(ErrorKind::kResourceError,
+            "arrays on a GPU cannot be used here: " + why + "; copy the array to the CPU, or see 'ddl doctor'"),
+      why_(why),
+      missing_(missing) {}
 
 bool DriverError::fatal() const {
   if (code_ == kAlreadyRegistered || code_ == kNotRegistered) return false;
@@ -183,6 +204,58 @@ void Driver::check(int code, const char* call) const {
 // At the end of the process the driver may be gone, with all that is to be given back.
 void Driver::check_end(int code, const char* call) const {
   if (code != kDeinitialized) check(code, call);
+}
+
+int Driver::version() const {
+  int version = 0;
+  return table_->version != nullptr && table_->version(&version) == kSuccess ? version : 0;
+}
+
+int Driver::count() const {
+  int count = 0;
+  check(table_->device_count(&count), "cuDeviceGetCount");
+  return count;
+}
+
+DeviceDescription Driver::describe(int device) const {
+  DeviceDescription described;
+  int handle = 0;
+  check(table_->device_get(&handle, device), "cuDeviceGet");
+  char text[kLongestName] = "";
+  if (table_->device_name != nullptr) {
+    check(table_->device_name(text, kLongestName, handle), "cuDeviceGetName");
+    described.name = text;
+  }
+  if (table_->device_address != nullptr && table_->device_address(text, kLongestName, handle) == kSuccess) {
+    described.pci_address = text;
+  }
+  size_t bytes = 0;
+  if (table_->device_memory != nullptr && table_->device_memory(&bytes, handle) == kSuccess) {
+    described.memory_bytes = bytes;
+  }
+  const auto attribute = [&](int number, int* value) {  // an older driver does not know all of them
+    int told = 0;
+    const bool known =
+        table_->device_attribute != nullptr && table_->device_attribute(&told, number, handle) == kSuccess;
+    if (known) *value = told;
+  };
+  attribute(kMajor, &described.major);
+  attribute(kMinor, &described.minor);
+  attribute(kCopyEngines, &described.copy_engines);
+  attribute(kComputeMode, &described.compute_mode);
+  attribute(kHostNumaNode, &described.numa_node);
+  return described;
+}
+
+DevicePointer Driver::allocate(size_t bytes) const {
+  DevicePointer memory = 0;
+  if (table_->allocate == nullptr) throw unusable("the driver has no cuMemAlloc_v2");
+  check(table_->allocate(&memory, bytes), "cuMemAlloc_v2");
+  return memory;
+}
+
+void Driver::free(DevicePointer memory) const {
+  if (table_->free != nullptr) check_end(table_->free(memory), "cuMemFree_v2");
 }
 
 int Driver::device_of(DevicePointer pointer) const {

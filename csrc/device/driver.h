@@ -27,12 +27,37 @@ class DriverError : public Error {
   int code_;
 };
 
+// Arrays on a GPU cannot be used in this process.
+class DriverUnusable : public Error {
+ public:
+  // `missing`: there is no such library at all; otherwise it is there and of no use.
+  DriverUnusable(const std::string& why, bool missing);
+  // The reason alone, without what to do.
+  const std::string& why() const { return why_; }
+  bool missing() const { return missing_; }
+
+ private:
+  std::string why_;
+  bool missing_;
+};
+
 using DevicePointer = uint64_t;
 using StreamHandle = void*;
 using EventHandle = void*;
 using ContextHandle = void*;
 
 struct DriverTable;
+
+// What the driver says of a GPU. Numbers that it does not know are -1.
+struct DeviceDescription {
+  std::string name;
+  std::string pci_address;  // as 0000:17:00.0; "": not known
+  uint64_t memory_bytes = 0;
+  int major = -1, minor = -1;  // of what it can compute
+  int copy_engines = -1;       // copies that may be under way at once
+  int compute_mode = -1;       // 0: any process may use it; 2: none may; 3: one process at a time
+  int numa_node = -1;          // of the host's memory that is closest
+};
 
 class Driver {
  public:
@@ -46,6 +71,15 @@ class Driver {
 
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
+
+  // The newest version of CUDA that the driver knows: 1000 * major + 10 * minor; 0: not known.
+  int version() const;
+  // How many GPUs this process sees.
+  int count() const;
+  DeviceDescription describe(int device) const;
+  // Memory of the GPU whose context is current. To free it waits for all that is queued there.
+  DevicePointer allocate(size_t bytes) const;
+  void free(DevicePointer memory) const;
 
   // The number of the GPU whose memory this is.
   int device_of(DevicePointer pointer) const;

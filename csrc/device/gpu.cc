@@ -78,8 +78,8 @@ void Gpu::check() const {
   }
 }
 
-DriverError Gpu::failure(const DriverError& error) const {
-  const std::string gpu = "GPU " + std::to_string(device_);
+DriverError Gpu::failure_of(int device, const DriverError& error) {
+  const std::string gpu = "GPU " + std::to_string(device);
   if (!error.fatal()) return {gpu + ": " + error.what(), error.code()};
   return {gpu + " has failed: " + error.what() + "; only a new process can use it again", error.code()};
 }

@@ -51,7 +51,8 @@ class Gpu {
   // Throws DriverError, which names the GPU, if it has failed.
   void check() const;
   // The same error with the number of the GPU, and what it means.
-  DriverError failure(const DriverError& error) const;
+  DriverError failure(const DriverError& error) const { return failure_of(device_, error); }
+  static DriverError failure_of(int device, const DriverError& error);
   ContextHandle context() const { return context_; }
 
   // A stream that an array's owner may make wait for its own streams, as DLPack does; it is taken for one call.

@@ -54,8 +54,12 @@ Slabs::Slab Slabs::make(const Driver& driver, size_t need) {
     if (refused_) return slab;
   }
   try {
+    const Nanoseconds begin = now_ns();
     driver.register_memory(slab.base, size);
     slab.registered = true;
+    const Lock lock(mutex_);
+    registered_ += size;
+    registering_ += now_ns() - begin;
   } catch (const DriverError& error) {
     if (error.fatal()) throw;
     const Lock lock(mutex_);
@@ -72,6 +76,11 @@ void Slabs::free(const Driver& driver, const char* memory) {
     if (memory >= slab.base && slab.parts.give_back(static_cast<size_t>(memory - slab.base))) return;
   }
   throw Error(ErrorKind::kInternalError, "free of a block that no slab gave");
+}
+
+Slabs::Registration Slabs::registration() {
+  const Lock lock(mutex_);
+  return {registered_, registering_, refusal_};
 }
 
 std::string Slabs::take_refusal() {

@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "device/driver.h"
 #include "memory/free_list.h"
@@ -32,6 +34,13 @@ class Slabs {
   void free(const Driver& driver, const char* memory);
   // Why memory could not be registered, once in the process; "": it could be, or that was told.
   std::string take_refusal();
+  // What was registered so far, how long that took, and why the driver has refused it, if it has.
+  struct Registration {
+    uint64_t bytes = 0;
+    Nanoseconds took = 0;
+    std::string refusal;
+  };
+  Registration registration();
 
  private:
   struct Slab {
@@ -44,6 +53,8 @@ class Slabs {
 
   Mutex mutex_;
   std::vector<Slab> slabs_ DDL_GUARDED_BY(mutex_);
+  uint64_t registered_ DDL_GUARDED_BY(mutex_) = 0;  // bytes
+  Nanoseconds registering_ DDL_GUARDED_BY(mutex_) = 0;
   std::string refusal_ DDL_GUARDED_BY(mutex_);
   bool refused_ DDL_GUARDED_BY(mutex_) = false;  // it would be, the next time
   bool told_ DDL_GUARDED_BY(mutex_) = false;

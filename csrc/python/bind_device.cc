@@ -1,16 +1,15 @@
-// Binds what Python decides about arrays on GPUs: which driver is loaded, and what an adapter says of an array.
+// Binds what Python decides about arrays on GPUs: which driver is loaded, and what an adapter says of an array; and
+// what Python asks of the GPUs themselves.
 
 #include <pybind11/pybind11.h>
 
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "device/driver.h"
-#include "device/nccl.h"
+#include "device/survey.h"
 #include "python/array_view.h"
 #include "python/bindings.h"
-#include "python/call_checks.h"
 
 namespace py = pybind11;
 
@@ -18,10 +17,43 @@ namespace ddl {
 
 namespace {
 
-DType dtype_named(const std::string& name) {
-  DType dtype{};
-  if (!parse(name.c_str(), &dtype)) refuse("dtype", "there is no type '" + name + "'");
-  return dtype;
+Nanoseconds nanoseconds(double seconds) { return static_cast<Nanoseconds>(seconds * static_cast<double>(kSecond)); }
+
+MeasuredGpu measure(int device, uint64_t piece_bytes, double sample, double patience) {
+  if (device < 0 || piece_bytes == 0 || !(sample > 0 && sample < 60) || !(patience > 0 && patience < 600)) {
+    refuse("measure_gpu", "the GPU's number, the bytes of a piece, or the seconds make no sense; give positive ones");
+  }
+  return measure_gpu(device, {piece_bytes, nanoseconds(sample), nanoseconds(patience)});
+}
+
+void bind_survey(py::module_& m) {
+  using Released = py::call_guard<py::gil_scoped_release>;
+  py::class_<DriverState>(m, "GpuDriverState")
+      .def_readonly("version", &DriverState::version)
+      .def_readonly("count", &DriverState::count)
+      .def_readonly("problem", &DriverState::problem)
+      .def_readonly("missing", &DriverState::missing);
+  m.def("survey_gpu_driver", &survey_driver, Released(), "Load the GPUs' driver; return whether it can be used.");
+  py::class_<DeviceDescription>(m, "GpuDescription")
+      .def_readonly("name", &DeviceDescription::name)
+      .def_readonly("pci_address", &DeviceDescription::pci_address)
+      .def_readonly("memory_bytes", &DeviceDescription::memory_bytes)
+      .def_readonly("major", &DeviceDescription::major)
+      .def_readonly("minor", &DeviceDescription::minor)
+      .def_readonly("copy_engines", &DeviceDescription::copy_engines)
+      .def_readonly("compute_mode", &DeviceDescription::compute_mode)
+      .def_readonly("numa_node", &DeviceDescription::numa_node);
+  m.def("describe_gpu", &describe_gpu, py::arg("device"), Released(), "Return what the driver says of a GPU.");
+  py::class_<MeasuredGpu>(m, "MeasuredGpu")
+      .def_readonly("down", &MeasuredGpu::down)
+      .def_readonly("up", &MeasuredGpu::up)
+      .def_readonly("both_down", &MeasuredGpu::both_down)
+      .def_readonly("both_up", &MeasuredGpu::both_up)
+      .def_readonly("registering", &MeasuredGpu::registering)
+      .def_readonly("refusal", &MeasuredGpu::refusal)
+      .def_readonly("words_problem", &MeasuredGpu::words_problem);
+  m.def("measure_gpu", &measure, py::arg("device"), py::arg("piece_bytes"), py::arg("sample"), py::arg("patience"),
+        Released(), "Copy between a GPU and the arena for a while; return what was reached.");
 }
 
 GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtype, uintptr_t stream,
@@ -33,45 +65,6 @@ GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtyp
   memory.stream = stream_handle(stream);
   memory.owner = std::move(owner);
   return memory;
-}
-
-void bind_nccl(py::module_& m) {
-  using Released = py::call_guard<py::gil_scoped_release>;
-  py::class_<Nccl>(m, "Nccl", "The library NCCL.")
-      .def(py::init<const std::string&>(), py::arg("library"))
-      .def_property_readonly("version", &Nccl::version)
-      .def("make_id", [](const Nccl& nccl) { return py::bytes(nccl.make_id()); })
-      .def_static(
-          "knows",
-          [](const std::string& dtype, long op) { return Nccl::knows(dtype_named(dtype), reduce_op_from(op)); },
-          py::arg("dtype"), py::arg("op"));
-  py::class_<NcclGroup>(m, "NcclGroup", "This rank's part of a communicator of NCCL within a host.")
-      .def(py::init([](const Nccl& nccl, const py::bytes& id, int size, int rank, int device, double patience) {
-             const std::string bytes = id;
-             const py::gil_scoped_release released;
-             return std::make_unique<NcclGroup>(nccl, bytes, size, rank, device,
-                                                static_cast<Nanoseconds>(patience * static_cast<double>(kSecond)));
-           }),
-           py::arg("nccl"), py::arg("id"), py::arg("size"), py::arg("rank"), py::arg("device"), py::arg("patience"))
-      .def_property_readonly("stream",
-                             [](const NcclGroup& group) { return reinterpret_cast<uintptr_t>(group.stream()); })
-      .def(
-          "follow", [](NcclGroup& group, uintptr_t stream) { group.follow(stream_handle(stream)); },
-          py::arg("stream"), Released())
-      .def(
-          "reduce_scatter",
-          [](NcclGroup& group, uintptr_t address, uint64_t count, const std::string& dtype, long op) {
-            group.reduce_scatter(address, count, dtype_named(dtype), reduce_op_from(op));
-          },
-          py::arg("address"), py::arg("count"), py::arg("dtype"), py::arg("op"), Released())
-      .def(
-          "all_gather",
-          [](NcclGroup& group, uintptr_t address, uint64_t count, const std::string& dtype) {
-            group.all_gather(address, count, dtype_named(dtype));
-          },
-          py::arg("address"), py::arg("count"), py::arg("dtype"), Released())
-      .def("problem", &NcclGroup::problem, Released())
-      .def("abort", &NcclGroup::abort, Released());
 }
 
 }  // namespace
@@ -92,7 +85,7 @@ void bind_device(py::module_& m) {
       .def_property_readonly("owner", [](const GpuMemory& memory) { return memory.owner; })
       .def_property_readonly("device",
                              [](const GpuMemory& memory) { return Driver::get().device_of(memory.address); });
-  bind_nccl(m);
+  bind_survey(m);
 }
 
 }  // namespace ddl

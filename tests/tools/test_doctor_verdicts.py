@@ -18,6 +18,8 @@ from ddl.tools.doctor.checks.starting import diagnose
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict
 from ddl.tools.doctor.command import link_table, summary, verdict_lines
 from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local, Task, facts_from_json
+from ddl.tools.doctor.gpu_facts import EXCLUSIVE, PROHIBITED, GpuFacts, HostGpus, PciLink
+from ddl.tools.doctor.gpu_table import gpu_table
 from ddl.tools.doctor.link import schedule
 from ddl.tools.doctor.phrases import bytes_text, duration, pairs_text, rate
 
@@ -133,6 +135,29 @@ def blocked(problem: str, *ports: str) -> Facts:
     return with_links(healthy(), to_b, problem=problem, ports=ports or (problem, problem))
 
 
+GOOD_LINK = PciLink(16, 16, 32.0, 32.0)
+
+
+def gpu(number: int = 0, **changes: Any) -> GpuFacts:
+    rates = {"registering": 2e9, "down": 52e9, "up": 50e9, "both_down": 40e9, "both_up": 39e9}
+    good = GpuFacts(number, "NVIDIA H200", memory=141 << 30, link=GOOD_LINK, numa_node=0, copy_engines=3, **rates)
+    return dataclasses.replace(good, **changes)
+
+
+def on_gpus(*devices: GpuFacts, **changes: Any) -> Facts:
+    """Host b has these GPUs; of a host of two ranks, one is enough where nobody says how many ranks there will be."""
+    there = HostGpus(missing=False, version=13000, devices=devices, **changes)
+    return dataclasses.replace(on_b(gpus=there), ranks_given=len(devices) != 1)
+
+
+def with_link(**changes: Any) -> Facts:
+    return on_gpus(gpu(link=dataclasses.replace(GOOD_LINK, **changes)))
+
+
+def counted(facts: Facts) -> Facts:
+    return dataclasses.replace(facts, ranks_given=True)
+
+
 Case = Tuple[str, Facts, str, str, Tuple[str, ...], str]
 ONE_SLOW = with_links(healthy(4), lambda link: (link.source, link.target) == (1, 3), bandwidth=1e9)
 ONE_FAR = with_links(healthy(4), lambda link: 2 in (link.source, link.target), latency=5e-4)
@@ -217,6 +242,21 @@ CASES: List[Case] = [
     ("soft limit", on_b(descriptors=40), ERROR, "descriptors", ("b",), "ulimit -n 1024"),
     ("few descriptors", on_b(descriptors=256), WARNING, "descriptors", ("b",), "data loaders"),
     ("memlock", on_b(memlock=8 << 20, pinning="the GPU"), WARNING, "memlock", ("b",), "only 8 MiB"),
+    ("gpu hidden", on_gpus(problem="the driver sees no GPU", visible=""), WARNING, "gpus", ("b",), "unset it"),
+    ("gpu absent", on_gpus(problem="the driver sees no GPU"), WARNING, "gpus", ("b",), "--gpus all"),
+    ("gpu stub", on_gpus(problem="x is the toolkit's stub"), WARNING, "gpus", ("b",), "LD_LIBRARY_PATH"),
+    ("no library", on_b(gpus=HostGpus(library="x.so")), WARNING, "gpus", ("b",), "unset DDL_CUDA_LIBRARY"),
+    ("gpu failed", on_gpus(gpu(), gpu(1, problem="GPU 1 has failed")), ERROR, "gpus", ("b",), "GPU 1 has failed"),
+    ("gpu closed", on_gpus(gpu(compute_mode=PROHIBITED)), ERROR, "gpus", ("b",), "nvidia-smi -i 0 -c DEFAULT"),
+    ("gpu taken", on_gpus(gpu(problem="GPU 0: x", compute_mode=EXCLUSIVE)), ERROR, "gpus", ("b",), "other process"),
+    ("gpu shared", counted(on_gpus(gpu())), WARNING, "gpus", ("b",), "2 ranks for 1 GPU: ranks on the same GPU"),
+    ("gpu exclusive", counted(on_gpus(gpu(compute_mode=EXCLUSIVE))), ERROR, "gpus", ("b",), "start 1 rank"),
+    ("gpu lanes", with_link(lanes=8), WARNING, "gpu links", ("b",), "GPU 0 has 8 of 16 lanes"),
+    ("gpu speed", with_link(speed=16.0), WARNING, "gpu links", ("b",), "run at 16 of 32 GT/s"),
+    ("gpu slow", on_gpus(gpu(down=9e9, up=8e9)), WARNING, "gpu links", ("b",), "reach 9 GB/s of 63 GB/s"),
+    ("gpu pageable", on_gpus(gpu(refusal="x", words_problem="x")), WARNING, "registering", ("b",), "a slower way"),
+    ("gpu words", on_gpus(gpu(words_problem="too old")), WARNING, "words", ("b",), "515"),
+    ("nccl", on_gpus(gpu(), nccl_problem="NCCL has ended"), WARNING, "nccl", ("b",), "--force-reinstall"),
     ("shm", on_b(shm=64 << 20), WARNING, "shm", ("b",), "/dev/shm has 64 MiB"),
     ("no shm", on_b(shm=0), WARNING, "shm", ("b",), "no /dev/shm"),
     ("memfd", on_b(memfd_problem="memfd_create: denied"), ERROR, "memfd", ("b",), "seccomp"),
@@ -342,6 +382,19 @@ def test_the_table_has_a_row_for_each_pair_and_rail() -> None:
     ]
     assert rows[1][3:] == ["20", "µs", "refused", "9", "Gb/s"]
     assert not link_table(dataclasses.replace(facts, links=()))
+
+
+def test_gpus_in_order_are_told_in_a_table_and_need_no_locked_memory() -> None:
+    facts = with_local(on_gpus(gpu(), gpu(1, link=PciLink(), copy_engines=-1)), 1, memlock=8 << 20, pinning="the GPU")
+    assert not bad(facts) and facts_from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    said = {verdict.check: verdict.text for verdict in verdicts.judge(facts) if verdict.hosts == ("b",)}
+    assert said["gpus"] == "2 GPUs (NVIDIA H200), driver for CUDA 13.0, one for each rank"
+    assert said["nccl"] == "no NCCL: DDL works without it"
+    rows = [" ".join(line.split()) for line in gpu_table(facts)]
+    rates = "2 GB/s 52 GB/s 50 GB/s 40 GB/s 39 GB/s"
+    assert rows[0] == "host GPU name memory link NUMA engines registering down up down, both up, both"
+    assert rows[1:] == [f"b 0 NVIDIA H200 141 GiB PCIe 5 x16 0 3 {rates}", f"b 1 NVIDIA H200 141 GiB - 0 - {rates}"]
+    assert not gpu_table(healthy())
 
 
 @pytest.mark.parametrize("hosts", range(1, 10))

@@ -125,13 +125,33 @@ def test_the_picture(file: str, tmp_path: Path, late: List[str]) -> None:
     assert len(boxes) < 2000
 
 
+def test_arrays_on_gpus_are_told_and_drawn(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, staged = tmp_path / "step.svg", tmp_path / "staged.toml"
+    links = "[gpu]\nlinks = 2\ndown_bytes_per_s = 5e10\nup_bytes_per_s = 5e10\n"
+    staged.write_text(f"{Path(file).read_text()}\n{links}")
+    times = []
+    for path in (file, str(staged)):
+        assert simulate("--topology", path, "--svg", str(target), "--json", str(tmp_path / "step.json")) == 0
+        content = json.loads((tmp_path / "step.json").read_text())
+        (step,) = content["steps"]
+        times.append(step["step_s"])
+        on_gpus = path == str(staged)
+        assert ("arrays are on GPUs" in capsys.readouterr().out) == ("GPU and host" in target.read_text()) == on_gpus
+        assert content.get("gpu_model_checked") == (False if on_gpus else None)
+    assert times[0] != times[1] == pytest.approx(times[0], rel=0.05)  # such links are fast, beside that network
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_say_where_every_figure_comes_from(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate("--preset", name, "--hosts", "2,64", "--mode", "4x8x8") == 0
-    printed = capsys.readouterr().out
     description = preset(name)
-    assert description.machine.size == 256 and description.training.published is not None
-    assert f"published, 256 ranks: {100 * description.training.published:.0f} %" in printed
+    mode = f"{description.machine.ranks_per_host}x8x8"
+    assert simulate("--preset", name, "--hosts", "2,64", "--mode", mode) == 0
+    printed = capsys.readouterr().out
+    assert description.machine.size == 64 * description.machine.ranks_per_host
+    published = description.training.published
+    if published is not None:
+        assert f"published, 256 ranks: {100 * published:.0f} %" in printed
+    assert (published is None) == ("not checked" in printed) == (description.machine.gpus is not None)
     standings = [assumption.standing for assumption in description.assumptions]
     assert {"fact", "derived", "assumed"} <= set(standings)
     for assumption in description.assumptions:
@@ -153,6 +173,11 @@ WRONG = {
     "[host]\nranks = 0": "size must be at least 1",
     "[host]\nmemory = { latency_s = 1e-6 }": "[host] memory: missing 1 required",
     "[host]\nmemory = { latency_s = -1.0, bandwidth_bytes_per_s = 1e9 }": "latency must be >= 0",
+    "[host]\nranks = 4\nlink = { latency_s = 0, bandwidth_bytes_per_s = 1e9 }\n"
+    "[gpu]\nlinks = 3\ndown_bytes_per_s = 1e9\nup_bytes_per_s = 1e9": "3 links of GPUs for 4 ranks of a host",
+    "[gpu]\nlinks = 1\ndown_bytes_per_s = 1e9": "[gpu]: missing 1 required",
+    "[gpu]\nlinks = 1\ndown_bytes_per_s = 0\nup_bytes_per_s = 1e9": "rates > 0",
+    "gpu = 3": "[gpu] is no table",
     "[host]\nmemory = {}\nlink = {}": "either share memory or send",
     "[[network]]\nsize = 2": "[[network]] 1: missing 2 required",
     "[[network]]\nlatency_s = 1e-6\nbandwidth_bytes_per_s = 1e9": "[[network]] 1: no size",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import pytest
 from plan.cases import ordered_factorisations
 from tuning.machines import laid_out, machine_of
@@ -9,7 +11,7 @@ from tuning.machines import laid_out, machine_of
 from ddl.topology import Topology
 from ddl.tuning.select import Line
 from ddl.tuning.simulate import simulation as simulate
-from ddl.tuning.simulate.cost import Core, Machine
+from ddl.tuning.simulate.cost import Core, GpuLinks, Machine
 from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
 from ddl.tuning.simulate.symmetry import Shifts
 
@@ -21,6 +23,7 @@ OPERATIONS = [
     SimulatedOperation(2_500_000, 0.002),
 ]
 CORE = Core(overhead_s=2e-6, reduce_bytes_per_s=3e9, receive_bytes_per_s=6e9)
+GPUS = GpuLinks(2, 3e9, 2e9, 4e9, 1e-5)  # two links in a host
 
 MACHINES = {
     "hosts": machine_of(1, [12]),
@@ -30,6 +33,9 @@ MACHINES = {
     "aisles": machine_of(2, [2, 2, 2], slower=0.25),
     "one host": machine_of(6, shared=True, core=CORE),
     "64 ranks": machine_of(4, [4, 4], shared=True, slower=0.25),
+    "a GPU for two": machine_of(4, [3], shared=True, core=CORE, gpus=GPUS),
+    "a GPU for each": machine_of(2, [3, 2], shared=True, slower=0.5, core=CORE, gpus=GPUS),
+    "GPUs in one host": machine_of(6, shared=True, core=CORE, gpus=GPUS),
 }
 
 
@@ -59,11 +65,18 @@ def test_every_layout_of_racks(mode: str) -> None:
     same(machine, laid_out(machine, mode), (Line(2**63, "multiring", 512 * KIB, False, 2),))
 
 
+@pytest.mark.parametrize("mode", ["x".join(map(str, sizes)) for sizes in ordered_factorisations(12)])
+def test_every_layout_where_two_ranks_share_a_gpu(mode: str) -> None:
+    machine = machine_of(4, [3], slower=0.5, gpus=GPUS)
+    same(machine, laid_out(machine, mode), (Line(2**63, "multiring", 512 * KIB, False, 2),))
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "multiring", "recursive_doubling", "leaders", "tree"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("networks", [(8,), (2, 4), (3, 2), (7,)])
-def test_every_algorithm(algorithm: str, networks: tuple, shared: bool) -> None:
-    machine = machine_of(2, networks, slower=0.5, shared=shared)
+@pytest.mark.parametrize("gpus", [None, GpuLinks(1, 3e9, 2e9, 4e9)], ids=["hosts", "GPUs"])
+def test_every_algorithm(algorithm: str, networks: tuple, shared: bool, gpus: Optional[GpuLinks]) -> None:
+    machine = machine_of(2, networks, slower=0.5, shared=shared, gpus=gpus)
     topology = laid_out(machine)
     lines = (Line(2**63, algorithm, 1024 * KIB, False, 2),)
     full = allreduces(machine, topology, OPERATIONS, lines=lines, in_full=True)

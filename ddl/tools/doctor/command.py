@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.tools.doctor.facts import Facts, HostLink
+from ddl.tools.doctor.gpu_table import gpu_table
 from ddl.tools.doctor.phrases import counted, duration, rate
 from ddl.tools.doctor.rails import rails_of
 from ddl.tools.doctor.survey import Stopped, add_host_arguments, request, survey
@@ -44,8 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json == "-":
             return int(failed)
     if not arguments.quiet:
-        table = link_table(facts)
-        print("\n".join([*table, ""]) if table else "", end="\n" if table else "")
+        for table in (link_table(facts), gpu_table(facts)):
+            if table:
+                print("\n".join([*table, ""]))
     shown = [verdict for verdict in verdicts if not arguments.quiet or verdict.level != OK]
     print("\n".join([*verdict_lines(shown, facts), summary(verdicts)]))
     return int(failed)

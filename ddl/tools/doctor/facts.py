@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ddl.store.interfaces import Interface
+from ddl.tools.doctor.gpu_facts import HostGpus, gpus_from_json
 
 __all__ = ["Facts", "HostFacts", "HostLink", "Local", "Task"]
 __all__ += ["facts_from_json", "link_from_json", "local_from_json"]
@@ -67,6 +68,7 @@ class Local:
     memfd_problem: str = ""
     container: str = ""  #: what kind of container this is, if it is one
     refused: Tuple[str, ...] = ()  #: system calls, used by DDL, that are not allowed
+    gpus: HostGpus = HostGpus()
 
     @property
     def interface(self) -> Optional[Interface]:
@@ -121,6 +123,7 @@ class Facts:
     failure: str = ""  #: how the probes ended, if not well
     script: str = ""  #: that was asked for
     connections: int = 2  #: DDL_CONNECTIONS
+    ranks_given: bool = True  #: somebody said how many ranks there are on a host
 
     @property
     def size(self) -> int:
@@ -141,6 +144,7 @@ def local_from_json(fields: Mapping[str, Any]) -> Local:
     values["names"] = {name: tuple(addresses) for name, addresses in values["names"].items()}
     for name in ("unanswered", "refused"):
         values[name] = tuple(values[name])
+    values["gpus"] = gpus_from_json(values["gpus"])
     return Local(**values)
 
 

@@ -21,6 +21,7 @@ from ddl._version import __version__
 from ddl.launch.hosts import bare_name
 from ddl.store.interfaces import interfaces, source_towards
 from ddl.tools.doctor.facts import Local, Task
+from ddl.tools.doctor.gpus import GpuInquiry
 
 __all__ = ["answers_in_time", "examine", "quota"]
 
@@ -31,36 +32,40 @@ _T = TypeVar("_T")
 
 def examine(task: Task, chosen: str, peers: Mapping[int, str]) -> Local:
     """Return what this host is like. ``chosen`` is its address for data, ``peers`` are those of all hosts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    own = socket.gethostname()
-    names, reverse, unanswered = _names((*task.hosts, own), sorted(set(peers.values())))
-    return Local(
-        name=own,
-        version=__version__,
-        python=platform.python_version(),
-        kernel=platform.release(),
-        core_problem=_core_problem(),
-        directory_problem=_directory_problem(task.directory),
-        script_problem=_script_problem(task),
-        interfaces=interfaces(),
-        chosen=chosen,
-        routes={str(number): source_towards(address) or "" for number, address in peers.items() if address != chosen},
-        names=names,
-        unanswered=unanswered,
-        reverse=reverse,
-        descriptors=soft,
-        descriptors_hard=hard,
-        memlock=memlock,
-        pinning=_pinning(),
-        cores=os.cpu_count() or 1,
-        usable=len(os.sched_getaffinity(0)),
-        quota=quota(),
-        shm=_shm_bytes(),
-        memfd_problem=_memfd_problem(),
-        container=_container(os.environ),
-        refused=_refused(),
-    )
+    with GpuInquiry(task.patience / 2) as inquiry:  # it goes on while the rest is looked at
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        own = socket.gethostname()
+        others = {number: address for number, address in peers.items() if address != chosen}
+        routes = {str(number): source_towards(address) or "" for number, address in others.items()}
+        names, reverse, unanswered = _names((*task.hosts, own), sorted(set(peers.values())))
+        return Local(
+            name=own,
+            version=__version__,
+            python=platform.python_version(),
+            kernel=platform.release(),
+            core_problem=_core_problem(),
+            directory_problem=_directory_problem(task.directory),
+            script_problem=_script_problem(task),
+            interfaces=interfaces(),
+            chosen=chosen,
+            routes=routes,
+            names=names,
+            unanswered=unanswered,
+            reverse=reverse,
+            descriptors=soft,
+            descriptors_hard=hard,
+            memlock=memlock,
+            pinning=_pinning(),
+            cores=os.cpu_count() or 1,
+            usable=len(os.sched_getaffinity(0)),
+            quota=quota(),
+            shm=_shm_bytes(),
+            memfd_problem=_memfd_problem(),
+            container=_container(os.environ),
+            refused=_refused(),
+            gpus=inquiry.result(),
+        )
 
 
 def _core_problem() -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ddl.bootstrap.environ import Settings
+from ddl.bootstrap.launched import detect
 from ddl.errors import ConfigError
 from ddl.launch.cli import LAUNCHERS, choose_launcher, read_hosts
 from ddl.launch.cluster_job import ClusterJob
@@ -52,6 +53,7 @@ class SurveyRequest:
     interface: str
     patience: float
     script: str = ""
+    ranks_given: bool = True  #: as of Facts
 
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,13 +83,27 @@ def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> Surve
     launcher = choose_launcher(arguments.launcher, environ)
     if launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher {launcher}: hosts are asked over one of {', '.join(LAUNCHERS)}; choose one")
-    hosts = read_hosts(arguments.hosts, arguments.hostfile, launcher, environ) or (NamedHost("localhost"),)
-    if arguments.num_proc is None and hosts[0].slots is None:
+    hosts = read_hosts(arguments.hosts, arguments.hostfile, launcher, environ)
+    if not hosts:
+        hosts = (NamedHost("localhost", _ranks_of_job(environ)),)
+    ranks_given = arguments.num_proc is not None or hosts[0].slots is not None
+    if not ranks_given:
         hosts = tuple(NamedHost(host.name, _RANKS) for host in hosts)
     placement = place(hosts, arguments.num_proc)
     Settings.from_environ(environ)  # every probe would find the same mistake
     script = next((word for word in program if word.endswith(".py")), "")
-    return SurveyRequest(placement, launcher, arguments.interface, arguments.start_timeout, script)
+    return SurveyRequest(placement, launcher, arguments.interface, arguments.start_timeout, script, ranks_given)
+
+
+def _ranks_of_job(environ: Mapping[str, str]) -> Optional[int]:
+    """Return how many ranks the job that this is run in has on this host; None: this is run by itself."""
+    own = environ.get("DDL_LOCAL_SIZE", "")
+    if own.isdecimal() and int(own):
+        return int(own)
+    with contextlib.suppress(ConfigError):  # variables that make no sense to a job are no affair of a look at hosts
+        process = detect(environ)
+        return None if process is None else process.local_size
+    return None
 
 
 @dataclass
@@ -158,7 +174,16 @@ def survey(wanted: SurveyRequest) -> Facts:
         for number, name in enumerate(placement.hosts)
     )
     connections = Settings.from_environ().connections
-    return Facts(hosts, tuple(seen.links), seen.groups, seen.groups_problem, failure, wanted.script, connections)
+    return Facts(
+        hosts,
+        tuple(seen.links),
+        seen.groups,
+        seen.groups_problem,
+        failure,
+        wanted.script,
+        connections,
+        wanted.ranks_given,
+    )
 
 
 def _run(wanted: SurveyRequest, present: Sequence[int]) -> Tuple[_ProbeResults, Dict[int, str], str]:

@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     except InvalidArgument as error:  # of a planner: the algorithm does not suit the machine
         raise ConfigError(f"--algorithm {arguments.algorithm}: {error}") from error
     if arguments.json:
+        if description.machine.gpus is not None:
+            content["gpu_model_checked"] = False  # with hardware: docs/simulate.md
         content["assumptions"] = [vars(assumption) for assumption in description.assumptions]
         write_json(arguments.json, content)
     return 0
@@ -119,5 +121,5 @@ def _training(arguments: argparse.Namespace, description: Description) -> Dict[s
 def _say(arguments: argparse.Namespace, table: List[str], description: Description, outcomes: Sequence[Any]) -> None:
     if arguments.json == "-":
         return
-    blocks = [table, report.notes(outcomes), report.assumed(description.assumptions)]
+    blocks = [table, report.notes(description.machine, outcomes), report.assumed(description.assumptions)]
     print("\n\n".join("\n".join(block) for block in blocks if block))

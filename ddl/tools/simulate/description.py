@@ -13,6 +13,13 @@
     [core]                                # of each rank; all of it may be left out
     overhead_s = 1e-6
 
+    [gpu]                                 # where arrays are on GPUs: their links to the memory of a host
+    links = 2                             # in each host; its ranks share them evenly
+    down_bytes_per_s = 50e9               # to the host
+    up_bytes_per_s = 50e9
+    both_bytes_per_s = 80e9               # both directions together
+    latency_s = 10e-6                     # until the end of a copy is seen
+
     [[network]]                           # hosts; then racks, and so on
     name = "hosts"
     size = 4
@@ -38,7 +45,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 
 from ddl.errors import ConfigError
 from ddl.topology import Link
-from ddl.tuning.simulate.cost import Core, Level, Machine, SharedMemory
+from ddl.tuning.simulate.cost import Core, GpuLinks, Level, Machine, SharedMemory
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,7 +114,8 @@ def preset(name: str) -> Description:
 
 def parse(content: Table) -> Description:
     """Turn what TOML said into a description. Raises ``ConfigError``."""
-    known = ("mode", "modes", "hosts", "wire_bytes_per_byte", "host", "core", "network", "training", "assumption")
+    tables = ("host", "core", "gpu", "network", "training", "assumption")
+    known = ("mode", "modes", "hosts", "wire_bytes_per_byte", *tables)
     # What ddl tune chose there says nothing of the machine.
     _refuse_unknown("the file", {name: value for name, value in content.items() if name != "tuned"}, known)
     host = _table(content, "host")
@@ -124,7 +132,9 @@ def parse(content: Table) -> Description:
     wire = content.get("wire_bytes_per_byte", 1.0)
     if isinstance(wire, bool) or not isinstance(wire, (int, float)):
         raise ConfigError(f"wire_bytes_per_byte = {wire!r} is no number")
-    machine = Machine(tuple(levels), memory, _build(Core, "[core]", _table(content, "core")), float(wire))
+    core: Core = _build(Core, "[core]", _table(content, "core"))
+    gpus = _build(GpuLinks, "[gpu]", content["gpu"]) if "gpu" in content else None
+    machine = Machine(tuple(levels), memory, core, float(wire), gpus)
     training: TrainingDescription = _build(TrainingDescription, "[training]", _table(content, "training"))
     modes = [content["mode"]] if "mode" in content else content.get("modes", [])
     if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):

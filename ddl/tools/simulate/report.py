@@ -9,6 +9,7 @@ from ddl.text.units import exact_bytes_text
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.description import Assumption
 from ddl.tools.simulate.scenario import Scenario
+from ddl.tuning.simulate.cost import Machine
 from ddl.tuning.simulate.simulation import SimulatedTimes
 from ddl.tuning.simulate.training import SimulatedStep, Workload
 
@@ -93,11 +94,15 @@ def _how(outcome: SimulatedTimes) -> Dict[str, Any]:
     return {"simulated_ranks": len(outcome.ends), "messages": outcome.messages, "exact": outcome.exact}
 
 
-def notes(outcomes: Sequence[SimulatedTimes]) -> List[str]:
+def notes(machine: Machine, outcomes: Sequence[SimulatedTimes]) -> List[str]:
     """Return what a reader of the table must know about how it came about."""
-    if all(outcome.exact for outcome in outcomes):
-        return []
-    return ["small ones (recursive doubling) are estimated, 0.5 to 1.3 times as long: all ranks like the first"]
+    said = []
+    if machine.gpus is not None:
+        said += ["arrays are on GPUs: each piece is copied to the host, and its result back"]
+        said += ["not checked: this model of GPUs was never compared with a machine that has any"]
+    if not all(outcome.exact for outcome in outcomes):
+        said += ["small ones (recursive doubling) are estimated, 0.5 to 1.3 times as long: all ranks like the first"]
+    return said
 
 
 def assumed(assumptions: Sequence[Assumption]) -> List[str]:

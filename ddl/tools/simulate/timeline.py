@@ -1,7 +1,8 @@
 """Draws one training step: what watched ranks compute, and when which bucket crosses which dimension.
 
-A band per rank: a row for its computation, one for each dimension that messages cross (or memory that is read
-directly), with buckets in turning colours. Time without computation is red. Sizes are in pixels.
+A band per rank: a row for its computation, one for copies between GPU and host if there are any, and one for each
+dimension that messages cross (or memory that is read directly), with buckets in turning colours. Time without
+computation is red. Sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import List, Mapping
 from ddl.plan.svg import Pen, shortened, width_of
 from ddl.tools.doctor.phrases import duration
 from ddl.tools.simulate.scenario import Scenario
+from ddl.tuning.simulate.lane import STAGING
 from ddl.tuning.simulate.simulation import Lateness, Span
 from ddl.tuning.simulate.training import SimulatedStep
 
@@ -69,14 +71,20 @@ def _band(pen: Pen, place: Scenario, step: SimulatedStep, rank: int, used: List[
         _box(pen, step, computed, ended, y, _EXPOSED, f"exposed {duration(ended - computed)}")
     for row, dimension in enumerate(used):
         below = y + _ROW * (row + 1)
-        level = place.topology.dimensions[dimension]
-        label = f"{level.name} ({level.size}{', memory' if level.shared else ''})"
+        label = _label(place, dimension)
         pen.text(_MARGIN + 12, below + 14, shortened(label, 11, _LEFT - 20), size=11, color=_GREY, hint=label)
         for span in _joined(step, [s for s in step.outcome.spans[rank] if s.dimension == dimension]):
             bucket = step.buckets[span.operation]
             text = f"bucket {span.operation}, {bucket.nbytes} bytes, {duration(span.end - span.begin)}"
             color = _COLORS[span.operation % len(_COLORS)]
             _box(pen, step, span.begin, span.end, below, color, str(span.operation), text)
+
+
+def _label(place: Scenario, dimension: int) -> str:
+    if dimension == STAGING:
+        return "GPU and host"
+    level = place.topology.dimensions[dimension]
+    return f"{level.name} ({level.size}{', memory' if level.shared else ''})"
 
 
 def _joined(step: SimulatedStep, spans: List[Span]) -> List[Span]:

@@ -11,7 +11,7 @@ from typing import Dict, Optional, Sequence, Tuple
 from ddl.plan.step_text import ranks_text
 from ddl.plan.svg import Pen, shortened, width_of
 from ddl.tools.doctor.facts import Facts, HostFacts, HostLink
-from ddl.tools.doctor.phrases import duration, rate
+from ddl.tools.doctor.phrases import counted, duration, rate
 from ddl.tools.doctor.rails import Rail
 from ddl.tools.topo.tree import groups_of, measured
 
@@ -84,6 +84,8 @@ def _draw_host(pen: Pen, facts: Facts, host: HostFacts, name: str, corner: Tuple
         pen.text(x + 10, y + 38, "not there", size=11, color=_BAD, hint=host.problem)
         return
     detail = f"{host.local.chosen}, {host.local.usable} cores"
+    gpus = len(host.local.gpus.devices)
+    detail += f", {counted(gpus, 'GPU')}" if gpus else ""
     pen.text(x + 10, y + 38, shortened(detail, 11, _BOX - 16), size=11, color=_GREY, hint=detail)
     at = y + _HEAD
     for group, shared in groups_of(facts, host):

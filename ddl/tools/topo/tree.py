@@ -1,4 +1,4 @@
-"""What ``ddl topo`` prints: a tree of hosts with ranks and interfaces, and the rails that join them."""
+"""What ``ddl topo`` prints: a tree of hosts with ranks, interfaces and GPUs, and the rails that join them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import List, Sequence, Tuple
 
 from ddl.plan.step_text import ranks_text
 from ddl.tools.doctor.facts import Facts, HostFacts
+from ddl.tools.doctor.gpu_table import gpu_lines
 from ddl.tools.doctor.phrases import duration, rate
 from ddl.tools.doctor.rails import Rail
 
@@ -47,7 +48,7 @@ def _inside(facts: Facts, host: HostFacts, rails: Sequence[Rail]) -> List[str]:
         joins = any(rail.members.get(host.number) == entry for rail in rails)
         alone = "" if joins or len(facts.hosts) == 1 else ", joins no other host"
         lines.append(f"{entry.name} {entry.address}/{entry.prefix}, MTU {entry.mtu}{data}{alone}")
-    return lines
+    return lines + gpu_lines(host.local.gpus)
 
 
 def groups_of(facts: Facts, host: HostFacts) -> List[Tuple[Tuple[int, ...], bool]]:

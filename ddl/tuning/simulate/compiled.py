@@ -42,10 +42,15 @@ class Action:
 
 @dataclass(frozen=True)
 class Script:
-    """The actions of one representative, by channel, and what a second of its core takes."""
+    """The actions of one representative, by channel, and what a second of its core takes.
+
+    ``down`` and ``up``: what each byte takes between the rank's GPU and its host; nothing if arrays are on hosts.
+    """
 
     channels: Tuple[Tuple[Action, ...], ...]
     overhead: Needs
+    down: Needs = ()
+    up: Needs = ()
 
 
 def compile_plans(
@@ -79,8 +84,12 @@ class _Compiler:
                     actions += self._actions(plan, number, step, sent, reduces)
                 channels.append(tuple(actions))
             core = self._needs(((("core", 0, rank), 1.0),)) if overhead else ()
-            scripts[rank] = Script(tuple(channels), core)
+            copies = [self._staging(rank, direction) for direction in ("down", "up")]
+            scripts[rank] = Script(tuple(channels), core, *copies)
         return scripts
+
+    def _staging(self, rank: int, direction: str) -> Needs:
+        return () if self._machine.gpus is None else self._needs(self._machine.staging(rank, direction))
 
     def _key(self, channel: int, sender: int, receiver: int) -> Key:
         """Return the link between two ranks, as the sender's representative has it."""

@@ -18,10 +18,10 @@ from typing import List, Optional, Sequence, Tuple
 from ddl.errors import ConfigError
 from ddl.topology import Link
 
-__all__ = ["Core", "Level", "Machine", "Port", "SharedMemory", "Uses"]
+__all__ = ["Core", "GpuLinks", "Level", "Machine", "Port", "SharedMemory", "Uses"]
 
-#: A resource of a machine: (kind, level, number). The kinds are "out" and "in" of a port, "memory" of a host, and
-#: "core" of a rank.
+#: A resource of a machine: (kind, level, number). The kinds are "out" and "in" of a port, "memory" of a host, "core" of
+#: a rank, and "down", "up" and "both" of the link of a GPU.
 Port = Tuple[str, int, int]
 #: What each byte takes of each resource: bytes of a port or of memory, seconds of a core.
 Uses = Tuple[Tuple[Port, float], ...]
@@ -80,6 +80,26 @@ class Core:
 
 
 @dataclass(frozen=True)
+class GpuLinks:
+    """The links of a host's GPUs to its memory, through which each rank's arrays come down and their results go up.
+
+    The ranks of a host share ``links`` of them evenly, in their order. A rank's copies of one direction run one after
+    the other, as on a stream; ``latency_s`` later their end is seen.
+    """
+
+    links: int
+    down_bytes_per_s: float
+    up_bytes_per_s: float
+    both_bytes_per_s: float = inf  #: of both directions together
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        rates = (self.down_bytes_per_s, self.up_bytes_per_s, self.both_bytes_per_s)
+        if self.links < 1 or not min(rates) > 0 or not self.latency_s >= 0:
+            raise ConfigError(f"{self}: links must be at least 1, rates > 0 and latency >= 0")
+
+
+@dataclass(frozen=True)
 class Machine:
     """Levels, innermost first; ranks are numbered along them: 0 and 1 are neighbours in the first host.
 
@@ -90,6 +110,7 @@ class Machine:
     memory: Optional[SharedMemory] = None  #: None: ranks of a host exchange messages over level 0
     core: Core = Core()
     wire_bytes_per_byte: float = 1.0
+    gpus: Optional[GpuLinks] = None  #: None: arrays are in the hosts' memory
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -99,6 +120,11 @@ class Machine:
                 raise ConfigError(f"level {level.name!r} joins {level.size} units, but it has no link; give it one")
         if not self.wire_bytes_per_byte >= 1:
             raise ConfigError(f"wire_bytes_per_byte is {self.wire_bytes_per_byte}; with headers it is at least 1")
+        if self.gpus is not None and self.ranks_per_host % self.gpus.links:
+            raise ConfigError(
+                f"{self.gpus.links} links of GPUs for {self.ranks_per_host} ranks of a host; "
+                "give each link as many ranks"
+            )
 
     @property
     def size(self) -> int:
@@ -114,6 +140,15 @@ class Machine:
     def spans(self) -> Tuple[int, ...]:
         """Number of ranks in one group of each level: a host, a rack, all."""
         return tuple(prod(level.size for level in self.levels[: i + 1]) for i in range(len(self.levels)))
+
+    @cached_property
+    def unit_spans(self) -> Tuple[int, ...]:
+        """Number of ranks in each unit that shares something: a GPU's link, a host, a rack; without all ranks."""
+        return (*self._link_span, *self.spans[:-1])
+
+    @property
+    def _link_span(self) -> Tuple[int, ...]:
+        return () if self.gpus is None else (self.ranks_per_host // self.gpus.links,)
 
     def hosts(self) -> List[Sequence[int]]:
         """Return the ranks that share memory, group by group: what ``ddl._comm.group.discover`` takes."""
@@ -157,6 +192,12 @@ class Machine:
         rate = self.core.copy_bytes_per_s
         return uses if rate == inf else (*uses, (("core", 0, rank), 1 / rate))
 
+    def staging(self, rank: int, direction: str) -> Uses:
+        """Return what a byte takes on its way between the GPU of ``rank`` and its host: ``direction`` down or up."""
+        (span,) = self._link_span
+        link: Uses = ((direction, 0, rank // span), 1.0), (("both", 0, rank // span), 1.0)
+        return link if self.memory is None else (*link, (("memory", 0, rank // self.ranks_per_host), 1.0))
+
     def capacity(self, port: Port) -> Tuple[float, float, float]:
         """Return a resource's units per second, and the units and the rate of its burst."""
         kind, number, _ = port
@@ -164,12 +205,17 @@ class Machine:
             return 1.0, 0.0, inf
         if kind == "memory":
             return (inf if self.memory is None else self.memory.bandwidth_bytes_per_s), 0.0, inf
+        if self.gpus is not None and kind in ("down", "up", "both"):
+            return getattr(self.gpus, f"{kind}_bytes_per_s"), 0.0, inf
         level = self.levels[number]
         return level.bandwidth_bytes_per_s, level.burst_bytes, level.burst_bytes_per_s
 
     def members(self, port: Port) -> range:
         """Return the ranks of the unit that a resource belongs to."""
         kind, level, unit = port
+        if kind in ("down", "up", "both"):
+            (span,) = self._link_span
+            return range(unit * span, (unit + 1) * span)
         if kind == "core" or (kind != "memory" and level == 0):
             return range(unit, unit + 1)
         span = self.spans[0 if kind == "memory" else level - 1]

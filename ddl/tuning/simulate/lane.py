@@ -5,6 +5,9 @@ piece runs the whole plan on its part of the buffer, in the next slot in turn, a
 and an await block their channel; a send does not, but a piece ends only when its own messages are sent. Messages of a
 slot to the same peer are sent one after the other.
 
+Where arrays are on GPUs, all pieces of an operation are copied down, one after the other, from its submission on. A
+piece begins when it has arrived, and is copied up when it has ended, as csrc/device/transfer.h does.
+
 It is simpler than the core: all chunks of a piece have the same length (the core rounds to 64 bytes), a processor with
 several tasks divides its time evenly, and a message is read only when all of it has arrived.
 """
@@ -25,7 +28,9 @@ from ddl.tuning.simulate.cost import Machine
 from ddl.tuning.simulate.fluid import Fluid, Needs
 from ddl.tuning.simulate.symmetry import Symmetry
 
-__all__ = ["Lateness", "SimulatedLane", "SimulatedOperation", "Span"]
+__all__ = ["STAGING", "Lateness", "SimulatedLane", "SimulatedOperation", "Span"]
+
+STAGING = -1  #: instead of a dimension: between a GPU and its host
 
 MOST_STEPS = 4_000_000  #: of all simulated ranks and pieces; they take a minute or two
 _CHUNK_ALIGNMENT = 64  # bytes; csrc/engine/communicator.cc rounds pieces so that chunks have a multiple of this
@@ -53,7 +58,10 @@ class Lateness:
 
 @dataclass(frozen=True)
 class Span:
-    """From ``begin`` to ``end``, a rank worked on operation number ``operation`` in ``dimension``. In seconds."""
+    """From ``begin`` to ``end``, a rank worked on operation number ``operation`` in ``dimension``. In seconds.
+
+    ``dimension``: STAGING for copies between a GPU and its host.
+    """
 
     operation: int
     dimension: int
@@ -132,6 +140,9 @@ class _Rank:
         self._slots = [_Slot(self, number) for number in range(lane.line.in_flight)]
         self._next_slot = 0
         self._under_way: Dict[Tuple[int, int], int] = {}  # spans by (operation, dimension)
+        self._staged = lane.machine.gpus is not None
+        self._down, self._up = _CopyQueue(self, script.down), _CopyQueue(self, script.up)
+        self._arrived = 0  # pieces in ``_queue`` that may begin
 
     def begin(self) -> None:
         for number, operation in self.lane.operations.items():
@@ -144,22 +155,39 @@ class _Rank:
         pieces = self.lane.pieces(number)
         self._open[number] = len(pieces)
         self._queue.extend((number, nbytes) for nbytes in pieces)
+        if not self._staged:
+            self._arrived += len(pieces)
+            self.admit()
+            return
+        for nbytes in pieces:
+            self._down.add(number, nbytes, self._arrive)
+
+    def _arrive(self) -> None:
+        self._arrived += 1
         self.admit()
 
     def admit(self) -> None:
-        """Begin pieces in order, while the next slot is idle."""
-        while self._queue:
+        """Begin pieces in order, while the next one has arrived and the next slot is idle."""
+        while self._arrived:
             slot = self._slots[self._next_slot]
             if not slot.idle:
                 return
             self._next_slot = (self._next_slot + 1) % len(self._slots)
+            self._arrived -= 1
             slot.start(*self._queue.popleft())
 
-    def ended(self, number: int) -> None:
+    def ended(self, number: int, nbytes: float) -> None:
+        """Let the result of a piece leave, and begin others."""
+        if self._staged:
+            self._up.add(number, nbytes, lambda: self._left(number))
+        else:
+            self._left(number)
+        self.admit()
+
+    def _left(self, number: int) -> None:
         self._open[number] -= 1
         if self._open[number] == 0:
             self.ends[number] = self.lane.fluid.now
-        self.admit()
 
     def note(self, operation: int, dimension: int, begin: float) -> None:
         """Record a span that ends now; join it with the span before if they overlap."""
@@ -172,6 +200,37 @@ class _Rank:
         else:
             self._under_way[operation, dimension] = len(self.spans)
             self.spans.append(Span(operation, dimension, begin, now))
+
+
+class _CopyQueue:
+    """Copies between a rank's GPU and its host in one direction, one after the other."""
+
+    def __init__(self, rank: _Rank, needs: Needs) -> None:
+        self._rank, self._needs = rank, needs
+        self._queue: Deque[Tuple[int, float, Callable[[], None]]] = deque()
+        self._busy = False
+
+    def add(self, operation: int, nbytes: float, done: Callable[[], None]) -> None:
+        """Copy so much behind what there is, and call ``done`` when the end is seen."""
+        self._queue.append((operation, nbytes, done))
+        if not self._busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        operation, nbytes, done = self._queue.popleft()
+        self._busy = True
+        machine, fluid = self._rank.lane.machine, self._rank.lane.fluid
+        latency = 0.0 if machine.gpus is None else machine.gpus.latency_s
+        begin = fluid.now
+
+        def copied() -> None:
+            self._rank.note(operation, STAGING, begin)
+            self._busy = False
+            if self._queue:
+                self._begin()
+            fluid.after(latency, done)
+
+        fluid.flow(nbytes, self._needs, copied)
 
 
 class _Slot:
@@ -223,7 +282,7 @@ class _Slot:
     def _end_if_done(self) -> None:
         if self._running == 0 and self._unsent == 0 and not self.idle:
             self.idle = True
-            self.rank.ended(self.operation)
+            self.rank.ended(self.operation, self.nbytes)
 
 
 class _Channel:

@@ -71,7 +71,7 @@ class Shifts:
         self._sizes = tuple(dimension.size for dimension in topology.dimensions)
         self._strides = tuple(prod(self._sizes[:i]) for i in range(len(self._sizes)))
         self._periods = tuple(
-            _period(size, stride, machine.spans[:-1]) for size, stride in zip(self._sizes, self._strides)
+            _period(size, stride, machine.unit_spans) for size, stride in zip(self._sizes, self._strides)
         )
 
     @property
@@ -119,8 +119,9 @@ class Exchanges:
         firsts = (0,) if self._power == count else (0, self._power)
         self.representatives: Tuple[int, ...] = tuple(first * unit + index for first in firsts for index in range(unit))
         self._beyond = self._power if len(firsts) > 1 else 0
-        spans = [span for span in (size, *machine.spans) if span > unit]
-        inside = all(unit % span == 0 for span in machine.spans if span <= unit)
+        units = (*machine.unit_spans, machine.size)
+        spans = [span for span in (size, *units) if span > unit]
+        inside = all(unit % span == 0 for span in units if span <= unit)
         self.exact = inside and all(span % unit == 0 and _power_of_two(span // unit) for span in spans)
 
     def representative(self, rank: int) -> int:

@@ -4,6 +4,7 @@
 // memory any more (it was unregistered meanwhile) says so in `begin`, and then does nothing.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -71,6 +72,7 @@ class Copy final : public Command {
   char* const host_;
   const size_t bytes_;
   bool skipped_ = false;
+  std::chrono::nanoseconds takes_{0};  // at least, by an option
 };
 
 class WriteValue final : public Command {

@@ -2,7 +2,9 @@
 // queued.
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "driver.h"
 
@@ -79,14 +81,20 @@ void Copy::begin(Driver& driver) {
   const auto begin = reinterpret_cast<uintptr_t>(host_);
   const Range host{begin, begin + bytes_};
   skipped_ = !still_there(&driver, *this, allocation.get(), registration.get(), host);
+  const auto speed = driver.options.find(to_device_ ? "up_bytes_per_s" : "down_bytes_per_s");
+  if (speed != driver.options.end() && speed->second > 0) {
+    takes_ = std::chrono::nanoseconds(static_cast<int64_t>(1e9 * static_cast<double>(bytes_) / speed->second));
+  }
   driver.note(*this, {device_, device_ + bytes_}, to_device_ ? AccessKind::kWrite : AccessKind::kRead);
   driver.note(*this, host, to_device_ ? AccessKind::kRead : AccessKind::kWrite);
 }
 
 void Copy::run() {
   if (skipped_) return;
+  const auto until = std::chrono::steady_clock::now() + takes_;
   char* const device = allocation->alias + (device_ - allocation->range.begin);
   std::memcpy(to_device_ ? device : host_, to_device_ ? host_ : device, bytes_);
+  std::this_thread::sleep_until(until);
 }
 
 void WriteValue::begin(Driver& driver) {

@@ -32,6 +32,8 @@ ENTRIES: Dict[str, List[Any]] = {
     "cuDeviceGetCount": [_int],
     "cuDeviceGet": [_int, c_int],
     "cuDeviceGetAttribute": [_int, c_int, c_int],
+    "cuDeviceGetName": [c_char_p, c_int, c_int],
+    "cuDeviceTotalMem_v2": [POINTER(c_size_t), c_int],
     "cuDeviceGetUuid_v2": [c_char_p, c_int],
     "cuDeviceGetPCIBusId": [c_char_p, c_int, c_int],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],

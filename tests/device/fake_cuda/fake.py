@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from device.fake_cuda.build import library
 from device.fake_cuda.entries import ENTRIES, HOST_FUNCTION, DriverError, load
@@ -63,12 +63,16 @@ class Fake:
         devices: int = 1,
         strict: bool = True,
         refuse: Optional[Dict[str, int]] = None,
+        options: Optional[Dict[str, int]] = None,
+        fail: Optional[Tuple[int, int]] = None,
+        paused: bool = False,
         report: Optional[Path] = None,
     ) -> Dict[str, str]:
         """Return the variables with which another process's DDL uses a fake like this.
 
-        ``refuse``: the error of each entry whose calls all fail. ``report``: a file to which a process appends its
-        violations when it exits; without any, there is no file.
+        ``refuse``: the error of each entry whose calls all fail. ``options``: see control.cc. ``fail``: the error that
+        all devices have, after so many commands. ``paused``: no command ever runs. ``report``: a file to which a
+        process appends its violations when it exits; without any, there is no file.
         """
         settings = {"SEED": seed, "MODE": mode, "QUEUES": queues, "DEVICES": devices, "STRICT": int(strict)}
         variables = {f"FAKE_CUDA_{name}": str(setting) for name, setting in settings.items()}
@@ -76,6 +80,12 @@ class Fake:
             for name in refuse:
                 Fake._entry(name)
             variables["FAKE_CUDA_REFUSE"] = ",".join(f"{name}={code}" for name, code in refuse.items())
+        if options:
+            variables["FAKE_CUDA_OPTIONS"] = ",".join(f"{name}={number}" for name, number in options.items())
+        if fail is not None:
+            variables["FAKE_CUDA_FAIL"] = ":".join(map(str, fail))
+        if paused:
+            variables["FAKE_CUDA_PAUSED"] = "1"
         if report is not None:
             variables["FAKE_CUDA_REPORT"] = str(report)
         return {"DDL_CUDA_LIBRARY": str(library()), **variables}

@@ -3,7 +3,8 @@
 //
 // A process that no test steers (a rank of a job) takes its settings from the environment: FAKE_CUDA_SEED, _MODE
 // (threads or steps), _QUEUES, _DEVICES and _STRICT; _REFUSE ("cuInit=34,cuMemAlloc_v2=2"): calls that always fail;
-// _REPORT: a file to which the violations are appended at exit.
+// _OPTIONS ("attribute_20=2,delay_us=0"): as fake_option, until a reset; _FAIL ("700:5"): the error that all devices
+// have after so many commands; _PAUSED=1: no command ever runs; _REPORT: a file to which the violations are appended at exit.
 #include <unistd.h>
 
 #include <cstdio>
@@ -57,15 +58,32 @@ Settings settings_of_environment() {
   return settings;
 }
 
-Driver* driver_of_environment() {
-  auto* const driver = new Driver(settings_of_environment());
-  const char* const refusals = std::getenv("FAKE_CUDA_REFUSE");
-  std::string rest = refusals != nullptr ? refusals : "";
+// Of "name=number,name=number".
+std::map<std::string, int64_t> pairs_of(const char* variable) {
+  const char* const value = std::getenv(variable);
+  std::string rest = value != nullptr ? value : "";
+  std::map<std::string, int64_t> pairs;
   while (!rest.empty()) {
     const std::string part = rest.substr(0, rest.find(','));
     rest.erase(0, part.size() + 1);
     const size_t equals = part.find('=');
-    if (equals != std::string::npos) driver->refusals[part.substr(0, equals)] = {std::atoi(&part[equals + 1]), -1};
+    if (equals != std::string::npos) pairs[part.substr(0, equals)] = std::atoll(&part[equals + 1]);
+  }
+  return pairs;
+}
+
+Driver* driver_of_environment() {
+  auto* const driver = new Driver(settings_of_environment());
+  for (const auto& [entry, code] : pairs_of("FAKE_CUDA_REFUSE")) {
+    driver->refusals[entry] = {static_cast<int>(code), -1};
+  }
+  driver->options = pairs_of("FAKE_CUDA_OPTIONS");
+  driver->paused = number_of("FAKE_CUDA_PAUSED", 0) != 0;
+  const char* const failure = std::getenv("FAKE_CUDA_FAIL");
+  if (failure != nullptr && *failure != '\0') {
+    const char* const after = std::strchr(failure, ':');
+    driver->fail_code = std::atoi(failure);
+    driver->fail_after = after == nullptr ? 0 : std::atoi(after + 1);
   }
   return driver;
 }

@@ -44,6 +44,8 @@ def descriptors(facts: Facts) -> List[Verdict]:
 
 def memlock(facts: Facts) -> List[Verdict]:
     def problems(host: HostFacts, local: Local) -> _Problems:
+        if any(gpu.registering for gpu in local.gpus.usable) and local.pinning == "the GPU":
+            return  # it has locked memory just now
         if local.pinning and local.memlock >= 0:
             text = f"only {bytes_text(local.memlock)} of memory may be locked, and {local.pinning} locks what it uses"
             remedy = "'memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity for sshd and slurmd, or "

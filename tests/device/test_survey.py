@@ -1,0 +1,307 @@
+"""``ddl doctor`` and ``ddl topo`` where there are GPUs: those of the fake driver, of which what they say is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+from device.fake_checks import OLDER
+from device.fake_cuda import Fake, library
+from device.fake_cuda.build import FLAGS
+
+from ddl import _core
+from ddl.errors import InvalidArgument
+from ddl.tools.doctor.gpu_facts import GpuFacts, HostGpus, PciLink
+from ddl.tools.doctor.gpu_probe import pci_link
+from ddl.tools.doctor.gpus import GpuInquiry
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[2]
+DOWN, UP = 10**9, 5 * 10**8  # bytes per second of the fake's copies, at most
+OPTIONS = {"down_bytes_per_s": DOWN, "up_bytes_per_s": UP, "delay_us": 0}
+
+
+def inquire(monkeypatch: pytest.MonkeyPatch, sys_directory: str = "/nowhere", **environ: str) -> HostGpus:
+    for name in ("CUDA_VISIBLE_DEVICES", "DDL_CUDA_LIBRARY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    with GpuInquiry(sys_directory=sys_directory) as inquiry:
+        return inquiry.result()
+
+
+def tool(*words: str, status: int = 0, **environ: str) -> str:
+    line = [sys.executable, "-m", "ddl.tools", *words]
+    ended = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, timeout=240, env={**os.environ, "DDL_SHM": "1", **environ}
+    )
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.stdout
+
+
+def verdicts_of(*words: str, status: int = 0, **environ: str) -> List[Dict[str, Any]]:
+    judged = json.loads(tool("doctor", "--json", "-", *words, status=status, **environ))["verdicts"]
+    checks = ("gpus", "gpu links", "registering", "words", "nccl")
+    return [verdict for verdict in judged if verdict["check"] in checks]
+
+
+def put_link(sys_directory: Path, address: str, lanes: int, speed: str) -> None:
+    folder = sys_directory / "bus" / "pci" / "devices" / address
+    folder.mkdir(parents=True)
+    for name, text in (
+        ("current_link_width", str(lanes)),
+        ("max_link_width", "16"),
+        ("current_link_speed", speed),
+        ("max_link_speed", "32.0 GT/s PCIe"),
+        ("numa_node", "1"),
+    ):
+        (folder / name).write_text(text + "\n")
+
+
+def measured_in_the_core() -> List[Any]:
+    """Run in a process of its own: what the core measures, and whether the fake's ledger objects."""
+    _core.configure_gpu_driver(os.environ["DDL_CUDA_LIBRARY"], False)
+    reached = _core.measure_gpu(0, 1 << 20, 0.05, 5.0)
+    fake = Fake(reset=False)
+    left = [fake.live(what) for what in ("streams", "events", "allocations")]
+    copies = [fake.calls(f"cuMemcpy{which}Async_v2") for which in ("DtoH", "HtoD")]
+    return [reached.down, reached.up, reached.both_down, reached.both_up, left, copies, fake.violations]
+
+
+def test_the_core_measures_what_copies_reach_and_leaves_nothing() -> None:
+    program = "import json; from device import test_survey; print(json.dumps(test_survey.measured_in_the_core()))"
+    environ = {**os.environ, **Fake.environment(options=OPTIONS), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=environ, check=True
+    ).stdout
+    down, up, both_down, both_up, left, (downs, ups), violations = json.loads(said)
+    assert DOWN / 4 < down <= 1.01 * DOWN and DOWN / 4 < both_down <= 1.01 * DOWN
+    assert UP / 4 < up <= 1.01 * UP and UP / 4 < both_up <= 1.01 * UP
+    assert left == [0, 0, 0] and violations == []
+    assert downs >= 2 * 4 and ups >= 2 * 4  # at least the pieces that are under way at once
+
+
+def test_each_gpu_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put_link(tmp_path, "0000:00:0d.0", 8, "16.0 GT/s PCIe")
+    put_link(tmp_path, "0000:00:0e.0", 16, "32.0 GT/s PCIe")
+    environ = Fake.environment(devices=2, options={**OPTIONS, "version": 12080, "attribute_40": 2})
+    gpus = inquire(monkeypatch, str(tmp_path), **environ)
+    assert (gpus.known, gpus.missing, gpus.problem, gpus.cuda) == (True, False, "", "12.8")
+    assert gpus.library == environ["DDL_CUDA_LIBRARY"] and gpus.visible is None
+    assert [gpu.number for gpu in gpus.devices] == [0, 1] and gpus.usable == gpus.devices
+    first, second = gpus.devices
+    assert (first.name, first.address, first.memory) == ("Fake H200", "0000:00:0d.0", 141 << 30)
+    assert (first.capability, first.copy_engines, first.compute_mode, first.numa_node) == ("9.0", 2, 0, 1)
+    assert (str(first.link), str(second.link)) == ("PCIe 4 x8 of PCIe 5 x16", "PCIe 5 x16")
+    assert second.link.bytes_per_s == pytest.approx(63.0e9, rel=1e-3)
+    assert first.refusal == first.words_problem == "" and first.registering > 0
+    assert 0 < first.down <= 1.01 * DOWN and 0 < first.both_up <= 1.01 * UP
+
+
+def test_links_that_say_nothing(tmp_path: Path) -> None:
+    assert pci_link(tmp_path) == PciLink() and str(PciLink()) == "" and PciLink().bytes_per_s == 0
+    put_link(tmp_path, "x", 63, "Unknown")
+    link = pci_link(tmp_path / "bus" / "pci" / "devices" / "x")
+    assert link == PciLink(0, 16, 0.0, 32.0) and not link.narrow and not link.slow
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"DDL_CUDA_LIBRARY": "libcuda-that-is-nowhere.so"}, "cannot be loaded"),
+        ({"DDL_CUDA_LIBRARY": "libc.so.6"}, "has no cuInit"),
+        (Fake.environment(refuse={"cuInit": 34}), "stub"),
+        (Fake.environment(refuse={"cuInit": 100}), "sees no GPU"),
+        (Fake.environment(devices=0), "sees no GPU"),
+        (Fake.environment(refuse={"cuInit": 999}), "CUDA_ERROR_UNKNOWN (999)"),
+    ],
+    ids=["no library", "another library", "stub", "no device", "none visible", "unknown"],
+)
+def test_a_driver_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, environ: Dict[str, str], words: str) -> None:
+    gpus = inquire(monkeypatch, **environ)
+    assert words in gpus.problem and not gpus.devices and gpus.known
+    assert gpus.missing == (environ["DDL_CUDA_LIBRARY"] == "libcuda-that-is-nowhere.so")
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU here")
+def test_where_there_is_no_driver_it_is_one_line_and_no_warning() -> None:
+    (verdict,) = verdicts_of(DDL_CUDA_LIBRARY="", CUDA_VISIBLE_DEVICES="")
+    assert (verdict["level"], verdict["text"]) == ("ok", "no driver of GPUs: arrays on the CPU only")
+
+
+@pytest.mark.parametrize(
+    ("fake", "problem"),
+    [
+        ({"fail": (700, 20)}, "GPU 0 has failed: .*CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ({"paused": True}, "GPU 0 does not answer: a copy of 2048 KiB has not ended after 1000 ms"),
+        ({"refuse": {"cuMemAlloc_v2": 2}}, "GPU 0: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY"),
+        ({"refuse": {"cuDevicePrimaryCtxRetain": 2}}, "GPU 0: cuDevicePrimaryCtxRetain"),
+        ({"refuse": {"cuDeviceGetName": 999}}, "GPU 0 has failed: cuDeviceGetName"),
+    ],
+    ids=["fails", "stands still", "full", "no context", "no name"],
+)
+def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, fake: Dict[str, Any], problem: str) -> None:
+    begin = time.monotonic()
+    gpus = inquire(monkeypatch, **Fake.environment(devices=2, **fake))
+    assert time.monotonic() - begin < 15
+    assert [gpu.number for gpu in gpus.devices] == [0, 1] and not gpus.usable
+    for number, gpu in enumerate(gpus.devices):
+        assert re.search(problem.replace("GPU 0", f"GPU {number}"), gpu.problem), gpu.problem
+
+
+def stand_in(folder: Path, then: str) -> str:
+    """Return a program that says what a probe says until it looks at the first of two GPUs, and then does ``then``."""
+    script = folder / "probe"
+    driver = json.dumps({"kind": "driver", "version": 13000, "count": 2, "problem": "", "missing": False})
+    begins = json.dumps({"kind": "begins", "what": "GPU 0", "number": 0})
+    script.write_text(f"#!/bin/sh\necho '{begins}'\necho '{driver}'\necho '{begins}'\n{then}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_driver_that_never_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "sleep 60"))
+    begin = time.monotonic()
+    with GpuInquiry(0.5) as inquiry:
+        gpus = inquiry.result()
+    assert time.monotonic() - begin < 5
+    assert gpus.devices == (
+        GpuFacts(0, problem="GPU 0: the driver has not answered for 0.5 s"),
+        GpuFacts(1, problem="GPU 1 was not looked at"),
+    )
+
+
+def test_a_driver_that_kills_the_process_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "kill -SEGV $$"))
+    with GpuInquiry() as inquiry:
+        gpus = inquiry.result()
+    assert gpus.devices[0].problem == "GPU 0: the driver has ended the process that asked by signal 11"
+
+
+def test_a_process_that_cannot_be_started_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with GpuInquiry() as inquiry:
+        gpus = inquiry.result()
+    assert "cannot be started" in gpus.problem and not gpus.missing and not gpus.devices
+
+
+def test_the_core_refuses_what_makes_no_sense() -> None:
+    for arguments in ((-1, 1, 0.1, 1.0), (0, 0, 0.1, 1.0), (0, 1, 0.0, 1.0), (0, 1, 0.1, float("nan"))):
+        with pytest.raises(InvalidArgument, match="measure_gpu.*make no sense"):
+            _core.measure_gpu(*arguments)
+
+
+def test_no_driver_is_loaded_before_an_array_on_a_gpu() -> None:
+    program = (
+        "import ddl; ddl.init(); ddl.allreduce(1.0)\n"
+        "import ddl.tools.doctor.local, ddl.tools.topo.command, ddl.tools.simulate.command\n"
+        "print([line for line in open('/proc/self/maps') if 'libcuda' in line])"
+    )
+    environ = {**os.environ, **Fake.environment(), "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=environ)
+    assert said.stdout.strip() == "[]", said.stdout + said.stderr
+
+
+def test_memory_that_cannot_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = Fake.environment(strict=False, refuse={"cuMemHostRegister_v2": 800}, options=OPTIONS)
+    gpus = inquire(monkeypatch, **refusing)
+    (gpu,) = gpus.usable
+    assert gpu.refusal == "cuMemHostRegister_v2: CUDA_ERROR_NOT_PERMITTED (800)" and gpu.registering == 0
+    assert gpu.words_problem == "memory of the host cannot be registered" and 0 < gpu.down <= 1.01 * DOWN
+
+
+def test_an_older_driver_writes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {**Fake.environment(), "DDL_CUDA_LIBRARY": str(library(*OLDER))}
+    (gpu,) = inquire(monkeypatch, **environ).usable
+    assert gpu.words_problem == "the driver is too old for it" and gpu.refusal == ""
+    (gpu,) = inquire(monkeypatch, **Fake.environment(refuse={"cuStreamWriteValue32_v2": 801})).usable
+    assert gpu.words_problem == "cuStreamWriteValue32_v2: CUDA_ERROR_NOT_SUPPORTED (801)"
+
+
+NCCL = """
+extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
+  BODY
+}
+"""
+
+
+def put_nccl(folder: Path, body: str) -> None:
+    """Put a package ``nvidia.nccl`` there, as pip does, whose library knows its version only."""
+    target = folder / "nvidia" / "nccl" / "lib"
+    target.mkdir(parents=True)
+    source = folder / "nccl.cc"
+    source.write_text(NCCL.replace("BODY", body))
+    line = ["g++", *FLAGS, "-shared", "-o", str(target / "libnccl.so.2"), str(source)]
+    subprocess.run(line, check=True, timeout=240)
+    (folder / "nvidia" / "nccl" / "__init__.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("body", "version", "problem"),
+    [
+        ("*version = 22809; return 0;", "2.28.9", ""),
+        ("*version = 2804; return 0;", "2.8.4", ""),
+        ("(void)version; __builtin_trap();", "", "NCCL has ended the process that asked by signal"),
+    ],
+    ids=["new", "old", "crash"],
+)
+def test_the_version_of_nccl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, version: str, problem: str
+) -> None:
+    put_nccl(tmp_path, body)
+    gpus = inquire(monkeypatch, PYTHONPATH=f"{tmp_path}:{ROOT}", **Fake.environment())
+    assert gpus.nccl == version and gpus.nccl_problem.startswith(problem) and bool(gpus.nccl_problem) == bool(problem)
+    assert len(gpus.usable) == 1
+
+
+def test_doctor_prints_a_table_and_its_verdicts() -> None:
+    said = tool("doctor", "-np", "2", **Fake.environment(devices=2, options=OPTIONS))
+    lines = said.splitlines()
+    assert lines[0].split()[:4] == ["host", "GPU", "name", "memory"]
+    assert [line.split()[:6] for line in lines[1:3]] == [
+        ["localhost", number, "Fake", "H200", "141", "GiB"] for number in "01"
+    ]
+    assert "2 GPUs (Fake H200), driver for CUDA 13.0, one for each rank" in said
+    assert "the driver registers memory of the host" in said
+
+
+@pytest.mark.parametrize(
+    ("fake", "words", "status", "level", "check", "text"),
+    [
+        ({}, ("-np", "3"), 0, "warning", "gpus", "3 ranks for 1 GPU: ranks on the same GPU share its link"),
+        ({"options": {"attribute_20": 2}}, (), 1, "error", "gpus", "closed to all processes"),
+        ({"options": {"attribute_20": 3}}, ("-np", "3"), 1, "error", "gpus", "for 1 GPU for one process at a time"),
+        ({"fail": (719, 3)}, (), 1, "error", "gpus", "GPU 0 has failed"),
+        ({"devices": 0}, (), 0, "warning", "gpus", "sees no GPU"),
+    ],
+    ids=["shared", "prohibited", "exclusive", "failed", "none"],
+)
+def test_doctor_judges(fake: Dict[str, Any], words: List[str], status: int, level: str, check: str, text: str) -> None:
+    judged = verdicts_of(*words, status=status, CUDA_VISIBLE_DEVICES="", **Fake.environment(**fake))
+    (verdict,) = [entry for entry in judged if entry["level"] != "ok"]
+    assert (verdict["level"], verdict["check"]) == (level, check) and text in verdict["text"] and verdict["remedy"]
+    assert ("CUDA_VISIBLE_DEVICES is ''" in verdict["remedy"]) == (fake.get("devices") == 0)
+
+
+def test_ranks_that_nobody_has_counted_are_not_too_many() -> None:
+    assert all(verdict["level"] == "ok" for verdict in verdicts_of(**Fake.environment()))
+    (verdict,) = [entry for entry in verdicts_of(DDL_LOCAL_SIZE="3", **Fake.environment()) if entry["level"] != "ok"]
+    assert "3 ranks for 1 GPU" in verdict["text"]
+
+
+def test_topo_shows_gpus_and_writes_them(tmp_path: Path) -> None:
+    file, drawing = str(tmp_path / "facts.json"), tmp_path / "hosts.svg"
+    said = tool("topo", "--json", file, **Fake.environment(devices=2, options=OPTIONS))
+    assert "─ GPU 0 (Fake H200): NUMA node 0, " in said and "└─ GPU 1 (Fake H200): " in said
+    (host,) = json.loads(Path(file).read_text())["facts"]["hosts"]
+    assert [gpu["name"] for gpu in host["local"]["gpus"]["devices"]] == ["Fake H200"] * 2
+    assert "GPU 1 (Fake H200): " in tool("topo", "--from", file, "--svg", str(drawing))
+    assert "2 GPUs" in drawing.read_text()
