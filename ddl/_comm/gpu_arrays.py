@@ -12,9 +12,12 @@ from typing import Any, Sequence, Tuple
 
 import numpy as np
 
+from ddl import _core
 from ddl.errors import InvalidArgument
 
-__all__ = ["ElementType", "GpuArray", "is_on_gpu"]
+__all__ = ["ElementType", "GpuArray", "GpuMemory", "is_on_gpu"]
+
+GpuMemory = _core.GpuMemory
 
 _ON_GPU = (2, 13)  #: DLPack's numbers for memory of CUDA: on a device, and managed
 

@@ -22,15 +22,13 @@ import logging
 import threading
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence
+from typing import Any, Deque, Dict, List, Optional, Protocol, Sequence
 
 from ddl import _core
 from ddl.errors import Error, InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import ReduceOp
-
-if TYPE_CHECKING:
-    from ddl.communicator import Communicator
+from ddl.topology import Topology
 
 __all__ = ["LEAST_BYTES", "NcclAllreduce", "NcclWork"]
 
@@ -39,6 +37,31 @@ log = logging.getLogger("ddl")
 LEAST_BYTES = 256 << 10  #: of an array; smaller ones are faster by themselves
 _ALIGNMENT = 64  #: bytes: parts begin on cache lines
 _LOOK = 0.05  #: seconds between two looks at whether what is under way can still end
+
+
+class NcclRanks(Protocol):
+    """What is needed of a ``Communicator``."""
+
+    _core: _core.Communicator
+    rank: int
+
+    @property
+    def topology(self) -> Topology:
+        """How its ranks are laid out."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the order of adding up is given."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that an operation may take."""
+
+    def allgather_object(self, obj: Any) -> List[Any]:
+        """Return the objects of all ranks."""
+
+    def _split(self, color: Optional[int]) -> Any:
+        """Return the ranks of the same color."""
 
 
 class NcclWork:
@@ -65,18 +88,18 @@ class NcclWork:
 class NcclAllreduce:
     """The all-reduces of one communicator, whose ranks all have one: see ``choose``."""
 
-    def __init__(self, communicator: Communicator, library: str) -> None:
+    def __init__(self, communicator: NcclRanks, library: str) -> None:
         self._communicator = weakref.ref(communicator)
         self._library = library
         self._tried = False
         self._device = -1
         self._group: Optional[_core.NcclGroup] = None
-        self._between: Optional[Communicator] = None  # the ranks with the same part, on all hosts
+        self._between: Optional[NcclRanks] = None  # the ranks with the same part, on all hosts
         self._size, self._index = 1, 0  # of the group, and in it
         self._watch: Optional[_Watch] = None
 
     @staticmethod
-    def choose(communicator: Communicator, library: str) -> Optional[NcclAllreduce]:
+    def choose(communicator: NcclRanks, library: str) -> Optional[NcclAllreduce]:
         """Return it, if the ranks could use it: several share a host, and sums may be added up in any order."""
         topology = communicator.topology
         fits = topology.local_size > 1 and not communicator.deterministic
@@ -114,7 +137,7 @@ class NcclAllreduce:
 
     def _queue(
         self,
-        communicator: Communicator,
+        communicator: NcclRanks,
         group: _core.NcclGroup,
         call: _core.Call[Any],
         memory: _core.GpuMemory,
@@ -191,7 +214,7 @@ class NcclAllreduce:
             return None, own
 
     @staticmethod
-    def _tell(communicator: Communicator, problem: str) -> None:
+    def _tell(communicator: NcclRanks, problem: str) -> None:
         if communicator.rank == 0:
             log.warning("NCCL is not used, although DDL_NCCL=1 says so: %s; DDL adds up on the cores", problem)
 
@@ -200,7 +223,7 @@ class _Watch:
     """A thread that aborts NCCL if what is under way cannot end any more. It sleeps while nothing is."""
 
     def __init__(
-        self, communicator: Communicator, between: Optional[Communicator], group: Optional[_core.NcclGroup]
+        self, communicator: NcclRanks, between: Optional[NcclRanks], group: Optional[_core.NcclGroup]
     ) -> None:
         assert group is not None
         self._cores = [each._core for each in (communicator, between) if each is not None]
@@ -249,7 +272,7 @@ _ITEMSIZES = {
 }
 
 
-def _started(communicator: Communicator, memory: _core.GpuMemory, op: int) -> _core.Work:
+def _started(communicator: NcclRanks, memory: _core.GpuMemory, op: int) -> _core.Work:
     return communicator._core.start(_core.Call(Collective.ALLREDUCE, memory, memory, None, op=op), ReduceOp(op).name)
 
 
