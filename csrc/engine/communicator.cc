@@ -215,6 +215,10 @@ std::string Communicator::operation_text(uint64_t sequence) const {
   return sequence != 0 && descriptor.sequence == sequence ? descriptor.text() : "";
 }
 
+bool Communicator::awaits_gpu(uint64_t sequence) const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) { return lane->awaits_stage_of(sequence); });
+}
+
 uint64_t Communicator::submitted() const {
   const Lock lock(lock_);
   return sequence_;

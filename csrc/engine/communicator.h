@@ -85,6 +85,8 @@ class Communicator {
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);
   // The text of this rank's operation number `sequence`. "": not submitted yet, or too long ago.
   std::string operation_text(uint64_t sequence) const;
+  // Whether operation number `sequence` waits for this rank's own data, on its GPU.
+  bool awaits_gpu(uint64_t sequence) const;
   uint64_t submitted() const;
   // Whether operations are under way.
   bool busy() const;

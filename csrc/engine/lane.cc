@@ -363,8 +363,10 @@ bool Lane::sleep() {
   sockets_.clear();
   // This stands before the last look below: if that finds nothing, the same ranks are awaited.
   const bool mixed = neighbourhood_.mixed() && awaits_neighbour();
-  const bool staged =
-      std::any_of(active_.begin(), active_.end(), [](const Executor* executor) { return executor->awaits_stage(); });
+  const auto staging =
+      std::find_if(active_.begin(), active_.end(), [](const Executor* each) { return each->awaits_stage(); });
+  const bool staged = staging != active_.end();
+  staged_sequence_.store(staged ? (*staging)->operation()->descriptor.sequence : 0, std::memory_order_relaxed);
   sleep_word_->store(1, std::memory_order_seq_cst);
   full_fence(sleep_word_);
   // Look once more: what changed before the word was set has woken nobody.

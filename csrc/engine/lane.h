@@ -78,6 +78,10 @@ class Lane {
   // Ends the thread. The executors' shared memory stays until destruction: a slow peer may still read it.
   void stop();
   const Activity& activity() const { return activity_; }
+  // Whether that operation waits for this rank's own data, which its GPU has not brought yet. Any thread may ask.
+  bool awaits_stage_of(uint64_t sequence) const {
+    return staged_sequence_.load(std::memory_order_relaxed) == sequence && sequence != 0;
+  }
   // Whether operations have been submitted that have not ended.
   bool has_work() const { return pending_.load(std::memory_order_seq_cst) > 0; }
 
@@ -132,7 +136,8 @@ class Lane {
   std::thread thread_ DDL_GUARDED_BY(starting_);
   std::atomic<bool> has_thread_{false};
 
-  Activity activity_;  // written by the driver
+  Activity activity_;                         // written by the driver
+  std::atomic<uint64_t> staged_sequence_{0};  // of an operation that has waited for its stage; written by the driver
   std::vector<std::unique_ptr<Executor>> executors_ DDL_GUARDED_BY(driver_);
   std::vector<Executor*> active_ DDL_GUARDED_BY(driver_);  // in the order of admission
   size_t next_slot_ DDL_GUARDED_BY(driver_) = 0;

@@ -112,6 +112,9 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
   c.def(
       "operation_text", [](Handle& h, uint64_t sequence) { return h.native().operation_text(sequence); },
       py::arg("sequence"));
+  c.def(
+      "awaits_gpu", [](Handle& h, uint64_t sequence) { return h.native().awaits_gpu(sequence); },
+      py::arg("sequence"));
   c.def_property_readonly("in_use", [](Handle& h) { return h.in_use(); });
   c.def("shutdown", [](Handle& h) { h.shutdown(); });
 }

@@ -221,6 +221,7 @@ class Agent:
             else:
                 message.update(type="suspect", kind=report.type, seq=report.sequence, peer=culprit)
                 message.update(op=report.operation, final=report.final, shortage=self.shortage.text)
+                message.update(awaits_gpu=member.core.awaits_gpu(report.sequence))
             self._watch.send(message)
 
     def _tell_pace(self) -> None:
@@ -298,5 +299,6 @@ class Agent:
                 "op": text,
                 "last": last,
                 "shortage": self.shortage.text,
+                "awaits_gpu": member is not None and member.core.awaits_gpu(probe["seq"]),
             }
         )

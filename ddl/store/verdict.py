@@ -73,6 +73,11 @@ class _Inquiry:
         answers = {**self.states, **self.suspects}
         return {rank: answers[rank]["shortage"] for rank in sorted(answers) if answers[rank]["shortage"]}
 
+    def awaiting_gpus(self) -> List[int]:
+        """Ranks that wait for their own GPU, which has not brought their data."""
+        answers = {**self.states, **self.suspects}
+        return [rank for rank in sorted(answers) if answers[rank]["awaits_gpu"]]
+
     def operations(self) -> Dict[int, str]:
         """What each rank says that it called, where it said so."""
         said = {rank: state["op"] for rank, state in self.states.items() if state["submitted"] >= 0}
@@ -219,6 +224,7 @@ class JobVerdicts:
             "peer": integer(rank, message, "peer", low=-1, high=self._size - 1, default=-1),
             "reason": text(rank, message, "reason", default=""),
             "shortage": text(rank, message, "shortage", default=""),
+            "awaits_gpu": message.get("awaits_gpu") is True,
         }
         if self._decided(comm):
             return []
@@ -249,6 +255,7 @@ class JobVerdicts:
             "op": text(rank, message, "op"),
             "last": text(rank, message, "last", default=""),
             "shortage": text(rank, message, "shortage", default=""),
+            "awaits_gpu": message.get("awaits_gpu") is True,
         }
         for key, probing in self._rounds.items():
             if probing.probe == probe and rank in probing.waiting:
@@ -322,6 +329,10 @@ class JobVerdicts:
             return rank, f"rank {rank} has not called it; {_last(behind[rank])}{more if others else ''}"
         for rank, lack in probing.shortages().items():
             return rank, f"rank {rank} cannot make the connections for it: {lack}"
+        waiting = probing.awaiting_gpus()
+        if waiting:
+            gpus = "its GPU has" if len(waiting) == 1 else "their GPUs have"
+            return waiting[0], f"{name_ranks(waiting)} called it, but {gpus} not copied the array to the host"
         asker = probing.suspects[probing.asker]
         if seq == 0:  # send and recv are not numbered: only the two sides know of them
             return asker["peer"], asker["reason"] or "the other side has not called its part"

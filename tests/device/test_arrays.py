@@ -295,6 +295,37 @@ def test_both_arrays_of_a_call_are_waited_for() -> None:
     ranks.run(2, two_streams, env=fake_env())
 
 
+def two_gpus_and_two_communicators() -> None:
+    """Streams, communicators and GPUs are independent of one another, and the caller's context stays current."""
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        other = ddl.world().split(0)
+        contexts = [fake.context(), fake.retain(1)]
+        arrays = []
+        for number, context in enumerate(contexts):
+            with fake.pushed(context):
+                arrays.append(array_of(fake, np.full(N, rank + number, np.float32), stream=fake.stream()))
+        works = [other.allreduce_async_(arrays[1], op="sum"), ddl.allreduce_async_(arrays[0], op="sum")]
+        for work in works if rank else reversed(works):
+            work.wait()
+        assert fake.context() == contexts[0]
+        for number, x in enumerate(arrays):
+            assert (x.numpy() == size * number + size * (size - 1) // 2).all()
+        fake.set_context(contexts[1])
+        ddl.allreduce_(arrays[0], op="max")
+        assert fake.context() == contexts[1]
+        out = array_of(fake, np.zeros(2 * size, np.float32))
+        with pytest.raises(ddl.InvalidArgument, match="on GPU 0, but the target is on GPU 1"):
+            fake.set_context(contexts[0])
+            ddl.allgather(array_of(fake, np.zeros(2, np.float32)), out=out)
+        other.close()
+
+
+@WAITS
+def test_two_gpus_and_two_communicators(wait: str) -> None:
+    ranks.run(2, two_gpus_and_two_communicators, env={**fake_env(devices=2), "DDL_GPU_WAIT": wait})
+
+
 def later_producer() -> None:
     """A work ends although the producer of a later one stands still."""
     with gpu() as fake:

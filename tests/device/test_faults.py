@@ -186,7 +186,7 @@ def on_one_that_stands_still() -> List[Any]:
 def test_a_gpu_that_stands_still_is_a_timeout() -> None:
     for took, end, text in ranks.run(2, on_one_that_stands_still, env={**Fake.environment(), "DDL_TIMEOUT": "2"}):
         assert 1.5 < took < 8 and end < 8, (took, end)
-        assert "allreduce" in text
+        assert "allreduce" in text and "rank 1" in text, text  # the one whose GPU stands still
 
 
 def loses_a_rank() -> str:
@@ -251,6 +251,38 @@ def words_too_early() -> List[str]:
 def test_the_ledger_objects_if_a_word_does_not_come_behind_its_piece() -> None:
     for violations in ranks.run(2, words_too_early, env=Fake.environment()):
         assert any("lane" in text and "cuMemcpyDtoHAsync_v2" in text for text in violations), violations
+
+
+def received_without_a_wait() -> List[str]:
+    """An array that is only written, while what its owner has queued still writes it, too."""
+    fake = Fake(reset=False)
+    stream = fake.stream()
+    ddl.broadcast_(array_of(fake, np.ones(N, np.float32), stream=stream), 0)
+    assert fake.violations == []
+    fake.refuse("cuStreamWaitEvent", 0)
+    ddl.broadcast_(array_of(fake, np.ones(N, np.float32), stream=stream), 0)
+    return list(fake.violations)
+
+
+def test_the_ledger_objects_if_a_received_array_is_not_waited_for() -> None:
+    assert all(ranks.run(2, received_without_a_wait, env=Fake.environment()))
+
+
+def during_a_capture_elsewhere() -> None:
+    """A stream that has nothing to do with DDL is captured, in the strictest mode: calls go on, and it stays valid."""
+    with gpu() as fake:
+        captured = fake.stream()
+        x = array_of(fake, np.full(N, ddl.rank() + 1, np.float32), stream=fake.stream())
+        for mode in (0, 1, 2):
+            fake.capture_begin(captured, mode)
+            ddl.allreduce_(Interface(x), op="max")
+            ddl.allreduce_async_(x, op="max").wait()
+            assert fake.capture_end(captured) == 0
+        assert (x.numpy() == ddl.size()).all()
+
+
+def test_a_capture_elsewhere_survives() -> None:
+    ranks.run(2, during_a_capture_elsewhere, env=Fake.environment())
 
 
 @pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventQuery"])

@@ -195,6 +195,25 @@ def test_tensors_live_until_the_gpu_has_copied_them() -> None:
     ranks.run(2, dropped_at_once, env=environment())
 
 
+def not_kept() -> None:
+    """The test of the test: DDL is not told whose memory it is, so nobody keeps the tensor."""
+    from ddl import _core
+
+    with fake_gpu(objects=True):
+        for _ in range(5):
+            x = on_gpu(3_000_000)
+            stream = torch.fake.current_stream().cuda_stream
+            work = ddl.allreduce_async_(_core.GpuMemory(x.data_ptr(), x.numel(), "float32", stream, None))
+            del x
+            y = on_gpu(3_000_000, value=-1.0)  # gets its memory
+            work.wait()
+            del y
+
+
+def test_a_tensor_that_nobody_keeps_is_noticed() -> None:
+    ranks.run(2, not_kept, env=environment())
+
+
 def during_a_capture() -> None:
     with fake_gpu() as fake:
         stream = torch.fake.Stream()
