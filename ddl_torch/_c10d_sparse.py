@@ -17,7 +17,7 @@ __all__ = ["allreduce"]
 def allreduce(communicator: Communicator, tensor: torch.Tensor, op: Any) -> Part:
     """Sum or average ``tensor`` over all ranks, in place (sparse.py). What tensors are is compared first.
 
-    ``tensor``: on the CPU; its shape, its type and its sparse dimensions are the same on all ranks, its number of
+    ``tensor``: its shape, its type and its sparse dimensions are the same on all ranks, its number of
     entries need not be. Raises ``InvalidArgument``: on all ranks if tensors differ.
     """
     if tensor._is_view():  # to write it would change the view only; torch makes one of a complex tensor

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 
 import ddl
 from ddl_torch._c10d_work import GroupWork, Waiter
+from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias
 
 __all__ = ["ddp_hook"]
@@ -21,7 +22,7 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     """Average a bucket of gradients over the ranks of ``communicator``; None: all ranks of the job.
 
     A communication hook of DDP, called in its backward pass after ``ddl_torch.init()``; ``communicator`` has the ranks
-    of the model's process group, and gradients are on the CPU. Collective, not blocking. ``backward`` ends with the
+    of the model's process group. Collective, not blocking. ``backward`` ends with the
     ``ddl.Error`` that is met when an average is begun, and with torch's ``RuntimeError`` of the same text if it is met
     later.
 
@@ -30,7 +31,8 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     """
     communicator = ddl.world() if communicator is None else communicator
     gradients = bucket.buffer()
-    work = communicator.allreduce_async_(alias(gradients, "ddp_hook"), op=ddl.Average, name=f"bucket.{bucket.index()}")
+    memory = for_core(alias(gradients, "ddp_hook"))
+    work = communicator.allreduce_async_(memory, op=ddl.Average, name=f"bucket.{bucket.index()}")
     averaged: torch.futures.Future[list[torch.Tensor]] = GroupWork([gradients], [(work, None)], _waiter).get_future()
     return averaged.then(_only)
 

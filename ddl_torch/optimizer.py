@@ -42,7 +42,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     there, while the backward pass goes on, or at its end (see overlap). ``backward()`` returns when every ``p.grad`` is
     the average. Every rank has the same then, and after ``step()`` the same weights, to the bit.
 
-    optimizer: any ``torch.optim.Optimizer``, over parameters on the CPU. It is changed in place.
+    optimizer: any ``torch.optim.Optimizer``, over parameters on the CPU or on CUDA GPUs. It is changed in place.
     named_parameters: ``model.named_parameters()``; names serve errors, their order is that of the buckets. Must name
         every parameter of the optimizer; may name others.
     compression: how gradients are made smaller on their way between hosts (docs/compression.md): None or "none": as

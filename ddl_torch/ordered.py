@@ -1,4 +1,4 @@
-"""Verbs on tensors on the CPU that all ranks of a communicator call in the same order; and messages between two ranks.
+"""Verbs on tensors that all ranks of a communicator call in the same order; and messages between two ranks.
 
 Each does what the verb of the same name in ``ddl.Communicator`` does, on ``communicator`` (default: the world). Results
 are new tensors without history. Those with ``_async`` return a ``Work`` at once; until it is done, its tensor must not

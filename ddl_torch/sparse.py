@@ -70,7 +70,7 @@ def sparse_allreduce_async(
     """Combine sparse tensors over all ranks; return a function that waits for the result and returns it.
 
     Submitted as the verbs are (verbs.py): by name, or with ``communicator`` in the order of the calls. tensor: of the
-    layout ``torch.sparse_coo``, on the CPU; shape, type and number of sparse dimensions are the same on every rank, the
+    layout ``torch.sparse_coo``; shape, type and number of sparse dimensions are the same on every rank, the
     number of entries need not be. op: ``ddl.Average`` or ``ddl.Sum``. The result is a new, coalesced tensor, the same
     bits on every rank. Raises ``InvalidArgument``, on all ranks if tensors differ in what must be the same (by name:
     ``CollectiveMismatch``).
@@ -79,8 +79,8 @@ def sparse_allreduce_async(
     >>> embedding.weight.grad = handle()
     """
     what = f"sparse_allreduce_async of {name!r}"
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo or tensor.device.type != "cpu":
-        raise ddl.InvalidArgument(f"{what}: it is no sparse (COO) tensor on the CPU; use allreduce for a dense one")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo:
+        raise ddl.InvalidArgument(f"{what}: it is no sparse (COO) tensor; use allreduce for a dense one")
     kind = parse_op(op, what)
     if kind not in (ddl.Average, ddl.Sum):
         raise NotSupported(f"{what}: op={kind!r}; sparse tensors can be averaged and summed")
@@ -127,7 +127,7 @@ def _with_sparse_dimensions(number: int, parameter: torch.Tensor) -> torch.Tenso
     """Return the gradient of ``parameter``, or zero, with so many sparse dimensions, as another rank has."""
     gradient = parameter.grad
     if gradient is None:
-        nowhere = torch.empty((number, 0), dtype=torch.int64)
+        nowhere = torch.empty((number, 0), dtype=torch.int64, device=parameter.device)
         nothing = parameter.new_empty((0, *parameter.shape[number:]), requires_grad=False)
         return torch.sparse_coo_tensor(nowhere, nothing, parameter.shape, check_invariants=False)
     return gradient if gradient.sparse_dim() == number else gradient.to_dense().to_sparse(number)

@@ -1,4 +1,4 @@
-"""The collectives of Horovod on tensors on the CPU, each for one tensor; ``grouped.py`` has those for several.
+"""The collectives of Horovod on tensors, each for one tensor; ``grouped.py`` has those for several.
 
 Ranks may submit them in any order. One with a ``name`` runs when all ranks of the process set have submitted that
 name; those without are paired in the order in which each rank submits them. Where ranks submit different things under
@@ -66,7 +66,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks (default: average); return the result, the same bits on every rank. Blocking.
 
-    tensor: on the CPU, of the same shape and type on all ranks.
+    tensor: of the same shape and type on all ranks; on the CPU or on a CUDA GPU, as the result is.
     average: Horovod's old name of ``op``.
     name: ranks may submit named operations in any order; those without are paired in the order of the calls.
     compression: how the tensor is written meanwhile: one of ``Compression``, or a ``Compressor`` of your own.
@@ -156,7 +156,7 @@ broadcast = of_new_tensors(
     "broadcast",
     """Return a new tensor with the contents of ``tensor`` of ``root_rank``. Blocking.
 
-    tensor: on the CPU, of any type, the same shape and type on all ranks. root_rank: a rank of the job, or of
+    tensor: of any type, the same shape and type on all ranks. root_rank: a rank of the job, or of
     ``communicator``. name, process_set, communicator: as for ``allreduce``. The gradient is the average of all ranks'
     gradients on ``root_rank``, zero elsewhere. Raises what ``allreduce`` does.
 
@@ -256,7 +256,7 @@ allgather = of_new_tensors(
     "allgather",
     """Return the tensors of all ranks along the first dimension, which may differ by rank. Blocking.
 
-    tensor: on the CPU, of any type; type and other dimensions are the same on all ranks. name, process_set,
+    tensor: of any type; type and other dimensions are the same on all ranks. name, process_set,
     communicator: as for ``allreduce``. The gradient is the average of all ranks' gradients of this rank's rows. Raises
     what ``allreduce`` does.
 

@@ -16,6 +16,7 @@ from process_groups import begin
 from torch_gpu import environment, fake_gpu, on_gpu
 
 import ddl
+import ddl_torch
 
 pytestmark = pytest.mark.processes
 #: What waits for results: the host, or a stream.
@@ -215,13 +216,15 @@ def train(model: Any, device: str, optimizer: Any, side: bool) -> None:
     torch.fake.current_stream().wait_stream(stream)
 
 
-def with_ddp(side: bool, as_view: bool) -> None:
+def with_ddp(side: bool, as_view: bool, hook: bool = False) -> None:
     weights = []
     for device in ("cpu", "fake"):
         model = network().to(device)
         wrapped = torch.nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=as_view, bucket_cap_mb=0.005, broadcast_buffers=True
         )
+        if hook:
+            wrapped.register_comm_hook(None, ddl_torch.ddp_hook)
         train(wrapped, device, torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9), side)
         weights.append([p.detach().cpu() for p in model.parameters()])
         torch.fake.synchronize()
@@ -233,8 +236,12 @@ def with_ddp(side: bool, as_view: bool) -> None:
         assert torch.equal(everybody[0], everybody[1])
 
 
-def ddp(side: bool, as_view: bool) -> None:
-    in_a_group(with_ddp, side, as_view)
+def ddp(side: bool, as_view: bool, hook: bool = False) -> None:
+    in_a_group(with_ddp, side, as_view, hook)
+
+
+def test_hook_of_ddp() -> None:
+    ranks.run(2, ddp, True, True, True, env=environment())
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
