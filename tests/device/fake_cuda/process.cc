@@ -4,7 +4,8 @@
 // A process that no test steers (a rank of a job) takes its settings from the environment: FAKE_CUDA_SEED, _MODE
 // (threads or steps), _QUEUES, _DEVICES and _STRICT; _REFUSE ("cuInit=34,cuMemAlloc_v2=2"): calls that always fail;
 // _OPTIONS ("attribute_20=2,delay_us=0"): as fake_option, until a reset; _FAIL ("700:5"): the error that all devices
-// have after so many commands; _PAUSED=1: no command ever runs; _REPORT: a file to which the violations are appended at exit.
+// have after so many commands; _PAUSED=1: no command ever runs; _REPORT: a file to which the violations are appended
+// at exit.
 #include <unistd.h>
 
 #include <cstdio>
