@@ -31,11 +31,11 @@ AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 
 # An environment has its path in its programs. One that came with a moved or copied checkout, or has lost its Python, is
 # made anew. (A link to an environment elsewhere is fine.)
-ifneq ($(filter-out help clean,$(MAKECMDGOALS)),)
+ifneq ($(filter-out help clean gpu,$(MAKECMDGOALS)),)
 DISCARDED := $(foreach env,.venv .venv-openmpi .venv-mpich .venv-chainer,$(shell environments/discard_foreign.sh $(env)))
 endif
 
-.PHONY: help demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench format core clean
+.PHONY: help gpu gpu-carry demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
@@ -48,6 +48,7 @@ help:
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
 	@echo "make lint    ruff, mypy, clang-format and clang-tidy      (make format repairs what they can)"
 	@echo "make bench   the tables of benchmarks/results: collectives and training, against what else there is"
+	@echo "make gpu     on a machine with a GPU, without a network: what works there, and how fast (docs/gpu.md)"
 	@echo "make clean   remove everything that the others made"
 
 demo: core .venv/.examples
@@ -138,6 +139,14 @@ format: .venv/.lint
 # All tables take 37 minutes; ARGS='allreduce-2 training' makes some. One of your own: .venv/bin/python -m benchmarks --help
 bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done .venv-chainer/.done
 	benchmarks/all.sh $(ARGS)
+
+# Installs nothing: $(PYTHON) must have torch, and the rest as environments/gpu_machine.py says. A call ends in under ten minutes;
+# the next one goes on. ARGS='--blocks probe', ARGS=--rehearse; `make gpu-carry` prints what to bring along, if need be.
+gpu:
+	@$(PYTHON) environments/gpu_machine.py $(ARGS)
+
+gpu-carry: .venv/.test
+	@.venv/bin/python environments/gpu_carry.py
 
 core: .venv/.core
 

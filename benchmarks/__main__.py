@@ -17,6 +17,7 @@ KINDS: Dict[str, Tuple[str, str]] = {
     "targets": ("benchmarks.targets.command", "see whether DDL reaches its targets, with others in the same run"),
     "waking": ("benchmarks.waking.command", "time how soon a rank that sleeps goes on, against a raw futex"),
     "training": ("benchmarks.training.command", "time a training step, against DistributedDataParallel over gloo"),
+    "gpu": ("benchmarks.gpu.command", "see on a GPU machine what works, and how fast; `make gpu` builds DDL first"),
 }
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import os
 import signal
 from typing import Iterator
 
-import hypothesis
 import pytest
 
 # A shell without job control starts background jobs with Ctrl-C ignored, and every rank would inherit that.
@@ -30,11 +29,14 @@ with contextlib.suppress(ModuleNotFoundError):
     importlib.import_module("triton")
 
 # Two cores are shared by several ranks here: a slow example is no failure, pytest-timeout bounds the whole test.
-hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ddl")
+# (A machine with a GPU may have no hypothesis; the tests that `make gpu` runs there do without.)
+with contextlib.suppress(ModuleNotFoundError):
+    hypothesis = importlib.import_module("hypothesis")
+    hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("ddl")
 
 
-pytest_plugins = ["turns", "tiers"]
+pytest_plugins = ["drivers", "turns", "tiers"]
 
 # A third of the time of tests that make many objects went to collections that looked through pytest's items and the
 # frameworks that were imported, again and again. What is there when tests begin stays, and nobody looks at it any more.

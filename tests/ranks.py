@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+import drivers
+
 from ddl.store.server import StoreServer
 
 _context = multiprocessing.get_context("forkserver")
@@ -34,6 +36,7 @@ _PRELOAD_TENSORFLOW = (*_PRELOAD, "tensorflow", "keras", "ddl_tensorflow")
 #: By the folder of tests that a test module is in.
 _PRELOADS = {
     "torch": _PRELOAD_TORCH,
+    "gpu": _PRELOAD_TORCH,
     "tf": _PRELOAD_TENSORFLOW,
     "caffe": (*_PRELOAD, "caffe", "ddl_caffe"),
     "chainer": (*_PRELOAD, "chainer", "chainermn", "ddl_chainer"),
@@ -148,7 +151,8 @@ def run(
     __tracebackhide__ = True
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
-    _serve(_PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
+    # After a fork, CUDA cannot be used if the server has begun to use it; to load torch may be enough for that.
+    _serve(_PRELOAD if drivers.is_real() else _PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
     with tempfile.TemporaryDirectory() as folder, StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):

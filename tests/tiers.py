@@ -4,7 +4,7 @@ The fast tier is one that people wait for. So a test that takes longer than ``LI
 ``slow``. Seconds are those of a machine like ours with nothing else to do. After a test that took longer, a loop of a
 known length is timed, and the processes that want a core are counted: where the loop takes three times as long, or
 three processes want each core, the test may take three times as long, too. Where all tests are run nobody waits; there
-a test fails at ``LENIENT`` times the limit only.
+a test fails at ``LENIENT`` times the limit only. With a real GPU (``--driver real``) tests do more, and have no limit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import time
 from typing import Iterator, List
 
+import drivers
 import pytest
 
 LIMIT = 5.0  #: seconds of a test that is not slow, without its fixtures
@@ -46,7 +47,8 @@ def slowness() -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield
-    if report.when == "call" and report.passed and report.duration > LIMIT and not is_slow(item):
+    timed = report.when == "call" and report.passed and not is_slow(item) and not drivers.is_real()
+    if timed and report.duration > LIMIT:
         limit = LIMIT * slowness() * (1 if item.config.option.fast else LENIENT)
         if report.duration > limit:
             report.outcome = "failed"

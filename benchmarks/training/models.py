@@ -119,6 +119,11 @@ def transformer() -> nn.Module:
     return Transformer(width=320, heads=5, layers=6)
 
 
+def transformer_large() -> nn.Module:
+    """160 million parameters: for GPUs."""
+    return Transformer(width=1024, heads=16, layers=12)
+
+
 # --- data ---
 
 
@@ -137,5 +142,8 @@ MODELS: Dict[str, BenchModel] = {
         BenchModel("digits", digits, _images(1, 8, 10), batch=32, samples="images", steps=100),
         BenchModel("resnet", resnet, _images(3, 32, 1000), batch=8, samples="images", steps=5),
         BenchModel("transformer", transformer, _sequences, batch=8, samples="sequences", steps=3),
+        # For GPUs, where those above compute for some milliseconds only.
+        BenchModel("resnet-224", resnet, _images(3, 224, 1000), batch=32, samples="images", steps=10),
+        BenchModel("transformer-large", transformer_large, _sequences, batch=32, samples="sequences", steps=10),
     )
 }

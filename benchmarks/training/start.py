@@ -61,7 +61,9 @@ class Failed(Exception):
 class Running:
     """One start of a contestant. ``save``: where rank 0's weights are to go. Methods raise ``Failed``."""
 
-    def __init__(self, name: str, model: str, ranks: int, steps: Optional[int], save: Optional[Path]) -> None:
+    def __init__(
+        self, name: str, model: str, ranks: int, steps: Optional[int], save: Optional[Path], device: str = "cpu"
+    ) -> None:
         self._what, self._ranks, self._save = f"{model}, {name}", ranks, save
         self._directory = Path(tempfile.mkdtemp(prefix="ddl-bench-"))
         (self._directory / "probe").write_bytes(bytes(4096))
@@ -76,6 +78,7 @@ class Running:
         line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), "--no-prefix"]
         line += [sys.executable, "-u", "-m", "benchmarks.training.worker", contestant.library, model]
         line += ["--directory", str(self._directory), "--probe-library", regimes.probe_library(ranks)]
+        line += ["--device", device]
         line += (["--steps", str(steps)] if steps else []) + (["--save"] if save else [])
         with (self._directory / "said").open("wb") as said:
             self._process = subprocess.Popen(line, env=environment, stdout=said, stderr=subprocess.STDOUT)

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, Optional, Tuple
+from typing import IO, Any, Callable, Dict, List, Tuple
 
 import numpy
 import torch
@@ -102,7 +102,7 @@ def digest(network: Network) -> str:
     """Return a hash of every bit of the parameters. Buffers may differ: each rank has its own batch statistics."""
     total = hashlib.sha256()
     for parameter in network.parameters():
-        total.update(parameter.detach().numpy().tobytes())
+        total.update(parameter.detach().cpu().numpy().tobytes())
     return total.hexdigest()
 
 
@@ -119,10 +119,11 @@ def memory() -> Dict[str, int]:
 
 
 class Trainer:
-    """The loop that every contestant runs."""
+    """The loop that every contestant runs. On a GPU, a step has ended when the GPU has done all that it was given."""
 
     def __init__(self, network: Network, optimizer: torch.optim.Optimizer, batches: List[Batch]) -> None:
         self.network, self.optimizer, self.batches = network, optimizer, batches
+        self.on_gpu = batches[0][0].is_cuda
         self.done = 0
 
     def step(self, look: Callable[[], None] = lambda: None) -> None:
@@ -133,6 +134,8 @@ class Trainer:
         torch.autograd.backward(loss)
         look()
         self.optimizer.step()
+        if self.on_gpu:
+            torch.cuda.synchronize()
         look()
         self.done += 1
 
@@ -199,13 +202,25 @@ def block(trainer: Trainer, store: Store, distance: Distance, name: str, steps: 
     return {**result, "probes": [*probes, distance.round_trip()]}
 
 
-def train(library: str, name: str, steps: Optional[int], directory: Path, save: bool, distance: Distance) -> None:
+def place(device: str) -> torch.device:
+    """Return the device on which this rank trains: its own GPU, where there is one for each rank of the host."""
+    if device == "cpu":
+        return torch.device("cpu")
+    own = torch.device(device, int(os.environ["DDL_LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(own)
+    torch.backends.cudnn.deterministic = True  # weights are compared, and contestants are treated alike
+    return own
+
+
+def train(given: argparse.Namespace, distance: Distance) -> None:
     """Train when the driver says so; tell it what this rank measured."""
-    model = MODELS[name]
-    steps = steps or model.steps
+    library, directory = given.library, given.directory
+    model = MODELS[given.model]
+    steps = given.steps or model.steps
     store = FileStore(str(directory / "store"), size())
-    network = model.make(SEED)
-    batches = model.batches(SEED + 1 + rank(), BATCHES)
+    device = place(given.device)
+    network = model.make(SEED).to(device)
+    batches = [(x.to(device), y.to(device)) for x, y in model.batches(SEED + 1 + rank(), BATCHES)]
     plain = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     wrapped, optimizer, finish = LIBRARIES[library](network, plain, store)
     trainer = Trainer(wrapped, optimizer, batches)
@@ -213,8 +228,10 @@ def train(library: str, name: str, steps: Optional[int], directory: Path, save: 
         trainer.step()
     if library not in ("alone", "synced"):
         check(store, network, library)
-    if save and rank() == 0:
-        weights: Dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
+    if given.save and rank() == 0:
+        weights: Dict[str, Any] = {
+            name: parameter.detach().cpu().numpy() for name, parameter in network.named_parameters()
+        }
         numpy.savez(directory / "weights", **weights)
     for _ in range(WARM_UP_STEPS - CHECKED_STEPS):
         trainer.step()
@@ -244,11 +261,12 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True, help="empty; for the store and the results")
     parser.add_argument("--probe-library", default="", help="native/probe.cc, compiled; without it no distances")
     parser.add_argument("--save", action="store_true", help=f"write rank 0's weights after {CHECKED_STEPS} steps there")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     distance = Distance(given.probe_library, str(given.directory / "probe"), rank())
-    train(given.library, given.model, given.steps, given.directory, given.save, distance)
+    train(given, distance)
 
 
 if __name__ == "__main__":

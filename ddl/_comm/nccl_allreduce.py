@@ -222,9 +222,7 @@ class NcclAllreduce:
 class _Watch:
     """A thread that aborts NCCL if what is under way cannot end any more. It sleeps while nothing is."""
 
-    def __init__(
-        self, communicator: NcclRanks, between: Optional[NcclRanks], group: Optional[_core.NcclGroup]
-    ) -> None:
+    def __init__(self, communicator: NcclRanks, between: Optional[NcclRanks], group: Optional[_core.NcclGroup]) -> None:
         assert group is not None
         self._cores = [each._core for each in (communicator, between) if each is not None]
         self._rank = communicator.rank

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List
+from typing import Any, Dict, Iterator, List
 
+import drivers
 import numpy as np
 from device.fake_cuda import DeviceArray, Fake
+from device.fake_cuda.calls import DriverCalls
+from device.real_driver import RealDriver
 
 import ddl
 
 
+def environment(**options: Any) -> Dict[str, str]:
+    """Return the variables with which a rank's DDL uses the driver of the tests: a fake like this, or a GPU's.
+
+    Of the options, a real driver has the queues of the hardware only, and 32 of them at most.
+    """
+    if not drivers.is_real():
+        return Fake.environment(**options)
+    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": str(options["queues"] or 32)} if "queues" in options else {}
+    return {**drivers.variables(), **queues}
+
+
+def driver() -> Any:
+    """Return the driver that this rank's DDL uses: a ``Fake``, or a ``RealDriver``."""
+    return RealDriver() if drivers.is_real() else Fake(reset=False)
+
+
 @contextlib.contextmanager
-def gpu() -> Iterator[Fake]:
-    """Give the rank the fake that its DDL uses. In the end the ledger must have objected to nothing."""
-    fake = Fake(reset=False)
+def gpu() -> Iterator[Any]:
+    """Give the rank the driver that its DDL uses. In the end the fake's ledger must have objected to nothing."""
+    fake = driver()
     try:
         yield fake
         assert fake.violations == []
@@ -22,7 +41,7 @@ def gpu() -> Iterator[Fake]:
         ddl.shutdown()
 
 
-def array_of(fake: Fake, values: Any, **options: Any) -> DeviceArray:
+def array_of(fake: DriverCalls, values: Any, **options: Any) -> DeviceArray:
     """Return an array on the GPU whose values are still on their way when this returns."""
     data = np.asarray(values)
     return DeviceArray(fake, data.shape, data.dtype, **options).set(data)

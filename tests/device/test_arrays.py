@@ -13,7 +13,7 @@ import ranks
 from core.jobs import connected
 from device.fake_checks import OLDER
 from device.fake_cuda import Fake, library
-from device.jobs import Interface, array_of, gpu, total
+from device.jobs import Interface, array_of, driver, environment, gpu, total
 
 import ddl
 
@@ -25,10 +25,6 @@ N = 300_000
 #: What waits for results: the host, or a stream.
 WAITS = pytest.mark.parametrize("wait", ["host", "stream"])
 TYPES = ["float16", "float32", "float64", "int8", "int32", "uint64"]
-
-
-def fake_env(**options: Any) -> Any:
-    return Fake.environment(**options)
 
 
 def averages_and_sums() -> None:
@@ -54,7 +50,7 @@ def averages_and_sums() -> None:
 @WAITS
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 def test_sums_have_the_right_values(transport: str, wait: str) -> None:
-    env = {**fake_env(), "DDL_GPU_WAIT": wait}
+    env = {**environment(), "DDL_GPU_WAIT": wait}
     ranks.run(4 if transport == "hybrid" else 2, averages_and_sums, **connected(transport, **env))
 
 
@@ -64,10 +60,11 @@ def how_arrivals_are_told() -> List[int]:
     return [fake.calls("cuStreamWriteValue32_v2"), fake.calls("cuEventRecord")]
 
 
+@pytest.mark.fake_driver("it counts calls, and there is an older driver")
 def test_arrivals_are_words_that_streams_write_or_events_with_an_older_driver() -> None:
-    newer = ranks.run(2, how_arrivals_are_told, env=fake_env())
-    older = ranks.run(2, how_arrivals_are_told, env={**fake_env(), "DDL_CUDA_LIBRARY": str(library(*OLDER))})
-    refusing = ranks.run(2, how_arrivals_are_told, env=fake_env(refuse={"cuStreamWriteValue32_v2": 801}))
+    newer = ranks.run(2, how_arrivals_are_told, env=environment())
+    older = ranks.run(2, how_arrivals_are_told, env={**environment(), "DDL_CUDA_LIBRARY": str(library(*OLDER))})
+    refusing = ranks.run(2, how_arrivals_are_told, env=environment(refuse={"cuStreamWriteValue32_v2": 801}))
     assert newer[0][0] > 20 and older[0][0] == 0 and 1 <= refusing[0][0] <= 3  # asked when the GPU is opened
     assert newer[0][1] < older[0][1]  # a piece needs no event
 
@@ -76,7 +73,7 @@ def test_arrivals_are_words_that_streams_write_or_events_with_an_older_driver() 
 @pytest.mark.parametrize("queues", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_with_few_queues_of_the_hardware(queues: int, seed: int) -> None:
-    ranks.run(2, averages_and_sums, env=fake_env(queues=queues, seed=seed))
+    ranks.run(2, averages_and_sums, env=environment(queues=queues, seed=seed))
 
 
 def other_calls() -> None:
@@ -123,7 +120,7 @@ def other_calls() -> None:
 @WAITS
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_other_calls_have_the_right_values(transport: str, wait: str) -> None:
-    ranks.run(3, other_calls, **connected(transport, **fake_env(), DDL_GPU_WAIT=wait))
+    ranks.run(3, other_calls, **connected(transport, **environment(), DDL_GPU_WAIT=wait))
 
 
 def new_arrays() -> None:
@@ -161,7 +158,7 @@ def new_arrays() -> None:
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_verbs_return_new_arrays_on_the_gpu(transport: str) -> None:
-    ranks.run(3, new_arrays, **connected(transport, **fake_env()))
+    ranks.run(3, new_arrays, **connected(transport, **environment()))
 
 
 def mixed() -> None:
@@ -171,7 +168,7 @@ def mixed() -> None:
         if ddl.rank() > 0:
             assert (ddl.allreduce_(values, op="sum") == total(ddl.size())).all()
             continue
-        fake = Fake(reset=False)
+        fake = driver()
         x = array_of(fake, values)
         ddl.allreduce_(x, op="sum")
         assert (x.numpy() == total(ddl.size())).all() and fake.violations == []
@@ -179,7 +176,7 @@ def mixed() -> None:
 
 
 def test_ranks_may_differ_in_where_their_arrays_are() -> None:
-    ranks.run(3, mixed, env=fake_env())
+    ranks.run(3, mixed, env=environment())
 
 
 def many_under_way() -> None:
@@ -200,7 +197,7 @@ def many_under_way() -> None:
 @WAITS
 @pytest.mark.parametrize("seed", [1, 2])
 def test_many_operations_under_way(seed: int, wait: str) -> None:
-    ranks.run(2, many_under_way, env={**fake_env(seed=seed), "DDL_GPU_WAIT": wait})
+    ranks.run(2, many_under_way, env={**environment(seed=seed), "DDL_GPU_WAIT": wait})
 
 
 def before_the_producer_has_ended() -> List[Any]:
@@ -218,8 +215,9 @@ def before_the_producer_has_ended() -> List[Any]:
         return [pending, float(x.numpy()[0])]
 
 
+@pytest.mark.fake_driver("it stands still when the test says so")
 def test_the_host_does_not_wait_for_the_producer() -> None:
-    assert ranks.run(2, before_the_producer_has_ended, env=fake_env()) == [[True, 3.0]] * 2
+    assert ranks.run(2, before_the_producer_has_ended, env=environment()) == [[True, 3.0]] * 2
 
 
 def dropped() -> None:
@@ -236,7 +234,7 @@ def dropped() -> None:
 
 
 def test_an_array_is_let_go_when_the_gpu_has_ended() -> None:
-    ranks.run(2, dropped, env=fake_env())
+    ranks.run(2, dropped, env=environment())
 
 
 def while_a_thread_holds_the_driver() -> List[bool]:
@@ -274,8 +272,9 @@ def while_a_thread_holds_the_driver() -> List[bool]:
         return [held]
 
 
+@pytest.mark.fake_driver("its cuMemFree waits when the test says so")
 def test_no_other_rank_waits_for_a_thread_that_holds_the_driver() -> None:
-    assert ranks.run(2, while_a_thread_holds_the_driver, env=fake_env(queues=0)) == [[True], [True]]
+    assert ranks.run(2, while_a_thread_holds_the_driver, env=environment(queues=0)) == [[True], [True]]
 
 
 def two_streams() -> None:
@@ -292,7 +291,7 @@ def two_streams() -> None:
 
 
 def test_both_arrays_of_a_call_are_waited_for() -> None:
-    ranks.run(2, two_streams, env=fake_env())
+    ranks.run(2, two_streams, env=environment())
 
 
 def two_gpus_and_two_communicators() -> None:
@@ -322,6 +321,7 @@ def two_gpus_and_two_communicators() -> None:
 
 
 @WAITS
+@pytest.mark.fake_driver("it has two devices")
 def test_two_gpus_and_two_communicators(wait: str) -> None:
     ranks.run(2, two_gpus_and_two_communicators, env={**fake_env(devices=2), "DDL_GPU_WAIT": wait})
 
@@ -343,12 +343,12 @@ def later_producer() -> None:
 
 
 def test_a_work_does_not_wait_for_the_producer_of_a_later_one() -> None:
-    ranks.run(2, later_producer, env=fake_env(queues=0))
+    ranks.run(2, later_producer, env=environment(queues=0))
 
 
 def shut_down_meanwhile() -> List[str]:
     """One thread waits for works, another one shuts down: each work ends, well or with an error."""
-    fake = Fake(reset=False)
+    fake = driver()
     arrays = [array_of(fake, np.ones(N, np.float32)) for _ in range(20)]
     ends: List[str] = []
 
@@ -370,5 +370,5 @@ def shut_down_meanwhile() -> List[str]:
 
 @WAITS
 def test_shutdown_while_a_thread_waits(wait: str) -> None:
-    for ends in ranks.run(2, shut_down_meanwhile, env={**fake_env(), "DDL_GPU_WAIT": wait}):
+    for ends in ranks.run(2, shut_down_meanwhile, env={**environment(), "DDL_GPU_WAIT": wait}):
         assert len(ends) == 20 and set(ends) <= {"well", "InvalidState", "PeerLost", "Aborted"}, ends

@@ -19,6 +19,8 @@ from device.fake_checks import MODES, OLDER, fails, flags
 from device.fake_cuda import DeviceArray, DriverError, Fake, library
 from device.fake_cuda.scenes import in_thread
 
+pytestmark = pytest.mark.fake_driver("it is what is tested here")
+
 # --- faults ---
 
 

@@ -22,6 +22,8 @@ from device.fake_cuda import (
 from device.fake_cuda.random_program import RandomProgram
 from device.fake_cuda.scenes import BYTES, SCENES, in_thread
 
+pytestmark = pytest.mark.fake_driver("it is what is tested here")
+
 # --- arrays ---
 
 

@@ -17,6 +17,8 @@ from device.fake_checks import MODES, fails
 from device.fake_cuda import ENTRIES, DeviceArray, Fake, library
 from device.fake_cuda.scenes import in_thread, store
 
+pytestmark = pytest.mark.fake_driver("it is what is tested here")
+
 # --- start, contexts, devices ---
 
 

@@ -16,6 +16,8 @@ from device.fake_checks import MODES, SEEDS, fails, flags
 from device.fake_cuda import Fake
 from device.fake_cuda.scenes import in_thread, load_word, store
 
+pytestmark = pytest.mark.fake_driver("it is what is tested here")
+
 # --- order ---
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ranks
 from device.fake_cuda import Fake
-from device.jobs import Interface, array_of, gpu
+from device.jobs import Interface, array_of, driver, environment, gpu
 
 import ddl
 
@@ -49,6 +49,7 @@ def test_without_a_driver_arrays_on_the_cpu_work(library: str, word: str) -> Non
         assert all(word in text and library in text and "copy the array to the CPU" in text for text in texts), texts
 
 
+@pytest.mark.fake_driver("it refuses to start")
 @pytest.mark.parametrize(("code", "word"), [(34, "stub"), (100, "sees no GPU"), (3, "cuInit")])
 def test_a_driver_that_does_not_start(code: int, word: str) -> None:
     def text_of(answers: List[Any]) -> List[str]:
@@ -76,6 +77,7 @@ def memory_that_cannot_be_registered() -> int:
     return len(caught)
 
 
+@pytest.mark.fake_driver("it refuses to register")
 def test_memory_that_cannot_be_registered_is_a_warning() -> None:
     assert ranks.run(2, memory_that_cannot_be_registered, env=Fake.environment(strict=False)) == [1, 1]
 
@@ -94,7 +96,7 @@ def during_a_capture() -> None:
 
 
 def test_a_call_during_a_capture_is_refused_and_spoils_nothing() -> None:
-    ranks.run(2, during_a_capture, env=Fake.environment())
+    ranks.run(2, during_a_capture, env=environment())
 
 
 def refused_in_passing(entry: str, code: int) -> None:
@@ -120,6 +122,7 @@ def refused_in_passing(entry: str, code: int) -> None:
     ("entry", "code"),
     [("cuMemcpyDtoHAsync_v2", 2), ("cuMemcpyDtoHAsync_v2", 1), ("cuStreamWriteValue32_v2", 400)],
 )
+@pytest.mark.fake_driver("it refuses a call")
 def test_a_refused_call_is_an_error_of_this_rank_alone(entry: str, code: int) -> None:
     ranks.run(2, refused_in_passing, entry, code, env=Fake.environment())
 
@@ -141,7 +144,7 @@ def captured_by_dlpack() -> None:
 
 
 def test_a_capture_cannot_take_the_streams_of_other_calls() -> None:
-    ranks.run(2, captured_by_dlpack, env=Fake.environment())
+    ranks.run(2, captured_by_dlpack, env=environment())
 
 
 def on_one_that_fails(after: int) -> List[str]:
@@ -161,6 +164,7 @@ def on_one_that_fails(after: int) -> List[str]:
     return texts
 
 
+@pytest.mark.fake_driver("it fails when the test says so")
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_gpu_that_fails_is_named_on_all_ranks(after: int) -> None:
     for texts in ranks.run(3, on_one_that_fails, after, env=Fake.environment()):
@@ -182,6 +186,7 @@ def on_one_that_stands_still() -> List[Any]:
     return [took, time.monotonic() - begin, str(caught.value)]
 
 
+@pytest.mark.fake_driver("it stands still when the test says so")
 @pytest.mark.slow
 def test_a_gpu_that_stands_still_is_a_timeout() -> None:
     for took, end, text in ranks.run(2, on_one_that_stands_still, env={**Fake.environment(), "DDL_TIMEOUT": "2"}):
@@ -190,7 +195,7 @@ def test_a_gpu_that_stands_still_is_a_timeout() -> None:
 
 
 def loses_a_rank() -> str:
-    fake = Fake(reset=False)
+    fake = driver()
     arrays = [array_of(fake, np.ones(N, np.float32)) for _ in range(3)]
     for x in arrays:
         ddl.allreduce_(x)
@@ -213,7 +218,7 @@ def loses_a_rank() -> str:
 
 @pytest.mark.faults
 def test_a_lost_rank_is_named_and_arrays_are_let_go() -> None:
-    first, died, third = ranks.run(3, loses_a_rank, env=Fake.environment(), may_die=[1])
+    first, died, third = ranks.run(3, loses_a_rank, env=environment(), may_die=[1])
     assert first == third == "named" and died == -signal.SIGKILL
 
 
@@ -248,6 +253,7 @@ def words_too_early() -> List[str]:
     return list(fake.violations)
 
 
+@pytest.mark.fake_driver("it has a ledger")
 def test_the_ledger_objects_if_a_word_does_not_come_behind_its_piece() -> None:
     for violations in ranks.run(2, words_too_early, env=Fake.environment()):
         assert any("lane" in text and "cuMemcpyDtoHAsync_v2" in text for text in violations), violations
@@ -264,6 +270,7 @@ def received_without_a_wait() -> List[str]:
     return list(fake.violations)
 
 
+@pytest.mark.fake_driver("it has a ledger")
 def test_the_ledger_objects_if_a_received_array_is_not_waited_for() -> None:
     assert all(ranks.run(2, received_without_a_wait, env=Fake.environment()))
 
@@ -281,10 +288,55 @@ def during_a_capture_elsewhere() -> None:
         assert (x.numpy() == ddl.size()).all()
 
 
+@pytest.mark.fake_driver("it captures without a framework")
 def test_a_capture_elsewhere_survives() -> None:
     ranks.run(2, during_a_capture_elsewhere, env=Fake.environment())
 
 
+def without_heed_of_captures(entry: str) -> bool:
+    """The test of the test: calls of ``entry`` do nothing. Return whether a capture was spoilt, or was not refused."""
+    fake = Fake(reset=False)
+    fake.refuse(entry, 0)
+    stream = fake.stream()
+    x = array_of(fake, np.ones(N, np.float32), stream=stream)
+    x.interface_stream = stream
+    fake.finish(stream)
+    captured = stream if entry == "cuStreamIsCapturing" else fake.stream()
+    fake.capture_begin(captured)
+    try:
+        ddl.allreduce_(Interface(x))
+    except ddl.Error as error:
+        return "graph is being captured" not in str(error)
+    return fake.capture_end(captured) != 0 or fake.violations != []
+
+
+@pytest.mark.fake_driver("it refuses calls")
+@pytest.mark.parametrize("entry", ["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"])
+def test_without_heed_of_captures_it_is_noticed(entry: str) -> None:
+    env = {**Fake.environment(), "DDL_TIMEOUT": "5"}
+    assert ranks.run(2, without_heed_of_captures, entry, env=env) == [True, True]
+
+
+def leaves_its_context(entry: str) -> bool:
+    fake = Fake(reset=False)
+    fake.set_context(0)
+    x = None
+    with fake.pushed(fake.retain()):
+        x = array_of(fake, np.ones(N, np.float32))
+        x.interface_stream = 1
+    fake.refuse(entry, 0)
+    ddl.allreduce_(Interface(x))
+    fake.refuse(entry, 0, 0)
+    return fake.context() == 0
+
+
+@pytest.mark.fake_driver("it refuses calls")
+def test_a_context_that_stays_is_noticed() -> None:
+    assert ranks.run(2, leaves_its_context, "cuCtxPopCurrent_v2", env=Fake.environment()) == [False, False]
+    assert ranks.run(2, leaves_its_context, "cuStreamQuery", env=Fake.environment()) == [True, True]
+
+
+@pytest.mark.fake_driver("it has a ledger")
 @pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventQuery"])
 def test_the_ledger_objects_if_a_wait_is_taken_out(entry: str) -> None:
     for violations in ranks.run(2, without, entry, env=Fake.environment()):

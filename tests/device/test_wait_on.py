@@ -91,6 +91,28 @@ def test_no_deadlock_with_few_queues_of_the_hardware(queues: int, seed: int) -> 
     ranks.run(2, many_in_the_same_order, env=by_streams(queues=queues, seed=seed))
 
 
+def in_another_order() -> str:
+    """The test of the test: with one queue, what ranks call in another order waits for itself; that is no hang."""
+    fake = Fake(reset=False)
+    other = ddl.world().split(0)
+    arrays = [array_of(fake, np.ones(N, np.float32), stream=fake.stream()) for _ in range(2)]
+    for communicator, x in zip((ddl.world(), other), arrays):
+        communicator.allreduce_(x)
+    calls = [(ddl.world(), arrays[0]), (other, arrays[1])]
+    works = [each.allreduce_async_(x) for each, x in (calls if ddl.rank() == 0 else reversed(calls))]
+    with pytest.raises(ddl.Error) as caught:
+        for work in works:
+            work.wait()
+    ddl.shutdown()
+    return type(caught.value).__name__
+
+
+@pytest.mark.slow
+def test_another_order_is_noticed_at_the_deadline() -> None:
+    env = {**by_streams(queues=1), "DDL_TIMEOUT": "2"}
+    assert set(ranks.run(2, in_another_order, env=env)) <= {"CollectiveTimeout", "PeerLost", "Aborted"}
+
+
 def before_anything_has_run() -> List[bool]:
     with gpu() as fake:
         stream = fake.stream()

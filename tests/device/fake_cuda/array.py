@@ -1,4 +1,4 @@
-"""An array in the fake's device memory, which speaks DLPack and version 3 of ``__cuda_array_interface__``."""
+"""An array in device memory, which speaks DLPack and version 3 of ``__cuda_array_interface__``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_vo
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from device.fake_cuda.fake import Fake
+from device.fake_cuda.calls import DriverCalls
 
 CUDA = 2  #: kDLCUDA
 LEGACY, NO_SYNC = 1, -1
@@ -71,7 +71,7 @@ class DeviceArray:
 
     def __init__(
         self,
-        fake: Fake,
+        fake: DriverCalls,
         shape: Union[int, Sequence[int]],
         dtype: Any = "float32",
         *,

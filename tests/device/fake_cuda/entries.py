@@ -97,14 +97,13 @@ _CONTROLS: Dict[str, Tuple[Any, List[Any]]] = {
 
 
 def load(path: str) -> ctypes.CDLL:
-    """Return the library with the types of all its functions set. It may be an older driver, which lacks some."""
+    """Return the library with the types of all its functions set.
+
+    It may be an older driver, which lacks some, or a real one, which has no controls.
+    """
     driver = ctypes.CDLL(path)
-    for name, arguments in ENTRIES.items():
-        if not hasattr(driver, name):
-            continue
-        function = getattr(driver, name)
-        function.restype, function.argtypes = c_int, arguments
-    for name, (result, arguments) in _CONTROLS.items():
-        function = getattr(driver, name)
-        function.restype, function.argtypes = result, arguments
+    for name, (result, arguments) in {**{name: (c_int, of) for name, of in ENTRIES.items()}, **_CONTROLS}.items():
+        if hasattr(driver, name):
+            function = getattr(driver, name)
+            function.restype, function.argtypes = result, arguments
     return driver

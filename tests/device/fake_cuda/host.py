@@ -1,4 +1,4 @@
-"""Host memory in pages of its own, which the fake has registered: what copies begin and end in."""
+"""Host memory in pages of its own, which the driver has registered: what copies begin and end in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from device.fake_cuda.fake import Fake
+    from device.fake_cuda.calls import DriverCalls
 
 
 class HostMemory:
@@ -18,7 +18,7 @@ class HostMemory:
     The pages stay mapped as long as this object lives, and until the fake's next reset at least.
     """
 
-    def __init__(self, fake: Fake, bytes: int, *, register: bool = True) -> None:
+    def __init__(self, fake: DriverCalls, bytes: int, *, register: bool = True) -> None:
         self.bytes = bytes
         self._pages = mmap.mmap(-1, max(bytes, 1))
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))

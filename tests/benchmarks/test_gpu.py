@@ -1,0 +1,353 @@
+"""``python -m benchmarks gpu``: steps that hang, die or are cut off, later calls, and its programs without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+from device.fake_cuda.build import library
+
+from benchmarks.gpu import record as record_module
+from benchmarks.gpu.allreduce import missed
+from benchmarks.gpu.bounds import LinkRates, bounds, rates_of
+from benchmarks.gpu.child import run_child
+from benchmarks.gpu.command import Runner
+from benchmarks.gpu.probe import QUESTIONS
+from benchmarks.gpu.pytest_output import outcomes
+from benchmarks.gpu.record import Record
+from benchmarks.gpu.steps import BLOCKS, GpuStep, all_steps
+from benchmarks.gpu.summary import figure_of, summary
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+OK = "import json, sys; json.dump({'rate': 3}, open(sys.argv[1], 'w')); print('measured')"
+
+
+def program(name: str, code: str, limit: float = 30.0, **options: Any) -> GpuStep:
+    line = [sys.executable, "-c", code, "{json}"]
+    return GpuStep("probe", name, line, options.pop("expected", 0.01), limit, **options)
+
+
+def runner(folder: Path, seconds: float = 60.0) -> Runner:
+    record = Record.open("H100 80GB", [folder / "results", folder / "kept"], {"gpu": "none"})
+    return Runner(record, folder / "log", dict(os.environ), time.monotonic() + seconds)
+
+
+def statuses(call: Runner) -> Dict[str, str]:
+    return {name.partition(".")[2]: step["status"] for name, step in call.record.steps.items()}
+
+
+# --- steps and calls ---
+
+
+def test_steps_that_end_die_and_cannot_run(tmp_path: Path) -> None:
+    steps = [
+        program("good", OK),
+        program("dies", "import os; print('before', flush=True); os.abort()"),
+        program("skipped", "", skipped="there is no GPU"),
+        program("last", OK),
+    ]
+    call = runner(tmp_path)
+    assert call.run(steps)
+    assert statuses(call) == {"good": "ok", "dies": "failed", "skipped": "skipped", "last": "ok"}
+    (file,) = (tmp_path / "results").iterdir()
+    assert re.fullmatch(r"gpu-h100-80gb-\d{4}-\d\d-\d\d\.json", file.name)
+    kept = json.loads(file.read_text())
+    assert kept == json.loads((tmp_path / "kept" / file.name).read_text())
+    assert kept["steps"]["probe.good"]["result"] == {"rate": 3}
+    assert "before" in kept["steps"]["probe.dies"]["said"] and "said" not in kept["steps"]["probe.good"]
+    assert "measured" in (tmp_path / "log").read_text()
+    text = summary(kept, [step.full_name for step in steps] + ["speed.later"])
+    assert "there is no GPU" in text and re.search(r"speed\.later +not yet", text)
+    assert not runner(tmp_path).left(steps)  # the next call has nothing to do
+
+
+HANGS = """
+import os, subprocess, sys, time
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.gpu.child.GRACE", 0.5)
+    call = runner(tmp_path)
+    assert call.run([program("hangs", HANGS, limit=2.0), program("next", OK)])
+    assert statuses(call) == {"hangs": "timeout", "next": "ok"}
+    log = (tmp_path / "log").read_text()
+    process = int(re.findall(r"child (\d+)", log)[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert call.record.steps["probe.hangs"]["said"]
+
+
+def test_a_program_that_does_not_end_in_time_is_told_apart_from_one_that_fails(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(60)"]
+    ended = run_child(line, os.environ, tmp_path, 0.5, tmp_path / "log")
+    assert (ended.status, ended.output) == ("timeout", "so far\n")
+    ended = run_child([sys.executable, "-c", "raise SystemExit(3)"], os.environ, tmp_path, 30, tmp_path / "log")
+    assert (ended.status, ended.code, ended.output) == ("failed", 3, "")
+
+
+def test_a_later_call_goes_on(tmp_path: Path) -> None:
+    steps = [program("first", OK), program("long", OK, expected=100.0), program("last", OK)]
+    early = runner(tmp_path, seconds=50)
+    assert not early.run(steps)
+    assert statuses(early) == {"first": "ok"}
+    assert [step.name for step in early.left(steps)] == ["long", "last"]
+    later = runner(tmp_path, seconds=200)
+    began = later.record.steps["probe.first"]["began"]
+    assert later.run(steps)
+    assert statuses(later) == {"first": "ok", "long": "ok", "last": "ok"}
+    assert later.record.steps["probe.first"]["began"] == began  # it was not run again
+
+
+def test_a_call_that_only_has_time_for_less_than_a_step_wants_tries_it(tmp_path: Path) -> None:
+    call = runner(tmp_path, seconds=2)
+    assert not call.run([program("long", "import time; time.sleep(60)", limit=50.0, expected=40.0)])
+    assert statuses(call) == {"long": "cut off"}
+    assert runner(tmp_path).left([program("long", "")])  # it was not its own fault
+
+
+def test_a_failed_step_is_run_again_when_sources_have_changed(tmp_path: Path) -> None:
+    call = runner(tmp_path)
+    assert call.run([program("dies", "raise SystemExit(1)"), program("good", OK)])
+    later = runner(tmp_path)
+    assert not later.left([program("dies", ""), program("good", OK)])
+    later.source = "changed"
+    assert [step.name for step in later.left([program("dies", ""), program("good", OK)])] == ["dies"]
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a call whose second step never ends."""
+    code = f"""
+import os, sys, time
+from pathlib import Path
+from benchmarks.gpu.command import Runner
+from benchmarks.gpu.record import Record
+from benchmarks.gpu.steps import GpuStep
+folder = Path({str(tmp_path)!r})
+record = Record.open("H100 80GB", [folder / "results", folder / "kept"], {{"gpu": "none"}})
+good = GpuStep("probe", "good", [sys.executable, "-c", {OK!r}, "{{json}}"], 0.01, 30)
+line = [sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"]
+stays = GpuStep("probe", "stays", line, 0.01, 60)
+Runner(record, folder / "log", dict(os.environ), time.monotonic() + 60).run([good, stays])
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environ, text=True, start_new_session=True)
+    yield process
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_call_that_is_killed_loses_nothing(tmp_path: Path, killed: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 30
+    while "begun" not in ((tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    steps = [program("good", OK), program("stays", OK)]
+    for tries in (1, 2):  # as if each call died in it
+        call = runner(tmp_path)
+        assert statuses(call) == {"good": "ok", "stays": "cut off"}
+        assert call.record.steps["probe.stays"]["tries"] == tries
+        assert bool(call.left(steps)) == (tries == 1)  # not a third time
+        call.record.begin("probe.stays", "probe", call.source)
+
+
+def test_the_newest_record_is_gone_on_with(tmp_path: Path) -> None:
+    """On a fresh machine there is the copy in the working tree only; on a warm one, build/gpu has more."""
+    call = runner(tmp_path)
+    assert call.run([program("good", OK)])
+    (kept,) = (tmp_path / "kept").iterdir()
+    older = json.loads(kept.read_text())
+    older["steps"], older["updated"] = {}, older["updated"] - 10
+    (tmp_path / "results" / kept.name.replace("20", "19", 1)).write_text(json.dumps(older))
+    (tmp_path / "results" / "gpu-h100-80gb-2020-01-01.json").write_text("{ half a fi")
+    assert statuses(runner(tmp_path)) == {"good": "ok"}
+    kept.unlink()
+    assert statuses(runner(tmp_path)) == {"good": "ok"}  # it is in the other folder, too
+
+
+def test_all_blocks_have_steps_whose_time_fits_a_call() -> None:
+    for steps in (all_steps(), all_steps("libcuda.so")):
+        assert {step.block for step in steps} == set(BLOCKS)
+        names = [step.full_name for step in steps]
+        assert len(set(names)) == len(names)
+        assert all(step.expected <= step.limit < 300 for step in steps)
+    for block in BLOCKS:
+        assert sum(step.expected for step in all_steps() if step.block == block) < 540
+
+
+def test_the_digest_names_the_sources() -> None:
+    assert re.fullmatch("[0-9a-f]{12}", record_module.sources_digest())
+    assert record_module.sources_digest() == record_module.sources_digest()
+
+
+def test_a_call_without_time_says_what_is_left(tmp_path: Path) -> None:
+    name = f"test-{os.getpid()}"
+    options = ["--rehearse", "--seconds", "0", "--name", name, "--also", str(tmp_path), "--blocks", "probe,training"]
+    try:
+        done = run_module("benchmarks", "gpu", *options)
+    finally:
+        kept = list((ROOT / "build" / "gpu").glob(f"gpu-{name}-*"))
+        for path in kept:
+            path.unlink()
+    assert done.returncode == 75, done.stderr
+    assert "15 steps are left: call it again" in done.stdout
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".txt", ".log"} and len(kept) == 2
+
+
+# --- what is made of outputs ---
+
+OUTPUT = """
+tests/gpu/test_verbs.py::test_other_verbs[2] PASSED                      [ 16%]
+tests/gpu/test_verbs.py::test_other_verbs[with a space] FAILED           [ 33%]
+tests/gpu/test_frameworks.py::test_arrays_of_cupy SKIPPED (there is no cupy) [ 40%]
+tests/gpu/test_verbs.py::test_that_hangs """
+END = "\nSKIPPED [3] tests/gpu/test_frameworks.py:60: there is no cupy\n"
+
+
+def test_output_of_pytest() -> None:
+    cut_off = outcomes(OUTPUT)
+    assert (cut_off["passed"], cut_off["failed"]) == (1, ["test_other_verbs[with a space]"])
+    assert cut_off["did not end"] == "test_that_hangs"
+    assert outcomes(END)["skipped"] == {"there is no cupy": 3}
+    text = figure_of({"status": "failed", "result": cut_off})
+    assert text == "1 passed, 1 failed, 0 skipped; did not end: test_that_hangs"
+
+
+RATES = LinkRates(down=50e9, up=40e9, memory=200e9)
+
+
+def test_bounds() -> None:
+    least = bounds(100 << 20, 2, 2 << 20, reduction=0.010, rates=RATES)
+    moved = 2 * (100 << 20)
+    assert (least.down, least.up) == pytest.approx((moved / 50e9, moved / 40e9))
+    assert least.memory == pytest.approx(4 * moved / 200e9)
+    assert least.slowest == "reduction"
+    assert least.all == pytest.approx(0.010 + 0.02 * (least.down + least.up))
+    small = bounds(8, 2, 2 << 20, reduction=1e-6, rates=RATES)
+    assert small.all == pytest.approx(small.down + small.up + 1e-6)  # one piece: the stages follow one another
+    assert bounds(1 << 30, 8, 2 << 20, reduction=0.01, rates=RATES).slowest == "up"
+
+
+def test_rates_are_those_of_a_real_gpu_only() -> None:
+    copies: Dict[str, Any] = {"rates": {"both_down": 1e9, "both_up": 2e9}, "fake": False}
+    steps = {"probe.copies": {"result": copies}, "probe.memory": {"result": {"bytes_per_second": 3e9}}}
+    assert rates_of(steps) == LinkRates(1e9, 2e9, 3e9)
+    copies["fake"] = True
+    assert rates_of(steps) is None and rates_of({}) is None
+
+
+def test_targets() -> None:
+    figure = {"share of the bound": 0.7, "times as fast as gloo": 1.5}
+    assert missed({1 << 20: figure}) == []
+    assert missed({16 << 20: figure}) == [
+        "16 MiB: 70 % of the bound, under 80 %",
+        "16 MiB: 1.50 times as fast as gloo, under 2",
+    ]
+    assert missed({16 << 20: {}}) == []
+
+
+# --- its programs, without a GPU ---
+
+
+def run_module(*line: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(
+        [sys.executable, "-m", *line], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("question", sorted(QUESTIONS))
+def test_the_probe_asks(question: str, tmp_path: Path) -> None:
+    file = tmp_path / "answer.json"
+    done = run_module("benchmarks.gpu.probe", question, "--json", str(file), DDL_CUDA_LIBRARY=str(library()))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(file.read_text())
+    assert answer.pop("fake") is True and answer
+    expected: Dict[str, List[Any]] = {
+        "shared": ["copied", True, True],
+        "wait": [False, True, True],
+        "free": [False, False, False, False, False, True],
+    }
+    if question in expected:
+        assert list(answer.values())[: len(expected[question])] == expected[question]
+    if question == "wait":
+        assert answer["results are right"]
+
+
+def test_a_probe_without_a_driver_says_so() -> None:
+    done = run_module("benchmarks.gpu.probe", "copies", DDL_CUDA_LIBRARY="libcuda-of-nobody.so")
+    assert done.returncode == 1 and "libcuda-of-nobody.so cannot be loaded" in done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_all_reduces_are_compared_on_the_cpu(tmp_path: Path) -> None:
+    steps = {
+        "probe.copies": {"result": {"rates": {"both_down": 1e9, "both_up": 1e9}, "fake": False}},
+        "probe.memory": {"result": {"bytes_per_second": 1e10}},
+    }
+    (tmp_path / "record.json").write_text(json.dumps({"steps": steps}))
+    options = ["--device", "cpu", "--sizes", "8,64K", "--seconds", "0.05", "--json", str(tmp_path / "out.json")]
+    job = ["ddl.launch", "-np", "2", "--no-prefix", sys.executable, "-m", "benchmarks.gpu.allreduce", *options]
+    done = run_module(*job, "--rates", str(tmp_path / "record.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads((tmp_path / "out.json").read_text())
+    assert facts["ranks"] == 2 and list(facts["sizes"]) == ["8", "65536"]
+    figure = facts["sizes"]["65536"]
+    assert figure["bounds"]["down"] == pytest.approx(2 * 65536 / 1e9)
+    assert figure["share of the bound"] == pytest.approx(figure["bounds"]["all"] / figure["ddl"]["median"])
+    assert {"ddl", "gloo", "host"} < set(figure) and figure["ddl"]["calls"] >= 3
+    assert done.stdout.splitlines()[0].split()[:4] == ["size", "ddl", "gloo", "host"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_real_driver_has_a_twin_of_the_fake() -> None:
+    """Its library is the fake's here, but nothing controls it, and there is no ledger."""
+    files = ["tests/device/test_arrays.py", "tests/device/test_fake_memory.py"]
+    chosen = ["-k", "other_calls_have or both_arrays or arrivals or registration"]
+    line = ["pytest", "-v", "-p", "no:cacheprovider", "--driver", "real", "--cuda-library", str(library())]
+    done = run_module(*line, *chosen, *files)
+    assert done.returncode == 0, done.stdout
+    found_out = outcomes(done.stdout)
+    assert found_out["passed"] == 5 and not found_out["failed"]
+    assert found_out["skipped"] == {
+        "only the fake driver can do this: it counts calls, and there is an older driver": 1,
+        "only the fake driver can do this: it is what is tested here": 1,
+    }
+
+
+# --- the build without a network ---
+
+
+def test_flags_of_the_build_without_cmake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "environments"))
+    import gpu_machine as offline
+
+    rules = offline.CMakeRules()
+    assert {"-ffp-contract=off", "-Wall"} <= set(rules.common)
+    names = {source.relative_to(ROOT).as_posix() for source in rules.sources}
+    assert len(names) > 40 and "csrc/python/module.cc" in names
+    if os.uname().machine == "x86_64":
+        assert "-mavx512f" in rules.flags(ROOT / "csrc/reduce/kernels_avx512_x86.cc")
+        assert not any(name.endswith("_generic.cc") for name in names)
+    assert "-mavx2" not in rules.flags(ROOT / "csrc/python/module.cc")
+    assert not any("$" in flag for source in rules.sources for flag in rules.flags(source))
