@@ -323,7 +323,7 @@ def two_gpus_and_two_communicators() -> None:
 @WAITS
 @pytest.mark.fake_driver("it has two devices")
 def test_two_gpus_and_two_communicators(wait: str) -> None:
-    ranks.run(2, two_gpus_and_two_communicators, env={**fake_env(devices=2), "DDL_GPU_WAIT": wait})
+    ranks.run(2, two_gpus_and_two_communicators, env={**environment(devices=2), "DDL_GPU_WAIT": wait})
 
 
 def later_producer() -> None:
