@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "launch.h"
 #include "objects.h"
 
 namespace fake {
@@ -29,6 +30,7 @@ class Command {
   virtual bool ready() const { return true; }
   virtual bool polls() const { return false; }  // `ready` changes without a call of the driver
   virtual bool for_function_thread() const { return false; }
+  virtual bool calls_driver() const { return false; }  // `run` may: it has no lock, whoever runs it
   virtual void begin(Driver&) {}
   virtual void run() {}
 
@@ -103,6 +105,24 @@ class WaitValue final : public Command {
   const Place place_;
   const uint32_t value_;
   const unsigned condition_;
+};
+
+// A kernel of another library (launch.h).
+class Kernel final : public Command {
+ public:
+  explicit Kernel(const FakeKernel& kernel) : Command(kernel.name), kernel_(kernel) {}
+  ~Kernel() override;
+  bool ready() const override;
+  bool polls() const override { return kernel_.ready != nullptr; }
+  bool calls_driver() const override { return true; }
+  void begin(Driver& driver) override;
+  void run() override;
+
+  Place from, to;
+
+ private:
+  const FakeKernel kernel_;
+  bool skipped_ = false;
 };
 
 class HostCall final : public Command {

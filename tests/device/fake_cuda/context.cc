@@ -75,14 +75,14 @@ FAKE_EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
     *value = static_cast<int>(given->second);
     return kSuccess;
   }
-  // As an H200 in a PC server: compute mode 20, PCI bus, device and domain 33, 34, 50, copy engines 40, unified addressing 41, capability 75 and 76, device pointers that are
-  // host pointers 91, registered host memory 99. Host memory that is not registered (88, 100) is none of its
-  // business.
-  static const std::map<int, int> known = {{20, 0}, {33, 0},  {34, 13}, {50, 0}, {40, 3}, {41, 1}, {75, 9},  {76, 0},
-                                           {88, 0},  {91, 1}, {99, 1}, {100, 0}, {134, 0}};
+  // As an H200 in a PC server: compute mode 20, PCI bus, device and domain 33, 34, 50, copy engines 40, unified
+  // addressing 41, capability 75 and 76, device pointers that are host pointers 91, registered host memory 99. Host
+  // memory that is not registered (88, 100) is none of its business.
+  static const std::map<int, int> known = {{20, 0}, {33, 0}, {34, 13}, {50, 0}, {40, 3},  {41, 1}, {75, 9},
+                                           {76, 0}, {88, 0}, {91, 1},  {99, 1}, {100, 0}, {134, 0}};
   const auto entry = known.find(attribute);
   if (entry == known.end()) return kInvalidValue;
-  *value = attribute == 34 ? entry->second + device : entry->second;  // the PCI device
+  *value = attribute == 34 ? entry->second + physical_device(device) : entry->second;  // PCI
   return kSuccess;
 }
 
@@ -108,7 +108,7 @@ FAKE_EXPORT int cuDeviceGetUuid_v2(Uuid* uuid, int device) {
   if (call.ended) return call.code;
   if (!exists(call, device)) return kInvalidDevice;
   std::memset(uuid->bytes, 0xFA, sizeof uuid->bytes);
-  uuid->bytes[15] = static_cast<char>(device);
+  uuid->bytes[15] = static_cast<char>(physical_device(device));
   return kSuccess;
 }
 
@@ -117,7 +117,8 @@ FAKE_EXPORT int cuDeviceGetPCIBusId(char* text, int length, int device) {
   if (call.ended) return call.code;
   if (!exists(call, device)) return kInvalidDevice;
   if (length < 13) return kInvalidValue;
-  std::snprintf(text, static_cast<size_t>(length), "0000:00:%02x.0", static_cast<unsigned>(13 + device) & 0xff);
+  std::snprintf(text, static_cast<size_t>(length), "0000:00:%02x.0",
+                static_cast<unsigned>(13 + physical_device(device)) & 0xff);
   return kSuccess;
 }
 

@@ -19,25 +19,6 @@ bool mapped(Range range) {
   return ::msync(reinterpret_cast<void*>(begin), range.end - begin, MS_ASYNC) == 0;
 }
 
-// Says what is wrong with the memory of a command that is about to run. False: it must not be touched.
-bool still_there(Driver* driver, const Command& command, const Allocation* allocation,
-                 const Registration* registration, Range host) {
-  if (allocation != nullptr && allocation->freed) {
-    driver->complain(command.who() + " uses device allocation " + std::to_string(allocation->number) +
-                     ", which was freed");
-  }
-  if (registration != nullptr && registration->ended) {
-    driver->complain(command.who() + " uses registration " + std::to_string(registration->number) +
-                     ", which was unregistered");
-    return false;
-  }
-  if (host.begin < host.end && !mapped(host)) {
-    driver->complain(command.who() + " uses host memory that is not mapped");
-    return false;
-  }
-  return true;
-}
-
 // Finds the registration of a copy's host side. An error: it spans two, or leaves the only one.
 int find_registration(const Driver& driver, Range host, std::shared_ptr<Registration>* registration) {
   *registration = driver.registration_of(host.begin);
@@ -77,10 +58,27 @@ int copy(const char* entry, bool to_device, DevicePointer device, char* host, si
 
 }  // namespace
 
+bool Driver::still_there(const Command& command, const Allocation* allocation, const Registration* registration,
+                         Range host) {
+  if (allocation != nullptr && allocation->freed) {
+    complain(command.who() + " uses device allocation " + std::to_string(allocation->number) + ", which was freed");
+  }
+  if (registration != nullptr && registration->ended) {
+    complain(command.who() + " uses registration " + std::to_string(registration->number) +
+             ", which was unregistered");
+    return false;
+  }
+  if (host.begin < host.end && !mapped(host)) {
+    complain(command.who() + " uses host memory that is not mapped");
+    return false;
+  }
+  return true;
+}
+
 void Copy::begin(Driver& driver) {
   const auto begin = reinterpret_cast<uintptr_t>(host_);
   const Range host{begin, begin + bytes_};
-  skipped_ = !still_there(&driver, *this, allocation.get(), registration.get(), host);
+  skipped_ = !driver.still_there(*this, allocation.get(), registration.get(), host);
   const auto speed = driver.options.find(to_device_ ? "up_bytes_per_s" : "down_bytes_per_s");
   if (speed != driver.options.end() && speed->second > 0) {
     takes_ = std::chrono::nanoseconds(static_cast<int64_t>(1e9 * static_cast<double>(bytes_) / speed->second));
@@ -98,7 +96,7 @@ void Copy::run() {
 }
 
 void WriteValue::begin(Driver& driver) {
-  skipped_ = !still_there(&driver, *this, place_.allocation.get(), place_.registration.get(), {});
+  skipped_ = !driver.still_there(*this, place_.allocation.get(), place_.registration.get(), {});
   driver.note(*this, {address_, address_ + sizeof value_}, AccessKind::kAtomicWrite);
   if (barrier_) driver.ledger.stamp(address_, value_, clock);
 }
@@ -124,7 +122,7 @@ bool WaitValue::ready() const {
 }
 
 void WaitValue::begin(Driver& driver) {
-  (void)still_there(&driver, *this, place_.allocation.get(), place_.registration.get(), {});
+  (void)driver.still_there(*this, place_.allocation.get(), place_.registration.get(), {});
   if (condition_ == kWaitGreaterOrEqual) {
     driver.ledger.join_at_least(address_, value_, &clock);
   } else {

@@ -59,6 +59,9 @@ class Driver {
   Place place_of(DevicePointer pointer, size_t bytes) const;
   std::string name_of(uintptr_t address) const;
   void unmap_all();
+  // Says what is wrong with the memory of a command that is about to run. False: it must not be touched.
+  bool still_there(const Command& command, const Allocation* allocation, const Registration* registration,
+                   Range host);
   // Checks and keeps an access of a stream's command, or of a host thread.
   void note(const Command& command, Range range, AccessKind kind);
   void note(Thread& thread, const char* who, Range range, AccessKind kind);
@@ -158,6 +161,9 @@ class Call {
 
   std::unique_lock<std::mutex> api_, lock_;
 };
+
+// Which GPU of the machine a device of this process is (process.cc).
+int physical_device(int device);
 
 // Set in the thread that runs host functions: it may not call the driver.
 extern thread_local bool runs_host_functions;
