@@ -177,10 +177,11 @@ def joining() -> Tuple[int, List[str]]:
     assert nccl.settle(communicator) == 0
     pointer, stream = fake.alloc(8), fake.stream()
     fake.poke(pointer, np.array([rank + 1, 7], np.int32).tobytes())
+    fake.pause()
     code = nccl.code("ncclAllReduce", pointer, pointer, 2, TYPES["int32"], 0, communicator, stream)
-    pending = fake.pending()
-    assert nccl.settle(communicator) == 0
-    assert code == (7 if pending == 0 else 0)
+    assert fake.pending() == (0 if code == 7 else 2)
+    assert nccl.settle(communicator) == 0 and fake.pending() == 2
+    fake.pause(False)
     fake.finish(stream)
     assert value_at(fake, pointer) == 3
     assert nccl.code("ncclAllReduce", pointer, pointer, 2, TYPES["int32"], 0, communicator, stream) == 0
@@ -219,8 +220,9 @@ def aborted(notices: bool) -> Tuple[bool, List[str]]:
         return True, fake.violations
     ranks.meet()
     ranks.meet()
+    assert nccl.asynchronous_error(communicator) == 0  # nothing is under way
+    add_up(nccl, communicator, pointer, stream)
     error = nccl.asynchronous_error(communicator)
-    nccl.code("ncclAllReduce", pointer, pointer, 2, TYPES["int32"], 0, communicator, stream)
     time.sleep(0.05)
     waits = not fake.stream_done(stream)
     nccl.abort(communicator)

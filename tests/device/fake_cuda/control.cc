@@ -101,9 +101,9 @@ FAKE_EXPORT uint64_t fake_calls(const char* entry) {
 
 // "free_waits": cuMemFree_v2 waits for the device, and no other call of the driver is served meanwhile. "pooled":
 // what is allocated from now on tells no context. "delay_us": the longest delay before a command. "patience_ms": how
-// long a call waits for work. "pci": added to the devices' PCI addresses. "early_words": streams write words at once,
-// not behind what they have. "version", "attribute_N": what the driver tells. "down_bytes_per_s", "up_bytes_per_s":
-// how fast copies are at most. "keep_registrations": the next reset does.
+// long a call waits for work. "early_words": streams write words at once, not behind what they have. "version",
+// "attribute_N": what the driver tells. "down_bytes_per_s", "up_bytes_per_s": how fast copies are at most.
+// "keep_registrations": the next reset does.
 FAKE_EXPORT void fake_option(const char* name, int64_t value) {
   Driver* const driver = Driver::usable();
   if (driver == nullptr) return;

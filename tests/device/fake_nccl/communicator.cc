@@ -133,7 +133,9 @@ int Communicator::asynchronous_error() {
   if (const int code = admit("asynchronous")) broken.store(code);
   if (const int code = advance()) return code;
   for (int other = 0; other < size && settings().notices; ++other) {
-    if (box(other).aborted.load(std::memory_order_acquire) != 0) return kRemoteError;
+    const bool aborted = box(other).aborted.load(std::memory_order_acquire) != 0;
+    // It is missed where something is under way that it has not done.
+    if (aborted && box(other).computed.load(std::memory_order_acquire) < numbers) return kRemoteError;
   }
   return kSuccess;
 }

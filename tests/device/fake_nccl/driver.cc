@@ -25,8 +25,9 @@ const CudaDriver* load() {
       look_up(library, "cuCtxPushCurrent_v2", &table->push_context) &&
       look_up(library, "cuCtxPopCurrent_v2", &table->pop_context) &&
       look_up(library, "fake_launch", &table->launch) && look_up(library, "fake_device", &table->device) &&
-      look_up(library, "fake_complain", &table->complain) && look_up(library, "fake_steps", &table->steps) &&
-      look_up(library, "fake_step", &table->step) && look_up(library, "ddl_ledger_access", &table->access);
+      look_up(library, "fake_physical", &table->physical) && look_up(library, "fake_complain", &table->complain) &&
+      look_up(library, "fake_steps", &table->steps) && look_up(library, "fake_step", &table->step) &&
+      look_up(library, "ddl_ledger_access", &table->access);
   if (whole) return table;
   delete table;
   return nullptr;

@@ -14,6 +14,7 @@ struct CudaDriver {
   int (*pop_context)(void** context);
   FakeLaunch launch;
   int (*device)();
+  int (*physical)(int device);  // which GPU of the machine it is
   void (*complain)(const char* text);
   int (*steps)();
   int (*step)(int count);

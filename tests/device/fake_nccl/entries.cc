@@ -74,7 +74,7 @@ int init(const char* entry, void** handle, int size, const UniqueId& id, int ran
   const int device = cuda->device();
   if (device < 0) return wrong(kUnhandledCudaError, "no context is current");
   auto communicator = std::make_shared<Communicator>(id, size, rank, config == nullptr || config->blocking != 0);
-  communicator->device = physical_device(device);
+  communicator->device = cuda->physical(device);
   (void)cuda->get_context(&communicator->context);
   {
     const std::lock_guard<std::mutex> lock(communicator->mutex);

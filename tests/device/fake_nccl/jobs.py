@@ -50,6 +50,6 @@ def each_its_gpu(fake: Dict[str, Any], **options: Any) -> Callable[[int], Dict[s
     def env_of(rank: int) -> Dict[str, str]:
         count = fake.get("devices", 1)
         devices = [count * rank + device for device in range(count)]
-        return {**Fake.environment(**fake), **environment(devices=devices, **options)}
+        return {**Fake.environment(**fake, physical=devices), **environment(**options)}
 
     return env_of

@@ -7,7 +7,7 @@ import os
 import time
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
 from device.fake_cuda import library as driver_library
 from device.fake_nccl.build import library
@@ -76,7 +76,6 @@ ENTRIES: Dict[str, List[Any]] = {
 
 def environment(
     *,
-    devices: Sequence[int] = (0,),
     host: Optional[str] = None,
     version: int = 23007,
     patience: float = 10.0,
@@ -89,17 +88,16 @@ def environment(
 ) -> Dict[str, str]:
     """Return the variables with which a rank's DDL uses the fake NCCL, beside those of ``Fake.environment``.
 
-    ``devices``: which GPU of the host each device of this rank is; two ranks of a host must not share one, so give
-    each rank its own by ``ranks.run(env_of=...)``. ``host``: the host's name, where ranks are to be on several.
-    ``patience``: seconds until a wait for another rank is a violation, and ends. ``launch``: seconds that a launch
-    takes, so that launches of two threads meet. ``eager``: the first operation of a communicator that does not block
-    is queued at once; otherwise it is in progress until it is polled. ``notices``: an abort is an asynchronous error
-    on the other ranks; otherwise they learn nothing. ``ordered_threads``: launches of two threads on one device need
-    an order that the ledger knows. ``refuse``: the error of each entry whose calls all fail. ``folder``: where ranks
-    meet, if not in that of ``ranks.run``.
+    Two ranks of a host must not share a GPU: give each rank its own by ``Fake.environment(physical=...)`` and
+    ``ranks.run(env_of=...)``, as ``jobs.each_its_gpu`` does. ``host``: the host's name, where ranks are to be on
+    several. ``patience``: seconds until a wait for another rank is a violation, and ends. ``launch``: seconds that a
+    launch takes, so that launches of two threads meet. ``eager``: the first operation of a communicator that does not
+    block is queued at once; otherwise it is in progress until it is polled. ``notices``: an abort is an asynchronous
+    error on other ranks whose operations miss that rank; otherwise they learn nothing. ``ordered_threads``: launches
+    of two threads on one device need an order that the ledger knows. ``refuse``: the error of each entry whose calls
+    all fail. ``folder``: where ranks meet, if not in that of ``ranks.run``.
     """
     settings = {
-        "DEVICES": ",".join(map(str, devices)),
         "VERSION": version,
         "PATIENCE_MS": int(1000 * patience),
         "LAUNCH_MS": int(1000 * launch),

@@ -83,15 +83,6 @@ const Settings& settings() {
   return *once;
 }
 
-int physical_device(int ordinal) {
-  std::istringstream parts(text_of("FAKE_NCCL_DEVICES"));
-  int number = 0;
-  for (std::string part; std::getline(parts, part, ','); ++number) {
-    if (number == ordinal) return std::atoi(part.c_str());
-  }
-  return ordinal;
-}
-
 int admit(const char* entry) {
   Entries& all = entries();
   const std::lock_guard<std::mutex> lock(all.mutex);

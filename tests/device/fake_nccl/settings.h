@@ -22,9 +22,6 @@ struct Settings {
 // Read once in a process.
 const Settings& settings();
 
-// The GPU that this process's device of that number is.
-int physical_device(int ordinal);
-
 // Calls of an entry: counted, and refused if the test has said so. 0: it may go on.
 int admit(const char* entry);
 
