@@ -32,8 +32,8 @@ def servers(per_host: int, *, shared_gpu: bool = False) -> Callable[[int], Dict[
     def env_of(rank: int) -> Dict[str, str]:
         host, index = divmod(rank, per_host)
         gpu = 0 if shared_gpu else index
-        fake = environment(options={"pci": gpu})
-        return {**fake, **with_nccl(devices=[gpu], host=f"h{host}"), "DDL_HOST_ID": f"h{host}", "DDL_NCCL": "1"}
+        fake = environment(physical=[gpu])
+        return {**fake, **with_nccl(host=f"h{host}"), "DDL_HOST_ID": f"h{host}", "DDL_NCCL": "1"}
 
     return env_of
 
