@@ -293,6 +293,18 @@ class GpuMemory:
     def device(self) -> int:
         """The number of its GPU."""
 
+class GpuBlock:
+    """Memory of a GPU that DDL itself allocates, for measurements."""
+
+    def __init__(self, device: int, bytes: int) -> None:
+        """Raises ``ResourceError``, which names the GPU."""
+    @property
+    def address(self) -> int: ...
+    def write(self, values: Any) -> None:
+        """Copy as many bytes as it has from a contiguous array of the host; return when they are there."""
+    def read(self, values: Any) -> None:
+        """Copy them to a contiguous array of the host; return when they are there."""
+
 class Nccl:
     """The library NCCL."""
 

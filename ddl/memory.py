@@ -17,6 +17,9 @@ from ddl.errors import InvalidArgument
 
 __all__ = ["Pieces", "empty", "is_shared"]
 
+# Memory on GPUs, for DDL's own modules.
+GpuBlock = _core.GpuBlock
+GpuMemory = _core.GpuMemory
 Pieces = _core.Pieces  #: some arrays of a list, copied behind one another and back
 
 _MOST_BYTES = 2**62

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import ranks
 from core.jobs import connected
+from device.fake_cuda import Fake
 from tuning.tables import table_of
 
 import ddl
@@ -329,6 +330,20 @@ def test_ddl_tune_writes_a_table_that_jobs_find_and_simulate_reads(tmp_path: Pat
     assert f"chosen by {path}" in "\n".join(texts)
     line = [sys.executable, "-m", "ddl.tools", "simulate", "--topology", str(path), "--allreduce", "1M"]
     subprocess.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=240)
+
+
+def test_ddl_tune_measures_arrays_on_gpus(tmp_path: Path) -> None:
+    table = tmp_path / "tuned.toml"
+    report = tmp_path / "violations"
+    options = ("-np", "2", "--device", "cuda", "--sizes", "64K", "--seconds", "1", "--output", str(table))
+    collectives = ("--collectives", "allreduce,allgather")
+    ended = tune(*options, *collectives, **Fake.environment(report=report))
+    assert ended.returncode == 0 and table.exists(), ended.stderr
+    assert not report.exists()
+    assert [line.split()[0] for line in ended.stdout.splitlines()[1:3]] == ["allreduce", "allgather"]
+    without = tune(*options, DDL_CUDA_LIBRARY="libcuda-that-is-nowhere.so")
+    assert without.returncode != 0
+    assert "--device cuda: rank 0" in without.stderr and "libcuda-that-is-nowhere.so" in without.stderr
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     )
     add("--collectives", default="allreduce", metavar="NAME,...", help=f"of {', '.join(_NAMES)}; default: allreduce")
     add("--seconds", type=float, default=40.0, metavar="N", help="how long to measure, about (40)")
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the arrays are; cuda: rank r of a host uses its GPU number r, modulo the number of GPUs",
+    )
     add("--output", metavar="FILE", help="write to this file, on rank 0's host; default: where jobs look for it")
 
 
@@ -47,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         "collectives": list(dict.fromkeys(collectives)),
         "sizes": arguments.sizes,
         "seconds": arguments.seconds,
+        "device": arguments.device,
         "output": os.path.abspath(arguments.output) if arguments.output else "",
     }
     if arguments.mode and arguments.mode[0].isalpha():

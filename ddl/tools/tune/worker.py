@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import ddl
+from ddl import _core
 from ddl.errors import ConfigError
 from ddl.plan.ir import Collective
 from ddl.text.units import bytes_text, duration
@@ -18,6 +19,7 @@ from ddl.tools.progress import Progress
 from ddl.tuning.candidates import Candidate
 from ddl.tuning.measure import table_file
 from ddl.tuning.measure.sweep import measure
+from ddl.tuning.measure.timed_arrays import ON_HOST
 from ddl.tuning.measure.turns import RaceOutcome
 
 _COLUMNS = "{:13}  {:>9}  {:>28}  {:>8}  {:>28}  {:>8}  {:>6}"
@@ -33,9 +35,11 @@ def main() -> int:
     world = ddl.world()
     first = world.rank == 0
     path, problem = _target(task["output"]) if first else (Path(), "")
-    if world.broadcast_object(problem):
+    device, without = _gpu() if task["device"] == "cuda" else (ON_HOST, "")
+    problems = [text for text in world.allgather_object(problem or without) if text]
+    if problems:
         if first:
-            print(f"ddl tune: {problem}", file=sys.stderr)
+            print(f"ddl tune: {problems[0]}", file=sys.stderr)
         return 2
     if first:
         print(_COLUMNS.format("collective", "size", "default", "", "fastest", "", "gain"), flush=True)
@@ -47,13 +51,23 @@ def main() -> int:
         _print(*row)
         progress.step("measuring")
 
-    table = measure(world, collectives, task["sizes"], task["seconds"], show if first else _nothing, said.append)
+    shown = show if first else _nothing
+    table = measure(world, collectives, task["sizes"], task["seconds"], shown, said.append, device)
     if first:
         print("".join(f"{text}\n" for text in said), end="")
         table_file.write(table, path)
         users = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
         print(f"written to {path} on {socket.gethostname()}; {users}")
     return 0
+
+
+def _gpu() -> Tuple[int, str]:
+    """Return the number of the GPU for this rank's arrays, and why there is none, or an empty text."""
+    state = _core.survey_gpu_driver()
+    if state.problem or state.count == 0:
+        why = state.problem or "the driver sees no GPU"
+        return ON_HOST, f"--device cuda: rank {ddl.rank()} on {socket.gethostname()}: {why}; see 'ddl doctor'"
+    return ddl.local_rank() % state.count, ""
 
 
 def _target(output: str) -> Tuple[Path, str]:

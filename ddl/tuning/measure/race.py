@@ -16,6 +16,7 @@ from ddl.plan.ir import Collective
 from ddl.reduce_op import Max
 from ddl.tuning.candidates import Candidate, worth_trying
 from ddl.tuning.choose import better_half
+from ddl.tuning.measure.timed_arrays import ON_HOST
 from ddl.tuning.measure.timed_calls import COLLECTIVES, TimedCalls
 from ddl.tuning.measure.turns import RaceOutcome, check_results, medians_of, settle, take_turns
 
@@ -28,10 +29,13 @@ _BLOCK, _MOST_CALLS = 1e-3, 256  #: calls are timed together for so many seconds
 
 
 class Race:
-    """Measures ``among`` over the ranks of ``control``. Every method is collective and blocks."""
+    """Measures ``among`` over the ranks of ``control``. Every method is collective and blocks.
 
-    def __init__(self, control: Communicator, among: Sequence[Candidate], begin: float) -> None:
-        self._control = control
+    ``device``: the GPU on which this rank's arrays are, or ``ON_HOST``.
+    """
+
+    def __init__(self, control: Communicator, among: Sequence[Candidate], begin: float, device: int = ON_HOST) -> None:
+        self._control, self._device = control, device
         self._among = among
         self._topology = control.topology
         self._runners: Dict[int, Communicator] = {}
@@ -55,7 +59,7 @@ class Race:
         numbers, default = worth_trying(collective, self._topology, nbytes, self._among)
         if _LEAST_CALLS * expected.get(default, 0.0) > most:
             return None
-        calls = TimedCalls(collective, self._control.rank, self._control.size, nbytes)
+        calls = TimedCalls(collective, self._control.rank, self._control.size, nbytes, self._device)
         usual = self._usual(calls)
         if _LEAST_CALLS * usual > most:
             return None

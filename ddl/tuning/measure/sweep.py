@@ -23,6 +23,7 @@ from ddl.tuning.choose import lines_of
 from ddl.tuning.measure.find_racks import Tell, find_racks
 from ddl.tuning.measure.links import machine_of
 from ddl.tuning.measure.race import Race
+from ddl.tuning.measure.timed_arrays import ON_HOST
 from ddl.tuning.measure.timed_calls import bytes_for
 from ddl.tuning.measure.turns import RaceOutcome
 from ddl.tuning.select import Lines, select
@@ -46,12 +47,14 @@ def measure(
     seconds: float,
     progress: Progress = lambda collective, nbytes, among, outcome: None,
     tell: Tell = lambda text: None,
+    device: int = ON_HOST,
 ) -> Table:
     """Measure and return the table, the same on all ranks. Collective, blocking, for about ``seconds``.
 
     ``sizes`` are in bytes; if time is short, the larger ones are skipped. ``world`` must have no table and force no
     algorithm. At most half of the time is for a search for racks. If racks make it faster, the lines are measured with
-    them; ``tell`` gets the result. Raises ``InternalError`` if a candidate is wrong, and the errors of collectives.
+    them; ``tell`` gets the result. ``device``: the GPU on which this rank's arrays are, or ``ON_HOST``. Raises
+    ``InternalError`` if a candidate is wrong, and the errors of collectives.
     """
     begin = time.perf_counter()
     whole = world.split(0)
@@ -59,7 +62,7 @@ def measure(
     control, racks = find_racks(whole, seconds, tell)
     among = candidates(collectives, control.topology)
     _prove(control, collectives, among)
-    race = Race(control, among, begin)
+    race = Race(control, among, begin, device)
     machine = machine_of(control)
     lines: Dict[Collective, Lines] = {}
     measured: Dict[Collective, Tuple[MeasuredSize, ...]] = {}

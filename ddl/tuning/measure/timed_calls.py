@@ -7,10 +7,9 @@ from typing import Callable, Dict, Tuple
 import numpy as np
 
 from ddl.communicator import Communicator
-from ddl.errors import ResourceError
-from ddl.memory import empty
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Sum
+from ddl.tuning.measure.timed_arrays import ON_HOST, timed_array
 
 __all__ = ["COLLECTIVES", "TimedCalls", "bytes_for"]
 
@@ -34,9 +33,9 @@ def bytes_for(collective: Collective, ranks: int, nbytes: int) -> int:
 
 
 class TimedCalls:
-    """One collective on float32 arrays of one size, in memory that ranks of a host share, like gradients."""
+    """One collective on float32 arrays of one size; ``device``: on which GPU, or ``ON_HOST``."""
 
-    def __init__(self, collective: Collective, rank: int, ranks: int, nbytes: int) -> None:
+    def __init__(self, collective: Collective, rank: int, ranks: int, nbytes: int, device: int = ON_HOST) -> None:
         self.collective = collective
         self._call = _RUN[collective]
         self._rank = rank
@@ -47,25 +46,19 @@ class TimedCalls:
             Collective.ALLTOALL: (count, count),
         }
         given, returned = shares.get(collective, (count, 0))
-        self._input = _array(given)
-        self._output = self._input if collective in _IN_PLACE else _array(returned)
-        self._input.fill(0)  # so that repeated sums do not overflow
+        self._zeros = np.zeros(given, np.float32)
+        self._input = timed_array(given, device)
+        self._output = self._input if collective in _IN_PLACE else timed_array(returned, device)
+        self._input.write(self._zeros)  # so that repeated sums do not overflow
 
     def run(self, world: Communicator) -> None:
         """Call the collective once. Collective, blocking."""
-        self._call(world, self._input, self._output)
+        self._call(world, self._input.passed(), self._output.passed())
 
     def result(self, world: Communicator) -> np.ndarray:
         """Return a copy of the result of one call on whole numbers that differ by rank. Sets the input to zero."""
-        self._input[:] = (np.arange(self._input.size) + 3 * self._rank) % 8
+        self._input.write((np.arange(self._zeros.size) + 3 * self._rank) % 8)
         self.run(world)
-        values: np.ndarray = self._output.copy()
-        self._input.fill(0)
+        values = self._output.read()
+        self._input.write(self._zeros)
         return values
-
-
-def _array(count: int) -> np.ndarray:
-    try:
-        return empty(count, np.float32)
-    except ResourceError:  # DDL_SHM_SIZE is too small for it; private memory can be used, too
-        return np.empty(count, np.float32)
