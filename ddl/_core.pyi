@@ -161,6 +161,8 @@ class Work:
         ``timeout``: seconds; None waits for the operation's own deadline (DDL_TIMEOUT). Raises ``WaitTimeout`` if it
         ran out (the operation goes on), or the error that the operation ended with.
         """
+    def can_wait_on(self) -> bool:
+        """Return whether ``wait_on`` can. Without effect."""
     def wait_on(self, stream: int) -> bool:
         """Let a stream of the array's GPU wait for the result, and return True without blocking (DDL_GPU_WAIT=stream).
 
@@ -308,8 +310,11 @@ class GpuBlock:
 class Nccl:
     """The library NCCL."""
 
-    def __init__(self, library: str) -> None:
-        """``library``: its path; empty: the copy that the process has, or libnccl.so.2. Raises ``ResourceError``."""
+    def __init__(self, library: str, otherwise: str = "") -> None:
+        """``library``: its path; empty: the copy that the process has, or ``otherwise``, or libnccl.so.2.
+
+        Raises ``ResourceError``.
+        """
     @property
     def version(self) -> int:
         """10000 * major + 100 * minor + patch."""

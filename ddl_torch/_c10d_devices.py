@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Optional, TypeVar
 import torch
 import torch.distributed as dist
 
-from ddl import InvalidState
+from ddl import InvalidArgument, InvalidState
 
 __all__ = ["OtherDevices", "by_device"]
 
@@ -72,11 +72,22 @@ def by_device(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def passed_on(self: Any, *arguments: Any, **options: Any) -> Any:
         device = _device(arguments)
+        if device is not None:
+            _refuse_several(verb.__name__, device, arguments)
         if device is not None and device.type in self.others.names():
             return getattr(self.others.group(), verb.__name__)(*arguments, **options)
         return verb(self, *arguments, **options)
 
     return passed_on  # type: ignore[return-value]
+
+
+def _refuse_several(verb: str, device: torch.device, arguments: Any) -> None:
+    """Raise ``InvalidArgument`` for tensors on several GPUs: a work has one stream to finish on."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            _refuse_several(verb, device, argument)
+        elif isinstance(argument, torch.Tensor) and not argument.is_cpu and argument.device != device:
+            raise InvalidArgument(f"{verb}: tensors are on {device} and on {argument.device}; make a call for each")
 
 
 def _device(arguments: Any) -> Optional[torch.device]:

@@ -106,6 +106,11 @@ class ThreadPerWork:
 Asked = Union[Waiter, ThreadPerWork]
 
 
+def _no() -> bool:
+    """Stand in for ``can_wait_on`` of a work that has none: only the host can wait for it."""
+    return False
+
+
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
 
@@ -134,11 +139,13 @@ class GroupWork(dist.Work):
         """
         until = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
-            if timeout or not self._wait_on_stream():
+            if timeout or not self._can_wait_on_stream():
                 for work in self._works:
                     work.wait(None if until is None else max(0.0, until - time.monotonic()))
+            else:
+                self._wait_on_stream()
         finally:
-            if self._unwaited is not None and self._ended():
+            if self._unwaited is not None and (self._ended() or self._can_wait_on_stream()):
                 self._unwaited.remove(self)
         if self._finishes:
             self._finish()
@@ -146,18 +153,19 @@ class GroupWork(dist.Work):
             self._write.join()
         return True
 
-    def _wait_on_stream(self) -> bool:
-        """Let a stream wait instead of the host, if it can (DDL_GPU_WAIT=stream): where results are used next.
+    def _can_wait_on_stream(self) -> bool:
+        """Return whether a stream can wait instead of the host (DDL_GPU_WAIT=stream). Without effect."""
+        return self._device is not None and all(getattr(work, "can_wait_on", _no)() for work in self._works)
+
+    def _wait_on_stream(self) -> None:
+        """Let the stream wait where the results are used next.
 
         That is the stream of the call if something is left to be done there, and else the one that is current here.
         """
-        if self._device is None:
-            return False
+        assert self._device is not None
         stream = self._write.stream if isinstance(self._write, FinishOnStream) else StreamOfCall(self._device)
-        return all(
-            not isinstance(work, MatchedReceive) and work.wait_on(stream.handle)  # type: ignore[attr-defined]
-            for work in self._works
-        )
+        for work in self._works:
+            work.wait_on(stream.handle)  # type: ignore[attr-defined]  # it can: see above
 
     def _ended(self) -> bool:
         return all(work.done() for work in self._works)
@@ -216,7 +224,7 @@ class GroupWork(dist.Work):
         One of tensors on a GPU knows that GPU: who waits for it then has its own current stream wait for what wrote
         them, whichever thread did.
         """
-        on_stream = self._wait_on_stream()
+        on_stream = self._can_wait_on_stream()
         with self._lock:
             known = self._future
             if known is None:

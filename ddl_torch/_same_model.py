@@ -41,7 +41,12 @@ def check_same_on_all_ranks(
 
     Collective, blocking. Returns every rank's ``own``, plain data, which travels along.
     """
-    lines = [f"parameter {name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}" for name, p in parameters]
+    gpus = list(dict.fromkeys(p.device for _, p in parameters if is_on_gpu(p)))  # those of ranks have other numbers
+    lines = [
+        f"parameter {name!r} {p.dtype} of shape {tuple(p.shape)}, strides {p.stride()}"
+        + (f", on GPU {gpus.index(p.device) + 1} of {len(gpus)}" if is_on_gpu(p) else "")
+        for name, p in parameters
+    ]
     return check_consistent(
         communicator,
         "DistributedOptimizer: ranks have different models or arguments",

@@ -61,7 +61,10 @@ class GpuTensor(GpuArray):
 
 def refuse_capture(tensor: torch.Tensor, verb: str) -> None:
     """Raise ``InvalidState`` while a CUDA graph is captured on the current stream: a collective is no part of one."""
-    if _module(tensor.device).is_current_stream_capturing():
+    module = _module(tensor.device)
+    with module.device(tensor.device):
+        capturing = module.is_current_stream_capturing()
+    if capturing:
         raise InvalidState(
             f"{verb}: a CUDA graph is being captured on the current stream, and a collective cannot be a part of a "
             "graph; call it outside of the capture"

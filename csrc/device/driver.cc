@@ -17,7 +17,7 @@ namespace {
 
 // Of cuda.h, whose numbers do not change.
 constexpr int kSuccess = 0, kOutOfMemory = 2, kDeinitialized = 4, kStub = 34, kUnavailable = 46, kNoDevice = 100;
-constexpr int kUncorrectable = 214, kNotReady = 600;
+constexpr int kUncorrectable = 214, kUncorrectableLink = 220, kContained = 226, kNotReady = 600;
 constexpr int kFirstSticky = 700, kLastSticky = 719;  // but for these:
 constexpr int kAlreadyRegistered = 712, kNotRegistered = 713;
 constexpr int kFirstOfCaptures = 900, kLastOfCaptures = 909, kUnknown = 999;
@@ -148,8 +148,8 @@ DriverUnusable::DriverUnusable(const std::string& why, bool missing)
 
 bool DriverError::fatal() const {
   if (code_ == kAlreadyRegistered || code_ == kNotRegistered) return false;
-  return code_ == kDeinitialized || code_ == kUnavailable || code_ == kUncorrectable || code_ == kUnknown ||
-         (code_ >= kFirstSticky && code_ <= kLastSticky);
+  return code_ == kDeinitialized || code_ == kUnavailable || code_ == kUncorrectable || code_ == kUncorrectableLink ||
+         code_ == kContained || code_ == kUnknown || (code_ >= kFirstSticky && code_ <= kLastSticky);
 }
 
 bool DriverError::passing() const {

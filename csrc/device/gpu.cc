@@ -15,7 +15,6 @@ namespace ddl {
 namespace {
 
 constexpr Nanoseconds kShortestNap = 20 * kMicrosecond, kLongestNap = 100 * kMicrosecond;
-constexpr Nanoseconds kPatience = 100 * kMillisecond;  // with a GPU that does not answer: who holds it has waited
 
 Mutex opening;
 std::map<int, std::weak_ptr<Gpu>> opened DDL_GUARDED_BY(opening);
@@ -27,7 +26,11 @@ std::shared_ptr<Gpu> Gpu::of(int device) {
   const Lock lock(opening);
   std::shared_ptr<Gpu> gpu = opened[device].lock();
   if (gpu == nullptr) {
-    gpu.reset(new Gpu(device));
+    try {
+      gpu.reset(new Gpu(device));
+    } catch (const DriverError& error) {
+      throw failure_of(device, error);
+    }
     opened[device] = gpu;
   }
   return gpu;
@@ -48,9 +51,8 @@ Gpu::~Gpu() {
     const Driver::Current current(driver_, context_);
     const Lock lock(mutex_);
     for (EventHandle event : events_) driver_.destroy_event(event);
-    for (const auto& gates : {gates_, captured_gates_}) {
-      for (StreamHandle gate : gates) driver_.destroy_stream(gate);
-    }
+    for (StreamHandle gate : gates_) driver_.destroy_stream(gate);
+    for (StreamHandle gate : captured_gates_) driver_.destroy_stream(gate);
     driver_.destroy_stream(probe_);
   } catch (const Error&) {
     // The GPU has failed. Whoever used it has been told, and the driver takes all of this back with the process.
@@ -88,8 +90,8 @@ Gpu::Gate::Gate(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
   {
     const Lock lock(gpu_->mutex_);
     if (!gpu_->gates_.empty()) {
-      stream_ = gpu_->gates_.back();
-      gpu_->gates_.pop_back();
+      stream_ = gpu_->gates_.front();  // the one that has been idle for longest
+      gpu_->gates_.pop_front();
       return;
     }
   }
@@ -97,8 +99,17 @@ Gpu::Gate::Gate(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
 }
 
 Gpu::Gate::~Gate() {
+  try {
+    if (!passed_) passed_ = !gpu_->driver_.capturing(stream_);
+  } catch (const Error&) {
+    // It is not known, so it counts as captured.
+  }
   const Lock lock(gpu_->mutex_);
-  (passed_ ? gpu_->gates_ : gpu_->captured_gates_).push_back(stream_);
+  if (passed_) {
+    gpu_->gates_.push_back(stream_);
+  } else {
+    gpu_->captured_gates_.push_back(stream_);
+  }
 }
 
 CopyStreams::CopyStreams(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
@@ -122,11 +133,11 @@ CopyStreams::~CopyStreams() {
   }
 }
 
-std::shared_ptr<Transfer> Gpu::prepare(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out,
-                                       uint64_t pieces, bool ordered) {
+std::shared_ptr<Transfer> Gpu::prepare(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces,
+                                       bool ordered) {
   try {
     const Driver::Current current(driver_, context_);
-    auto transfer = std::make_shared<Transfer>(std::move(streams), std::move(in), std::move(out), pieces);
+    auto transfer = std::make_shared<Transfer>(streams, std::move(in), std::move(out), pieces);
     transfer->take_staging(ordered);
     return transfer;
   } catch (const DriverError& error) {
@@ -221,14 +232,10 @@ void Gpu::thread_main() {
       futex_wait(&kicks_, kicks, kSecond);
     }
   }
-  // What a GPU that does not answer may still use stays where it is.
-  static auto* const unfinished = new std::vector<std::shared_ptr<Transfer>>;
-  const Lock lock(opening);
-  std::move(transfers.begin(), transfers.end(), std::back_inserter(*unfinished));
 }
 
 void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
-  Nanoseconds nap = kShortestNap, stopped = 0;
+  Nanoseconds nap = kShortestNap;
   while (true) {
     const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
     take_begun(transfers);
@@ -238,17 +245,13 @@ void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
     transfers->erase(
         std::remove_if(transfers->begin(), transfers->end(), [](const auto& transfer) { return transfer->ended(); }),
         transfers->end());
-    if (stop_.load(std::memory_order_seq_cst)) {
-      const Nanoseconds now = now_ns();
-      if (stopped == 0) stopped = now;
-      if (transfers->empty() || now - stopped > kPatience) return;
-    }
+    if (stop_.load(std::memory_order_seq_cst)) return;  // who holds the GPU has waited for all transfers
     if (moved) {
       nap = kShortestNap;
       continue;
     }
     asleep_.store(true, std::memory_order_seq_cst);
-    futex_wait(&kicks_, kicks, waits ? nap : stopped != 0 ? kLongestNap : kSecond);
+    futex_wait(&kicks_, kicks, waits ? nap : kSecond);
     asleep_.store(false, std::memory_order_seq_cst);
     nap = waits ? std::min(2 * nap, kLongestNap) : kShortestNap;
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -20,8 +21,9 @@ namespace ddl {
 
 class Gpu;
 
-// The streams by which one communicator copies, one down and one up. Those of two communicators never wait for one
-// another: their operations may come in another order on another rank.
+// The streams by which one communicator copies for its collectives, or for its messages; one down and one up. Those
+// of two communicators do not wait for one another, nor do messages for collectives: they may come in another order
+// on another rank. It must outlive its transfers, until they have ended.
 class CopyStreams {
  public:
   explicit CopyStreams(std::shared_ptr<Gpu> gpu);
@@ -75,8 +77,8 @@ class Gpu {
 
   // Takes staging for the arrays; nothing is queued yet. If both arrays are the same memory, so are their copies.
   // `ordered`: such operations come in the same order on all ranks, so streams may wait for them.
-  std::shared_ptr<Transfer> prepare(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out,
-                                    uint64_t pieces, bool ordered);
+  std::shared_ptr<Transfer> prepare(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces,
+                                    bool ordered);
   // Queues the copies down, behind what `producers` have now. Throws kInvalidState, before anything is queued, if a
   // graph is being captured on one of these streams, and DriverError, which names the GPU. Then the transfer is
   // cancelled, and ends when the GPU has done what was queued.
@@ -104,7 +106,7 @@ class Gpu {
   bool writes_words_ = false;
 
   Mutex mutex_;
-  std::vector<StreamHandle> gates_ DDL_GUARDED_BY(mutex_);               // to be used again
+  std::deque<StreamHandle> gates_ DDL_GUARDED_BY(mutex_);                // to be used again
   std::vector<StreamHandle> captured_gates_ DDL_GUARDED_BY(mutex_);      // perhaps part of a capture
   std::vector<EventHandle> events_ DDL_GUARDED_BY(mutex_);               // to be used again
   std::vector<std::shared_ptr<Transfer>> begun_ DDL_GUARDED_BY(mutex_);  // the thread does not have them yet

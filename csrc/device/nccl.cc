@@ -97,8 +97,8 @@ struct NcclTable {
   const char* (*error_text)(int) = nullptr;
 };
 
-Nccl::Nccl(const std::string& library) {
-  const std::string name = library.empty() ? kLibrary : library;
+Nccl::Nccl(const std::string& library, const std::string& otherwise) {
+  const std::string name = !library.empty() ? library : !otherwise.empty() ? otherwise : kLibrary;
   // The copy that torch has loaded, if there is one: two copies would not know of one another. Never closed.
   void* handle = library.empty() ? ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD) : nullptr;
   if (handle == nullptr) handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -211,8 +211,15 @@ template <typename Body>
 void NcclGroup::call(const char* name, Body body) {
   const Lock lock(mutex_);
   check_usable();
-  const Driver::Current current(driver_, gpu_->context());
-  await(name, body(*nccl_.table_));
+  calling_ = true;
+  try {
+    const Driver::Current current(driver_, gpu_->context());
+    await(name, body(*nccl_.table_));
+  } catch (...) {
+    calling_ = false;
+    throw;
+  }
+  calling_ = false;
 }
 
 void NcclGroup::follow(StreamHandle producer) {
@@ -245,6 +252,7 @@ void NcclGroup::all_gather(DevicePointer data, uint64_t count, DType dtype) {
 }
 
 std::string NcclGroup::problem() {
+  if (calling_) return "";  // who asks must not wait for it
   const Lock lock(mutex_);
   if (aborted_) return "";
   int state = kSuccess;

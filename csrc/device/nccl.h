@@ -22,8 +22,9 @@ struct NcclTable;
 
 class Nccl {
  public:
-  // Loads the library; empty: the copy that the process has already, else libnccl.so.2. Throws kResourceError.
-  explicit Nccl(const std::string& library);
+  // Loads the library; empty: the copy that the process has already, else `otherwise`, else libnccl.so.2. Throws
+  // kResourceError.
+  Nccl(const std::string& library, const std::string& otherwise);
 
   int version() const;  // 10000 * major + 100 * minor + patch
   // What the ranks of a new group must all have: 128 bytes.
@@ -52,7 +53,7 @@ class NcclGroup {
   void reduce_scatter(DevicePointer data, uint64_t count, DType dtype, ReduceOp op);
   // The reverse: this rank's own part goes to all others.
   void all_gather(DevicePointer data, uint64_t count, DType dtype);
-  // What NCCL has found wrong since; "": nothing.
+  // What NCCL has found wrong since; "": nothing, or a call is under way, which finds that out itself.
   std::string problem();
   // What is queued ends, with undefined results, and the group cannot be used any more. Idempotent.
   void abort();
@@ -71,7 +72,7 @@ class NcclGroup {
   const Nanoseconds patience_;
   StreamHandle stream_ = nullptr;
   Mutex mutex_;
-  std::atomic<bool> aborted_{false};
+  std::atomic<bool> aborted_{false}, calling_{false};
   std::atomic<void*> communicator_{nullptr};
 };
 

@@ -7,9 +7,9 @@
 
 namespace ddl {
 
-Transfer::Transfer(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out, uint64_t pieces)
-    : streams_(std::move(streams)),
-      gpu_(streams_->gpu_.get()),
+Transfer::Transfer(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces)
+    : streams_(streams),
+      gpu_(streams->gpu_.get()),
       driver_(gpu_->driver_),
       in_(std::move(in)),
       out_(std::move(out)),
@@ -29,14 +29,21 @@ void Transfer::take_staging(bool ordered) {
   const bool same = in_.device == out_.device && in_.bytes == out_.bytes;
   try {
     arrived_ = Words::process().take(driver_);
-    if (ordered && Driver::waits_on_gpu() && gpu_->writes_words_ && arrived_.address != 0) {
+    end_down_ = gpu_->take_event();
+    end_up_ = gpu_->take_event();
+    bool registered = true;
+    const auto take = [&](uint64_t bytes) {
+      const Slabs::Part part = slabs.allocate(driver_, bytes);
+      registered &= part.registered;
+      return part.memory;
+    };
+    if (in_.bytes > 0) in_.host = take(in_.bytes);
+    if (out_.bytes > 0) out_.host = same ? in_.host : take(out_.bytes);
+    // A copy from or to memory that is not registered may block the caller: behind a wait it would do so for ever.
+    if (ordered && registered && Driver::waits_on_gpu() && gpu_->writes_words_ && arrived_.address != 0) {
       departed_ = Words::process().take(driver_);
       behind_words_ = departed_.address != 0;
     }
-    end_down_ = gpu_->take_event();
-    end_up_ = gpu_->take_event();
-    if (in_.bytes > 0) in_.host = slabs.allocate(driver_, in_.bytes).memory;
-    if (out_.bytes > 0) out_.host = same ? in_.host : slabs.allocate(driver_, out_.bytes).memory;
   } catch (...) {
     give_staging_back();
     throw;
@@ -218,7 +225,8 @@ bool Transfer::ask_end(bool abandoned, bool* waits) {
   }
   // Copies down of an operation that failed may still be under way.
   if (!downs_ended_ || !driver_.ended(end_up_)) {
-    *waits = true;
+    // While other ranks are awaited, nothing of the GPU's can have ended.
+    *waits |= !behind_words_ || departed_.reached(static_cast<uint32_t>(pieces_));
     return false;
   }
   // After a failure other ranks may still write to the staging, as to any array of the operation: it is not used

@@ -42,7 +42,8 @@ struct StagedArray {
 class Transfer final : public Stage {
  public:
   // `in`: what the operation reads. `out`: what it writes, perhaps to the same memory.
-  Transfer(std::shared_ptr<CopyStreams> streams, StagedArray in, StagedArray out, uint64_t pieces);
+  // The streams, and with them the GPU, live at least until it has ended.
+  Transfer(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces);
   ~Transfer() override;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
@@ -60,6 +61,8 @@ class Transfer final : public Stage {
   void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
   // Whether the driver has refused a call in the middle: then nobody knows when the GPU uses the arrays last.
   bool lost() const { return failed_.load(std::memory_order_acquire); }
+  // Whether a stream can wait for the results, or only the host.
+  bool can_wait_on() const { return behind_words_; }
   // Lets what `stream` gets from now on wait for the results, and returns true; false if only the host can wait.
   bool wait_on(StreamHandle stream);
   // Call when it has ended: from now on this thread sees the results. Throws DriverError if it is lost.
@@ -85,7 +88,7 @@ class Transfer final : public Stage {
   void fail(const DriverError& error);
   void give_staging_back();
 
-  const std::shared_ptr<CopyStreams> streams_;
+  CopyStreams* const streams_;
   Gpu* const gpu_;
   const Driver& driver_;
   StagedArray in_, out_;

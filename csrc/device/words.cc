@@ -41,7 +41,12 @@ void Words::give_back(Word word, uint32_t steps) {
 // A page stays with the slabs for good: a GPU that has failed may write to it at any time.
 void Words::add_page(const Driver& driver) {
   const Slabs::Part page = Slabs::process().allocate(driver, kPage);
-  const DevicePointer address = page.registered && driver.has_words() ? driver.address_of(page.memory) : 0;
+  DevicePointer address = 0;
+  try {
+    if (page.registered && driver.has_words()) address = driver.address_of(page.memory);
+  } catch (const DriverError& error) {
+    if (error.fatal()) throw;  // otherwise it is as with an older driver
+  }
   if (!has_page_) trial_ = address;  // its first line is not handed out
   for (size_t at = has_page_ ? 0 : kLine; at < kPage; at += kLine) {
     auto* const value = new (page.memory + at) std::atomic<uint32_t>(0);

@@ -99,6 +99,17 @@ ArrayView view_of_numpy(const py::array& array, const char* what, bool target) {
   return view;
 }
 
+// To open a GPU takes long, the first time. Other threads go on meanwhile.
+std::shared_ptr<Gpu> opened(int device) {
+  const py::gil_scoped_release released;
+  return Gpu::of(device);
+}
+
+std::shared_ptr<Gpu> opened_of(DevicePointer address) {
+  const py::gil_scoped_release released;
+  return Gpu::of(Driver::get().device_of(address));
+}
+
 // `place`: where the array is, if that is a GPU. Then it gets the stream that the array's owner has made wait for it.
 py::object dlpack_capsule(const py::object& object, const char* what, OnGpu* place) {
   const Gpu* const gpu = place->gpu.get();
@@ -106,7 +117,10 @@ py::object dlpack_capsule(const py::object& object, const char* what, OnGpu* pla
     const py::object give = object.attr("__dlpack__");
     if (gpu == nullptr) return give();
     const Driver::Current current(Driver::get(), gpu->context());  // torch gives out arrays of its current GPU only
-    place->gate = std::make_shared<Gpu::Gate>(place->gpu);
+    {
+      const py::gil_scoped_release released;
+      place->gate = std::make_shared<Gpu::Gate>(place->gpu);
+    }
     place->ordered = true;
     place->stream = place->gate->stream();
     return give(py::arg("stream") = reinterpret_cast<uintptr_t>(place->stream));
@@ -130,7 +144,7 @@ ArrayView view_of_dlpack(const py::object& object, const char* what, bool target
   ArrayView view;
   OnGpu place;
   if (is_on_gpu(kind)) {
-    place.gpu = Gpu::of(device[1].cast<int>());
+    place.gpu = opened(device[1].cast<int>());
   } else if (kind != kCpu && kind != kCudaHost) {
     refuse(what, "the array is neither in CPU memory nor on a CUDA GPU; copy it to the CPU first");
   }
@@ -185,7 +199,7 @@ ArrayView view_of_cuda_interface(const py::object& object, const char* what, boo
   view.data = reinterpret_cast<char*>(address);
   view.owner = object;
   if (view.count == 0) return view;
-  OnGpu place{Gpu::of(Driver::get().device_of(address)), false, nullptr, nullptr};
+  OnGpu place{opened_of(address), false, nullptr, nullptr};
   const py::object stream = fields.contains("stream") ? py::object(fields["stream"]) : py::none();
   place.ordered = !stream.is_none();
   if (place.ordered) place.stream = reinterpret_cast<StreamHandle>(stream.cast<uintptr_t>());
@@ -201,8 +215,7 @@ ArrayView view_of_gpu_memory(const GpuMemory& memory) {
   view.writable = true;
   view.owner = memory.owner;
   if (view.count == 0) return view;
-  view.on_gpu =
-      std::make_shared<OnGpu>(OnGpu{Gpu::of(Driver::get().device_of(memory.address)), true, memory.stream, nullptr});
+  view.on_gpu = std::make_shared<OnGpu>(OnGpu{opened_of(memory.address), true, memory.stream, nullptr});
   return view;
 }
 

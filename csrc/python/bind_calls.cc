@@ -84,6 +84,7 @@ struct PyWork {
     }
     return result;
   }
+  bool can_wait_on() const { return Handle::can_wait_on(*operation); }
   bool wait_on(uintptr_t stream) const { return communicator->wait_on(*operation, stream); }
 };
 
@@ -290,6 +291,7 @@ void bind_calls(py::module_& m, py::class_<Handle, std::shared_ptr<Handle>>& com
            "Wait until the operation has ended and return its result.\n\n"
            "timeout: seconds; None waits for the operation's own deadline. Raises WaitTimeout if it ran out (the\n"
            "operation goes on), or the error that the operation ended with.");
+  work.def("can_wait_on", &PyWork::can_wait_on, "Return whether a stream can wait for the result.");
   work.def(
       "wait_on", &PyWork::wait_on, py::arg("stream"),
       "Let a stream of the array's GPU (the driver's handle) wait for the result, and return True; False if only\n"

@@ -50,7 +50,7 @@ Handle::~Handle() {
     (void)native_.release();
     (void)pool_.release();
     (void)new std::vector<Staged>(std::move(staged_));
-    (void)new std::vector<std::shared_ptr<CopyStreams>>(std::move(streams_));
+    (void)new std::vector<UsedGpu>(std::move(used_));
     return;
   }
   shutdown();
@@ -80,11 +80,15 @@ void Handle::shutdown() {
     (void)staged.in.release();
     (void)staged.out.release();
   }
-  std::vector<std::shared_ptr<CopyStreams>> streams;
-  streams.swap(streams_);
+  std::vector<UsedGpu> used;
+  used.swap(used_);
+  if (!unanswered.empty()) {
+    (void)new std::vector<UsedGpu>(std::move(used));  // it still uses the streams, too
+    (void)new std::vector<Staged>(std::move(unanswered));
+  }
   {
     const py::gil_scoped_release released;
-    streams.clear();
+    used.clear();
   }
   planner_ = py::none();
 }
@@ -226,18 +230,25 @@ void Handle::driver_has_refused(const DriverError& error) const {
   throw DriverError(error);
 }
 
-const std::shared_ptr<CopyStreams>& Handle::streams_of(const std::shared_ptr<Gpu>& gpu) {
-  for (const auto& streams : streams_) {
-    if (&streams->gpu() == gpu.get()) return streams;
+CopyStreams* Handle::streams_of(const std::shared_ptr<Gpu>& gpu, bool messages) {
+  for (const UsedGpu& used : used_) {
+    if (&used.collectives->gpu() == gpu.get()) return (messages ? used.messages : used.collectives).get();
   }
-  return streams_.emplace_back(std::make_shared<CopyStreams>(gpu));
+  UsedGpu fresh =
+      let_go([&] { return UsedGpu{std::make_unique<CopyStreams>(gpu), std::make_unique<CopyStreams>(gpu)}; });
+  used_.push_back(std::move(fresh));
+  return (messages ? used_.back().messages : used_.back().collectives).get();
+}
+
+bool Handle::can_wait_on(const Operation& operation) {
+  return operation.stage != nullptr && static_cast<const Transfer&>(*operation.stage).can_wait_on();
 }
 
 bool Handle::wait_on(Operation& operation, uintptr_t stream) {
   if (operation.stage == nullptr) return false;
   if (operation.work.done()) operation.work.check();
   try {
-    return static_cast<Transfer&>(*operation.stage).wait_on(stream_handle(stream));
+    return let_go([&] { return static_cast<Transfer&>(*operation.stage).wait_on(stream_handle(stream)); });
   } catch (const DriverError& error) {
     driver_has_refused(error);
   }
@@ -260,8 +271,8 @@ void Handle::stage(Operation* operation, const Views& views) {
   if (views.has_in) down = staged_array(in, *operation, BufferId::kInput);
   if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput);
   try {
-    const std::shared_ptr<CopyStreams> streams = streams_of(gpu);
     const bool ordered = operation->descriptor.collective < Collective::kSend;
+    CopyStreams* const streams = streams_of(gpu, !ordered);
     const std::shared_ptr<Transfer> transfer =
         let_go([&] { return gpu->prepare(streams, std::move(down), std::move(up), operation->pieces, ordered); });
     staged_.push_back({transfer, in.owner, out.owner});  // if `begin` throws, copies may be under way all the same

@@ -58,6 +58,7 @@ class Handle {
   // Lets `stream`, the driver's handle of one, wait for the results on a GPU, and returns true; false if only the
   // host can wait. The operation may fail afterwards: then the next call throws, and the results are undefined.
   bool wait_on(Operation& operation, uintptr_t stream);
+  static bool can_wait_on(const Operation& operation);
   // Whether the operation has ended, and so has the way back to the GPU.
   static bool done(const Operation& operation);
   void shutdown();
@@ -82,7 +83,7 @@ class Handle {
   void plan(const Call& call);
   void fill(Operation* operation, const Call& call, const Views& views);
   static void point(Operation* operation, const Views& views);
-  const std::shared_ptr<CopyStreams>& streams_of(const std::shared_ptr<Gpu>& gpu);
+  CopyStreams* streams_of(const std::shared_ptr<Gpu>& gpu, bool messages);
   // Begins the way of arrays on a GPU to the host and back.
   void stage(Operation* operation, const Views& views);
   // Submits by `submit`; if that throws, nothing will ever come of what is staged.
@@ -103,7 +104,11 @@ class Handle {
 
   std::unique_ptr<Communicator> native_;
   std::vector<Staged> staged_;
-  std::vector<std::shared_ptr<CopyStreams>> streams_;  // of each GPU that it has used
+  // Of each GPU that it has used: for collectives, and for messages.
+  struct UsedGpu {
+    std::unique_ptr<CopyStreams> collectives, messages;
+  };
+  std::vector<UsedGpu> used_;
   std::unique_ptr<OperationPool> pool_;
   std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
   pybind11::object planner_ = pybind11::none();

@@ -43,7 +43,7 @@ class CoreCalls:
         """Make the call, wait for its end and return its result."""
         for_core(call)
         if self.by_nccl is not None and call.collective == Collective.ALLREDUCE:
-            work = self.by_nccl.start(call)
+            work = self.by_nccl.start(call, label)
             if work is not None:
                 return work.wait()  # type: ignore[no-any-return]
         return self._core.run(call, label)
@@ -52,7 +52,7 @@ class CoreCalls:
         """Make the call and return the handle of what is now under way."""
         for_core(call)
         if self.by_nccl is not None and call.collective == Collective.ALLREDUCE:
-            work = self.by_nccl.start(call)
+            work = self.by_nccl.start(call, label)
             if work is not None:
                 return work  # type: ignore[return-value]  # it has the same methods
         return self._core.start(call, label)

@@ -20,9 +20,10 @@ import collections
 import importlib.util
 import logging
 import threading
+import time
 import weakref
 from pathlib import Path
-from typing import Any, Deque, Dict, List, Optional, Protocol, Sequence
+from typing import Any, Deque, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl.errors import Error, InvalidArgument
@@ -54,6 +55,10 @@ class NcclRanks(Protocol):
         """Whether the order of adding up is given."""
 
     @property
+    def wire(self) -> str:
+        """What float32 is written as between hosts."""
+
+    @property
     def timeout(self) -> float:
         """Seconds that an operation may take."""
 
@@ -76,9 +81,14 @@ class NcclWork:
 
     def wait(self, timeout: Optional[float] = None) -> Any:
         """Wait until it has ended and return its result; see ``ddl.Work``."""
+        until = None if timeout is None else time.monotonic() + timeout
         for work in self._works:
-            work.wait(timeout)
+            work.wait(None if until is None else max(0.0, until - time.monotonic()))
         return self._result
+
+    def can_wait_on(self) -> bool:
+        """Return whether ``wait_on`` can; see ``ddl.Work``."""
+        return all(work.can_wait_on() for work in self._works)
 
     def wait_on(self, stream: int) -> bool:
         """Let a stream wait for the result; see ``ddl.Work``."""
@@ -97,15 +107,18 @@ class NcclAllreduce:
         self._between: Optional[NcclRanks] = None  # the ranks with the same part, on all hosts
         self._size, self._index = 1, 0  # of the group, and in it
         self._watch: Optional[_Watch] = None
+        self._agreed: Set[Tuple[int, str, int]] = set()
+        self._kept: List[Any] = []  # arrays that NCCL may still use
 
     @staticmethod
     def choose(communicator: NcclRanks, library: str) -> Optional[NcclAllreduce]:
         """Return it, if the ranks could use it: several share a host, and sums may be added up in any order."""
         topology = communicator.topology
-        fits = topology.local_size > 1 and not communicator.deterministic
+        # With int8, what a rank drops is kept of its own gradient; here a host's sum would be written so.
+        fits = topology.local_size > 1 and not communicator.deterministic and communicator.wire != "int8"
         return NcclAllreduce(communicator, library) if fits else None
 
-    def start(self, call: _core.Call[Any]) -> Optional[NcclWork]:
+    def start(self, call: _core.Call[Any], label: str) -> Optional[NcclWork]:
         """Queue the all-reduce of a call and return it; None: it is none for this, on no rank.
 
         Collective; the first time it blocks, until the ranks have told one another what they have.
@@ -128,12 +141,36 @@ class NcclAllreduce:
             )
         communicator = self._communicator()
         assert communicator is not None
+        self._agree(communicator, memory, call.op)
+        for each in (communicator, self._between):
+            if each is not None:
+                each._core.check()
+        self._group.follow(memory.stream)
         try:
-            return self._queue(communicator, self._group, call, memory, itemsize)
-        except Error as error:
-            # The others have queued their part, and wait for this rank's.
+            return self._queue(communicator, self._group, call, memory, itemsize, label)
+        except BaseException as error:
+            # The others have queued their part, and wait for this rank's. NCCL may use the array until the end.
+            self._kept.append(memory.owner)
+            self._group.abort()
             communicator._core.fail("ResourceError", communicator.rank, f"allreduce by NCCL: {error}", True)
             raise
+
+    def _agree(self, communicator: NcclRanks, memory: _core.GpuMemory, op: int) -> None:
+        """Compare with the other ranks what is all-reduced, before NCCL gets it: NCCL would hang, or write nonsense.
+
+        Once for each length, type and operator, as training repeats them. Collective and blocking then.
+        """
+        kind = (memory.count, memory.dtype, op)
+        if kind in self._agreed:
+            return
+        told = communicator.allgather_object(list(kind))
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                first, theirs = (f"{count} x {dtype}, {ReduceOp(op).name}" for count, dtype, op in (told[0], other))
+                text = f"allreduce: rank 0 called it for {first}, but rank {rank} for {theirs}"
+                communicator._core.fail("CollectiveMismatch", -1, text, True)
+                communicator._core.check()
+        self._agreed.add(kind)
 
     def _queue(
         self,
@@ -142,22 +179,22 @@ class NcclAllreduce:
         call: _core.Call[Any],
         memory: _core.GpuMemory,
         itemsize: int,
+        label: str,
     ) -> NcclWork:
         unit = max(1, _ALIGNMENT // itemsize) * self._size
         share = (memory.count - 1) // unit * unit // self._size  # something is always left
         whole = share * self._size
-        group.follow(memory.stream)
         group.reduce_scatter(memory.address, share, memory.dtype, call.op)
         works: List[_core.Work] = []
         if self._between is not None:
             own = self._part(memory, group, self._index * share, share, itemsize)
-            work = _started(self._between, own, call.op)
+            work = _started(self._between, own, call.op, label)
             works.append(work)
             if not work.wait_on(group.stream):
                 work.wait()  # an older driver, on which no stream can wait
         group.all_gather(memory.address, share, memory.dtype)
         rest = self._part(memory, group, whole, memory.count - whole, itemsize)
-        works.append(_started(communicator, rest, call.op))
+        works.append(_started(communicator, rest, call.op, label))
         assert self._watch is not None
         self._watch.add(works)
         return NcclWork(works, call.result)
@@ -188,7 +225,9 @@ class NcclAllreduce:
         identifier = told[host[0]]["id"]
         group, failed = None, ""
         try:
-            group = _core.NcclGroup(nccl, identifier, self._size, self._index, device, communicator.timeout)
+            # In half of the time: a rank that fails at once waits for the others below.
+            patience = communicator.timeout / 2
+            group = _core.NcclGroup(nccl, identifier, self._size, self._index, device, patience)
         except Error as error:
             failed = str(error)
         failures = [text for text in communicator.allgather_object(failed) if text]
@@ -206,7 +245,7 @@ class NcclAllreduce:
         """Return the library, None without one, and what this rank tells the others."""
         own: Dict[str, Any] = {"problem": "", "gpu": "", "version": 0, "id": b""}
         try:
-            nccl = _core.Nccl(self._library or _library_of_wheel())
+            nccl = _core.Nccl(self._library, _library_of_wheel())
             own.update(gpu=_core.describe_gpu(device).pci_address, version=nccl.version, id=nccl.make_id())
             return nccl, own
         except Error as error:
@@ -250,7 +289,7 @@ class _Watch:
                 if not self._under_way:
                     self._running = False
                     return
-            problem = self._group.problem()
+            problem = "" if any(core.failed for core in self._cores) else self._group.problem()
             if problem:
                 self._cores[0].fail("ResourceError", self._rank, problem, True)
             if any(core.failed for core in self._cores):
@@ -270,8 +309,8 @@ _ITEMSIZES = {
 }
 
 
-def _started(communicator: NcclRanks, memory: _core.GpuMemory, op: int) -> _core.Work:
-    return communicator._core.start(_core.Call(Collective.ALLREDUCE, memory, memory, None, op=op), ReduceOp(op).name)
+def _started(communicator: NcclRanks, memory: _core.GpuMemory, op: int, label: str) -> _core.Work:
+    return communicator._core.start(_core.Call(Collective.ALLREDUCE, memory, memory, None, op=op), label)
 
 
 def _problem(told: Sequence[Dict[str, Any]], hosts: Sequence[Sequence[int]]) -> str:

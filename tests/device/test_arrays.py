@@ -326,6 +326,22 @@ def test_two_gpus_and_two_communicators(wait: str) -> None:
     ranks.run(2, two_gpus_and_two_communicators, env={**environment(devices=2), "DDL_GPU_WAIT": wait})
 
 
+def empty_ones() -> None:
+    with gpu() as fake:
+        x = array_of(fake, np.ones(1, np.float32))
+        ddl.allreduce_(x)
+        before = fake.live("streams")
+        for _ in range(20):
+            ddl.allreduce_(array_of(fake, np.zeros(0, np.float32)))
+        assert fake.live("streams") == before
+        ddl.allreduce_(x)
+
+
+@pytest.mark.fake_driver("it counts streams")
+def test_empty_arrays_leave_no_streams() -> None:
+    ranks.run(2, empty_ones, env=environment())
+
+
 def later_producer() -> None:
     """A work ends although the producer of a later one stands still."""
     with gpu() as fake:

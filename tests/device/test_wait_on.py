@@ -133,6 +133,45 @@ def test_the_host_does_not_wait_for_the_result() -> None:
     assert ranks.run(2, before_anything_has_run, env=by_streams()) == [[True, True]] * 2
 
 
+def messages_meanwhile() -> None:
+    """A message arrives while an earlier all-reduce waits for the other rank, which needs that message first."""
+    with gpu() as fake:
+        x, y, z = (array_of(fake, np.full(N, ddl.rank() + 1, np.float32), stream=fake.stream()) for _ in range(3))
+        if ddl.rank() == 0:
+            work = ddl.allreduce_async_(x, op="sum")
+            ddl.world().recv(y, 1)
+            ddl.world().send(y, 1)
+            work.wait()
+        else:
+            ddl.world().send(y, 0)
+            ddl.world().recv(z, 0)
+            ddl.allreduce_(x, op="sum")
+            assert (z.numpy() == 2).all()
+        assert (x.numpy() == 3).all()
+
+
+def test_messages_do_not_wait_for_collectives() -> None:
+    ranks.run(2, messages_meanwhile, env={**by_streams(queues=0), "DDL_TIMEOUT": "20"})
+
+
+def in_memory_that_is_not_registered() -> None:
+    """The first slab is registered, and with it the words; the second one is refused."""
+    fake = Fake(reset=False)
+    ddl.allreduce_(array_of(fake, np.ones(10, np.float32)))
+    x = array_of(fake, np.full(17_000_001, ddl.rank() + 1, np.float32))  # 68 MB: another slab
+    fake.refuse("cuMemHostRegister_v2", 2)
+    with pytest.warns(RuntimeWarning, match="slower way"):
+        work = ddl.allreduce_async_(x, op="sum")
+    assert not work.can_wait_on()
+    work.wait()
+    assert (x.numpy() == 3).all()
+    ddl.shutdown()
+
+
+def test_without_registered_staging_the_host_waits() -> None:
+    ranks.run(2, in_memory_that_is_not_registered, env=by_streams(strict=False))
+
+
 def without_the_wait() -> List[str]:
     fake = Fake(reset=False)
     stream = fake.stream()
@@ -155,12 +194,15 @@ def words_not_waited_for() -> List[str]:
     assert fake.violations == []
     fake.refuse("cuStreamWaitValue32_v2", 0)  # it says that it has worked, and does nothing
     x.set(1.0)
-    ddl.allreduce_(x)
+    try:
+        ddl.allreduce_(x)
+    except ddl.Error as error:  # what comes of it is luck
+        print(error)
     return list(fake.violations)
 
 
 def test_the_ledger_objects_if_copies_up_do_not_wait_for_the_word() -> None:
-    assert all(ranks.run(2, words_not_waited_for, env=by_streams()))
+    assert all(ranks.run(2, words_not_waited_for, env={**by_streams(), "DDL_TIMEOUT": "5"}))
 
 
 def while_a_thread_frees() -> List[bool]:

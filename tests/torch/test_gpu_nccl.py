@@ -146,6 +146,21 @@ def test_a_lost_rank_ends_what_nccl_waits_for() -> None:
     assert all("rank 1" in answer for rank, answer in enumerate(answers) if rank != 1), answers
 
 
+def different() -> str:
+    with fake_gpu():
+        ddl_torch.allreduce_(on_gpu(400_000), op=ddl.Sum)
+        with pytest.raises(ddl.Error) as caught:
+            ddl_torch.allreduce_(on_gpu(800_000 if ddl.rank() else 600_000), op=ddl.Sum)
+        torch.fake.current_stream().synchronize()
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.faults
+def test_calls_that_differ_do_not_reach_nccl() -> None:
+    for answer in ranks.run(2, different, env_of=servers(2)):
+        assert "CollectiveMismatch" in answer and "600000" in answer and "800000" in answer, answer
+
+
 def refused() -> str:
     from device.fake_nccl import Nccl
 
