@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Tuple
 
 import torch
 
-from ddl_torch._streams import is_on_gpu, memory
+from ddl_torch._streams import memory
 
 __all__ = ["NEWEST", "for_core", "mark_written", "newer_than_tested", "question_of_tracing", "warn_if_newer"]
 
@@ -49,11 +49,9 @@ _GIVES_TRUTH_VALUES = _gives_truth_values()
 
 def for_core(tensor: Optional[torch.Tensor]) -> Any:
     """Return the memory of a contiguous ``tensor`` as what the core can read and write: mostly the tensor itself."""
-    if tensor is None:
-        return None
-    if is_on_gpu(tensor):
+    if tensor is not None and not tensor.is_cpu:
         return memory(tensor)
-    return tensor if _GIVES_TRUTH_VALUES or tensor.dtype != torch.bool else tensor.numpy()
+    return tensor if _GIVES_TRUTH_VALUES or tensor is None or tensor.dtype != torch.bool else tensor.numpy()
 
 
 def mark_written(tensor: torch.Tensor) -> None:

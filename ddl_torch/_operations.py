@@ -30,7 +30,7 @@ Start = Callable[[ddl.Communicator], Waitable]
 
 def _on_stream(tensor: torch.Tensor, operation: Operation[T]) -> Operation[T]:
     """Return ``operation`` on ``tensor`` so that any thread may run it: see _streams.py."""
-    if not is_on_gpu(tensor):
+    if tensor.is_cpu:
         return operation
     stream = StreamOfCall(tensor.device)
     return replace(
@@ -118,9 +118,10 @@ def allreduce(
         signature,
         lambda communicator: communicator.allreduce_async_(scaled(), op=op),
         unscaled,
-        None if is_on_gpu(target) else lambda communicator: communicator.allreduce_(scaled(), op=op),
+        lambda communicator: communicator.allreduce_(scaled(), op=op),
     )
-    return _on_stream(target, operation)
+    # On a GPU, blocking calls go the way of all others: NCCL is used for all of them, or for none.
+    return operation if target.is_cpu else _on_stream(target, replace(operation, call=None))
 
 
 def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Operation[torch.Tensor]:
