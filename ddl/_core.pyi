@@ -296,10 +296,14 @@ class GpuMemory:
         """The number of its GPU."""
 
 class GpuBlock:
-    """Memory of a GPU that DDL itself allocates, for measurements."""
+    """Memory of a GPU that DDL itself allocates."""
 
     def __init__(self, device: int, bytes: int) -> None:
         """Raises ``ResourceError``, which names the GPU."""
+    @property
+    def device(self) -> int: ...
+    def capsule(self, shape: Sequence[int], type_code: int, bits: int) -> Any:
+        """Return it as DLPack wants it, with DLPack's number of the type; the capsule keeps it alive."""
     @property
     def address(self) -> int: ...
     def write(self, values: Any) -> None:

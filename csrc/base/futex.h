@@ -20,6 +20,12 @@ inline void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, Nanosecon
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);
 }
 
+// Sleeps for about so long, where nobody can wake it.
+inline void nap(Nanoseconds time) {
+  std::atomic<uint32_t> word{0};
+  futex_wait(&word, 0, time);
+}
+
 inline void futex_wake(std::atomic<uint32_t>* word) {
   ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -1,13 +1,12 @@
 #include "device/gpu_block.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/futex.h"
 #include "device/slabs.h"
 
 namespace ddl {
@@ -15,7 +14,7 @@ namespace ddl {
 namespace {
 
 constexpr Nanoseconds kPatience = 30 * kSecond;
-constexpr auto kNap = std::chrono::microseconds(50);
+constexpr Nanoseconds kNap = 50 * kMicrosecond;
 
 }  // namespace
 
@@ -25,7 +24,6 @@ GpuBlock::GpuBlock(int device, uint64_t bytes)
     const Driver::Current current(driver_, gpu_->context());
     stream_ = driver_.make_stream();
     end_ = driver_.make_event();
-    staging_ = Slabs::process().allocate(driver_, bytes_).memory;
     memory_ = driver_.allocate(bytes_);
   } catch (const DriverError& error) {
     throw gpu_->failure(error);
@@ -39,7 +37,7 @@ GpuBlock::~GpuBlock() {
     driver_.free(memory_);
     driver_.destroy_event(end_);
     driver_.destroy_stream(stream_);
-    Slabs::process().free(driver_, staging_);
+    if (staging_ != nullptr) Slabs::process().free(driver_, staging_);
   } catch (const Error&) {
     // The next call that uses the GPU says so.
   }
@@ -57,19 +55,26 @@ void GpuBlock::copy(Queue queue) {
         throw Error(ErrorKind::kResourceError,
                     "GPU " + std::to_string(gpu_->device()) + " does not answer: a copy has not ended within 30 s");
       }
-      std::this_thread::sleep_for(kNap);
+      nap(kNap);
     }
   } catch (const DriverError& error) {
     throw gpu_->failure(error);
   }
 }
 
+char* GpuBlock::staging() {
+  const Driver::Current current(driver_, gpu_->context());
+  if (staging_ == nullptr) staging_ = Slabs::process().allocate(driver_, bytes_).memory;
+  return staging_;
+}
+
 void GpuBlock::write(const char* from) {
-  std::memcpy(staging_, from, bytes_);
+  std::memcpy(staging(), from, bytes_);
   copy([&] { driver_.copy_up(memory_, staging_, bytes_, stream_); });
 }
 
 void GpuBlock::read(char* to) {
+  (void)staging();
   copy([&] { driver_.copy_down(staging_, memory_, bytes_, stream_); });
   std::memcpy(to, staging_, bytes_);
 }

@@ -1,4 +1,5 @@
-// Memory of a GPU that DDL itself allocates, for measurements: what users pass is allocated by their framework.
+// Memory of a GPU that DDL itself allocates: for measurements, and for results of frameworks whose arrays nobody may
+// write (JAX). What users pass is allocated by their framework.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@ class GpuBlock {
   GpuBlock(const GpuBlock&) = delete;
   GpuBlock& operator=(const GpuBlock&) = delete;
 
+  int device() const { return gpu_->device(); }
   DevicePointer address() const { return memory_; }
   uint64_t bytes() const { return bytes_; }
   // Both return when the copy has ended. Throw kResourceError if the GPU fails, or does not answer.
@@ -25,12 +27,13 @@ class GpuBlock {
  private:
   template <typename Queue>
   void copy(Queue queue);
+  char* staging();
 
   const std::shared_ptr<Gpu> gpu_;
   const Driver& driver_;
   const uint64_t bytes_;
   DevicePointer memory_ = 0;
-  char* staging_ = nullptr;
+  char* staging_ = nullptr;  // from the first `write` or `read` on
   StreamHandle stream_ = nullptr;
   EventHandle end_ = nullptr;
 };

@@ -2,14 +2,13 @@
 
 #include <dlfcn.h>
 
-#include <chrono>
 #include <climits>
 #include <cstring>
-#include <thread>
 #include <type_traits>
 #include <utility>
 
 #include "base/error.h"
+#include "base/futex.h"
 
 namespace ddl {
 
@@ -20,7 +19,7 @@ constexpr int kSuccess = 0, kInProgress = 7;
 constexpr unsigned kMagic = 0xcafebeef, kVersion = 21700;
 constexpr size_t kIdBytes = 128;
 constexpr const char* kLibrary = "libnccl.so.2";
-constexpr auto kNap = std::chrono::microseconds(200);
+constexpr Nanoseconds kNap = 200 * kMicrosecond;
 
 struct Id {
   char bytes[kIdBytes];
@@ -198,7 +197,7 @@ void NcclGroup::await(const char* name, int code) {
     int state = kSuccess;
     const int asked = nccl_.table_->async_error(communicator_, &state);
     code = asked != kSuccess ? asked : state;
-    if (code == kInProgress) std::this_thread::sleep_for(kNap);
+    if (code == kInProgress) nap(kNap);
   }
   if (code != kSuccess) fail(name, code);
 }

@@ -5,24 +5,13 @@
 #include <string>
 #include <utility>
 
+#include "python/dlpack.h"
+
 namespace py = pybind11;
 
 namespace ddl {
 
 namespace {
-
-// The part of DLPack's stable ABI that we read: a capsule "dltensor" holds a DLManagedTensor, which begins with this.
-struct DLTensor {
-  void* data;
-  int32_t device_type, device_id;
-  int32_t ndim;
-  uint8_t type_code, type_bits;
-  uint16_t type_lanes;
-  int64_t* shape;
-  int64_t* strides;  // null: contiguous
-  uint64_t byte_offset;
-};
-constexpr int32_t kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13;
 
 bool float_of(int bits, DType* dtype) {
   if (bits == 16) return *dtype = DType::kFloat16, true;
@@ -61,18 +50,17 @@ bool numpy_dtype(const py::dtype& type, DType* dtype) {
 }
 
 bool dlpack_dtype(const DLTensor& tensor, DType* dtype) {
-  enum : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
   if (tensor.type_lanes != 1) return false;
   switch (tensor.type_code) {
-    case kInt:
+    case kDlInt:
       return integer_of(true, tensor.type_bits, dtype);
-    case kUInt:
+    case kDlUInt:
       return integer_of(false, tensor.type_bits, dtype);
-    case kFloat:
+    case kDlFloat:
       return float_of(tensor.type_bits, dtype);
-    case kBfloat:
+    case kDlBfloat:
       return *dtype = DType::kBFloat16, tensor.type_bits == 16;
-    case kBool:
+    case kDlBool:
       return *dtype = DType::kBool, tensor.type_bits == 8;
     default:
       return false;
@@ -145,7 +133,7 @@ ArrayView view_of_dlpack(const py::object& object, const char* what, bool target
   OnGpu place;
   if (is_on_gpu(kind)) {
     place.gpu = opened(device[1].cast<int>());
-  } else if (kind != kCpu && kind != kCudaHost) {
+  } else if (kind != kDlCpu && kind != kDlCudaHost) {
     refuse(what, "the array is neither in CPU memory nor on a CUDA GPU; copy it to the CPU first");
   }
   const py::object capsule = dlpack_capsule(object, what, &place);
@@ -227,7 +215,7 @@ DType dtype_named(const std::string& name) {
   return dtype;
 }
 
-bool is_on_gpu(int kind) { return kind == kCuda || kind == kCudaManaged; }
+bool is_on_gpu(int kind) { return kind == kDlCuda || kind == kDlCudaManaged; }
 
 ArrayView view_anywhere(const py::object& object, const char* what, bool target) {
   if (py::isinstance<py::array>(object))

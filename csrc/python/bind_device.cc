@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "device/driver.h"
-#include "device/gpu_block.h"
 #include "device/survey.h"
 #include "python/array_view.h"
 #include "python/bindings.h"
@@ -57,13 +56,6 @@ void bind_survey(py::module_& m) {
         Released(), "Copy between a GPU and the arena for a while; return what was reached.");
 }
 
-void check_size(const GpuBlock& block, const py::buffer_info& info) {
-  if (static_cast<uint64_t>(info.size * info.itemsize) != block.bytes()) {
-    refuse("GpuBlock",
-           std::to_string(info.size * info.itemsize) + " bytes were given for " + std::to_string(block.bytes()));
-  }
-}
-
 GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtype, uintptr_t stream,
                       py::object owner) {
   GpuMemory memory;
@@ -93,27 +85,6 @@ void bind_device(py::module_& m) {
       .def_property_readonly("owner", [](const GpuMemory& memory) { return memory.owner; })
       .def_property_readonly("device",
                              [](const GpuMemory& memory) { return Driver::get().device_of(memory.address); });
-  py::class_<GpuBlock>(m, "GpuBlock", "Memory of a GPU that DDL itself allocates, for measurements.")
-      .def(py::init<int, uint64_t>(), py::arg("device"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("address", &GpuBlock::address)
-      .def(
-          "write",
-          [](GpuBlock& block, const py::buffer& values) {
-            const py::buffer_info info = values.request();
-            check_size(block, info);
-            const py::gil_scoped_release released;
-            block.write(static_cast<const char*>(info.ptr));
-          },
-          py::arg("values"), "Copy as many bytes as it has from an array of the host.")
-      .def(
-          "read",
-          [](GpuBlock& block, const py::buffer& values) {
-            const py::buffer_info info = values.request(true);
-            check_size(block, info);
-            const py::gil_scoped_release released;
-            block.read(static_cast<char*>(info.ptr));
-          },
-          py::arg("values"), "Copy them to an array of the host.");
   bind_survey(m);
 }
 

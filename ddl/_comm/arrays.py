@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
-from ddl._comm.gpu_arrays import GpuArray, is_on_gpu
+from ddl._comm.gpu_arrays import GpuArray, UnimportedArray, is_on_gpu
 from ddl.errors import InvalidArgument
 from ddl.reduce_op import Average, ReduceOp, Sum
 
@@ -58,7 +58,9 @@ def new_like(array: Array, shape: Optional[Sequence[int]] = None) -> Any:
 
 
 def handed_out(array: Any) -> Any:
-    """Return what the caller gets for an ``Array`` or None."""
+    """Return what the caller gets for an ``Array`` or None: see also ``gpu_arrays.imported``."""
+    if isinstance(array, UnimportedArray):
+        return array
     return array.owner if isinstance(array, GpuArray) else array
 
 

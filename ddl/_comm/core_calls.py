@@ -14,7 +14,7 @@ import numpy as np
 from ddl import _core
 from ddl._comm import size_exchange
 from ddl._comm.arrays import as_array, as_real, check_complex, given, handed_out, instead, is_complex, memory, new_like
-from ddl._comm.gpu_arrays import GpuArray, is_on_gpu
+from ddl._comm.gpu_arrays import GpuArray, ImportedWork, UnimportedArray, imported, is_on_gpu
 from ddl._comm.nccl_allreduce import NcclAllreduce
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
@@ -41,21 +41,23 @@ class CoreCalls:
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
-        for_core(call)
+        to_import = for_core(call)
         if self.by_nccl is not None and call.collective == Collective.ALLREDUCE:
             work = self.by_nccl.start(call, label)
             if work is not None:
                 return work.wait()  # type: ignore[no-any-return]
-        return self._core.run(call, label)
+        result = self._core.run(call, label)
+        return imported(result) if to_import else result
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
-        for_core(call)
+        to_import = for_core(call)
         if self.by_nccl is not None and call.collective == Collective.ALLREDUCE:
             work = self.by_nccl.start(call, label)
             if work is not None:
                 return work  # type: ignore[return-value]  # it has the same methods
-        return self._core.start(call, label)
+        begun = self._core.start(call, label)
+        return ImportedWork(begun) if to_import else begun  # type: ignore[return-value]  # the same here
 
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
@@ -219,8 +221,11 @@ class CoreCalls:
             raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
 
 
-def for_core(call: Call[Any]) -> None:
-    """Make the arrays of a call what the core knows: of arrays on a GPU their memory; real numbers for complex ones."""
+def for_core(call: Call[Any]) -> bool:
+    """Make the arrays of a call what the core knows: of arrays on a GPU their memory; real numbers for complex ones.
+
+    Returns whether its result is to be imported by a framework when it is complete.
+    """
     input, output = call.input, call.output
     if is_complex(input) or is_complex(output):
         collective = Collective(call.collective)
@@ -234,6 +239,9 @@ def for_core(call: Call[Any]) -> None:
         call.input = input.memory() if isinstance(input, GpuArray) else input
         in_place = output is input
         call.output = call.input if in_place else output.memory() if isinstance(output, GpuArray) else output
+    else:
+        return False
+    return isinstance(output, UnimportedArray)
 
 
 def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:

@@ -7,15 +7,16 @@ framework allocates the result, so that its allocator and its streams know of it
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass
-from typing import Any, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ddl import _core
 from ddl.errors import InvalidArgument
 
-__all__ = ["ElementType", "GpuArray", "GpuMemory", "is_on_gpu"]
+__all__ = ["ElementType", "GpuArray", "GpuMemory", "ImportedWork", "UnimportedArray", "imported", "is_on_gpu"]
 
 GpuMemory = _core.GpuMemory
 
@@ -41,8 +42,8 @@ class ElementType:
 
     @property
     def kind(self) -> str:
-        """``c`` for complex numbers, as numpy."""
-        return "c" if self.name.startswith("complex") else self.name[0]
+        """numpy's letter, of complex numbers ``c``; that of bfloat16 is ``f`` here."""
+        return "f" if self.name == "bfloat16" else self.name[0]
 
     def __str__(self) -> str:
         return self.name
@@ -90,6 +91,8 @@ class GpuArray:
         if hasattr(owner, "__array_namespace__") and not _is_immutable(owner):
             empty = owner.__array_namespace__().empty
             return GpuArray(empty(tuple(shape), dtype=owner.dtype, device=owner.device))
+        if hasattr(owner, "__array_namespace__"):
+            return UnimportedArray(owner, shape)
         raise InvalidArgument(
             f"a {type(owner).__name__} on a GPU: its framework cannot make an array for the result; use an in-place "
             "verb or out= with an array of another framework (CuPy, PyTorch), or copy the array to the CPU"
@@ -101,9 +104,87 @@ class GpuArray:
             return self.owner
         if hasattr(self.owner, "new_empty"):
             return sys.modules["torch"].view_as_real(self.owner)
+        if not hasattr(self.owner, "flags"):
+            raise InvalidArgument(
+                f"a {type(self.owner).__name__} of {self.dtype}: its memory cannot be taken for real numbers; pass its "
+                "real and its imaginary part, each by itself"
+            )
         if not self.owner.flags.c_contiguous:
             raise InvalidArgument(f"the array of shape {self.shape} is not contiguous; pass a contiguous copy of it")
         return self.owner.reshape(-1).view(self.owner.real.dtype)
+
+
+#: DLPack's numbers of kinds of types; those of names that begin otherwise: see ``_code``.
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5}
+
+
+def _code(dtype: ElementType) -> int:
+    return {"bfloat16": 4, "bool": 6}.get(dtype.name) or _CODES[dtype.kind]
+
+
+class UnimportedArray(GpuArray):
+    """A result for a framework whose arrays nobody may write (JAX): memory of DDL's own, until it is complete.
+
+    Then the framework takes it by DLPack (``import_``), and gives it back when its last array of it is gone.
+    """
+
+    def __init__(self, like: Any, shape: Sequence[int]) -> None:
+        super().__init__(like)
+        self.shape = tuple(int(n) for n in shape)
+        self._block = _core.GpuBlock(int(like.__dlpack_device__()[1]), self.nbytes)
+
+    def memory(self) -> GpuMemory:
+        """Return what the core gets for this call."""
+        count, name = self.nbytes // self.itemsize, self.dtype.name
+        if self.dtype.kind == "c":
+            count, name = 2 * count, f"float{4 * self.itemsize}"
+        return GpuMemory(self._block.address, count, name, 0, self._block)
+
+    def import_(self) -> Any:
+        """Return it as an array of the framework. Its contents must be complete."""
+        return self.owner.__array_namespace__().from_dlpack(self)
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return _ON_GPU[0], self._block.device
+
+    def __dlpack__(self, *, stream: Any = None, **newer: Any) -> Any:
+        return self._block.capsule(self.shape, _code(self.dtype), 8 * self.itemsize)
+
+
+def imported(result: Any) -> Any:
+    """Return the result of a call that has ended, with each ``UnimportedArray`` as an array of its framework."""
+    if isinstance(result, UnimportedArray):
+        return result.import_()
+    return tuple(map(imported, result)) if isinstance(result, tuple) else result
+
+
+class ImportedWork:
+    """A call under way whose result is an ``UnimportedArray``; to a caller, a ``ddl.Work``."""
+
+    def __init__(self, work: _core.Work) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._result: Any = None
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or not. Does not block."""
+        return self._work.done()
+
+    def wait(self, timeout: Optional[float] = None) -> Any:
+        """Wait until it has ended and return its result; see ``ddl.Work``."""
+        result = self._work.wait(timeout)
+        with self._lock:
+            if self._result is None:
+                self._result = imported(result)
+        return self._result
+
+    def can_wait_on(self) -> bool:
+        """Return False: only what is complete can be imported."""
+        return False
+
+    def wait_on(self, stream: int) -> bool:
+        """Return False."""
+        return False
 
 
 def _is_immutable(owner: Any) -> bool:

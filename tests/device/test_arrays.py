@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, List
@@ -12,7 +13,8 @@ import pytest
 import ranks
 from core.jobs import connected
 from device.fake_checks import OLDER
-from device.fake_cuda import Fake, library
+from device.fake_cuda import DeviceArray, Fake, library
+from device.fake_cuda.array import ImportedArray
 from device.jobs import Interface, array_of, driver, environment, gpu, total
 
 import ddl
@@ -159,6 +161,57 @@ def new_arrays() -> None:
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_verbs_return_new_arrays_on_the_gpu(transport: str) -> None:
     ranks.run(3, new_arrays, **connected(transport, **environment()))
+
+
+class Immutable:
+    """An array as JAX's: nobody may write it, and results come in by DLPack when they are complete."""
+
+    __module__ = "jaxlib.fake"
+
+    def __init__(self, array: DeviceArray) -> None:
+        self.array = array
+        self.shape, self.dtype, self.device = array.shape, array.dtype, array.device
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __array_namespace__(self) -> Immutable:
+        return self
+
+    def from_dlpack(self, producer: Any) -> ImportedArray:
+        return ImportedArray(self.array.fake, producer)
+
+
+def in_immutable_arrays() -> None:
+    with gpu() as fake:
+        rank, size = ddl.rank(), ddl.size()
+        x = Immutable(array_of(fake, np.full((3, 5), rank + 1, np.float32)))
+        total_of_x = ddl.allreduce(x, op="sum")
+        assert total_of_x.shape == (3, 5) and (total_of_x.numpy() == total(size)).all()
+        rows = Immutable(array_of(fake, np.full((rank + 1, 2), rank, np.int16)))
+        everybody = np.repeat(np.arange(size), np.arange(size) + 1)[:, None] * np.ones((1, 2), int)
+        assert np.array_equal(ddl.allgather(rows).numpy(), everybody)
+        work = ddl.world().broadcast_async(x, 1)
+        assert (work.wait().numpy() == 2).all() and work.wait() is work.wait() and work.done()
+        pairs = Immutable(array_of(fake, np.full(4, rank + 1j, np.complex64)))
+        with pytest.raises(ddl.InvalidArgument, match="real and its imaginary part"):
+            ddl.allreduce(pairs, op="sum")
+        received, counts = ddl.alltoall(Immutable(array_of(fake, np.ones(2 * size, np.bool_))), [2] * size)
+        assert counts.tolist() == [2] * size and received.dtype == np.bool_
+        with pytest.raises(ddl.InvalidArgument, match="cannot be written"):
+            ddl.allreduce_(x)
+        before = fake.live("allocations")
+        del total_of_x, received, work
+        gc.collect()
+        assert fake.live("allocations") < before  # memory of DDL's own goes with the last array of it
+
+
+@pytest.mark.fake_driver("its arrays stand for those of JAX")
+def test_results_for_frameworks_whose_arrays_nobody_may_write() -> None:
+    ranks.run(2, in_immutable_arrays, env=environment())
 
 
 def mixed() -> None:

@@ -156,3 +156,21 @@ class DeviceArray:
     def _release(self) -> None:
         self.released += 1
         self.when_released()
+
+
+class ImportedArray:
+    """What a framework makes of memory on a GPU that a producer of DLPack gives it: its capsule keeps that alive."""
+
+    def __init__(self, fake: DriverCalls, producer: Any) -> None:
+        self._fake, self._capsule = fake, producer.__dlpack__()
+        tensor = _ManagedTensor.from_address(_pointer_of(id(self._capsule), _UNUSED)).tensor
+        assert (tensor.device_type, tensor.device_id) == producer.__dlpack_device__() and tensor.lanes == 1
+        kinds = {code: kind for kind, code in _CODES.items()}
+        self.dtype = np.dtype(f"{kinds[tensor.code]}{tensor.bits // 8}")
+        self.shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        self._pointer = tensor.data
+
+    def numpy(self) -> np.ndarray:
+        """Return what is in it now: an access of this thread."""
+        nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return np.frombuffer(self._fake.peek(self._pointer, nbytes), self.dtype).reshape(self.shape)
