@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 import ranks
 import torch
+import torch.utils.checkpoint
 from core.jobs import connected
 from torch_gpu import environment, fake_gpu
 
@@ -73,6 +74,17 @@ def unused(model: Any, optimizer: Any, device: str, dtype: Any) -> None:
         optimizer.step()
 
 
+def checkpointed(model: Any, optimizer: Any, device: str, dtype: Any) -> None:
+    """Activations are computed anew in the backward pass."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = batch(step, dtype).to(device)
+        for layer in model:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        x.square().mean().backward()
+        optimizer.step()
+
+
 def with_graph(model: Any, optimizer: Any, device: str, dtype: Any) -> None:
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -104,6 +116,7 @@ CASES: Dict[str, Tuple[Callable[..., None], Dict[str, Any]]] = {
     "two passes": (two_passes, {"backward_passes_per_step": 2}),
     "kept gradients": (kept_gradients, {}),
     "unused and clipped": (unused, {"overlap": True, "bucket_bytes": 4096}),
+    "checkpoints": (checkpointed, {"overlap": True, "bucket_bytes": 4096}),
     "sum": (plain_loop, {"op": "sum"}),
     "predivide": (plain_loop, {"gradient_predivide_factor": 2.0}),
     "check": (plain_loop, {"check": 2}),
