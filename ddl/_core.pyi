@@ -1,6 +1,6 @@
 """Signatures of the native core (csrc/python). Private: only ``ddl`` itself imports it."""
 
-from typing import Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 from typing_extensions import Buffer
 
@@ -45,6 +45,7 @@ class Step:
         src: int,
         dst: int,
         final: bool,
+        onto: bool,
         after_sends: bool,
         phase: int,
         peers: List[int],
@@ -77,14 +78,19 @@ class Choice:
     time, at most.
     """
 
-    def __init__(self, *, max_bytes: int, lane: int, piece_bytes: int, in_flight: int, plan: Plan) -> None: ...
+    def __init__(
+        self, *, max_bytes: int, lane: int, piece_bytes: int, in_flight: int, plan: Plan, name: str = ""
+    ) -> None: ...
 
 class Report:
-    """What a rank tells its agent: it has lost a peer, an operation has stalled, or the communicator has failed."""
+    """What a rank tells its agent: it has lost a peer, an operation has stalled, or the communicator has failed.
+
+    Or a rail to a peer is given up, or is used again.
+    """
 
     @property
     def type(self) -> str:
-        """ "lost", "stalled" or "failed"."""
+        """ "lost", "stalled", "failed" or "rail"."""
     @property
     def sequence(self) -> int:
         """The number of the operation; 0: of none."""
@@ -101,6 +107,12 @@ class Report:
     @property
     def final(self) -> bool:
         """Whether the deadline has come, so that a verdict must come, too."""
+    @property
+    def rail(self) -> int:
+        """Which rail to the peer; the job goes on over the others."""
+    @property
+    def works(self) -> bool:
+        """Whether the rail is used again."""
 
 class Totals:
     """What the collectives of a communicator have taken so far. Two lanes that work at once count twice."""
@@ -188,8 +200,11 @@ class Communicator:
         spin_us: float,
         yield_us: float,
         connections: int = 1,
+        recorded: int = 64,
     ) -> None: ...
-    def introduce(self, who: str, rank_names: Sequence[str]) -> None: ...
+    def introduce(
+        self, who: str, rank_names: Sequence[str], communicator: int = 0, ranks: Sequence[int] = ()
+    ) -> None: ...
     @property
     def board_offset(self) -> int: ...
     def add_neighbour(self, rank: int, memory: PeerMemory, board_offset: int) -> None: ...
@@ -202,6 +217,10 @@ class Communicator:
     def connected(self, peer: int, number: int) -> bool: ...
     def set_planner(self, planner: Optional[Callable[[int, int], None]]) -> None: ...
     def install(self, collective: int, root: int, choices: Sequence[Choice]) -> None: ...
+    def replace(self, collective: int, root: int, choices: Sequence[Choice]) -> None:
+        """Have other plans used from now on: on all ranks from the same operation on."""
+    def set_milestone(self, submitted: int, function: Callable[[], None]) -> None:
+        """Call ``function`` once, before the first collective that is called after so many were submitted."""
     def call(self, collective: int, input: Any, output: Any, op: int, root: int = 0, /) -> None:
         """Make a blocking call whose arrays say all of the sizes: the fastest way."""
     def prepare(self, collective: int, buffer: Any, op: int, name: str, residual: Any, /) -> PreparedOperation: ...
@@ -347,6 +366,9 @@ class NcclGroup:
     def abort(self) -> None:
         """End what is queued, with undefined results."""
 
+def record_identity(json: str) -> None: ...
+def note_step() -> None: ...
+def record_layout() -> Dict[str, int]: ...
 def arena_fd() -> int: ...
 def arena_bytes() -> int: ...
 def arena_used() -> int: ...

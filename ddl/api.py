@@ -12,11 +12,14 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
+from ddl._comm import elastic
 from ddl._comm.group import Group
-from ddl._comm.job import Job, identity_and_settings
+from ddl._comm.job import Job
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.launched import identity_and_settings
 from ddl.bootstrap.misspelt import misspelt
 from ddl.communicator import Communicator
 from ddl.errors import Error, InvalidArgument, InvalidState
@@ -43,7 +46,7 @@ __all__ += ["broadcast_object", "allgather_object"]
 
 
 class _ProcessState:
-    """The one job of this process; guarded by ``lock``."""
+    """The job of this process, and others beside it; guarded by ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -53,6 +56,7 @@ class _ProcessState:
         # have met again (or the process ends).
         self.retired: List[Group] = []
         self.hooked = False
+        self.jobs: weakref.WeakSet[Job] = weakref.WeakSet()  # that of ``world``, and others that ``begin_job`` made
 
 
 _state = _ProcessState()
@@ -103,36 +107,82 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
             return
         identity, settings = who()
         settings.check()
+        if settings.elastic and _state.rounds:
+            raise InvalidState(
+                "init() was called again after shutdown() in a job whose ranks come and go (DDL_ELASTIC=1): a process "
+                "that has left such a job does not come back; go on with ddl.elastic instead"
+            )
         _log_to_stderr(settings.log)
         if identity.rank == 0:
             for text in misspelt(os.environ):
                 _log.warning("%s", text)
-        job = Job(identity, settings, _state.rounds)
-        group = None
         try:
             if settings.timeline and identity.rank == 0:  # first: if it is refused, no other rank may begin
                 timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles)
-            with threads_for(f"rank {identity.rank} cannot join the job"):
-                core = Group.make_core(job, identity.rank, identity.size)
-                job.rendezvous(core.board_offset)
-                boards = [peer.board_offset for peer in job.peers] or [core.board_offset]
-                group = Group.world(job, core, boards)
-                world = Communicator(group)
-                adopt(world)
+            world = begin_job(identity, settings, _state.rounds)
         except BaseException:
             timeline.stop()
-            if group is not None:
-                group.close()
-                _state.retired.append(group)
-            job.close()
             raise
         _state.rounds += 1
         _state.retired.clear()
         _state.world = world
-        if not _state.hooked:
-            _state.hooked = True
-            atexit.register(shutdown)
-            os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def begin_job(identity: Identity, settings: Settings, round: int = 0) -> Communicator:
+    """Join a job beside those that this process is in, and return its world communicator. For adapters.
+
+    Collective, blocking; raises what ``init`` raises. ``ddl.world()`` stays what it is: see ``use_job``. The caller
+    leaves the job by ``end_job``; if it does not, that is done at exit.
+    """
+    _log_to_stderr(settings.log)
+    job = Job(identity, settings, round)
+    group = None
+    try:
+        with threads_for(f"rank {identity.rank} cannot join the job"):
+            if settings.incarnation >= 0:
+                group = elastic.arrive(job)
+                world = Communicator(group)
+            else:
+                core = Group.make_core(job, identity.rank, identity.size)
+                job.rendezvous(core.board_offset)
+                boards = [peer.board_offset for peer in job.peers.values()] or [core.board_offset]
+                group = Group.world(job, core, boards)
+                world = Communicator(group)
+                adopt(world)
+                if job.generations is not None:
+                    elastic.begin(job)
+    except BaseException:
+        if group is not None:
+            group.close()
+            _state.retired.append(group)
+        job.close()
+        raise
+    if not _state.hooked:
+        _state.hooked = True
+        atexit.register(leave_all)
+        os.register_at_fork(after_in_child=_forget_in_child)
+    _state.jobs.add(job)
+    return world
+
+
+def use_job(world: Communicator) -> None:
+    """Let ``ddl.world()`` be ``world``, which ``begin_job`` has made; the one before stays as it is. For adapters."""
+    with _state.lock:
+        _state.world = world
+
+
+def end_job(world: Communicator) -> Group:
+    """Leave the job of ``world``, which ``begin_job`` has made. Idempotent, not collective. For adapters.
+
+    Returns what the caller keeps until all ranks have met again: a slower rank may still look at its board.
+    """
+    with _state.lock:
+        if _state.world is world:
+            _state.world = None
+        world._group.close()
+        world.job.close()
+        _state.jobs.discard(world.job)
+        return world._group
 
 
 def shutdown() -> None:
@@ -145,18 +195,45 @@ def shutdown() -> None:
     with _state.lock:
         if _state.world is None:
             return
-        group = _state.world._group
-        _state.world = None
+        world, _state.world = _state.world, None
         timeline.stop()
-        group.close()
-        group.job.close()
-        _state.retired.append(group)
+        world._group.close()
+        world.job.close()
+        _state.jobs.discard(world.job)
+        _state.retired.append(world._group)
+
+
+def leave_all() -> None:
+    """Say goodbye in every job that this process is still in, as at its exit. For adapters."""
+    shutdown()
+    for job in list(_state.jobs):
+        job.close()
+
+
+def next_generation(said: Dict[str, Any]) -> Dict[int, Any]:
+    """Come to the job's next generation of ranks, whose communicator ``world()`` returns then. For ``ddl.elastic``.
+
+    Collective over the members of that generation, blocking. Communicators made before are closed. ``said``, what JSON
+    can hold, is told to all; returned is what each rank has said. Raises ``InvalidState`` where ranks do not come and
+    go, ``LeftOut`` where this process is left out or the job ends, ``RendezvousError`` where time runs out.
+    """
+    with _state.lock:
+        if _state.world is None or _state.world.job.generations is None:
+            raise InvalidState(
+                "the ranks of this job do not come and go; start it by ddlrun --min-np, or set DDL_ELASTIC=1"
+            )
+        before = _state.world._group
+        before.close()
+        group, values = elastic.advance(before.job, said)
+        _state.retired[:] = [before]  # until all have met again: a slower rank may look at its board
+        _state.world = Communicator(group)
+        return values
 
 
 def _forget_in_child() -> None:
     """A forked child (a data loader's worker, say) is no rank; it must not hold its parent's connections open."""
-    if _state.world is not None:
-        _state.world.job.close_in_child()
+    for job in list(_state.jobs):
+        job.close_in_child()
     _state.lock = threading.Lock()
     _state.world = None
 
@@ -180,7 +257,7 @@ def rank() -> int:
     >>> ddl.rank()
     0
     """
-    return world().rank
+    return world().identity.rank
 
 
 def size() -> int:
@@ -189,26 +266,38 @@ def size() -> int:
     >>> ddl.size()
     1
     """
-    return world().size
+    return world().identity.size
 
 
 def local_rank() -> int:
-    """Return this process's number among the ranks that its launcher started on this host."""
+    """Return this process's number among the ranks that its launcher started on this host.
+
+    Raises ``InvalidState`` before ``init``.
+    """
     return world().identity.local_rank
 
 
 def local_size() -> int:
-    """Return how many ranks the launcher started on this host."""
+    """Return how many ranks the launcher started on this host.
+
+    Raises ``InvalidState`` before ``init``.
+    """
     return world().identity.local_size
 
 
 def cross_rank() -> int:
-    """Return the number of this host among the hosts that have a rank with this ``local_rank``."""
+    """Return the number of this host among the hosts that have a rank with this ``local_rank``.
+
+    Raises ``InvalidState`` before ``init``.
+    """
     return world().identity.cross_rank
 
 
 def cross_size() -> int:
-    """Return the number of hosts that have a rank with this ``local_rank``."""
+    """Return the number of hosts that have a rank with this ``local_rank``.
+
+    Raises ``InvalidState`` before ``init``.
+    """
     return world().identity.cross_size
 
 

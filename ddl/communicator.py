@@ -48,7 +48,8 @@ class Metrics:
     moved, because other ranks or the network were not there yet (but for waits of some 2 us or less); where several
     overlap, it may exceed the time that has passed. ``late``: the ranks that come late to operations now, each with
     its seconds per operation, on average. Found out on all ranks of the job together, over some seconds, and the same
-    on all within a moment.
+    on all within a moment. Where ranks come and go (docs/elastic.md), ``generation`` is the number of the job's list of
+    ranks, and ``paused_seconds`` how long this process has waited, in all, for others to agree on the next one.
     """
 
     operations: int
@@ -56,6 +57,8 @@ class Metrics:
     sent_bytes: int
     waited_seconds: float
     late: Mapping[int, float]
+    generation: int = 0
+    paused_seconds: float = 0.0
 
 
 class Communicator(Verbs):
@@ -221,4 +224,6 @@ class Communicator(Verbs):
         {3: 0.0121}
         """
         totals = self._core.collectives()
-        return Metrics(totals.operations, *self.traffic(), totals.waited, self._group.late())
+        job = self._group.job
+        so_far = (totals.operations, *self.traffic(), totals.waited, self._group.late())
+        return Metrics(*so_far, job.generation, job.paused_seconds)

@@ -8,6 +8,7 @@
     ├─ InvalidState                     before init, after shutdown or abort
     ├─ ConfigError                      environment, hostfile, mode string: names the variable and the value
     ├─ RendezvousError (TimeoutError)   lists the ranks that never came
+    ├─ LeftOut                          this process is in the job no more: ranks went on without it, or none can
     ├─ WaitTimeout (TimeoutError)       ``Work.wait(timeout)`` ran out; the work goes on, nothing is broken
     ├─ CommunicatorError                the communicator is broken; every later call raises the same first error
     │   ├─ PeerLost (ConnectionError)   a rank died, left or became unreachable
@@ -34,6 +35,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "InvalidState",
+    "LeftOut",
     "NotSupported",
     "PeerLost",
     "ProtocolError",
@@ -74,6 +76,18 @@ class ConfigError(Error):
 
 class RendezvousError(Error, TimeoutError):
     """Some ranks never came; the message lists them."""
+
+
+class LeftOut(Error, RuntimeError):
+    """This process is in the job no more: the other ranks went on without it, or the job cannot go on.
+
+    Only where ranks come and go (docs/elastic.md). The message says why. ``asked``: its place was wanted for other
+    things (its host left the list of hosts, say), and it left between two steps: it may end as if all were done.
+    """
+
+    def __init__(self, text: str = "", *, asked: bool = False) -> None:
+        super().__init__(text)
+        self.asked = asked
 
 
 class WaitTimeout(Error, TimeoutError):

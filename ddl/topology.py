@@ -59,10 +59,14 @@ class Topology:
 
     ``order[position] = rank`` where ``position = c1 + p1*(c2 + p2*(c3 + ...))`` for coordinates ``c`` and sizes
     ``p``.
+
+    ``late``: ranks that come late for good, ascending. Where all ranks share memory, the others do their work in large
+    all-reduces.
     """
 
     dimensions: Tuple[Dimension, ...]
     order: Tuple[int, ...]
+    late: Tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         text = str(self)
@@ -84,6 +88,11 @@ class Topology:
             raise ConfigError(
                 f"topology {text}: which dimensions share memory, innermost first, is {flags}; "
                 "those that do must be the innermost"
+            )
+        if self.late and not (set(self.late) < set(self.order) and list(self.late) == sorted(set(self.late))):
+            raise ConfigError(
+                f"topology {text}: the late ranks are to be {self.late}; name some of 0..{expected - 1}, but not all, "
+                "in ascending order"
             )
 
     @classmethod
@@ -121,7 +130,11 @@ class Topology:
 
     def with_order(self, order: Sequence[int]) -> Topology:
         """Return the same dimensions with other ranks at the positions."""
-        return Topology(self.dimensions, tuple(order))
+        return replace(self, order=tuple(order))
+
+    def with_late(self, ranks: Sequence[int]) -> Topology:
+        """Return the same topology, in which these ranks come late."""
+        return replace(self, late=tuple(sorted(ranks)))
 
     def in_racks(self, racks: Sequence[Sequence[int]]) -> Topology:
         """Return the outermost dimension cut in two, neighbours in a rack and racks; ranks are re-ordered to fit.
@@ -138,7 +151,7 @@ class Topology:
         block = self.size // outer.size
         order = [rank for rack in racks for host in rack for rank in self.order[host * block : (host + 1) * block]]
         cut = (replace(outer, size=len(racks[0])), Dimension("racks", len(racks)))
-        return Topology((*self.dimensions[:-1], *cut), tuple(order))
+        return replace(self, dimensions=(*self.dimensions[:-1], *cut), order=tuple(order))
 
     def __str__(self) -> str:
         return "x".join(str(d.size) for d in self.dimensions)

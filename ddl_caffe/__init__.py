@@ -20,8 +20,9 @@ except ModuleNotFoundError as error:
         "ddl_caffe needs Caffe's Python module (python3-caffe of Debian 11, or environments/caffe.sh)", name="caffe"
     ) from None
 
+from ddl_caffe import elastic
 from ddl_caffe.averaging import Averaging, attach
 from ddl_caffe.data import init, set_input_arrays, shard
 from ddl_caffe.state import restore, snapshot, test
 
-__all__ = ["Averaging", "attach", "init", "restore", "set_input_arrays", "shard", "snapshot", "test"]
+__all__ = ["Averaging", "attach", "elastic", "init", "restore", "set_input_arrays", "shard", "snapshot", "test"]

@@ -7,6 +7,7 @@ average there is exact for every solver. Buckets of layers are sent earlier, whi
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import caffe
@@ -17,6 +18,7 @@ from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.rank_prefix import naming_rank
+from ddl.adapter.steps import note_step
 
 __all__ = ["Averaging", "attach"]
 
@@ -91,6 +93,7 @@ class Averaging:
                 fused.wait()
             else:
                 fused(arrays())
+        note_step()  # what is left of it, Caffe does without another word
 
     def _make_buckets(self) -> None:
         self._passes = self._done
@@ -134,6 +137,7 @@ def attach(solver: Any, *, overlap: bool = True, bucket_bytes: int = BUCKET_BYTE
     averaging = solver._ddl = Averaging(solver, overlap, bucket_bytes)
     if ddl.size() > 1:
         solver.solve = _solve
-    averaging._net.after_backward(averaging.after_backward)
-    solver.add_callback(averaging.on_start, averaging.on_gradients_ready)
+    known = weakref.proxy(averaging)  # Caffe never lets go of a callback, and the averaging holds the net
+    averaging._net.after_backward(lambda index: known.after_backward(index))
+    solver.add_callback(lambda: known.on_start(), lambda: known.on_gradients_ready())
     return averaging

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import tempfile
 from typing import Any, Dict, Optional, Sequence
 
 import caffe
@@ -18,30 +17,12 @@ import ddl
 from ddl.adapter.rendezvous import arrange, environ, launched
 from ddl_caffe.averaging import attach
 from ddl_caffe.data import init
-from ddl_caffe.state import restore, snapshot, test
+from ddl_caffe.options import parser
+from ddl_caffe.state import parameters_of, restore, snapshot, solver_of, test
 
 __all__ = ["main"]
 
-_USAGE = "ddlrun -np N ddl-caffe train --solver=FILE [--snapshot=FILE | --weights=FILE,...] [flag ...]"
-_FLAGS = {
-    "solver": "the solver's prototxt",
-    "snapshot": "resume from this .solverstate, which all ranks read",
-    "weights": "begin with the weights of these .caffemodel files, as rank 0 reads them",
-    "level": "the level of the net's state",
-    "stage": "its stages, separated by commas",
-    "ddl": "options as IBM's Caffe has them: '-mode b:4x2' means what ddlrun's --mode does, and must not contradict it",
-}
 _NEVER = 2**31 - 1  #: iterations: tests that Caffe makes by itself are rank 0's alone
-
-
-def _parser() -> argparse.ArgumentParser:
-    text = "Train with Caffe on all ranks of a job. Flags are those of caffe, with one dash or two."
-    parser = argparse.ArgumentParser(prog="ddl-caffe", usage=_USAGE, description=text, allow_abbrev=False)
-    parser.add_argument("command", choices=["train"], help="for test and time there is caffe itself")
-    for name, text in _FLAGS.items():
-        parser.add_argument(f"--{name}", f"-{name}", metavar="X", default="", help=text)
-    parser.add_argument("--bvlc", "-bvlc", action="store_true", help="average when the backward pass has ended")
-    return parser
 
 
 def _variables(options: str) -> Dict[str, str]:
@@ -61,32 +42,23 @@ def _parameters(given: argparse.Namespace) -> Any:
     """Return the solver's parameters, as Caffe would read them. ConfigError."""
     if given.snapshot and given.weights:
         raise ddl.ConfigError("--snapshot resumes, --weights begins: give one of them")
-    param = caffe_pb2.SolverParameter()
     try:
         for path in filter(None, [given.snapshot, *given.weights.split(",")]):
             open(path, "rb").close()
-        with open(given.solver, encoding="utf-8") as file:
-            text_format.Parse(file.read(), param)
+        param = parameters_of(given.solver)
         param.train_state.level = int(given.level or param.train_state.level)
     except (OSError, ValueError, text_format.ParseError) as error:
         raise ddl.ConfigError(f"--solver={given.solver}: {error}") from error
     if param.HasField("solver_mode") and param.solver_mode == param.GPU:
         raise ddl.ConfigError(f"--solver={given.solver}: solver_mode is GPU; ddl_caffe needs Caffe on the CPU")
     param.train_state.stage.extend(filter(None, given.stage.split(",")))
-    name = os.path.splitext(given.solver)[0]
-    if os.path.isdir(param.snapshot_prefix):
-        param.snapshot_prefix = os.path.join(param.snapshot_prefix, os.path.basename(name))
-    param.snapshot_prefix = param.snapshot_prefix or name
     return param
 
 
 def _make(param: Any) -> Any:
     own = caffe_pb2.SolverParameter.FromString(param.SerializeToString())
     own.test_interval, own.test_initialization = _NEVER, False
-    with tempfile.NamedTemporaryFile("w", suffix=".prototxt") as file:
-        file.write(text_format.MessageToString(own))
-        file.flush()
-        return caffe.get_solver(file.name)
+    return solver_of(own)
 
 
 def _test_all(solver: Any, param: Any) -> None:
@@ -117,7 +89,7 @@ def _train(solver: Any, param: Any) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``ddl-caffe``; return its exit status: 2 for bad usage. What goes wrong later is raised."""
-    given = _parser().parse_args(argv)
+    given = parser().parse_args(argv)
     try:
         param = _parameters(given)
         os.environ.update(_variables(given.ddl))

@@ -1,18 +1,45 @@
-"""Snapshots and tests of a job: rank 0 writes, all ranks read, and each tests some of the batches."""
+"""Solvers of a job, their snapshots and tests: rank 0 writes, all ranks read, and each tests some of the batches."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from typing import Any, Dict
 
+import caffe
 import numpy as np
 from caffe.proto import caffe_pb2
+from google.protobuf import text_format
 
 import ddl
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
 
-__all__ = ["restore", "snapshot", "test"]
+__all__ = ["parameters_of", "restore", "snapshot", "solver_of", "test"]
+
+
+def parameters_of(path: str) -> Any:
+    """Return the parameters that a solver's prototxt has, as Caffe reads them; they say where snapshots go.
+
+    Raises ``OSError``, ``ValueError`` and protobuf's ``ParseError``.
+    """
+    param = caffe_pb2.SolverParameter()
+    with open(path, encoding="utf-8") as file:
+        text_format.Parse(file.read(), param)
+    name = os.path.splitext(path)[0]
+    if os.path.isdir(param.snapshot_prefix):
+        param.snapshot_prefix = os.path.join(param.snapshot_prefix, os.path.basename(name))
+    param.snapshot_prefix = param.snapshot_prefix or name
+    return param
+
+
+def solver_of(param: Any) -> Any:
+    """Return a solver with these parameters; Caffe reads them from a file only."""
+    with tempfile.NamedTemporaryFile("w", suffix=".prototxt") as file:
+        file.write(text_format.MessageToString(param))
+        file.flush()
+        return caffe.get_solver(file.name)
 
 
 def snapshot(solver: Any) -> None:

@@ -18,7 +18,8 @@ except ModuleNotFoundError as error:
     text = "ddl_chainer needs Chainer 7, which has ChainerMN in it; docs/chainer.md says how to install it"
     raise ModuleNotFoundError(text, name=error.name) from None
 
+from ddl_chainer import elastic
 from ddl_chainer.communicator import DDLCommunicator, create_communicator
 from ddl_chainer.model import AverageGradients, broadcast_parameters
 
-__all__ = ["AverageGradients", "DDLCommunicator", "broadcast_parameters", "create_communicator"]
+__all__ = ["AverageGradients", "DDLCommunicator", "broadcast_parameters", "create_communicator", "elastic"]

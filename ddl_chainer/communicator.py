@@ -7,13 +7,14 @@ import operator
 import os
 import socket
 from typing import Any, List, Optional, Tuple
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import chainermn
 import numpy as np
 
 import ddl
 from ddl.adapter.core_access import size_exchange
+from ddl.adapter.generation import Change, bring_along
 from ddl_chainer._mpi4py import import_without_mpi4py
 from ddl_chainer.mailbox import ANY_TAG, Mailbox, checked
 from ddl_chainer.model import Gradients, broadcast, packed, parameters_of
@@ -60,12 +61,19 @@ class DDLCommunicator(chainermn.CommunicatorBase):
     def __init__(self, communicator: ddl.Communicator) -> None:
         super().__init__()
         self._configs = {"batched_copy": True}  # gradients are one operation anyway
-        self._communicator = communicator
         self._gradients = Gradients(communicator)
+        self._use(communicator, hosts_of(communicator))
+        if communicator is ddl.world():
+            _of_all_ranks.add(self)
+
+    def _use(self, communicator: ddl.Communicator, hosts: List[int]) -> None:
+        self._communicator, self._hosts = communicator, hosts
         self._mail = _mailboxes.setdefault(communicator, Mailbox(communicator))
-        names = communicator.allgather_object([socket.gethostname(), os.environ.get("DDL_HOST_ID", "")])
-        self._hosts = [names.index(name) for name in names]
-        self._hosts = [sorted(set(self._hosts)).index(host) for host in self._hosts]
+
+    def go_over_to(self, communicator: ddl.Communicator, hosts: List[int]) -> None:
+        """Work on ``communicator`` from now on, whose ranks are on ``hosts``."""
+        self._use(communicator, hosts)
+        self._gradients.go_over_to(communicator)
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         if name != "batched_copy":
@@ -166,6 +174,27 @@ class DDLCommunicator(chainermn.CommunicatorBase):
             text = f"needs arrays of one type, one for each of {self.size} ranks, not {given}"
             raise ddl.InvalidArgument(f"{self._communicator.who} {verb}: {text}")
         return [array for array, _ in pairs], np.stack([head for _, head in pairs])
+
+
+def hosts_of(communicator: ddl.Communicator) -> List[int]:
+    """Return the number of each rank's host. Collective, blocking."""
+    names = communicator.allgather_object([socket.gethostname(), os.environ.get("DDL_HOST_ID", "")])
+    firsts = [names.index(name) for name in names]
+    return [sorted(set(firsts)).index(first) for first in firsts]
+
+
+#: Communicators of all ranks of the job of now.
+_of_all_ranks: WeakSet[DDLCommunicator] = WeakSet()
+
+
+def _follow(change: Change) -> None:
+    """Let communicators of all ranks go on with those that there are now. Collective, blocking."""
+    hosts = hosts_of(ddl.world())  # once: how many communicators there are may differ by rank
+    for communicator in list(_of_all_ranks):
+        communicator.go_over_to(ddl.world(), hosts)
+
+
+bring_along(_follow)
 
 
 def cut(joined: np.ndarray, heads: np.ndarray) -> Tuple[np.ndarray, ...]:

@@ -13,6 +13,7 @@ from ddl.adapter.consistency import check_consistent
 from ddl.adapter.core_access import memory
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.step_number import StepNumber
+from ddl.adapter.steps import note_step
 
 __all__ = ["AverageGradients", "Gradients", "broadcast", "broadcast_parameters", "packed", "parameters_of"]
 
@@ -43,21 +44,28 @@ class Updates:
     """Counts updates of parameters that have ended: a hook that Chainer calls after each update.
 
     An optimizer counts an update when it begins, so that its ``t`` says nothing of one that an exception has ended.
+    A step has ended when as many parameters have been updated as had their gradients averaged for it.
     """
 
     def __init__(self) -> None:
         self.ended = 0
+        self._left = 0  # updates until the end of the step
         self._name = f"ddl_chainer {next(_hook_numbers)}"
 
     def __call__(self, rule: Any, parameter: Any) -> None:
         self.ended += 1
+        self._left -= 1
+        if self._left == 0:
+            note_step()
 
-    def count_those_of(self, parameters: Iterable[Any]) -> None:
-        """Count updates of ``parameters`` from now on, if they are not counted yet."""
+    def begin_step(self, parameters: Iterable[Any]) -> None:
+        """Count updates of ``parameters`` from now on, if they are not counted yet; a step is to update them."""
+        self._left = 0  # of a step that was left out
         for parameter in parameters:
             hookable = getattr(parameter.update_rule, "_hookable", None)
             if hookable is not None:  # add_hook fails where the rule is a copy of one that has the hook
                 hookable._post_update_hooks[self._name] = self
+                self._left += parameter.update_rule.enabled
 
 
 class Gradients:
@@ -76,9 +84,14 @@ class Gradients:
         """Count updates anew: all ranks have the same weights now."""
         self._updates.ended = 0
 
+    def go_over_to(self, communicator: ddl.Communicator) -> None:
+        """Average over ``communicator`` from now on, whose ranks have the same weights."""
+        self._communicator, self._fused = communicator, None
+        self.restart()
+
     def average(self, parameters: Sequence[Any]) -> None:
         """Average the gradients of ``parameters``, which all have one. Collective, blocking."""
-        self._updates.count_those_of(parameters)
+        self._updates.begin_step(parameters)
         arrays, places = [], set()
         for parameter in parameters:
             gradient = packed(parameter.grad)
@@ -103,7 +116,8 @@ class AverageGradients:
     A parameter without a gradient counts as zeros, as Chainer has it. When a rank updates first, parameters are
     compared to the bit. Raises, from ``optimizer.update``, ``InvalidArgument`` if a hook comes before it, and on all
     ranks if parameters differ; ``InvalidState``, on all ranks, if an exception has ended an earlier update on one of
-    them; ``CollectiveMismatch``, ``PeerLost`` and the like. ``communicator``: default, all ranks.
+    them; ``CollectiveMismatch``, ``PeerLost`` and the like. ``communicator``: default, all ranks, also where these come
+    and go; parameters are compared again then.
 
     >>> optimizer.add_hook(ddl_chainer.AverageGradients())
     """
@@ -112,10 +126,14 @@ class AverageGradients:
 
     def __init__(self, communicator: Optional[ddl.Communicator] = None) -> None:
         self._communicator = ddl.world() if communicator is None else communicator
+        self._of_all = self._communicator is ddl.world()
         self._gradients = Gradients(self._communicator)
         self._checked = False
 
     def __call__(self, optimizer: Any) -> None:
+        if self._of_all and self._communicator is not ddl.world():  # ranks have been lost, or have joined
+            self._communicator, self._checked = ddl.world(), False
+            self._gradients.go_over_to(self._communicator)
         named = parameters_of(optimizer.target)
         if not self._checked:
             first, hook = next(iter(optimizer._hookable._pre_update_hooks.items()))

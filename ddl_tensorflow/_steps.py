@@ -10,6 +10,7 @@ import tensorflow as tf
 import ddl
 from ddl_tensorflow._accumulation import Accumulation
 from ddl_tensorflow._collectives import as_written
+from ddl_tensorflow._noted_steps import note
 from ddl_tensorflow._weights_check import WeightsCheck
 from ddl_tensorflow.gradients import GradientAveraging, Gradients
 
@@ -60,8 +61,11 @@ class Steps:
 
         def step(own: Gradients) -> None:
             averages = self.averaging(own, variables, iterations())
+            before = tf.convert_to_tensor(iterations())
             with self._inside():
                 update(averages)
+            # The number stays where a LossScaleOptimizer leaves the step out, and where Keras adds up gradients itself.
+            note(self.averaging, averages, tf.not_equal(tf.convert_to_tensor(iterations()), before))
             if self.check.wanted:
                 steps_taken = tf.convert_to_tensor(iterations()) // self.accumulation.passes
                 self.check(steps_taken, [variable for variable in variables if not self.averaging.is_local(variable)])

@@ -20,6 +20,7 @@ import tensorflow as tf
 import ddl
 from ddl import Average, ReduceOp
 from ddl.adapter.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
+from ddl.adapter.generation import ranks_may_change
 from ddl.adapter.malloc_settings import tune_allocator
 from ddl.adapter.operations import CompletedOperation, Operation, Waitable
 from ddl.adapter.operators import check_gradient_op, check_predivide
@@ -90,6 +91,11 @@ class GradientAveraging:
         op = parse_op(self.op)
         return (op, 1.0, 1.0) if f == 1 else (ddl.Sum, 1 / f, f / self.process_set.size())
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank averages with others, or may in a graph of now, as ranks come and go."""
+        return self.process_set.included() and (self.process_set.size() > 1 or ranks_may_change())
+
     def register_local(self, variable: Any) -> None:
         """Keep the gradient of ``variable`` on this rank; every rank says so alike."""
         self.local.append(unwrapped(variable))
@@ -110,7 +116,7 @@ class GradientAveraging:
         ddl.rank()  # InvalidState now, and not when a graph is run
         Where(self.process_set)
         result = list(gradients)
-        if not self.process_set.included() or self.process_set.size() == 1:
+        if not self.takes_part:
             return result
         local = [self.is_local(variable) for variable in variables]
         if self.scale_local_gradients:

@@ -14,6 +14,7 @@ from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike
 from ddl_tensorflow._collectives import as_written
+from ddl_tensorflow._noted_steps import note
 from ddl_tensorflow._where import global_process_set
 from ddl_tensorflow.compression import Compression
 from ddl_tensorflow.gradients import GradientAveraging, Groups
@@ -32,6 +33,7 @@ class _DistributedTape:
         # Only the class that a tape gets, of this one and its old class, has such a method above it.
         own = super().gradient(target, sources, output_gradients, *args, **kwargs)  # type: ignore[misc]
         averages = self._ddl(tf.nest.flatten(own), tf.nest.flatten(sources))
+        note(self._ddl, averages)  # what the script does with them, nobody tells
         return tf.nest.pack_sequence_as(sources, averages)
 
     def register_local_source(self, source: Any) -> None:

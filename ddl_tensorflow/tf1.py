@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import ddl
 from ddl_tensorflow._collectives import as_written
+from ddl_tensorflow._noted_steps import note
 from ddl_tensorflow._steps import Steps
 
 __all__ = ["distribute"]
@@ -65,7 +66,7 @@ class _DistributedTf1Optimizer:
         """As the wrapped optimizer's; of several backward passes per step, the last one changes the variables."""
         pairs, steps, update = list(grads_and_vars), self._ddl, super().apply_gradients  # type: ignore[misc]
         if steps.accumulation.passes == 1:
-            return self._checked(update(pairs, global_step=global_step, name=name), pairs, global_step)
+            return self._ended(update(pairs, global_step=global_step, name=name), pairs, global_step)
         if not hasattr(self, "_ddl_pass"):
             raise ddl.InvalidState("apply_gradients came before compute_gradients, which counts the backward passes")
         last, kept = self._ddl_pass
@@ -73,7 +74,7 @@ class _DistributedTf1Optimizer:
             self._create_slots([variable for gradient, variable in pairs if gradient is not None])  # type: ignore[attr-defined]
 
         def end() -> tf.Tensor:
-            done = self._checked(update(pairs, global_step=global_step, name=name), pairs, global_step)
+            done = self._ended(update(pairs, global_step=global_step, name=name), pairs, global_step)
             with tf.control_dependencies([] if done is None else [done]):
                 return tf.constant(True)
 
@@ -89,6 +90,12 @@ class _DistributedTf1Optimizer:
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank, each rank its own; all ranks say so alike."""
         self._ddl.averaging.register_local(var)
+
+    def _ended(self, updated: Any, pairs: Sequence[Pair], global_step: Any) -> Any:
+        """Return what runs ``updated``, notes the step, and checks weights if that is wanted."""
+        noted = note(self._ddl.averaging, [] if updated is None else [updated])
+        checked = self._checked(updated, pairs, global_step)
+        return tf.group(*noted, *([] if checked is None else [checked])) if noted else checked
 
     def _checked(self, updated: Any, pairs: Sequence[Pair], global_step: Any) -> Any:
         check = self._ddl.check

@@ -1,4 +1,4 @@
-"""Makes a function run its all-reduces in the same order on all ranks, and in place.
+"""Makes a function run its all-reduces in the same order on all ranks, and in place; finds the one that ends a step.
 
 If neither of two all-reduces needs the other, nothing in a graph says which comes first, and Theano uses the order of
 outputs. Here they run in the order in which they were made; those inside a scan run when its first one would. All
@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from theano.compile.builders import OpFromGraph
 from theano.compile.mode import AddFeatureOptimizer, optdb
-from theano.gof import InconsistencyError, TopoOptimizer, local_optimizer
+from theano.gof import InconsistencyError, Optimizer, TopoOptimizer, local_optimizer
 from theano.gof.graph import ancestors, io_toposort
 from theano.gof.toolbox import Feature
 from theano.scan_module.scan_op import Scan
@@ -66,6 +66,22 @@ def _in_place(node: Any) -> Any:
     return isinstance(node.op, AllReduce) and not node.op.in_place and node.op.overwriting(node.inputs)
 
 
+class MarkEndOfStep(Optimizer):
+    """Mark the last of the all-reduces that updates of shared variables need: when it has ended, a step has.
+
+    The update follows at once. A function without updates is no step, as one that averages a metric. All-reduces inside
+    a scan or an OpFromGraph are not marked: their own function does not know how often it is called.
+    """
+
+    def apply(self, fgraph: Any) -> None:
+        updated = [fgraph.outputs[number] for number in fgraph.update_mapping or ()]
+        needed = {variable.owner for variable in ancestors(updated)}
+        last = [node for node in _in_order(fgraph) if node in needed and isinstance(node.op, AllReduce)][-1:]
+        for node in last:
+            node.tag.ends_step = True
+
+
 _optimizer = TopoOptimizer(_in_place, failure_callback=TopoOptimizer.warn_inplace)
 optdb.register("ddl_theano_order", AddFeatureOptimizer(InOrder()), 49.4, "fast_run", "fast_compile", "merge")
 optdb.register("ddl_theano_in_place", _optimizer, 60, "fast_run", "inplace")
+optdb.register("ddl_theano_end_of_step", MarkEndOfStep(), 101, "fast_run", "fast_compile", "merge")  # in the last graph

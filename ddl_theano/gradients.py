@@ -13,6 +13,7 @@ from theano.gradient import DisconnectedType, NullType
 
 import ddl
 from ddl.adapter.rank_prefix import naming_rank
+from ddl.adapter.steps import note_step
 from ddl_theano.host import Reduction, check_type
 
 __all__ = ["AllReduce", "allreduce"]
@@ -52,6 +53,8 @@ class AllReduce(theano.gof.Op):
             raise _as_it_is(type(error))(str(error)).with_traceback(error.__traceback__) from None
         for output, array in zip(outputs, arrays):
             output[0] = array
+        if getattr(node.tag, "ends_step", False):  # see _order.py
+            note_step()
 
     def do_constant_folding(self, node: Any) -> bool:
         return False  # what is constant on this rank may be something else on another

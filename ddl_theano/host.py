@@ -16,8 +16,11 @@ from ddl.adapter.consistency import check_consistent
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.adapter.step_number import StepNumber
+from ddl.adapter.steps import note_step
 
-__all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type"]
+__all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type", "read", "tensors_of", "write"]
+
+_GRADIENTS = "gradients"  #: arrays of this name are those of a training step
 
 _reductions: Dict[Any, Reduction] = {}  # of arrays, by operator and name
 _begun: WeakKeyDictionary[ddl.Communicator, int] = WeakKeyDictionary()  #: how many reductions each job has begun
@@ -64,11 +67,12 @@ class Reduction:
 
 
 @naming_rank
-def allreduce_arrays(arrays: Iterable[Any], *, op: ReduceOp = Average, name: str = "gradients") -> List[np.ndarray]:
+def allreduce_arrays(arrays: Iterable[Any], *, op: ReduceOp = Average, name: str = _GRADIENTS) -> List[np.ndarray]:
     """Combine arrays over all ranks, as one operation; return them. Collective, blocking.
 
     arrays: what a function of Theano returns; types and errors as in ``allreduce``. They are overwritten where they are
-    contiguous, writable and no views; copies take the place of others.
+    contiguous, writable and no views; copies take the place of others. A call with the default ``name`` is noted as a
+    training step (docs/record.md): give another one to what is no gradient, and to a second call in a step.
 
     >>> loss, *gradients = function(x, y)
     >>> update(*ddl_theano.allreduce_arrays(gradients))
@@ -79,6 +83,8 @@ def allreduce_arrays(arrays: Iterable[Any], *, op: ReduceOp = Average, name: str
     for number, array in enumerate(values):
         check_type(array.dtype, op, f"array {number}")
     _reductions.setdefault((op, name), Reduction(op, name))(values)
+    if name == _GRADIENTS:
+        note_step()
     return values
 
 
@@ -92,29 +98,46 @@ def broadcast_parameters(parameters: Any, root: int = 0) -> None:
 
     >>> ddl_theano.broadcast_parameters(updates)
     """
-    shared = list(
-        dict.fromkeys(variable for variable in _shared(parameters) if not getattr(variable.tag, "is_rng", False))
+    shared = tensors_of(parameters, "broadcast_parameters")
+    arrays = read(shared)
+    broadcast_many_(arrays, root=root)
+    write(shared, arrays)
+
+
+def tensors_of(parameters: Any, who: str) -> List[Any]:
+    """Return the shared variables in what ``broadcast_parameters`` takes, each once, without those of generators.
+
+    ``who`` has been given it. Raises ``InvalidArgument`` for what is no shared variable, or no tensor of real numbers.
+    """
+    shared = dict.fromkeys(
+        variable for variable in _shared(parameters, who) if not getattr(variable.tag, "is_rng", False)
     )
     for variable in shared:
         if not isinstance(variable.type, TensorType) or variable.dtype in complex_dtypes:
-            raise ddl.InvalidArgument(
-                f"broadcast_parameters: {variable} is a {variable.type}; use ddl.broadcast_object"
-            )
-    arrays = [np.array(variable.get_value(borrow=True), order="C") for variable in shared]
-    broadcast_many_(arrays, root=root)
+            raise ddl.InvalidArgument(f"{who}: {variable} is a {variable.type}; use ddl.broadcast_object")
+    return list(shared)
+
+
+def read(shared: List[Any]) -> List[np.ndarray]:
+    """Return copies of what shared variables hold, contiguous."""
+    return [np.array(variable.get_value(borrow=True), order="C") for variable in shared]
+
+
+def write(shared: List[Any], arrays: List[np.ndarray]) -> None:
+    """Let shared variables hold copies of ``arrays``."""
     for variable, array in zip(shared, arrays):
-        variable.set_value(array, borrow=True)
+        variable.set_value(array)
 
 
-def _shared(given: Any) -> Iterator[Any]:
+def _shared(given: Any, who: str) -> Iterator[Any]:
     if isinstance(given, SharedVariable):
         yield given
     elif isinstance(given, Mapping):
-        yield from _shared([key if isinstance(key, SharedVariable) else value for key, value in given.items()])
+        yield from _shared([key if isinstance(key, SharedVariable) else value for key, value in given.items()], who)
     elif isinstance(given, tuple) and len(given) == 2 and not isinstance(given[1], SharedVariable):
-        yield from _shared(given[0])  # of updates: the other one is an expression
+        yield from _shared(given[0], who)  # of updates: the other one is an expression
     elif isinstance(given, (list, tuple)):
         for part in given:
-            yield from _shared(part)
+            yield from _shared(part, who)
     else:
-        raise ddl.InvalidArgument(f"broadcast_parameters: a {type(given).__name__} is no shared variable of Theano")
+        raise ddl.InvalidArgument(f"{who}: a {type(given).__name__} is no shared variable of Theano")

@@ -107,6 +107,7 @@ from ddl_torch.ordered import (
     send,
     send_async,
 )
+from ddl_torch.rate_logger import RateLogger
 from ddl_torch.sampler import ShardedSampler
 from ddl_torch.sparse import sparse_allreduce_async
 from ddl_torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -133,8 +134,9 @@ from ddl_torch.warmup import LinearScalingWarmup
 
 _compat.warn_if_newer()
 if torch.distributed.is_available():
+    from ddl_torch._c10d_backend import register
     from ddl_torch.ddp_hook import ddp_hook
-    from ddl_torch.process_group import DDLProcessGroup, register
+    from ddl_torch.process_group import DDLProcessGroup
 
     register()
     __all__ = ["DDLProcessGroup", "ddp_hook"]
@@ -148,7 +150,7 @@ __all__ += ["init", "shutdown", "is_initialized", "world", "abort", "split", "me
 __all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
 __all__ += ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "tune_allocator"]
 __all__ += ["LARS", "LAMB", "LinearScalingWarmup", "MetricAverage", "ShardedSampler", "SyncBatchNorm"]
-__all__ += ["PowerSGD"]
+__all__ += ["PowerSGD", "RateLogger"]
 __all__ += ["average_metrics", "layerwise_groups"]
 __all__ += ["adasum_", "sparse_allreduce_async"]
 __all__ += ["broadcast_object", "allgather_object"]

@@ -136,7 +136,7 @@ class Messages:
         self._communicator, self._tagged_communicator = communicator, tagged
         self._plain, self._tagged = (C10dVerbs(each, blocking=False) for each in (communicator, tagged))
         self._timeout = timeout
-        name, everybody = f"ddl/notices/{tagged._group.number}", communicator.size == ddl.size()
+        name, everybody = f"ddl/notices/{tagged._group.number}", communicator.size == communicator.identity.size
         size = communicator.size if everybody else 0
         self._notices = Notices(store, name, communicator.rank, size, self._handle)
         self._counts: DefaultDict[int, _TagCounts] = collections.defaultdict(_TagCounts)
@@ -225,6 +225,14 @@ class Messages:
         """Raise the error with which the group has ended."""
         self._communicator._core.check()
         self._tagged_communicator._core.check()
+
+    def error(self) -> Optional[ddl.Error]:
+        """Return the error with which the group has ended, None while it is whole."""
+        try:
+            self._check_group()
+        except ddl.Error as error:
+            return error
+        return None
 
     # --- what a receive asks ---
 

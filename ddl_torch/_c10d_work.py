@@ -18,12 +18,13 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 import torch.distributed as dist
 
+from ddl import CollectiveTimeout, CommunicatorError
 from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
 from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
 
-__all__ = ["ThreadPerWork", "GroupWork", "Waiter"]
+__all__ = ["ThreadPerWork", "GroupWork", "Waiter", "error_type", "result_of"]
 
 
 class Waiter:
@@ -104,6 +105,21 @@ class ThreadPerWork:
 
 
 Asked = Union[Waiter, ThreadPerWork]
+
+
+def result_of(error: Optional[Exception]) -> int:
+    """Return the number of the ``WorkResult`` of a verb that has ended with ``error``, None: well."""
+    if error is None:
+        return 0
+    return 1 if isinstance(error, CollectiveTimeout) else 2 if isinstance(error, CommunicatorError) else 100
+
+
+def error_type(error: Optional[Exception]) -> Any:
+    """Return torch's ``ErrorType`` of the error of a group, None: of a whole one."""
+    from torch._C._distributed_c10d import ErrorType  # older versions of torch have none, and do not ask
+
+    kinds = ErrorType.SUCCESS, ErrorType.TIMEOUT, ErrorType.COMM_ERROR
+    return kinds[min(result_of(error), 2)]
 
 
 def _no() -> bool:
@@ -237,6 +253,12 @@ class GroupWork(dist.Work):
         elif known is None:
             self._waiter.ask(self._await_end, lambda: ended.set_result(None))
         return self._future
+
+    def get_future_result(self) -> Any:
+        """Return the future of the number of a torch ``WorkResult``: how it has ended. It never holds an error."""
+        result: torch.futures.Future[int] = torch.futures.Future()
+        self._waiter.ask(self._await_end, lambda: result.set_result(result_of(self.exception())))
+        return result
 
     def _await_end(self) -> None:
         with contextlib.suppress(Exception):  # the future's own callback meets it again, and raises it where it belongs

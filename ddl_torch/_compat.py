@@ -10,7 +10,16 @@ import torch
 
 from ddl_torch._streams import memory
 
-__all__ = ["NEWEST", "for_core", "mark_written", "newer_than_tested", "question_of_tracing", "warn_if_newer"]
+__all__ = [
+    "NEWEST",
+    "for_core",
+    "mark_written",
+    "newer_than_tested",
+    "no_reconfigure",
+    "question_of_tracing",
+    "storage_users",
+    "warn_if_newer",
+]
 
 #: The newest release of torch that the tests run with; ``environments/torch.txt`` installs it.
 NEWEST = (2, 15)
@@ -72,3 +81,23 @@ def question_of_tracing() -> Callable[[], bool]:
     from torch._dynamo.external_utils import is_compiling  # torch 2.1
 
     return is_compiling
+
+
+_RECONFIGURES = (2, 14)  # the first release that has ``enable_reconfigure``
+
+
+def no_reconfigure(version: str = torch.__version__) -> str:
+    """Return why a process group cannot be reconfigured that was not made for it, and what to do."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and tuple(int(number) for number in numbers.groups()) < _RECONFIGURES:
+        first = ".".join(map(str, _RECONFIGURES))
+        return (
+            f"process groups can be reconfigured with torch {first} and later, and this is {version}; "
+            "update torch, or use ddl_torch.torchft.ProcessGroupDDL, which works with any"
+        )
+    return 'the group was made without it; pass enable_reconfigure=True to init_process_group("ddl")'
+
+
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors share a storage, with the storage's own objects in Python."""
+    return torch._C._storage_Use_Count(storage._cdata)

@@ -16,6 +16,7 @@ import torch
 
 import ddl
 from ddl.adapter.adasum import PreparedAdasum
+from ddl.adapter.steps import note_step
 from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
 
 __all__ = ["DeltaReducer"]
@@ -64,9 +65,10 @@ class DeltaReducer:
 
     def before_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
         """Keep the weights that all ranks have. A closure evaluates the rank's own loss."""
-        if self.communicator.size == 1 or self._outermost is not None:
+        if self._outermost is not None:
             return None
-        self.lay_out()
+        if self.communicator.size > 1:
+            self.lay_out()
         for deltas in self._deltas:
             deltas.keep()
         self._outermost = dict(kwargs)
@@ -87,6 +89,7 @@ class DeltaReducer:
         if kwargs is self._outermost:
             self._outermost = None
             self._steps += 1
+            note_step()
         else:
             for deltas in self._deltas:
                 deltas.keep()
@@ -97,6 +100,10 @@ class DeltaReducer:
             self._outermost = None
             for deltas in self._deltas:
                 deltas.take_back()
+
+    def go_over_to(self, communicator: ddl.Communicator, *, afresh: bool) -> None:
+        """Go on with other ranks; the next step gives parameters their places."""
+        self.communicator, self._moving, self._deltas, self._outermost = communicator, [], [], None
 
     def release(self) -> None:
         """Leave the parameters to another reducer: nothing hangs on them."""

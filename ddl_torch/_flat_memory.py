@@ -69,6 +69,10 @@ class FlatMemory:
             self._prepared[name] = communicator.prepare_allreduce(array, op=op, name=name, residual=residual)
         return self._prepared[name]
 
+    def forget_calls(self) -> None:
+        """Drop what was prepared: its communicator is over."""
+        self._prepared.clear()
+
     @staticmethod
     def _first(memory: Any, numbers: Optional[int]) -> Any:
         return memory if numbers is None else memory[:numbers]  # a tensor of its own would count as a user

@@ -11,8 +11,9 @@ On a GPU, gradients may come on any stream; who sends the bucket waits for all o
 
 from __future__ import annotations
 
+import itertools
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ import torch
 import ddl
 from ddl.adapter.buckets import Bucket
 from ddl.adapter.operations import timeline
+from ddl.memory import copy_past_caches
 from ddl_torch._announcement import ELEMENTS, Announcement, RoundSummary
+from ddl_torch._compat import storage_users
 from ddl_torch._flat_memory import FlatMemory
 from ddl_torch._gradient_entry import Entry, Replaced
 from ddl_torch._streams import StreamJoin
@@ -58,6 +61,7 @@ class GradientBucket:
         self._dropped: Optional[np.ndarray] = None  # what those cannot say, for the next step
         self._told: List[float] = []  # the flags and the announcement, after the all-reduce
         self._lacked: Dict[int, np.ndarray] = {}  # ... of parameters that this rank does not use, before they are sent
+        self._kept: Optional[torch.Tensor] = None  # what was sent, where it may have to be sent again
         self._postdivide = 1.0
         self.finish: Optional[Callable[[], object]] = None  # ends the all-reduce; None: it was not sent
         self._take_memory()
@@ -75,6 +79,11 @@ class GradientBucket:
         self._users = storage_users(self._storage)  # with the memory's own views, without any p.grad
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether its memory is a GPU's."""
+        return self._memory.on_gpu
+
+    @property
     def bytes(self) -> int:
         """Bytes that are reduced."""
         return self.flat.numel() * self.flat.element_size()
@@ -87,7 +96,7 @@ class GradientBucket:
         users = storage_users(self._storage) - self._users
         if users > 0 and users > sum(entry.shares_memory() for entry in self.entries):
             self._take_memory()
-        self.sent = False
+        self.sent = self.kept = False
         self.finish = None
         self._postdivide = 1.0
         self.unused = []
@@ -96,6 +105,56 @@ class GradientBucket:
         self.frozen = [entry for entry in self.entries if not entry.expected]
         self.pending = len(self.entries) - len(self.frozen)
         self.skipped = self.pending == 0  # all frozen: the same on every rank, so nobody sends it
+
+    def keep(self) -> None:
+        """Remember what is about to be sent: an all-reduce that is broken off leaves neither that nor an average.
+
+        Only what entries have not kept themselves is copied: ``fill`` lets them.
+        """
+        self.kept = True
+        if self._kept is None or self._kept.numel() != self.flat.numel():
+            self._kept = torch.empty_like(self.flat)  # the kernel gives what is touched
+        for part in self._not_kept_by_entries():
+            target, source = self._kept[part], self.values()[part]
+            if self._memory.on_gpu:
+                target.copy_(source)
+            else:
+                copy_past_caches(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+
+    def take_back(self) -> None:
+        """Have the gradients of this rank alone again, in place of an average or of a part of one."""
+        if self.kept:
+            assert self._kept is not None
+            for part in self._not_kept_by_entries():
+                self.values()[part].copy_(self._kept[part])
+            for entry in self.entries:
+                if entry.came is not None:
+                    assert entry.view is not None
+                    entry.view.copy_(entry.came)
+        self.sent, self.kept, self.finish = False, False, None
+
+    def forget_inputs(self) -> None:
+        """Remember no more what was sent: the round has ended."""
+        self.kept = False
+        for entry in self.entries:
+            entry.came = None
+
+    def _not_kept_by_entries(self) -> Iterator[slice]:
+        """Yield the parts of ``flat`` whose entries have not kept what came, as few as possible."""
+        for is_copied, group in itertools.groupby(
+            zip(self.entries, self._offsets), lambda place: place[0].came is None
+        ):
+            if is_copied:
+                places = list(group)
+                last, offset = places[-1]
+                yield slice(places[0][1], offset + last.parameter.numel())
+
+    def forget_calls(self) -> None:
+        """Go on with another communicator: what was sent by the one before is lost."""
+        self.sent, self.finish = False, None
+        for memory in (self._memory, self._counts_memory):
+            if memory is not None:
+                memory.forget_calls()
 
     def thawed(self) -> bool:
         """Return whether a parameter requires a gradient that did not when the round began."""
@@ -111,9 +170,10 @@ class GradientBucket:
                 return f"parameter {entry.name!r} at index {index}"
         return f"bucket.{self.number} (its padding or flags) at element {element}"
 
-    def fill(self, size: int, announcement: Announcement) -> None:
+    def fill(self, size: int, announcement: Announcement, *, keeps: bool) -> None:
         """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then.
 
+        ``keeps``: ``keep`` follows, and a gradient that is copied now can as well be kept.
         Who abandons the round sends whatever lies there: nobody uses it, and ``p.grad`` may be of the next round.
         """
         if self._arrivals is not None:
@@ -125,7 +185,7 @@ class GradientBucket:
             self.unused = list(range(len(self.entries)))
             return
         for i, entry in enumerate(self.entries):
-            dense = entry.adopt()
+            dense = entry.adopt(keeps=keeps and not self.on_gpu)
             if not dense:
                 self.unused.append(i)
                 assert entry.view is not None
@@ -278,8 +338,3 @@ class GradientBucket:
                 replaced.append(entry)
         self._users = storage_users(self._storage) - sharing
         return self.entries[:1] + replaced if self._written else replaced
-
-
-def storage_users(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors share a storage, with the storage's own objects in Python."""
-    return torch._C._storage_Use_Count(storage._cdata)

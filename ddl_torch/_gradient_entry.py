@@ -1,7 +1,9 @@
 """``Entry``: one parameter of an optimizer, where its gradient lies, and what became of it in this round.
 
 Autograd brings a gradient in memory of its own. ``adopt`` copies it to its place in a bucket and lets ``p.grad`` share
-that memory. Two gradients are treated differently:
+that memory. Where a round may have to be done again, it keeps what autograd has brought: that costs no second copy.
+
+Two gradients are treated differently:
 
 * One that has a graph (``backward(create_graph=True)``) keeps it: ``p.grad`` becomes the average as a function of it.
 * While averages are awaited after the backward pass (``overlap_update``), ``p.grad`` refuses to be read.
@@ -9,12 +11,14 @@ that memory. Two gradients are treated differently:
 
 from __future__ import annotations
 
+import sys
+import weakref
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 import torch
 
 import ddl
-from ddl_torch._compat import for_core
+from ddl_torch._compat import for_core, storage_users
 
 if TYPE_CHECKING:
     from ddl_torch._gradient_bucket import GradientBucket
@@ -35,6 +39,7 @@ class Entry:
         self.group = group  # entries of one group share a bucket
         self.sparse_as_dense = sparse_as_dense
         self.sparse = False  # some rank has had a sparse gradient: it has no place in a bucket any more
+        self.was_sparse = False  # that was known from the beginning
         self.hook: Any = None  # the handle of ours
         self.bucket: Optional[GradientBucket] = None
         self.view: Optional[torch.Tensor] = None  # of the bucket: see _view_like
@@ -42,6 +47,8 @@ class Entry:
         self.sparse_dimensions = 0  # of the gradient, which was made dense; 0: it was dense
         self._address = 0
         self._shared: Optional[torch.Tensor] = None  # what p.grad is, until the average is there
+        self.came: Optional[torch.Tensor] = None  #: the gradient that was copied to its place, if nobody else has it
+        self._waits: Optional[weakref.ref[torch.Tensor]] = None  # a gradient that was not adopted yet
         self._graph: Optional[torch.Tensor] = None  # the gradient that came, with its graph
         self._refusing: Optional[torch.Tensor] = None
 
@@ -62,8 +69,20 @@ class Entry:
         grad = self.parameter.grad
         return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self._address
 
-    def adopt(self) -> bool:
-        """Copy the gradient to its place, if it is not there yet; return False if there is no dense gradient."""
+    def adopt_later(self) -> None:
+        """Note that a gradient has come, which ``adopt`` is to find where it is."""
+        assert self.parameter.grad is not None
+        self._waits = weakref.ref(self.parameter.grad)
+
+    def has_what_came(self) -> bool:
+        """Return whether ``p.grad`` is a gradient that has come, whether it has been adopted or not."""
+        return self.shares_memory() or (self._waits is not None and self._waits() is self.parameter.grad is not None)
+
+    def adopt(self, *, keeps: bool = False) -> bool:
+        """Copy the gradient to its place, if it is not there yet; return False if there is no dense gradient.
+
+        ``keeps``: what was copied stays in ``came``, unless somebody else has it, too, who may change it.
+        """
         grad, view = self.parameter.grad, self.view
         if grad is None:
             return False
@@ -81,6 +100,8 @@ class Entry:
             self._shared = grad
             return True
         view.copy_(grad)
+        if keeps and _references(grad) == _ALONE:
+            self.came = grad
         # A new tensor each time: one that was kept here could not be told from one that a script keeps.
         self.parameter.grad = self._shared = view.detach()
         return True
@@ -116,7 +137,7 @@ class Entry:
         """Start a round."""
         self.expected = self.parameter.requires_grad
         self.sparse_dimensions = 0
-        self._shared = self._graph = None
+        self._shared = self._graph = self.came = self._waits = None
 
     def refuse(self) -> None:
         """Let ``p.grad`` raise an error if it is read, until ``hand_out``."""
@@ -175,6 +196,23 @@ class _Awaited(torch.Tensor):
             "with overlap_update=True, averages are awaited by optimizer.step(), so p.grad cannot be read or changed "
             "before. Call optimizer.synchronize() first, as GradScaler and clipping need, or leave overlap_update out"
         )
+
+
+def _references(gradient: torch.Tensor) -> Tuple[int, int]:
+    """Return how many refer to ``gradient``, and to its memory."""
+    return sys.getrefcount(gradient), storage_users(gradient.untyped_storage())
+
+
+def _references_of_gradient() -> Tuple[int, int]:
+    """Return ``_references`` where ``p.grad`` and a variable refer to a gradient, and nobody else."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)  # not by a backward pass: that would start autograd's threads
+    gradient = parameter.grad
+    assert gradient is not None
+    return _references(gradient)
+
+
+_ALONE = _references_of_gradient()  # differs between versions of torch and of Python
 
 
 def _view_like(parameter: torch.Tensor, flat: torch.Tensor, offset: int) -> torch.Tensor:

@@ -71,7 +71,7 @@ class BucketLayout:
             check_parameter(name, parameter)
         for name, parameter in parameters:
             entry = Entry(parameter, name, groups.get(parameter), self._settings.sparse_as_dense)
-            entry.sparse = sparse
+            entry.sparse = entry.was_sparse = sparse
             self.entries.append(entry)
 
     def lay_out(self, backward_passes_per_step: int) -> None:
@@ -90,9 +90,7 @@ class BucketLayout:
         wanted = self._settings.overlap
         self.overlap = _overlap.pays(places) if wanted is None else wanted
         if self._settings.deterministic and not self.communicator.deterministic:
-            twin = self.communicator.split(0, deterministic=True)  # not before all have said that they want it
-            assert twin is not None
-            self._go_over_to(twin)
+            self._deterministic_twin()  # not before all have said that they want it
         gradients = [
             Gradient(e.parameter.numel(), (e.parameter.dtype, e.parameter.device), e.parameter.element_size(), e.group)
             for e in placed
@@ -101,6 +99,11 @@ class BucketLayout:
             self.buckets.append(GradientBucket(len(self.buckets), bucket, placed))
         for entry in fresh:
             self._hook(entry)
+
+    def _deterministic_twin(self) -> None:
+        twin = self.communicator.split(0, deterministic=True)
+        assert twin is not None
+        self._go_over_to(twin)
 
     def _hook(self, entry: Entry) -> None:
         """Have autograd say when the gradient has come."""
@@ -125,6 +128,19 @@ class BucketLayout:
 
         entry.hook = entry.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._hooks.append(entry.hook)
+
+    def go_over_to(self, communicator: ddl.Communicator, backward_passes_per_step: int, *, afresh: bool) -> None:
+        """Go on with other ranks. ``afresh``: some are new, so all lay their buckets out anew. Collective, blocking."""
+        self.communicator = communicator
+        if afresh:
+            for entry in self.entries:
+                entry.sparse = entry.was_sparse
+            self.leave_out(backward_passes_per_step)
+            return
+        for bucket in self.buckets:
+            bucket.forget_calls()
+        if self._settings.deterministic and not communicator.deterministic:
+            self._deterministic_twin()
 
     def leave_out(self, backward_passes_per_step: int) -> None:
         """Lay all buckets out anew, without parameters that have turned out to be sparse. Collective."""

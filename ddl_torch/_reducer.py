@@ -14,11 +14,12 @@ nothing alive; they go when it goes.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
 import ddl
+from ddl.adapter.steps import note_step
 from ddl_torch._announcement import Presence
 from ddl_torch._backward import BackwardPasses
 from ddl_torch._closure import average_before_step
@@ -28,7 +29,11 @@ from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch._rounds import Rounds
 from ddl_torch._update import PartialUpdates
 
-__all__ = ["GradientReducer"]
+__all__ = ["GradientReducer", "Recovery"]
+
+#: Comes to the next generation of ranks after such an error. Returns whether the round is to be done again there; else
+#: the others have taken the step, and this rank has its outcome. Raises what cannot be recovered from.
+Recovery = Callable[[ddl.CommunicatorError], bool]
 
 
 class GradientReducer:
@@ -56,6 +61,8 @@ class GradientReducer:
         self._summed = False  # p.grad was summed up before this round, and not used since
         self._skip = False
         self._updates = PartialUpdates()
+        self._recovery: Optional[Recovery] = None
+        self._taken = False  # the step that comes has been taken by others, and this rank has its outcome
 
     # --- what the optimizer is about ---
 
@@ -114,6 +121,15 @@ class GradientReducer:
         """Measure how the buckets are averaged fastest, and do so from now on. Collective; before the first step."""
         self._layout.choose_wire()
 
+    def go_over_to(self, communicator: ddl.Communicator, *, afresh: bool) -> None:
+        """Go on with other ranks; gradients of the round that was open are dropped. Collective, blocking.
+
+        ``afresh``: some ranks are new.
+        """
+        self._updates.show()
+        self._close_round()
+        self._rounds.go_over_to(communicator, afresh=afresh)
+
     def release(self) -> None:
         """Leave the parameters to another reducer."""
         self._layout.release()
@@ -148,13 +164,24 @@ class GradientReducer:
             )
         if not entry.is_final():
             return  # the end of the backward pass sees to it
-        entry.adopt()
+        if self._rounds.keeps_inputs and not bucket.on_gpu:
+            entry.adopt_later()  # when the bucket is sent: then what has come is what is sent
+        else:
+            entry.adopt()
         bucket.gradient_came()
         if self._sending and entry.expected:
             entry.expected = False
             bucket.pending -= 1
             if self._layout.overlap and self._flat and not self._passes.nested:
-                self._rounds.send_full()
+                self._send_full()
+
+    def _send_full(self) -> None:
+        try:
+            self._rounds.send_full()
+        except ddl.CommunicatorError:
+            if self._recovery is None:
+                raise
+            self._flat = None  # send no more before the end of the pass, which sees to it
 
     def is_complete(self) -> bool:
         """Return whether this pass has brought all gradients that it could."""
@@ -173,7 +200,7 @@ class GradientReducer:
 
     def backward_failed(self) -> None:
         """Called when a backward pass begins after one that an exception has ended, and nothing was dropped since."""
-        kept = [entry.name for entry in self._layout.entries if entry.view is not None and entry.shares_memory()]
+        kept = [entry.name for entry in self._layout.entries if entry.view is not None and entry.has_what_came()]
         if self._sending:
             self._end_round(abandoned=True)
             self._rounds.forget()
@@ -199,9 +226,45 @@ class GradientReducer:
         """End the round, as ``Rounds.end`` does."""
         self._begin()
         self._passes.stop()
-        error = self._rounds.end(self._updates, updated, abandoned)
+        while True:
+            try:
+                error = self._rounds.end(self._updates, updated, abandoned)
+                break
+            except ddl.CommunicatorError as lost:
+                if self._recovery is None or isinstance(lost, ddl.CollectiveMismatch):
+                    raise
+                if not self._recover(lost, self._recovery):
+                    return None
         self.synchronized = True
         return error
+
+    @property
+    def updates_early(self) -> bool:
+        """Whether ``step`` updates a part of the parameters while averages are awaited."""
+        return self._settings.overlap_update
+
+    def recover_by(self, recovery: Recovery) -> None:
+        """Do a round that is broken off again, with the ranks that ``recovery`` finds."""
+        self._recovery = recovery
+        self._rounds.keeps_inputs = True
+
+    def _recover(self, lost: ddl.CommunicatorError, recovery: Recovery) -> bool:
+        """Come to the next generation; return whether the round is to be done again."""
+        if any(entry.sparse for entry in self._layout.entries):
+            raise ddl.InvalidState(
+                f"{self._rounds.where} a rank was lost while sparse gradients were exchanged, which cannot be done "
+                "again; use DistributedOptimizer(sparse_as_dense=True), or hvd.elastic.run"
+            ) from lost
+        self._rounds.take_back()
+        if recovery(lost):
+            self._rounds.resume()
+            self.synchronized = self.asked = False
+            return True
+        for entry in self._layout.entries:
+            entry.parameter.grad = None  # so ``step`` leaves parameters and state as they are
+        self._close_round()
+        self.synchronized = self._taken = True
+        return False
 
     def _close_round(self) -> None:
         """Let the next gradient begin another round."""
@@ -246,9 +309,12 @@ class GradientReducer:
             raise
 
     def after_step(self, kwargs: Dict[str, Any]) -> None:
-        """Note that gradients have been used."""
+        """Note that gradients have been used. A step that calls its base class's step comes here twice."""
         self._updates.show()
-        self._rounds.steps_taken += self.synchronized
+        if self.synchronized:
+            note_step()
+        self._rounds.steps_taken += self.synchronized and not self._taken
+        self._taken = False
         self.synchronized = self.asked = False
 
     def restart(self) -> None:

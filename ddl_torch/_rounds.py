@@ -47,6 +47,7 @@ class Rounds:
         self.open = False  #: a gradient has come in this round
         self.seen = Presence.TRAINING  #: in the last round, the greatest of all ranks
         self.loss_due = False  #: a closure has ended a round, and its loss has not been averaged
+        self.keeps_inputs = False  #: what is sent is kept, so that it can be sent again
         self.ended, self.bytes, self.seconds_waiting = 0, 0, 0.0
         self._settings = settings
         self._op = settings.op
@@ -67,6 +68,29 @@ class Rounds:
         """Give a place to every parameter that requires a gradient and has none. Collective if there is one."""
         self.layout.lay_out(self.backward_passes_per_step)
         if self._settings.check and self._check is None:
+            self._check = GradientCheck(self._communicator, self._settings)
+
+    def take_back(self) -> None:
+        """Have this rank's own gradients again, those of a round that was broken off, to be sent once more."""
+        for bucket in self.layout.buckets:
+            bucket.take_back()
+
+    def resume(self) -> None:
+        """Go on with the round that was broken off, from its first bucket."""
+        self.open, self._next = True, 0
+        for bucket in self.layout.buckets:
+            bucket.begin()
+        if self._check is not None:
+            self._check.begin()
+
+    def go_over_to(self, communicator: ddl.Communicator, *, afresh: bool) -> None:
+        """Go on with other ranks, and count steps anew. Collective, blocking."""
+        self.open = self.loss_due = False
+        self.steps_taken = 0
+        self._low_rank.clear()
+        self.layout.go_over_to(communicator, self.backward_passes_per_step, afresh=afresh)
+        self.forget()
+        if self._check is not None:
             self._check = GradientCheck(self._communicator, self._settings)
 
     def begin(self) -> bool:
@@ -114,7 +138,9 @@ class Rounds:
 
     def _start(self, bucket: GradientBucket, abandoned: bool = False) -> None:
         communicator, op, overlap = self._communicator, self._op, self.layout.overlap
-        bucket.fill(communicator.size, self._says(abandoned))
+        bucket.fill(communicator.size, self._says(abandoned), keeps=self.keeps_inputs)
+        if self.keeps_inputs:
+            bucket.keep()
         if self._check is not None:
             self._check.keep(bucket)
         powersgd, own = self._settings.powersgd, self._settings.own_compressor
@@ -152,6 +178,8 @@ class Rounds:
         wrong = None if self._check is None else self._check.end()
         self.ended += 1
         self.open = False
+        for bucket in sent:
+            bucket.forget_inputs()
         self.seen = said.presence
         self.loss_due = said.presence is Presence.EVALUATING and apart is None
         if lost:

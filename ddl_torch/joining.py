@@ -10,9 +10,10 @@ from __future__ import annotations
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import List, Optional, Union
+from typing import Callable, List, Optional, Union
 
 import ddl
+from ddl.adapter.generation import Change, bring_along
 from ddl_torch._delta import DeltaReducer
 from ddl_torch._reducer import GradientReducer
 from ddl_torch._where import global_process_set, process_sets
@@ -33,6 +34,8 @@ class Optimizers:
         self._going_on: weakref.WeakSet[Reducer] = weakref.WeakSet()  # with ``join``
         self._all: weakref.WeakSet[Reducer] = weakref.WeakSet()  # also those of a part of the ranks, or of jobs before
         self._lost: weakref.WeakKeyDictionary[Reducer, str] = weakref.WeakKeyDictionary()
+        #: What gives a reducer a communicator of the next generation's ranks, in the order in which they were made.
+        self._follows: weakref.WeakKeyDictionary[Reducer, Callable[[], ddl.Communicator]] = weakref.WeakKeyDictionary()
 
     def communicator(self) -> ddl.Communicator:
         """Return a communicator of all ranks for a new one; ranks make them in the same order. Collective.
@@ -49,8 +52,8 @@ class Optimizers:
         assert own is not None
         return own
 
-    def add(self, reducer: Reducer, everybody: bool) -> None:
-        """Take note of one; ``everybody``: it uses such a communicator.
+    def add(self, reducer: Reducer, everybody: bool, again: Callable[[], ddl.Communicator]) -> None:
+        """Take note of one; ``everybody``: it uses such a communicator, and ``again`` makes another one. Collective.
 
         It takes the place of those that have a parameter of it, as where a notebook wraps its model again: when the
         old optimizer is collected differs by rank, and until then both would average.
@@ -66,6 +69,16 @@ class Optimizers:
         self._all.add(reducer)
         if everybody:
             self._going_on.add(reducer)
+            self._follows[reducer] = again
+
+    def follow(self, change: Change) -> None:
+        """Let the optimizers over all ranks go on with the ranks that there are now. Collective, blocking."""
+        if len(self._follows) > 1:  # to look for what is left of older ones takes a tenth of a second
+            gc.collect()  # what hangs in a cycle goes at another time on each rank
+        for reducer, again in list(self._follows.items()):
+            if reducer in self._all:
+                reducer.go_over_to(again(), afresh=bool(change.newcomers))
+                self._going_on.add(reducer)
 
     def lost(self, reducer: Reducer) -> Optional[str]:
         """Return the name of the parameter for which another has taken its place, if one has."""
@@ -78,6 +91,7 @@ class Optimizers:
 
 
 optimizers = Optimizers()
+bring_along(optimizers.follow)
 
 
 def join(device: int = -1) -> int:

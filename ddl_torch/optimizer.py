@@ -147,8 +147,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
         own: List[ddl.Communicator] = []
         weakref.finalize(optimizer, _close, own).atexit = False
-        communicator, everybody = _ranks_of(process_set, communicator, own)
         chosen = parse(compression)
+        wire = chosen.name if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto) else None
+        again = functools.partial(_all_ranks, own, None if op == ddl.Adasum else wire)
+        communicator, everybody = _ranks_of(process_set, communicator, own)
         _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or communicator.deterministic)
         check_same_on_all_ranks(communicator, [f"op={op.name}", f"compression={chosen}"], [])
         reducer: Union[GradientReducer, DeltaReducer]
@@ -157,8 +159,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reducer.add(parameters)
         else:
             powersgd = chosen if isinstance(chosen, PowerSGD) else None
-            if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto):
-                communicator = on_wire(communicator, chosen.name)
+            if wire is not None:
+                communicator = on_wire(communicator, wire)
                 own.append(communicator)
             settings = OptimizerSettings(
                 op=op,
@@ -180,7 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if chosen == Compression.auto:
             assert isinstance(reducer, GradientReducer)
             reducer.choose_wire()
-        optimizers.add(reducer, everybody)
+        optimizers.add(reducer, everybody, again)
         kind = type(optimizer)
         methods: Dict[str, Any] = {}
         if isinstance(reducer, DeltaReducer):
@@ -287,6 +289,18 @@ def _ranks_of(
     if ranks is not ddl.world():
         own.append(ranks)
     return ranks, chosen is not None
+
+
+def _all_ranks(own: List[ddl.Communicator], wire: Optional[str]) -> ddl.Communicator:
+    """Return a communicator of all ranks of now, for an optimizer whose ``own`` ones were closed. Collective."""
+    own.clear()
+    communicator = optimizers.communicator()
+    if communicator is not ddl.world():
+        own.append(communicator)
+    if wire is not None:
+        communicator = on_wire(communicator, wire)
+        own.append(communicator)
+    return communicator
 
 
 def _close(communicators: List[ddl.Communicator]) -> None:

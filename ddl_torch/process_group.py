@@ -1,8 +1,8 @@
-"""DDL as a backend of ``torch.distributed``: ``import ddl_torch; dist.init_process_group("ddl")``.
+"""``DDLProcessGroup``: what ``torch.distributed`` has for a process group on the backend "ddl".
 
 A process group has a ``ddl.Communicator``: the default group has that of all ranks, any other group has its own. c10d
-calls this file. ``_c10d_verbs.py`` makes its verbs of DDL's, ``_c10d_work.py`` has what they return, and
-``_rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
+calls this file. ``_c10d_backend.py`` makes the groups, ``_c10d_verbs.py`` makes their verbs of DDL's, ``_c10d_work.py``
+has what they return, and ``_rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
 """
 
 from __future__ import annotations
@@ -13,40 +13,20 @@ from typing import Any, Callable, List, Optional, Sequence
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
-from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ddl import Communicator, InvalidState
 from ddl_torch._c10d_arguments import Part, op_of
 from ddl_torch._c10d_devices import OtherDevices, by_device
-from ddl_torch._c10d_lifetime import Unwaited, keep_what_reducers_hold, torch_keeps_works
+from ddl_torch._c10d_lifetime import Unwaited, torch_keeps_works
 from ddl_torch._c10d_messages import Messages
-from ddl_torch._c10d_monitored_barrier import barrier_within, extend_torch, monitored_barrier, own_timeout
+from ddl_torch._c10d_monitored_barrier import barrier_within, monitored_barrier, own_timeout
 from ddl_torch._c10d_verbs import C10dVerbs
-from ddl_torch._c10d_work import GroupWork, ThreadPerWork, Waiter
-from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
-from ddl_torch._streams import GPU_TYPES
+from ddl_torch._c10d_work import GroupWork, ThreadPerWork, Waiter, error_type
+from ddl_torch._compat import no_reconfigure
 
-__all__ = ["DDLProcessGroup", "register"]
+__all__ = ["DDLProcessGroup"]
 
 Tensors = Sequence[torch.Tensor]
-
-
-def register() -> None:
-    """Make "ddl" known to ``torch.distributed``. Done by ``import ddl_torch``; again does nothing."""
-    if "DDL" not in dist.Backend._plugins:
-        dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu", *sorted(GPU_TYPES)])
-        register_rendezvous_handler("ddl", by_launcher)  # type: ignore[no-untyped-call]
-        extend_torch(DDLProcessGroup)
-        keep_what_reducers_hold()
-
-
-def _create(options: Any, _: Any) -> DDLProcessGroup:
-    """Called by ``dist.init_process_group`` and ``new_group``, on the ranks of the group."""
-    members = list(options.global_ranks_in_group)
-    communicator, leave = communicator_for(
-        options.store, options.group_rank, options.group_size, members, options.timeout
-    )
-    return DDLProcessGroup(communicator, leave, options.store, seconds_of(options.timeout))
 
 
 _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d asks of no backend
@@ -64,6 +44,19 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self, communicator: Communicator, leave: Callable[[], None], store: Store, timeout: Optional[float]
     ) -> None:
         super().__init__(communicator.rank, communicator.size)
+        self._prepare(timeout)
+        tagged = communicator.subset(range(communicator.size), timeout=timeout)
+        self._take_up(communicator, tagged, leave, store)
+
+    def _prepare(self, timeout: Optional[float]) -> None:
+        """Set what does not depend on the communicator."""
+        self.others = OtherDevices(self, timeout)
+        self._name = self._description = ""
+
+    def _take_up(
+        self, communicator: Communicator, tagged: Communicator, leave: Callable[[], None], store: Store
+    ) -> None:
+        """Work by ``communicator`` from now on; ``tagged`` has the same ranks."""
         self.communicator = communicator
         self._leave = leave
         self._waiter = Waiter()
@@ -71,10 +64,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self._starting = C10dVerbs(communicator, blocking=False)
         self._blocking = C10dVerbs(communicator, blocking=True)
         self._timeout = communicator.timeout
-        tagged = communicator.subset(range(communicator.size), timeout=timeout)
         self._messages = Messages(communicator, tagged, store, self._timeout)
-        self.others = OtherDevices(self, timeout)
-        self._name = self._description = ""
 
     def _verbs(self, opts: Any) -> C10dVerbs:
         return self._starting if getattr(opts, "asyncOp", True) else self._blocking
@@ -143,6 +133,29 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     def split_group(self, *_: Any, **__: Any) -> dist.ProcessGroup:
         """Raise ``InvalidState``: torch would make a group that has no backend for the CPU."""
         raise InvalidState('split_group: the backend "ddl" cannot be split; new_group makes a group of the same ranks')
+
+    # ``ReconfigurableProcessGroup`` overrides these three.
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether ``reconfigure`` works: if the group was made with ``enable_reconfigure=True``."""
+        return False
+
+    def get_reconfigure_handle(self) -> str:
+        """Raise ``InvalidState``: see ``supports_reconfigure``."""
+        raise InvalidState(f"get_reconfigure_handle: {no_reconfigure()}")
+
+    def reconfigure(self, _: Any) -> Any:
+        """Raise ``InvalidState``: see ``supports_reconfigure``."""
+        raise InvalidState(f"reconfigure: {no_reconfigure()}")
+
+    def errored(self) -> Optional[Exception]:
+        """Return the error that has broken the group, None while it is whole. Does not block."""
+        return self._messages.error()
+
+    def get_error(self) -> Any:
+        """Return torch's ``ErrorType`` of ``errored``: SUCCESS, TIMEOUT or COMM_ERROR. Does not block."""
+        return error_type(self.errored())
 
     def abort(self) -> None:
         """Break the group on all its ranks: what is under way and every later verb raises ``ddl.Aborted``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -87,16 +87,34 @@ def broadcast_optimizer_state(
     communicator = ddl.world() if communicator is None else communicator
     verb = "broadcast_optimizer_state"
     _check_call(verb, root_rank, [f"allow_pickle={allow_pickle}"], _what_lacks(model, optimizer), communicator)
+    own = optimizer.state_dict() if communicator.rank == root_rank else None
+    state = broadcast_state(own, root_rank, allow_pickle=allow_pickle, communicator=communicator)
+    if communicator.rank != root_rank:
+        _load(optimizer, state)
+    elif isinstance(optimizer, DistributedOptimizer):
+        optimizer._ddl.restart()  # as load_state_dict does on the other ranks
+
+
+def broadcast_state(
+    state: Any, root_rank: int, *, allow_pickle: bool = False, communicator: Optional[ddl.Communicator] = None
+) -> Any:
+    """Return ``state`` of ``root_rank``: plain data with tensors in it, on the CPU elsewhere. Collective, blocking."""
+    communicator = ddl.world() if communicator is None else communicator
+    is_root = communicator.rank == root_rank
     tensors: List[torch.Tensor] = []
-    described = _take_apart(optimizer.state_dict(), tensors) if communicator.rank == root_rank else None
+    described = _take_apart(state, tensors) if is_root else None
     described = communicator.broadcast_object(described, root=root_rank, allow_pickle=allow_pickle)
-    if communicator.rank == root_rank:
-        for tensor in tensors:
-            _broadcast(tensor, root_rank, communicator)
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer._ddl.restart()  # as load_state_dict does on the other ranks
-    else:
-        _load(optimizer, _put_together(described, root_rank, communicator))
+
+    def received(shape: List[int], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        _broadcast(tensor, root_rank, communicator)
+        return tensor
+
+    if not is_root:
+        return _put_together(described, received)
+    for tensor in tensors:
+        _broadcast(tensor, root_rank, communicator)
+    return state
 
 
 def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimizer) -> str:
@@ -104,7 +122,7 @@ def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimiz
     if model is None:
         return ""
     having = {id(parameter) for parameter in model.parameters()}
-    lacking = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in having]
+    lacking = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in having]
     if not lacking:
         return ""
     return (
@@ -116,7 +134,7 @@ def _what_lacks(model: Optional[torch.nn.Module], optimizer: torch.optim.Optimiz
 def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Load a state dictionary exactly: ``load_state_dict`` alone casts state to the type of its parameter."""
     optimizer.load_state_dict(state)
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = parameters_of(optimizer)
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for parameter, number in zip(own, numbers):
         if number in state["state"]:
@@ -146,18 +164,16 @@ def _take_apart(value: Any, tensors: List[torch.Tensor]) -> Any:
     return ("plain", value)
 
 
-def _put_together(described: Any, root_rank: int, communicator: ddl.Communicator) -> Any:
-    """Undo ``_take_apart``, receiving the tensors."""
+def _put_together(described: Any, tensor: Callable[[List[int], torch.dtype], torch.Tensor]) -> Any:
+    """Undo ``_take_apart``; ``tensor`` returns the next one, of a shape and type."""
     kind, *rest = described
     if kind == "tensor":
-        tensor = torch.empty(rest[1], dtype=getattr(torch, rest[0]))
-        _broadcast(tensor, root_rank, communicator)
-        return tensor
+        return tensor(rest[1], getattr(torch, rest[0]))
     if kind == "dict":
-        return {key: _put_together(part, root_rank, communicator) for key, part in rest[0]}
+        return {key: _put_together(part, tensor) for key, part in rest[0]}
     if kind == "plain":
         return rest[0]
-    values = [_put_together(part, root_rank, communicator) for part in rest[0]]
+    values = [_put_together(part, tensor) for part in rest[0]]
     return tuple(values) if kind == "tuple" else values
 
 
@@ -165,7 +181,17 @@ def _broadcast(tensor: torch.Tensor, root_rank: int, communicator: ddl.Communica
     """Overwrite a tensor of any type and strides, as bytes."""
     target = tensor.detach()
     dense = target.resolve_conj().resolve_neg().contiguous()
-    communicator.broadcast_(for_core(dense.reshape(-1).view(torch.uint8)), root=root_rank)
+    communicator.broadcast_(for_core(as_bytes(dense)), root=root_rank)
     if dense.data_ptr() != target.data_ptr():
         target.copy_(dense)
     mark_written(tensor)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in their order (uint8, one axis): its own memory, or a copy where it has gaps."""
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
+    """Return what an optimizer trains, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

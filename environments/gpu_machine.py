@@ -10,6 +10,7 @@ Runs with the standard library alone. Arguments are those of ``python -m benchma
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -36,14 +37,14 @@ class CannotBuild(Exception):
 
 
 def link_carried() -> None:
-    """Let Python find what was carried along and it has not itself."""
-    shutil.rmtree(SITE, ignore_errors=True)
-    SITE.mkdir(parents=True)
+    """Let Python find what was carried along and it has not itself. Other calls may do so at the same time."""
+    SITE.mkdir(parents=True, exist_ok=True)
     for name in PURE:
         if importlib.util.find_spec(name) is None:
             for carried in (CARRIED / name, CARRIED / f"{name}.py", *CARRIED.glob(f"{name}-*.dist-info")):
                 if carried.exists():
-                    (SITE / carried.name).symlink_to(carried)
+                    with contextlib.suppress(FileExistsError):
+                        (SITE / carried.name).symlink_to(carried)
     sys.path.append(str(SITE))
 
 

@@ -237,12 +237,21 @@ class Cluster:
         """Undo ``link_down``."""
         self._wire("fabric", wiring.Wiring([f"link set {self._port(host, rail)} up"]))
 
+    def deafen(self, host: str, rail: int = 0) -> None:
+        """Let nothing that comes to the host be heard there, silently; what it says still goes out. For good."""
+        self._drop(host, "ingress", wiring.EVERYTHING, rail)
+
+    def mute(self, host: str, rail: int = 0) -> None:
+        """Let nothing go out that the host says, silently; it still hears the others. For good."""
+        self._drop(host, "egress", wiring.EVERYTHING, rail)
+
+    def split(self, rack: int, rail: int = 0) -> None:
+        """Let nothing pass between a rack and the others, silently. For good."""
+        self._wire("fabric", wiring.Wiring([f"link set up{rack}.{rail} nomaster"]))
+
     def refuse(self, host: str, source: str, rail: int = 0) -> None:
         """Let the host's firewall drop what would open a TCP connection from ``source`` to a port from 32768 up."""
-        code = wiring.no_openings_from(self.address(source, rail))
-        self.run(host, ["tc", "qdisc", "add", "dev", f"rail{rail}", "clsact"])
-        rule = ["filter", "add", "dev", f"rail{rail}", "ingress", "bpf", "da", "bytecode", code]
-        self.run(host, ["tc", *rule])
+        self._drop(host, "ingress", wiring.no_openings_from(self.address(source, rail)), rail)
 
     def freeze(self, host: str) -> None:
         """Stop all processes of the host, which do not notice; its kernel goes on acknowledging what comes."""
@@ -262,6 +271,11 @@ class Cluster:
         for rail in range(len(self.shape.rails)):
             self.cut(host, rail)
         self.kill(host)
+
+    def _drop(self, host: str, way: str, code: str, rail: int) -> None:
+        device = ["dev", f"rail{rail}"]
+        rule = ["filter", "add", *device, way, "bpf", "da", "bytecode", f'"{code}"']
+        self._wire(host, wiring.Wiring([], [" ".join(["qdisc", "add", *device, "clsact"]), " ".join(rule)]))
 
     def _port(self, host: str, rail: int) -> str:
         first_process(self.directory, host)  # raises if it is off

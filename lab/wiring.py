@@ -11,7 +11,9 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.shape import Shape, burst_bytes
 
-__all__ = ["Wiring", "no_openings_from", "of_fabric", "of_host"]
+__all__ = ["EVERYTHING", "Wiring", "no_openings_from", "of_fabric", "of_host"]
+
+EVERYTHING = "1,6 0 0 2"  #: the bytecode that drops whatever comes by; see no_openings_from
 
 
 class Wiring(NamedTuple):

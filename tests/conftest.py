@@ -20,8 +20,9 @@ import pytest
 # A shell without job control starts background jobs with Ctrl-C ignored, and every rank would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for number in (signal.SIGHUP, signal.SIGQUIT):  # as under nohup
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 # A torch for CUDA brings triton, which crashes if it is loaded after TensorFlow: both have an LLVM of their own.
 # Test modules import both, TensorFlow first. (A torch for CPUs has no triton.)
@@ -59,12 +60,19 @@ def _installed(module: str) -> bool:
 collect_ignore = [framework for framework in ("caffe", "chainer", "theano") if not _installed(framework)]
 
 
+@pytest.fixture(scope="session")
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for what the programs that tests start would keep in the user's home."""
+    return str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
-def no_job_in_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_job_in_environment(monkeypatch: pytest.MonkeyPatch, state_home: str) -> Iterator[None]:
     """Hide the variables of an outer launcher, so that a test's processes see only what the test gives them."""
     launchers = ("DDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
     for variable in list(os.environ):
         if variable.startswith(launchers):
             monkeypatch.delenv(variable)
+    monkeypatch.setenv("XDG_STATE_HOME", state_home)
     monkeypatch.setenv("DDL_TUNED", "off")  # a table that the user measured on this machine would change what runs
     yield

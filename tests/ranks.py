@@ -96,6 +96,24 @@ def _serve(preload: Sequence[str]) -> None:
         _served = preload
 
 
+def prepare(path: Path) -> None:
+    """Start the server of ranks for a test in ``path``, unless it runs, and wait until it has loaded what they need."""
+    preload = _preload_of(path)
+    if preload != _served:
+        _serve(preload)
+        process = _context.Process(target=_nothing)
+        process.start()
+        process.join(100)
+
+
+def _preload_of(path: Path) -> Sequence[str]:
+    return _PRELOAD if drivers.is_real() else _PRELOADS.get(path.relative_to(_TESTS).parts[0], _PRELOAD)
+
+
+def _nothing() -> None:
+    pass
+
+
 def _load(path: str, name: str) -> Callable[..., Any]:
     module_name = "ranks_" + os.path.basename(path)[:-3]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -152,7 +170,7 @@ def run(
     secret = secrets.token_bytes(32)
     path = function.__code__.co_filename
     # After a fork, CUDA cannot be used if the server has begun to use it; to load torch may be enough for that.
-    _serve(_PRELOAD if drivers.is_real() else _PRELOADS.get(Path(path).relative_to(_TESTS).parts[0], _PRELOAD))
+    _serve(_preload_of(Path(path)))
     with tempfile.TemporaryDirectory() as folder, StoreServer(secret, size) as store:
         processes, ends = [], []
         for rank in range(size):

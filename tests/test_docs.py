@@ -67,7 +67,7 @@ def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
 
 #: Documents whose blocks are whole programs: what each is about, and on how many ranks it runs.
 PROGRAMS = {
-    "docs/torch.md": (["backend", "hook"], 2),
+    "docs/torch.md": (["backend", "torchft", "hook"], 2),
     "docs/training_loop.md": (["mixed_precision", "a_batch_left_out", "kept_gradients"], 2),
     "docs/deterministic.md": (["bits"], 3),
 }

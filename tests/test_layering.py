@@ -28,25 +28,30 @@ RULES = {
     "topology": "errors",
     "reduce_op": "errors text",
     "memory": "errors _core",
+    "records": "errors",
     "store": "errors",
+    "blame": "errors text records store.rank_names",
     "bootstrap.environ": "errors store",
     "bootstrap": "errors text store bootstrap.environ _core",
-    "launch": "errors text store bootstrap.environ _version",
+    "launch": "errors text store records blame bootstrap.environ _version",
     "plan": "errors topology",
     "plan.lower": "errors topology plan _core",  # it hands plans to the core
     "tuning": "errors text topology plan _version",
     "tuning.simulate": "errors topology plan tuning adapter.buckets",  # it cuts a model's gradients as adapters do
     "tuning.measure": "errors text topology plan tuning reduce_op memory communicator bootstrap.environ",
-    "_comm": "errors topology plan tuning reduce_op store bootstrap _version _core",
+    "_comm": "errors topology plan tuning reduce_op store bootstrap records _version _core",
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
     "api": "errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
     "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
+    "adapter.steps": "_core",  # its one call is a part of every training step
+    "elastic": "adapter",
     "adapter.rendezvous": "store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
     "ddl": f"{PUBLIC} _version text launch.function",
     "tools": "*",
     "benchmarks": "* lab",
     "lab": "errors tools",
+    "release": "errors tools _version",
     "ddl_torch": f"{PUBLIC} adapter text",
     "ddl_tensorflow": f"{PUBLIC} adapter text",
     "ddl_caffe": f"{PUBLIC} adapter",
@@ -56,7 +61,7 @@ RULES = {
 
 
 #: Packages of the checkout beside ``ddl`` and its adapters; they are not installed.
-NOT_INSTALLED = ("benchmarks", "lab")
+NOT_INSTALLED = ("benchmarks", "lab", "release")
 
 
 def full_name(name: str) -> str:
@@ -66,13 +71,17 @@ def full_name(name: str) -> str:
 MAY_IMPORT = {full_name(room): [full_name(name) for name in rule.split()] for room, rule in RULES.items()}
 PACKAGES = sorted({room.split(".")[0] for room in MAY_IMPORT})
 #: These do no input and output, and know no threads and no clocks: they import none of these modules of Python.
-PURE = ("ddl.topology", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
+PURE = ("ddl.topology", "ddl.blame", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
 IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())
 FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax", "mpi4py"}
 #: ``ddlrun`` starts in milliseconds: the rooms that it loads import the standard library only, and these where needed:
-#: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need.
-LOADED_BY_DDLRUN = ("ddl.errors", "ddl.text", "ddl.topology", "ddl.store", "ddl.bootstrap.environ", "ddl.launch")
-OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions"}
+#: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need, and
+#: what --metrics serves with.
+LOADED_BY_DDLRUN = (
+    *("ddl.errors", "ddl.text", "ddl.topology", "ddl.records", "ddl.blame", "ddl.store"),
+    *("ddl.bootstrap.environ", "ddl.launch"),
+)
+OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions", "prometheus_client"}
 
 
 def python_files() -> List[Path]:

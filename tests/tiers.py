@@ -15,6 +15,7 @@ from typing import Iterator, List
 
 import drivers
 import pytest
+import ranks
 
 LIMIT = 5.0  #: seconds of a test that is not slow, without its fixtures
 LENIENT = 3.0
@@ -42,6 +43,12 @@ def slowness() -> float:
         pass
     loop = (time.perf_counter() - begin) / _LOOP_SECONDS
     return max(1.0, loop, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Load what a test's ranks need before its seconds are counted: the first one of a framework is slow to come."""
+    if item.get_closest_marker("processes") is not None:
+        ranks.prepare(item.path)
 
 
 @pytest.hookimpl(wrapper=True)

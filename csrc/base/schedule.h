@@ -8,4 +8,7 @@ namespace ddl {
 // share of the processor stays the same, and it needs no privilege. Linux 6.12 and later; no effect elsewhere.
 void ask_for_short_turns();
 
+// Asks for naps of the calling thread that end when they should. Otherwise the kernel may let each last 50 us longer.
+void ask_for_exact_naps();
+
 }  // namespace ddl

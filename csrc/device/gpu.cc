@@ -1,5 +1,7 @@
 #include "device/gpu.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -8,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
+#include "base/schedule.h"
 #include "device/words.h"
 
 namespace ddl {
@@ -217,6 +220,8 @@ void Gpu::take_begun(std::vector<std::shared_ptr<Transfer>>* transfers) {
 }
 
 void Gpu::thread_main() {
+  ask_for_short_turns();
+  ask_for_exact_naps();
   std::vector<std::shared_ptr<Transfer>> transfers;
   try {
     driver_.leave_captures_alone();
@@ -235,9 +240,12 @@ void Gpu::thread_main() {
 }
 
 void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
-  Nanoseconds nap = kShortestNap;
+  Nanoseconds nap = kShortestNap, moved_at = 0;
+  uint32_t last = 0;
   while (true) {
     const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
+    if (kicks != last) moved_at = now_ns();
+    last = kicks;
     take_begun(transfers);
     driver_.note_acquire(&begun_);
     bool moved = false, waits = false;
@@ -248,6 +256,11 @@ void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
     if (stop_.load(std::memory_order_seq_cst)) return;  // who holds the GPU has waited for all transfers
     if (moved) {
       nap = kShortestNap;
+      moved_at = now_ns();
+      continue;
+    }
+    if (!transfers->empty() && now_ns() - moved_at < Transfer::kAwake) {
+      ::sched_yield();
       continue;
     }
     asleep_.store(true, std::memory_order_seq_cst);

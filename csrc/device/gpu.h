@@ -3,7 +3,8 @@
 // A communicator that has used arrays of that GPU holds it until it is shut down. Its thread makes all calls of the
 // driver that do not belong to a submission, so that no lane ever waits for a lock of the driver. That data has
 // arrived, a word in memory says, which the stream itself writes: so a lane does not wait for the thread either.
-// While a transfer waits for the GPU, the thread looks every 20 to 100 microseconds; otherwise it sleeps.
+// While something moves, the thread looks again and again, if no other thread wants the core. Afterwards, while a
+// transfer waits for the GPU, it looks every 20 to 100 microseconds; otherwise it sleeps.
 #pragma once
 
 #include <atomic>

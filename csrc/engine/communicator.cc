@@ -18,11 +18,13 @@ Communicator::Communicator(const CommunicatorOptions& options)
       timeout_(options.timeout),
       owner_pid_(process_id()),
       neighbourhood_(options.rank, options.size),
-      failure_(options.rank),
-      links_(options.rank, options.connections, neighbourhood_) {
+      recorder_(options.rank, options.size, options.recorded, std::max<uint32_t>(1, options.recorded / 2)),
+      failure_(options.rank, &recorder_),
+      links_(options.rank, options.connections, neighbourhood_, &recorder_, &failure_) {
   for (int i = 0; i < kLanes; ++i) {
-    lanes_[static_cast<size_t>(i)] = std::make_unique<Lane>(options.rank, static_cast<LaneId>(i), neighbourhood_,
-                                                            &links_, &failure_, options.patience);
+    const LaneId id = static_cast<LaneId>(i);
+    lanes_[static_cast<size_t>(i)] = std::make_unique<Lane>(options.rank, id, neighbourhood_, &links_, &failure_,
+                                                            recorder_.lane(id), options.patience);
   }
 }
 
@@ -42,9 +44,10 @@ void Communicator::add_connection(int peer, int stream, int fd) {
   for (auto& lane : lanes_) lane->wake();
 }
 
-void Communicator::install(Collective collective, int root, std::vector<Choice> choices) {
+std::vector<Choice> Communicator::checked(std::vector<Choice> choices) {
   if (choices.empty()) throw Error(ErrorKind::kInternalError, "no plans to choose from");
-  for (const Choice& choice : choices) {
+  for (Choice& choice : choices) {
+    choice.plan_name = recorder_.name_plan(choice.name);
     if (choice.in_flight < 1 || choice.in_flight > kLargeSlots) {
       throw Error(ErrorKind::kInternalError, std::to_string(choice.in_flight) + " pieces in flight");
     }
@@ -53,8 +56,23 @@ void Communicator::install(Collective collective, int root, std::vector<Choice> 
                                                  std::to_string(options_.size));
     }
   }
+  return choices;
+}
+
+void Communicator::install(Collective collective, int root, std::vector<Choice> choices) {
+  std::vector<Choice> fit = checked(std::move(choices));
   const Lock lock(lock_);
-  choices_.emplace(std::make_pair(collective, root), std::move(choices));  // the first stays
+  choices_.emplace(std::make_pair(collective, root), std::move(fit));  // the first stays
+}
+
+void Communicator::replace(Collective collective, int root, std::vector<Choice> choices) {
+  std::vector<Choice> fit = checked(std::move(choices));
+  const Lock lock(lock_);
+  const auto entry = choices_.find({collective, root});
+  if (entry == choices_.end()) throw Error(ErrorKind::kInternalError, "there is no plan to be replaced");
+  entry->second.swap(fit);
+  replaced_.push_back(std::move(fit));
+  edition_.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Communicator::installed(Collective collective, int root) const {
@@ -90,6 +108,8 @@ void Communicator::prepare(Operation* operation) const {
   const Choice& choice = choose(*operation);
   const Plan& plan = *choice.plan;
   operation->plan = &plan;
+  operation->edition = edition();
+  operation->plan_name = choice.plan_name;
   operation->lane = point_to_point(operation->descriptor.collective) ? LaneId::kPointToPoint : choice.lane;
   operation->in_flight = choice.in_flight;
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
@@ -123,14 +143,13 @@ void Communicator::number(Operation* operation) {
     operation->wire = descriptor;
     operation->wire.collective = Collective::kSend;
     operation->wire.root = descriptor.collective == Collective::kRecv ? options_.rank : descriptor.root;
+    recorder_.number(operation);
     return;
   }
-  descriptor.sequence = ++sequence_;
+  descriptor.sequence = recorder_.submitted() + 1;
   descriptor.history = history_ = extend_history(history_, descriptor);
   operation->wire = descriptor;
-  Remembered& remembered = remembered_[sequence_ % kRemembered];
-  remembered.descriptor = descriptor;
-  if (!remembered.label.empty() || !operation->label.empty()) remembered.label = operation->label;
+  recorder_.number(operation);
 }
 
 void Communicator::submit(const std::shared_ptr<Operation>& operation) {
@@ -138,6 +157,8 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation) {
   {
     const Lock lock(lock_);
     number(operation.get());
+    Recorder::write(operation.get());
+    operation->entry->submitted.store(now_ns(), std::memory_order_relaxed);
     operation->self = operation;
     lane.submit(operation.get());
   }
@@ -198,12 +219,8 @@ void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, 
   std::string operation;
   {
     const Lock lock(lock_);
-    if (sequence_ > 0) {
-      Operation last;
-      last.descriptor = remembered_[sequence_ % kRemembered].descriptor;
-      last.label = remembered_[sequence_ % kRemembered].label;
-      operation = last.text();
-    }
+    Operation last;
+    if (recorder_.recall(recorder_.submitted(), &last.descriptor, &last.label)) operation = last.text();
   }
   failure_.fail(kind, culprit, reason, operation, tell);
   for (auto& lane : lanes_) lane->wake();
@@ -211,17 +228,13 @@ void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, 
 
 std::string Communicator::operation_text(uint64_t sequence) const {
   const Lock lock(lock_);
-  const Descriptor& descriptor = remembered_[sequence % kRemembered].descriptor;
-  return sequence != 0 && descriptor.sequence == sequence ? descriptor.text() : "";
+  Descriptor descriptor;
+  std::string label;
+  return recorder_.recall(sequence, &descriptor, &label) ? descriptor.text() : "";
 }
 
 bool Communicator::awaits_gpu(uint64_t sequence) const {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) { return lane->awaits_stage_of(sequence); });
-}
-
-uint64_t Communicator::submitted() const {
-  const Lock lock(lock_);
-  return sequence_;
 }
 
 bool Communicator::busy() const {
@@ -231,7 +244,7 @@ bool Communicator::busy() const {
 Totals Communicator::collectives() const {
   Totals totals;
   for (const LaneId id : {LaneId::kSmall, LaneId::kLarge}) {
-    const Activity& activity = lanes_[static_cast<size_t>(id)]->activity();
+    const Activity& activity = recorder_.lane(id);
     totals.operations += activity.operations.load(std::memory_order_relaxed);
     totals.waited += activity.waited.load(std::memory_order_relaxed);
     totals.under_way += activity.under_way.load(std::memory_order_relaxed);
@@ -246,6 +259,7 @@ void Communicator::shutdown() {
     const Lock lock(lock_);  // a thread that submits now has either done so, or is refused
     if (shut_down_.exchange(true)) return;
   }
+  recorder_.note_close();
   const bool well = failure_.ok();
   failure_.fail(ErrorKind::kAborted, -1, "the communicator was shut down while operations were under way", "", false);
   for (auto& lane : lanes_) {

@@ -22,7 +22,8 @@ struct CommunicatorOptions {
   int size = 1;
   Nanoseconds timeout = 300 * kSecond;  // of each operation
   Patience patience;
-  int connections = 1;  // to each peer, of each stream of the large lane
+  int connections = 1;     // to each peer, of each stream of the large lane
+  uint32_t recorded = 64;  // collectives that the recorder remembers, a power of 2; of sends half as many
 };
 
 // One line of the selection table: which plan, in which lane, in pieces of which size.
@@ -32,6 +33,8 @@ struct Choice {
   uint64_t piece_bytes = 0;  // of all blocks together
   uint32_t in_flight = 1;    // pieces, at most
   std::shared_ptr<const Plan> plan;
+  std::string name;       // of its algorithm, for people
+  uint8_t plan_name = 0;  // see Entry::plan; by install()
 };
 
 // Sums over the lanes: a second in which two lanes work counts twice.
@@ -50,6 +53,7 @@ class Communicator {
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
   Neighbourhood& neighbourhood() { return neighbourhood_; }
+  Recorder& recorder() { return recorder_; }
   Failure& failure() { return failure_; }
   // Before there is any connection.
   void set_rails(int rails) { links_.set_rails(rails); }
@@ -60,9 +64,15 @@ class Communicator {
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }
 
   void install(Collective collective, int root, std::vector<Choice> choices);
+  // Has other plans used by what is submitted from now on, on all ranks from the same operation on. They need the
+  // same connections.
+  void replace(Collective collective, int root, std::vector<Choice> choices);
+  // How often plans were replaced. An operation that was prepared before (Operation::edition) is prepared anew.
+  uint32_t edition() const { return edition_.load(std::memory_order_relaxed); }
   bool installed(Collective collective, int root) const;
 
-  std::pair<uint64_t, uint64_t> traffic() const { return links_.traffic(); }
+  // Messages with data, and bytes, that this rank has sent through links.
+  std::pair<uint64_t, uint64_t> traffic() const { return recorder_.sent(); }
   // Of collectives only, which are the same on all ranks.
   Totals collectives() const;
 
@@ -87,7 +97,7 @@ class Communicator {
   std::string operation_text(uint64_t sequence) const;
   // Whether operation number `sequence` waits for this rank's own data, on its GPU.
   bool awaits_gpu(uint64_t sequence) const;
-  uint64_t submitted() const;
+  uint64_t submitted() const { return recorder_.submitted(); }
   // Whether operations are under way.
   bool busy() const;
   // Fails what is under way, ends the threads and closes the connections. Idempotent.
@@ -96,8 +106,7 @@ class Communicator {
   bool owned() const;
 
  private:
-  static constexpr size_t kRemembered = 256;  // operations, for diagnosis
-
+  std::vector<Choice> checked(std::vector<Choice> choices);
   const Choice& choose(const Operation& operation) const;
   // Called when nothing can refuse the operation any more, so that its number is the same on all ranks.
   void number(Operation* operation) DDL_REQUIRES(lock_);
@@ -107,6 +116,7 @@ class Communicator {
   std::atomic<Nanoseconds> timeout_;
   const int owner_pid_;
   Neighbourhood neighbourhood_;
+  Recorder recorder_;
   Failure failure_;
   Links links_;
   std::array<std::unique_ptr<Lane>, kLanes> lanes_;
@@ -115,12 +125,8 @@ class Communicator {
   mutable SpinLock lock_;
   // By collective and root. Nothing is ever removed: operations point to the plans.
   std::map<std::pair<Collective, int>, std::vector<Choice>> choices_ DDL_GUARDED_BY(lock_);
-  struct Remembered {
-    Descriptor descriptor;
-    std::string label;
-  };
-  std::array<Remembered, kRemembered> remembered_ DDL_GUARDED_BY(lock_);
-  uint64_t sequence_ DDL_GUARDED_BY(lock_) = 0;
+  std::vector<std::vector<Choice>> replaced_ DDL_GUARDED_BY(lock_);
+  std::atomic<uint32_t> edition_{0};
   uint64_t history_ DDL_GUARDED_BY(lock_) = 0;
 };
 

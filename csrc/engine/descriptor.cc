@@ -43,11 +43,6 @@ bool has_root(Collective c) {
 
 }  // namespace
 
-uint64_t Descriptor::signature() const {
-  return static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(op) << 16 |
-         static_cast<uint64_t>(sizes_for) << 24 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
-}
-
 uint64_t extend_history(uint64_t history, const Descriptor& descriptor) {
   // Multiply and fold, word by word. It need not resist an attack.
   for (uint64_t word : {descriptor.signature(), descriptor.count, descriptor.sequence}) {

@@ -38,7 +38,10 @@ struct Descriptor {
                          // a call that did not match may be found in a later one
 
   // Collective, type, operation and root in one word: with count and sequence, all that ranks must agree on.
-  uint64_t signature() const;
+  uint64_t signature() const {
+    return static_cast<uint64_t>(collective) | static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(op) << 16 |
+           static_cast<uint64_t>(sizes_for) << 24 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
+  }
   // "allreduce(1024 x float32, average)": the same text on every rank that means the same.
   std::string text() const;
   bool operator==(const Descriptor& other) const { return same_call(other) && history == other.history; }

@@ -312,7 +312,7 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
     operands_.clear();
     for (size_t s = 0; s < sources; ++s) {
       if (s == me) {
-        operands_.push_back(buffers_.span(step.src, step.src_blocks[i]).data);
+        operands_.push_back(buffers_.span(step.own(), step.src_blocks[i]).data);
       } else {
         const size_t p = s < me ? s : s - 1;
         operands_.push_back(peer_data(c, step.peers[p], step.src, step.remotes[p], i));

@@ -40,6 +40,8 @@ class Executor {
   }
   // The ranks that the piece waits for, and what to poll for them.
   std::vector<int> waiting_for() const;
+  // The first rank that the piece waits for; -1: none. Allocates nothing.
+  int first_awaited() const;
   void poll_fds(Polled* fds) const;
   // Whether it has a connection to the peer over which it would notice the peer's end.
   bool hears(int peer) const;
@@ -60,6 +62,9 @@ class Executor {
 
   bool progress_channel(int channel);
   bool sends_over(int channel) const;
+  // Calls `visit` with each rank that the piece waits for, some more than once, until it returns true.
+  template <typename Visit>
+  void visit_awaited(Visit visit) const;
   bool run_message(int channel, const Step& step);
   bool previous_turn_read() const;
   bool awaited(int channel, const Step& step);

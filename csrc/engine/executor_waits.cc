@@ -10,10 +10,15 @@ bool Executor::sends_over(int c) const {
                      [c](const Sending& sending) { return sending.channel != c || sending.over(); });
 }
 
-std::vector<int> Executor::waiting_for() const {
-  std::vector<int> peers;
-  if (idle() || finished_ || awaits_stage()) return peers;
-  if (!entered_) return neighbourhood_.neighbours();
+template <typename Visit>
+void Executor::visit_awaited(Visit visit) const {
+  if (idle() || finished_ || awaits_stage()) return;
+  if (!entered_) {
+    for (int peer : neighbourhood_.neighbours()) {
+      if (visit(peer)) return;
+    }
+    return;
+  }
   const auto& plan_channels = operation_->plan->channels;
   for (size_t c = 0; c < plan_channels.size(); ++c) {
     if (channels_[c].next == plan_channels[c].size()) continue;
@@ -24,15 +29,32 @@ std::vector<int> Executor::waiting_for() const {
         const Post& post = post_of(peer, static_cast<int>(c), turn_);
         if (post.flag.load(std::memory_order_acquire) >= flag_of(turn_, step.phase)) continue;
       }
-      peers.push_back(peer);
+      if (visit(peer)) return;
     }
   }
   for (const Sending& sending : sendings_) {
-    if (!sending.over()) peers.push_back(sending.link->peer());
+    if (!sending.over() && visit(sending.link->peer())) return;
   }
+}
+
+std::vector<int> Executor::waiting_for() const {
+  std::vector<int> peers;
+  visit_awaited([&](int peer) {
+    peers.push_back(peer);
+    return false;
+  });
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
   return peers;
+}
+
+int Executor::first_awaited() const {
+  int first = -1;
+  visit_awaited([&](int peer) {
+    first = peer;
+    return true;
+  });
+  return first;
 }
 
 bool Executor::hears(int peer) const {

@@ -18,7 +18,8 @@ Report failed_report(ErrorKind kind, int culprit, const std::string& reason) {
 
 }  // namespace
 
-Failure::Failure(int rank) : rank_(rank), report_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+Failure::Failure(int rank, Recorder* recorder)
+    : rank_(rank), recorder_(recorder), report_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!report_fd_) throw_errno("eventfd");
 }
 
@@ -60,6 +61,16 @@ void Failure::post(const Report& report) {
 void Failure::question(const Report& report, const std::string& operation) {
   const Lock lock(mutex_);
   questioned_operation_ = operation;
+  if (agent_.load()) post(report);
+}
+
+void Failure::note_rail(int peer, int rail, bool works) {
+  Report report;
+  report.type = Report::Type::kRail;
+  report.peer = peer;
+  report.rail = rail;
+  report.works = works;
+  const Lock lock(mutex_);
   if (agent_.load()) post(report);
 }
 
@@ -137,6 +148,7 @@ void Failure::fail_locked(ErrorKind kind, int culprit, const std::string& reason
   }
   message += " " + reason;
   error_.emplace(kind, message);
+  recorder_->note_failure(std::string(name(kind)) + ": " + message);
   state_.store(State::kFailed, std::memory_order_release);
 }
 

@@ -18,12 +18,13 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "engine/recorder.h"
 
 namespace ddl {
 
 // What this rank has to tell the agent.
 struct Report {
-  enum class Type { kLost, kStalled, kFailed };
+  enum class Type { kLost, kStalled, kFailed, kRail };
   Type type = Type::kFailed;
   uint64_t sequence = 0;
   ErrorKind kind = ErrorKind::kInternalError;
@@ -31,6 +32,8 @@ struct Report {
   std::string reason;     // "connection closed by the peer while receiving"
   std::string operation;  // Descriptor::text of what this rank is in
   bool final = false;     // the deadline is here: a verdict must come
+  int rail = -1;          // kRail: which one to the peer; the job goes on over the others
+  bool works = false;     // kRail: again
 };
 
 class Failure {
@@ -39,7 +42,7 @@ class Failure {
   // about 1.5 s where ranks do not answer. ddl/negotiation waits longer, because it waits for the core.
   static constexpr Nanoseconds kPatience = 3 * kSecond;
 
-  explicit Failure(int rank);
+  Failure(int rank, Recorder* recorder);
   // `who` is "[rank 3/16 host b]"; `rank_names[r]` is "rank 3 (host b)".
   void introduce(std::string who, std::vector<std::string> rank_names);
   // The name of a rank of this communicator: "rank 3", by its number in the job.
@@ -57,6 +60,8 @@ class Failure {
   void suspect(const Report& report, const std::string& operation);
   // Asks the agent about an operation that makes no progress. Changes nothing here.
   void question(const Report& report, const std::string& operation);
+  // A stream to the peer goes over this rail again (`works`), or does not any more. Changes nothing here.
+  void note_rail(int peer, int rail, bool works);
   // The verdict, from the agent or from this rank (`tell`: the agent is told). Only the first counts. `operation`:
   // what was under way, unless this rank had asked about, or suspected, another.
   void fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell);
@@ -82,6 +87,7 @@ class Failure {
       DDL_REQUIRES(mutex_);
 
   const int rank_;
+  Recorder* const recorder_;
   UniqueFd report_fd_;
   std::atomic<State> state_{State::kOk};
   std::atomic<bool> agent_{false};

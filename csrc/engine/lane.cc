@@ -15,19 +15,14 @@ namespace ddl {
 
 namespace {
 
-constexpr Nanoseconds kSleep = 20 * kMillisecond;      // the longest sleep: so often this rank looks after its peers
-constexpr Nanoseconds kMixedSleep = kMillisecond;      // when both sockets and shared memory are waited for
-constexpr Nanoseconds kStageNap = 100 * kMicrosecond;  // while data comes from a GPU, which wakes nobody
+constexpr Nanoseconds kSleep = 20 * kMillisecond;     // the longest sleep: so often this rank looks after its peers
+constexpr Nanoseconds kMixedSleep = kMillisecond;     // when both sockets and shared memory are waited for
+constexpr Nanoseconds kStageNap = 50 * kMicrosecond;  // while data comes from a GPU, which wakes nobody
 constexpr Nanoseconds kSlowChecks = 5 * kMillisecond;
 constexpr Nanoseconds kInterruptChecks = 100 * kMillisecond;
 constexpr Nanoseconds kTending = 100 * kMillisecond;
 constexpr int kQuickLooks = 40;                       // they take about 2 us
 constexpr uint64_t kWorthTiming = uint64_t{1} << 20;  // bytes; it takes much longer than a look at the clock
-
-template <class T>
-void add(std::atomic<T>* counter, T more) {  // one writer at a time: no locked instruction
-  counter->store(counter->load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
-}
 
 size_t slots_of(LaneId id) { return id == LaneId::kLarge ? kLargeSlots : 1; }
 int first_slot(LaneId id) { return id == LaneId::kSmall ? 0 : id == LaneId::kLarge ? 1 : kPointToPointSlot; }
@@ -35,12 +30,13 @@ int first_slot(LaneId id) { return id == LaneId::kSmall ? 0 : id == LaneId::kLar
 }  // namespace
 
 Lane::Lane(int rank, LaneId id, const Neighbourhood& neighbourhood, Links* links, Failure* failure,
-           const Patience& patience)
+           Activity* activity, const Patience& patience)
     : rank_(rank),
       id_(id),
       neighbourhood_(neighbourhood),
       links_(links),
       failure_(failure),
+      activity_(activity),
       patience_(patience),
       sleep_word_(&neighbourhood.own_board()->lanes[static_cast<size_t>(id)].sleeping),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -63,6 +59,7 @@ void Lane::submit(Operation* operation) {
 bool Lane::enter_and_submit(const std::shared_ptr<Operation>& operation, bool until_its_end) {
   const bool drives = enter();
   if (!drives || !until_its_end) operation->self = operation;
+  if (!drives) Recorder::write(operation.get());  // the driver may have it at once
   submit(operation.get());
   return drives;
 }
@@ -133,6 +130,7 @@ void Lane::leave() {
 
 void Lane::thread_main() {
   ask_for_short_turns();
+  ask_for_exact_naps();
   while (!stop_.load(std::memory_order_seq_cst)) {
     const uint32_t kicks = kicks_.load(std::memory_order_seq_cst);
     if (has_work() && enter()) {
@@ -206,9 +204,9 @@ void Lane::admit() {
       if (!executor->idle()) return;
       next_slot_ = slot + 1;
     }
-    if (under_way_since_ == 0 && current_->bytes >= kWorthTiming) under_way_since_ = now_ns();
     executor->start(current_);
     active_.push_back(executor);
+    if (current_->bytes >= kWorthTiming && current_->issued == 1) note_begin(now_ns());
     if (current_->issued == current_->pieces) current_ = nullptr;
   }
 }
@@ -247,7 +245,11 @@ bool Lane::progress() {
     Operation* const operation = executor->operation();
     active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
     executor->retire();
-    if (++operation->finished == operation->pieces) complete(operation, nullptr);
+    if (++operation->finished == operation->pieces) {
+      complete(operation, nullptr);
+    } else if (Entry* const entry = operation->own_entry()) {
+      entry->pieces_ended.store(static_cast<uint32_t>(operation->finished), std::memory_order_relaxed);
+    }
   }
   return moved;
 }
@@ -256,7 +258,7 @@ void Lane::complete(Operation* operation, const Error* error) {
   // Its owner may use it again as soon as its work is done, so `self` goes last.
   const std::shared_ptr<Operation> self = std::move(operation->self);
   pending_.fetch_sub(1, std::memory_order_seq_cst);
-  note_end();
+  note_end(operation, error == nullptr);
   if (error != nullptr) {
     if (operation->stage != nullptr) operation->stage->abandon();
     operation->work.complete(*error);
@@ -286,6 +288,9 @@ void Lane::fail_all() {
 
 // False if the caller will not wait longer.
 bool Lane::wait(Waiting* waiting, Caller* caller) {
+  if (waiting->since == 0 && waiting->looks == 0) {  // here it takes no time: what is awaited is on its way
+    for (Executor* executor : active_) record(executor->operation());
+  }
   // The progress thread shares its core with the user's computation, so it never spins.
   const Nanoseconds spin = caller != nullptr ? patience_.spin : 0;
   const bool awake = failure_->ok() && expectation_.soon();
@@ -298,7 +303,7 @@ bool Lane::wait(Waiting* waiting, Caller* caller) {
   waiting->last = now;
   if (waiting->since == 0) {
     waiting->since = waiting->looked = waiting->interrupts = waiting->tended = now;
-    if (under_way_since_ == 0) under_way_since_ = now;
+    note_begin(now);
     for (Executor* executor : active_) executor->operation()->begin_clock(now);
   }
   const Nanoseconds waited = now - waiting->since;
@@ -311,6 +316,7 @@ bool Lane::wait(Waiting* waiting, Caller* caller) {
     return true;
   }
   if (caller != nullptr && !caller->sleeps()) return false;
+  activity_->waiting_since.store(waiting->since, std::memory_order_relaxed);
   const bool slept = sleep();
   const Nanoseconds after = waiting->last = now_ns();
   if (slept) expectation_.slept(after - waiting->since, spin + patience_.yield, !sockets_.empty(), &waiting->late);
@@ -334,18 +340,11 @@ bool Lane::wait(Waiting* waiting, Caller* caller) {
 }
 
 void Lane::end_wait(Waiting* waiting) {
-  if (waiting->since != 0) add(&activity_.waited, waiting->last - waiting->since);
+  if (waiting->since != 0) {
+    count(&activity_->waited, waiting->last - waiting->since);
+    activity_->waiting_since.store(0, std::memory_order_relaxed);
+  }
   *waiting = Waiting{};
-}
-
-// An operation has ended.
-void Lane::note_end() {
-  add(&activity_.operations, uint64_t{1});
-  expectation_.operation_ended();
-  if (under_way_since_ == 0) return;
-  const Nanoseconds now = now_ns();
-  add(&activity_.under_way, now - under_way_since_);
-  under_way_since_ = has_work() ? now : 0;
 }
 
 // Whether an operation waits for a rank that shares memory with this one.
@@ -374,7 +373,10 @@ bool Lane::sleep() {
     sleep_word_->store(0, std::memory_order_seq_cst);
     return false;
   }
-  for (const Executor* executor : active_) executor->poll_fds(&sockets_);
+  for (const Executor* executor : active_) {
+    executor->poll_fds(&sockets_);
+    note_awaited(*executor);
+  }
   if (sockets_.empty() || !failure_->ok()) {
     futex_wait(sleep_word_, 1, !failure_->ok() ? kMillisecond : staged ? kStageNap : kSleep);
   } else {

@@ -29,14 +29,6 @@ struct Patience {
   Nanoseconds yield = 200 * kMicrosecond;  // then let other threads run, but stay runnable
 };
 
-// What a lane has done so far. Its driver writes, any thread reads, so the numbers may be of different moments. The
-// atomics are relaxed: they order nothing.
-struct Activity {
-  std::atomic<uint64_t> operations{0};    // ended
-  std::atomic<Nanoseconds> waited{0};     // while operations were under way and nothing moved
-  std::atomic<Nanoseconds> under_way{0};  // while operations were; of small ones, from the first wait on
-};
-
 // A user's thread that waits for the engine.
 class Caller {
  public:
@@ -51,7 +43,7 @@ class Caller {
 
 class Lane {
  public:
-  Lane(int rank, LaneId id, const Neighbourhood& neighbourhood, Links* links, Failure* failure,
+  Lane(int rank, LaneId id, const Neighbourhood& neighbourhood, Links* links, Failure* failure, Activity* activity,
        const Patience& patience);
   ~Lane();
   Lane(const Lane&) = delete;
@@ -77,7 +69,6 @@ class Lane {
   void drain();
   // Ends the thread. The executors' shared memory stays until destruction: a slow peer may still read it.
   void stop();
-  const Activity& activity() const { return activity_; }
   // Whether that operation waits for this rank's own data, which its GPU has not brought yet. Any thread may ask.
   bool awaits_stage_of(uint64_t sequence) const {
     return staged_sequence_.load(std::memory_order_relaxed) == sequence && sequence != 0;
@@ -106,7 +97,10 @@ class Lane {
   void complete(Operation* operation, const Error* error) DDL_REQUIRES(driver_);
   bool wait(Waiting* waiting, Caller* caller) DDL_REQUIRES(driver_);
   void end_wait(Waiting* waiting) DDL_REQUIRES(driver_);
-  void note_end() DDL_REQUIRES(driver_);
+  static void record(Operation* operation);
+  void note_begin(Nanoseconds now) DDL_REQUIRES(driver_);
+  void note_end(Operation* operation, bool well) DDL_REQUIRES(driver_);
+  void note_awaited(const Executor& executor) DDL_REQUIRES(driver_);
   bool sleep() DDL_REQUIRES(driver_);
   bool awaits_neighbour() const DDL_REQUIRES(driver_);
   void check_on_peers() DDL_REQUIRES(driver_);
@@ -121,6 +115,7 @@ class Lane {
   const Neighbourhood& neighbourhood_;
   Links* const links_;
   Failure* const failure_;
+  Activity* const activity_;  // written by the driver
   const Patience patience_;
   std::atomic<uint32_t>* const sleep_word_;
   UniqueFd wake_fd_;
@@ -136,12 +131,10 @@ class Lane {
   std::thread thread_ DDL_GUARDED_BY(starting_);
   std::atomic<bool> has_thread_{false};
 
-  Activity activity_;                         // written by the driver
   std::atomic<uint64_t> staged_sequence_{0};  // of an operation that has waited for its stage; written by the driver
   std::vector<std::unique_ptr<Executor>> executors_ DDL_GUARDED_BY(driver_);
   std::vector<Executor*> active_ DDL_GUARDED_BY(driver_);  // in the order of admission
   size_t next_slot_ DDL_GUARDED_BY(driver_) = 0;
-  Nanoseconds under_way_since_ DDL_GUARDED_BY(driver_) = 0;
   Expectation expectation_ DDL_GUARDED_BY(driver_);
   Polled sockets_ DDL_GUARDED_BY(driver_);  // reused by every sleep
   std::vector<pollfd> polled_ DDL_GUARDED_BY(driver_);

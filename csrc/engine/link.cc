@@ -56,8 +56,8 @@ uint64_t Link::send(const SegmentHeader& header, const std::vector<iovec>& parts
   out.unreleased = std::max<uint64_t>(1, (header.bytes + segment - 1) / segment);
   out.in_place = header.bytes > kCopiedMessage && codec_of(header) == WireCodec::kNone;
   if (header.bytes > 0) {
-    messages_.fetch_add(1, std::memory_order_relaxed);
-    payload_.fetch_add(header.bytes, std::memory_order_relaxed);
+    count(&traffic_->messages, uint64_t{1});
+    count(&traffic_->bytes, header.bytes);
   }
   return number;
 }

@@ -8,7 +8,6 @@
 #include <sys/uio.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -17,6 +16,7 @@
 
 #include "base/growing_ring.h"
 #include "engine/descriptor.h"
+#include "engine/recorder.h"
 #include "engine/turn.h"
 #include "reduce/reduce.h"
 #include "reduce/wire_codec.h"
@@ -64,8 +64,14 @@ class Link {
  public:
   // `connections`: how many there will be. `turn`: shared by the links to this peer, which send one after the other.
   // Null: this link sends at any time.
-  Link(int peer, size_t connections, Staging* staging, Turn* turn)
-      : peer_(peer), expected_(connections), single_(connections == 1), staging_(staging), turn_(turn) {}
+  // `traffic`: what its lane has sent to the peer.
+  Link(int peer, size_t connections, Staging* staging, Turn* turn, Traffic* traffic)
+      : peer_(peer),
+        expected_(connections),
+        single_(connections == 1),
+        staging_(staging),
+        turn_(turn),
+        traffic_(traffic) {}
   void add(std::unique_ptr<Endpoint> endpoint);
 
   // Both return the number of the message, for `sent` and `received`. The caller sets `header.bytes` and
@@ -78,9 +84,6 @@ class Link {
 
   // Moves what can be moved now. Returns whether anything moved. Throws LostPeer, Mismatch, Error(kProtocolError).
   bool progress();
-  // What this rank has sent here: messages with data, and their bytes. Any thread may call these.
-  uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
-  uint64_t payload() const { return payload_.load(std::memory_order_relaxed); }
   int peer() const { return peer_; }
   // See Endpoint.
   bool polled() const { return !connections_.empty() && connections_.front()->endpoint->polled(); }
@@ -154,13 +157,13 @@ class Link {
   const bool single_;
   Staging* const staging_;
   Turn* const turn_;
+  Traffic* const traffic_;
   std::vector<std::unique_ptr<Connection>> connections_;  // a segment under way points into its connection
   Ring<Outgoing> outgoing_;
   Ring<Incoming> incoming_;
   Ring<Unreleased> unreleased_;
   uint64_t cutting_ = 0;      // the first message that is not all given to connections
   std::vector<iovec> parts_;  // reused by every read
-  std::atomic<uint64_t> messages_{0}, payload_{0};
 };
 
 }  // namespace ddl

@@ -16,8 +16,8 @@ size_t lane_number(int stream) { return static_cast<size_t>(lane_of_slot(stream 
 
 }  // namespace
 
-Links::Links(int rank, int connections, const Neighbourhood& neighbourhood)
-    : rank_(rank), connections_(connections), neighbourhood_(neighbourhood) {}
+Links::Links(int rank, int connections, const Neighbourhood& neighbourhood, Recorder* recorder, Failure* failure)
+    : rank_(rank), connections_(connections), neighbourhood_(neighbourhood), recorder_(recorder), failure_(failure) {}
 
 void Links::add_connection(int peer, int number, UniqueFd fd) {
   if (number < 0 || number >= kStreams * kMostConnections) {
@@ -31,7 +31,7 @@ void Links::add_connection(int peer, int number, UniqueFd fd) {
                 "rank " + std::to_string(peer) + " made connection " + std::to_string(number) + " twice");
   }
   const int stream = number % kStreams;
-  arrived_.emplace_back(Key{peer, stream}, std::move(endpoint));
+  arrived_.push_back({Key{peer, stream}, number / kStreams, std::move(endpoint)});
   waiting_[lane_number(stream)].fetch_add(1, std::memory_order_release);
 }
 
@@ -48,19 +48,20 @@ Link* Links::link(const Key& key) {
     const size_t connections = single ? 1 : static_cast<size_t>(connections_);
     const bool in_turn = lane == LaneId::kLarge && neighbourhood_.board(key.first) == nullptr;
     link = std::make_unique<Link>(key.first, connections, &staging_[static_cast<size_t>(lane)],
-                                  in_turn ? &turns_[key.first] : nullptr);
+                                  in_turn ? &turns_[key.first] : nullptr, recorder_->traffic(lane, key.first));
   }
   return link.get();
 }
 
-void Links::add_rail(const Key& key, std::unique_ptr<MeasuredEndpoint> rail) {
+void Links::add_rail(const Key& key, int number, std::unique_ptr<MeasuredEndpoint> rail) {
   Rails*& rails = over_rails_[key];
   if (rails == nullptr) {
-    auto endpoint = make_rails(key.first, static_cast<size_t>(rails_));
+    const auto tell = [this, peer = key.first](int which, bool works) { failure_->note_rail(peer, which, works); };
+    auto endpoint = make_rails(key.first, static_cast<size_t>(rails_), tell);
     rails = endpoint.get();
     link(key)->add(std::move(endpoint));
   }
-  rails->add(std::move(rail));
+  rails->add(number, std::move(rail));
 }
 
 void Links::adopt(LaneId lane) {
@@ -68,13 +69,13 @@ void Links::adopt(LaneId lane) {
   if (waiting.load(std::memory_order_acquire) == 0) return;
   const Lock lock(mutex_);
   for (size_t i = 0; i < arrived_.size();) {
-    auto& [key, endpoint] = arrived_[i];
+    auto& [key, rail, endpoint] = arrived_[i];
     if (lane_number(key.second) != static_cast<size_t>(lane)) {
       ++i;
       continue;
     }
     if (rails_ > 1) {
-      add_rail(key, std::move(endpoint));
+      add_rail(key, rail, std::move(endpoint));
     } else {
       link(key)->add(std::move(endpoint));
     }
@@ -118,16 +119,6 @@ void Links::tend(LaneId lane) {
       // A lost peer, or a message that does not fit. An operation that waits for it will find the same.
     }
   }
-}
-
-std::pair<uint64_t, uint64_t> Links::traffic() const {
-  const Lock lock(mutex_);
-  std::pair<uint64_t, uint64_t> total{0, 0};
-  for (const auto& entry : links_) {
-    total.first += entry.second->messages();
-    total.second += entry.second->payload();
-  }
-  return total;
 }
 
 void Links::finish() {

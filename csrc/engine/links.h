@@ -14,6 +14,7 @@
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "engine/failure.h"
 #include "engine/link.h"
 #include "engine/neighbourhood.h"
 #include "transport/factory.h"
@@ -25,7 +26,7 @@ constexpr int kMostConnections = 16;  // of a stream to a peer
 class Links {
  public:
   // `connections`: of each stream of the large lane to each peer. Streams of other lanes have one.
-  Links(int rank, int connections, const Neighbourhood& neighbourhood);
+  Links(int rank, int connections, const Neighbourhood& neighbourhood, Recorder* recorder, Failure* failure);
   // With several rails, every stream has one connection on each instead. Call before there is any connection.
   void set_rails(int rails) { rails_ = rails; }
 
@@ -42,8 +43,6 @@ class Links {
   bool turn_taken() const;
   // Null if the connection has not come yet. The link belongs to the driver of the stream.
   Link* find(int peer, int stream);
-  // Messages with data, and bytes, that this rank has sent through links.
-  std::pair<uint64_t, uint64_t> traffic() const;
   // Waits, up to a second, until the peers' kernels have what was sent. After the last operation.
   void finish();
   // Closes connections. Rings in shared memory stay until destruction: a slow peer may still read them.
@@ -51,12 +50,19 @@ class Links {
 
  private:
   using Key = std::pair<int, int>;  // peer, stream
+  struct Arrived {
+    Key key;
+    int rail = 0;
+    std::unique_ptr<MeasuredEndpoint> endpoint;
+  };
   Link* link(const Key& key) DDL_REQUIRES(mutex_);
-  void add_rail(const Key& key, std::unique_ptr<MeasuredEndpoint> rail) DDL_REQUIRES(mutex_);
+  void add_rail(const Key& key, int number, std::unique_ptr<MeasuredEndpoint> rail) DDL_REQUIRES(mutex_);
 
   const int rank_, connections_;
   int rails_ = 1;
   const Neighbourhood& neighbourhood_;
+  Recorder* const recorder_;
+  Failure* const failure_;                             // is told of rails
   std::array<Staging, kLanes> staging_;                // used by the drivers of the lanes
   std::array<std::atomic<size_t>, kLanes> waiting_{};  // how many in arrived_, by lane
   std::map<int, Turn> turns_;                          // by peer; belong to the driver of the large lane
@@ -64,7 +70,7 @@ class Links {
   std::map<Key, std::unique_ptr<Link>> links_
       DDL_GUARDED_BY(mutex_);                                // each link itself belongs to its lane's driver
   std::map<Key, Rails*> over_rails_ DDL_GUARDED_BY(mutex_);  // the endpoints of links that go over several rails
-  std::vector<std::pair<Key, std::unique_ptr<MeasuredEndpoint>>> arrived_ DDL_GUARDED_BY(mutex_);
+  std::vector<Arrived> arrived_ DDL_GUARDED_BY(mutex_);
   std::set<Key> known_ DDL_GUARDED_BY(mutex_);  // peer, number of the connection
 };
 

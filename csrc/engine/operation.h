@@ -16,6 +16,7 @@
 #include "engine/board.h"
 #include "engine/descriptor.h"
 #include "engine/plan.h"
+#include "engine/record.h"
 #include "engine/stage.h"
 #include "engine/work.h"
 
@@ -41,6 +42,8 @@ struct Operation {
 
   // --- how; by Communicator ---
   const Plan* plan = nullptr;
+  uint32_t edition = 0;   // of the plans when it was prepared: see Communicator::replace
+  uint8_t plan_name = 0;  // see Entry::plan
   LaneId lane = LaneId::kSmall;
   uint64_t divisor = 1;
   uint64_t piece_elements = 0;  // of the buffer if split, else of each part
@@ -57,12 +60,19 @@ struct Operation {
   Operation* next = nullptr;        // in the lane's queue
   std::shared_ptr<Operation> self;  // keeps it alive while the lane has it, unless a blocking caller does
 
+  // Where it is recorded, as number `recorded` of its ring.
+  Entry* entry = nullptr;
+  uint64_t recorded = 0;
+  bool entry_written = false;
+
   // By the submitter, for arrays that lie elsewhere: input and output are copies of them then. (Here because the
   // lines above are in the cache.)
   std::shared_ptr<Stage> stage;
 
   Work work;
 
+  // Its entry, or null if the ring has gone round since it was submitted. For the driver.
+  Entry* own_entry() const { return entry->number.load(std::memory_order_relaxed) == recorded ? entry : nullptr; }
   uint64_t part_length(uint32_t part) const {
     return part_lengths.size() == 1 ? part_lengths[0] : part_lengths[part];
   }

@@ -64,7 +64,10 @@ void Plan::finish(int its_rank, int its_size) {
       if (is_message(step.kind) && unit_of(wire).floats > 1 &&
           std::max(step.src_blocks.size(), step.dst_blocks.size()) != 1)
         bad("a message of several blocks, whose coded units would straddle them");
-      check_blocks(step.src_blocks, held(step.src), "source");
+      if (step.onto && step.kind != StepKind::kReduceFrom) {
+        bad("a step of kind " + std::to_string(static_cast<int>(step.kind)) + " that adds onto its target");
+      }
+      check_blocks(step.src_blocks, held(step.own()), "source");
       check_blocks(step.dst_blocks, held(step.dst), "target");
       check_pairs(step);
       for (const Remote& remote : step.remotes) {

@@ -55,6 +55,8 @@ Arena::Arena(size_t bytes)
   }
   ::madvise(base, size_, MADV_DONTDUMP);
   base_ = static_cast<char*>(base);
+  const Lock lock(mutex_);
+  if (!parts_.take(kArenaRootBytes, kPage)) throw Error(ErrorKind::kResourceError, "DDL_SHM_SIZE is below 4 KiB");
 }
 
 void* Arena::allocate(size_t bytes, size_t alignment) {

@@ -22,6 +22,8 @@ namespace ddl {
 // zeros).
 constexpr int kArenaSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+constexpr size_t kArenaRootBytes = 4096;
+
 class Arena {
  public:
   // The arena of this process. The first call makes it, in the size set by `configure` (0: that of physical memory).
@@ -32,6 +34,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // The first bytes, kArenaRootBytes of them: by them others find what they look for. Zero at first.
+  void* root() const { return base_; }
   // Memory that was never used before is zero. Throws kResourceError when full, kInvalidState in a forked child.
   void* allocate(size_t bytes, size_t alignment = 64);
   void free(void* pointer);

@@ -191,6 +191,7 @@ PyObject* call_prepared(PyObject* self, PyObject* const*, size_t n, PyObject* ke
       if (!prepared->operation->work.done()) {
         throw Error(ErrorKind::kInvalidState, "this prepared operation is still under way in another thread");
       }
+      handle.renew(prepared->operation.get());
       handle.run(prepared->operation);
     }
     Py_INCREF(prepared->buffer);

@@ -16,7 +16,8 @@ namespace ddl {
 
 namespace {
 
-CommunicatorOptions options_of(int rank, int size, double timeout, double spin_us, double yield_us, int connections) {
+CommunicatorOptions options_of(int rank, int size, double timeout, double spin_us, double yield_us, int connections,
+                               uint32_t recorded) {
   if (size < 1 || rank < 0 || rank >= size) {
     refuse("Communicator", "rank " + std::to_string(rank) + " of " + std::to_string(size));
   }
@@ -29,6 +30,7 @@ CommunicatorOptions options_of(int rank, int size, double timeout, double spin_u
   options.size = size;
   options.timeout = nanoseconds_from(timeout, "timeout");
   options.connections = connections;
+  options.recorded = recorded;
   options.patience.spin = nanoseconds_from(spin_us / 1e6, "spin_us");
   options.patience.yield = nanoseconds_from(yield_us / 1e6, "yield_us");
   return options;
@@ -37,21 +39,34 @@ CommunicatorOptions options_of(int rank, int size, double timeout, double spin_u
 double seconds(Nanoseconds nanoseconds) { return static_cast<double>(nanoseconds) / static_cast<double>(kSecond); }
 
 const char* type_of(const Report& report) {
-  return report.type == Report::Type::kLost ? "lost" : report.type == Report::Type::kStalled ? "stalled" : "failed";
+  switch (report.type) {
+    case Report::Type::kLost:
+      return "lost";
+    case Report::Type::kStalled:
+      return "stalled";
+    case Report::Type::kRail:
+      return "rail";
+    case Report::Type::kFailed:
+      break;
+  }
+  return "failed";
 }
 
 void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
-  c.def(py::init([](int rank, int size, double timeout, double spin_us, double yield_us, int connections) {
-          return std::make_shared<Handle>(options_of(rank, size, timeout, spin_us, yield_us, connections));
+  c.def(py::init([](int rank, int size, double timeout, double spin_us, double yield_us, int connections,
+                    uint32_t recorded) {
+          return std::make_shared<Handle>(options_of(rank, size, timeout, spin_us, yield_us, connections, recorded));
         }),
         py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("spin_us"), py::arg("yield_us"),
-        py::arg("connections") = 1);
+        py::arg("connections") = 1, py::arg("recorded") = 64);
   c.def(
       "introduce",
-      [](Handle& h, std::string who, std::vector<std::string> rank_names) {
+      [](Handle& h, std::string who, std::vector<std::string> rank_names, uint64_t communicator,
+         const std::vector<uint32_t>& ranks) {
         h.native().failure().introduce(std::move(who), std::move(rank_names));
+        h.native().recorder().introduce(communicator, ranks);
       },
-      py::arg("who"), py::arg("rank_names"));
+      py::arg("who"), py::arg("rank_names"), py::arg("communicator") = 0, py::arg("ranks") = std::vector<uint32_t>{});
   c.def_property_readonly("board_offset", [](Handle& h) { return h.native().neighbourhood().own_board_offset(); });
   c.def(
       "add_neighbour",
@@ -88,6 +103,13 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().install(collective_from(collective), root, std::move(choices));
       },
       py::arg("collective"), py::arg("root"), py::arg("choices"));
+  c.def(
+      "replace",
+      [](Handle& h, int collective, int root, std::vector<Choice> choices) {
+        h.native().replace(collective_from(collective), root, std::move(choices));
+      },
+      py::arg("collective"), py::arg("root"), py::arg("choices"));
+  c.def("set_milestone", &Handle::set_milestone, py::arg("submitted"), py::arg("function"));
 }
 
 void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
@@ -129,7 +151,9 @@ void bind_communicator(py::module_& m) {
       .def_readonly("peer", &Report::peer)
       .def_readonly("reason", &Report::reason)
       .def_readonly("operation", &Report::operation)
-      .def_readonly("final", &Report::final);
+      .def_readonly("final", &Report::final)
+      .def_readonly("rail", &Report::rail)
+      .def_readonly("works", &Report::works);
   py::class_<Totals>(m, "Totals", "What a communicator's collectives have taken so far; times in seconds.")
       .def_readonly("operations", &Totals::operations)
       .def_property_readonly("waited", [](const Totals& totals) { return seconds(totals.waited); })

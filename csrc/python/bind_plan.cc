@@ -25,13 +25,14 @@ Enum one_of(int number, Enum first, Enum last, const char* what) {
   return static_cast<Enum>(number);
 }
 
-Step make_step(int kind, int src, int dst, bool final, bool after_sends, int phase, std::vector<int> peers,
+Step make_step(int kind, int src, int dst, bool final, bool onto, bool after_sends, int phase, std::vector<int> peers,
                Blocks src_blocks, Blocks dst_blocks, std::vector<Remote> remotes) {
   Step step;
   step.kind = one_of(kind, StepKind::kSend, StepKind::kAwait, "kind of step");
   step.src = one_of(src, BufferId::kInput, BufferId::kScratch, "buffer");
   step.dst = one_of(dst, BufferId::kInput, BufferId::kScratch, "buffer");
   step.final = final;
+  step.onto = onto;
   step.after_sends = after_sends;
   step.phase = static_cast<uint8_t>(one_of(phase, 0, static_cast<int>(kDonePhase) - 1, "phase"));
   step.peers = std::move(peers);
@@ -57,10 +58,11 @@ std::shared_ptr<Plan> make_plan(int rank, int size, bool split, uint32_t parts,
   return plan;
 }
 
-Choice make_choice(uint64_t max_bytes, int lane, uint64_t piece_bytes, uint32_t in_flight,
-                   std::shared_ptr<Plan> plan) {
-  return {max_bytes, one_of(lane, LaneId::kSmall, LaneId::kPointToPoint, "lane"), piece_bytes, in_flight,
-          std::move(plan)};
+Choice make_choice(uint64_t max_bytes, int lane, uint64_t piece_bytes, uint32_t in_flight, std::shared_ptr<Plan> plan,
+                   std::string name) {
+  return {max_bytes,       one_of(lane, LaneId::kSmall, LaneId::kPointToPoint, "lane"),
+          piece_bytes,     in_flight,
+          std::move(plan), std::move(name)};
 }
 
 }  // namespace
@@ -71,14 +73,14 @@ void bind_plan(py::module_& m) {
            py::arg("blocks"));
   py::class_<Step>(m, "Step", "A step of a plan as the native executor runs it.")
       .def(py::init(&make_step), py::kw_only(), py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("final"),
-           py::arg("after_sends"), py::arg("phase"), py::arg("peers"), py::arg("src_blocks"), py::arg("dst_blocks"),
-           py::arg("remotes"));
+           py::arg("onto"), py::arg("after_sends"), py::arg("phase"), py::arg("peers"), py::arg("src_blocks"),
+           py::arg("dst_blocks"), py::arg("remotes"));
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A plan as the native executor runs it.")
       .def(py::init(&make_plan), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("split"), py::arg("parts"),
            py::arg("tables"), py::arg("own_tables"), py::arg("exposed"), py::arg("channels"), py::arg("wire") = 0);
   py::class_<Choice>(m, "Choice", "One line of the selection table.")
       .def(py::init(&make_choice), py::kw_only(), py::arg("max_bytes"), py::arg("lane"), py::arg("piece_bytes"),
-           py::arg("in_flight"), py::arg("plan"));
+           py::arg("in_flight"), py::arg("plan"), py::arg("name") = "");
 }
 
 }  // namespace ddl

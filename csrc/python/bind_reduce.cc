@@ -154,7 +154,7 @@ void bind_reduce(py::module_& module) {
   module.def("reduce_kernels", &kernel_set_names,
              "Names of the kernels that this machine can run, the fastest last.");
   module.def("copy_bytes", &::copy_bytes, py::arg("dst").noconvert(), py::arg("src"), py::arg("streaming") = false,
-             py::arg("kernels") = py::none(), "Copy uint8 arrays the way the engine does. For tests.");
+             py::arg("kernels") = py::none(), "Copy uint8 arrays the way the engine does.");
   module.def(
       "encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),
       py::arg("floats").noconvert(), py::arg("kernels") = py::none(), py::arg("residual").noconvert() = py::none(),

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,14 @@ class Handle {
 
   Communicator& native() { return *native_; }
   void set_planner(pybind11::object planner) { planner_ = std::move(planner); }
+  // Calls `function()` once, before the first collective that is called after `submitted` have been submitted. So all
+  // ranks call it between the same two collectives.
+  void set_milestone(uint64_t submitted, pybind11::object function) {
+    milestone_ = submitted;
+    at_milestone_ = std::move(function);
+  }
+  // Call before a prepared operation is run again: chooses its plan anew if plans were replaced.
+  void renew(Operation* operation);
   // The operation of a call, ready to be submitted. A buffer is None if the rank has none (not the root of a reduce,
   // say). Throws kInvalidArgument, before anything is numbered or sent.
   std::shared_ptr<Operation> operation(const Call& call, const pybind11::object& input,
@@ -81,6 +90,10 @@ class Handle {
   };
   static uint64_t block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size);
   void plan(const Call& call);
+  void pass_milestone() {
+    if (native_->submitted() >= milestone_) call_at_milestone();
+  }
+  void call_at_milestone();
   void fill(Operation* operation, const Call& call, const Views& views);
   static void point(Operation* operation, const Views& views);
   CopyStreams* streams_of(const std::shared_ptr<Gpu>& gpu, bool messages);
@@ -112,6 +125,8 @@ class Handle {
   std::unique_ptr<OperationPool> pool_;
   std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
   pybind11::object planner_ = pybind11::none();
+  uint64_t milestone_ = std::numeric_limits<uint64_t>::max();
+  pybind11::object at_milestone_ = pybind11::none();
 };
 
 }  // namespace ddl

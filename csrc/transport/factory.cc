@@ -10,7 +10,9 @@ std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool 
   return std::make_unique<TcpEndpoint>(peer, std::move(fd), rail ? kOneOfRails : kOneConnection);
 }
 
-std::unique_ptr<Rails> make_rails(int peer, size_t rails) { return std::make_unique<RailsEndpoint>(peer, rails); }
+std::unique_ptr<Rails> make_rails(int peer, size_t rails, RailNews tell) {
+  return std::make_unique<RailsEndpoint>(peer, rails, std::move(tell));
+}
 
 std::unique_ptr<Endpoint> make_shm_endpoint(const ShmMeetingPlace& place) {
   return std::make_unique<ShmEndpoint>(place);

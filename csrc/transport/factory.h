@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "base/unique_fd.h"
@@ -18,10 +19,14 @@ std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool 
 // A stream over several endpoints at once, which are added one after the other.
 class Rails : public Endpoint {
  public:
-  virtual void add(std::unique_ptr<MeasuredEndpoint> rail) = 0;
+  // `number`: of the rail.
+  virtual void add(int number, std::unique_ptr<MeasuredEndpoint> rail) = 0;
 };
-// `rails`: how many there will be.
-std::unique_ptr<Rails> make_rails(int peer, size_t rails);
+// Takes the number of a rail that nothing goes over any more, while others are well (`works`: over which it goes
+// again).
+using RailNews = std::function<void(int number, bool works)>;
+// `rails`: how many there will be. `tell` is called by the thread that drives the stream.
+std::unique_ptr<Rails> make_rails(int peer, size_t rails, RailNews tell);
 
 // Words in the two ranks' boards: over them the rings of one stream find and wake each other.
 struct ShmMeetingPlace {

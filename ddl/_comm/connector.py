@@ -60,7 +60,7 @@ class Connector:
                     thread.start()
                 except RuntimeError as error:
                     self._called.difference_update((peer, stream) for stream in missing)
-                    who = self._job.rank_label(self._job.identity.rank)
+                    who = self._job.rank_label(self._job.number)
                     raise ResourceError(errno.EAGAIN, f"{who} cannot make connections: {shortage(error)}") from error
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Connector:
     def _connect(self, peer: int, rail: int, number: int) -> None:
         hello = {"communicator": self._number, "rank": self._rank, "stream": number}
         address = self._job.address(self._ranks[peer], rail)
-        source = self._job.address(self._job.identity.rank, rail)[0] if len(self._job.rails) > 1 else ""
+        source = self._job.address(self._job.number, rail)[0] if len(self._job.rails) > 1 else ""
         deadline = time.monotonic() + _ATTEMPT_SECONDS
         sock = connect_data(address, self._job.secret, hello, deadline, self._job.settings.congestion, source)
         self._core.add_connection(peer, number, sock.detach())

@@ -15,12 +15,16 @@ from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set, Tup
 from ddl import _core
 from ddl._comm.connector import Connector
 from ddl._comm.job import Job
-from ddl.bootstrap.agent import Member
+from ddl._comm.rebalance import Rebalance
+from ddl.bootstrap.agent_records import Member
 from ddl.bootstrap.environ import WIRE_CODECS
 from ddl.errors import InternalError, ResourceError
 from ddl.plan import build
 from ddl.plan.ir import Collective
 from ddl.plan.lower import lower, one_message
+from ddl.records.announcement import announce
+from ddl.records.layout import WORLDS
+from ddl.records.stacks import let_stacks_be_read
 from ddl.store.messages import said_by
 from ddl.topology import Dimension, Topology
 from ddl.tuning.select import Lines, rounded_once, select
@@ -30,8 +34,9 @@ __all__ = ["Group", "discover"]
 
 log = logging.getLogger("ddl")
 
-_WORLDS = 1 << 20  # numbers of communicators: those of init number k begin at k * _WORLDS
-_SUBSETS = _WORLDS // 2  # those of ``subset`` begin so much later
+_SUBSETS = WORLDS // 2  # numbers of communicators of ``subset`` begin so much later than that of all ranks
+RECORDED = 2048  #: collectives of all ranks that the recorder remembers
+RECORDED_OF_PARTS = 64  #: there may be many of them
 _SLOTS = {
     _core.LANE_SMALL: (0,),
     _core.LANE_LARGE: tuple(range(1, 1 + _core.LARGE_SLOTS)),
@@ -94,7 +99,7 @@ class Group:
         self.ranks = tuple(ranks)
         self.number = number
         self.size = len(self.ranks)
-        self.rank = self.ranks.index(job.identity.rank)
+        self.rank = self.ranks.index(job.number)
         self._children: List[Group] = []
         self._left = False
         self.deterministic = deterministic or job.settings.deterministic
@@ -108,18 +113,26 @@ class Group:
                 core.add_neighbour(rank, job.memories[world], boards[rank])
         hosts = [[index[world] for world in host if world in index] for host in job.hosts]
         # Dimensions describe the whole job; a part of it is laid out by its hosts.
-        whole = self.size == job.identity.size
+        whole = self.size == job.identity.size and not job.generation  # another number of ranks has other dimensions
         topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
         self.topology = topology.in_racks(racks) if racks else topology
         self._racks = racks
         self.wire = wire or job.settings.wire or "float32"
-        core.introduce(self.who, [job.rank_label(world) for world in self.ranks])
+        core.introduce(self.who, [job.rank_label(world) for world in self.ranks], number, list(self.ranks))
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
         self._connector = Connector(job, core, number, self.rank, self.ranks)
+        if job.settings.rebalance:
+            obstacle = Rebalance.why_not(self.topology, self.deterministic)
+            if not obstacle:
+                self._rebalance = Rebalance(core, self.rank, self.size, self.late, self._use_late)
+            elif self.rank == 0 and number % WORLDS == 0:
+                log.warning("rank 0: DDL_REBALANCE changes nothing here: %s", obstacle)
         self._member = Member(number, core, self.ranks)
         if job.agent is not None:
             job.agent.add(self._member)
+            if number % WORLDS and set(self.ranks) == set(job.members):
+                job.agent.stragglers.also_watch(core)
 
     @staticmethod
     def make_core(job: Job, rank: int, size: int, timeout: Optional[float] = None) -> _core.Communicator:
@@ -136,13 +149,15 @@ class Group:
             spin_us=spin,
             yield_us=400,
             connections=settings.connections,
+            recorded=RECORDED if size == identity.size else RECORDED_OF_PARTS,
         )
 
     @property
     def who(self) -> str:
         """How errors begin: this process in the job, and in this group if that is only a part of it."""
         identity = self.job.identity
-        host = f" host {self.job.peers[identity.rank].host}" if self.job.peers else ""
+        host = f" host {self.job.peers[self.job.number].host}" if self.job.peers else ""
+        host += f" generation {self.job.generation}" if self.job.generation else ""
         part = "" if self.size == identity.size else f" as rank {self.rank}/{self.size} of communicator {self.number}"
         return f"[rank {identity.rank}/{identity.size}{host}{part}]"
 
@@ -155,10 +170,20 @@ class Group:
             native = one_message(collective, self.rank, self.size, root)
             self._connect([root], _core.LANE_POINT_TO_POINT, 1, 1)
             lane = _core.LANE_POINT_TO_POINT
-            choice = _core.Choice(max_bytes=2**63, lane=lane, piece_bytes=0, in_flight=1, plan=native)
+            choice = _core.Choice(max_bytes=2**63, lane=lane, piece_bytes=0, in_flight=1, plan=native, name="message")
             self.core.install(collective, root, [choice])
             return
         self._planned.add(collective)
+        self.core.install(collective, root, self._choices(collective, root))
+
+    def _use_late(self, ranks: Tuple[int, ...]) -> None:
+        """Plan large all-reduces with other late ranks from now on: all ranks do so between the same collectives."""
+        self.topology = self.topology.with_late(ranks)
+        if Collective.ALLREDUCE in self._planned:
+            self.core.replace(Collective.ALLREDUCE, 0, self._choices(Collective.ALLREDUCE, 0))
+
+    def _choices(self, collective: Collective, root: int) -> List[_core.Choice]:
+        """Return which plan is for which size, and have the connections made that they need."""
         choices: List[_core.Choice] = []
         lowered: Dict[Tuple[str, bool], _core.Plan] = {}
         settings = self.job.settings
@@ -166,10 +191,12 @@ class Group:
         lines = select(collective, self.topology, settings.algorithm, self._tuned, self.deterministic)
         if self.wire == "int8" and not self.deterministic:
             lines = rounded_once(lines)
-        if self.rank == 0 and self.number % _WORLDS == 0 and log.isEnabledFor(logging.INFO):
+        if self.rank == 0 and self.number % WORLDS == 0 and log.isEnabledFor(logging.INFO):
             for text in explain(collective, lines, self._table, settings.algorithm):
                 log.info("%s", text)
         for line in lines:
+            # A piece waits for all ranks. So in one piece all is added up before late ranks come.
+            whole = bool(self.topology.late) and line.algorithm == "direct"
             plan = build(collective, line.algorithm, self.topology, self.rank, root)
             key = (line.algorithm, line.coded)
             if key not in lowered:
@@ -180,12 +207,13 @@ class Group:
                 _core.Choice(
                     max_bytes=line.max_bytes,
                     lane=lane,
-                    piece_bytes=line.piece_bytes,
+                    piece_bytes=0 if whole else line.piece_bytes,
                     in_flight=line.in_flight,
                     plan=lowered[key],
+                    name=line.algorithm,
                 )
             )
-        self.core.install(collective, root, choices)
+        return choices
 
     def use(self, table: Table) -> None:
         """Choose by ``table``, and be laid out by its racks; all ranks have it alike.
@@ -209,9 +237,13 @@ class Group:
 
     @classmethod
     def world(cls, job: Job, core: _core.Communicator, boards: Sequence[int]) -> Group:
-        """Make the group of all ranks, after the rendezvous."""
-        group = cls(job, core, range(job.identity.size), boards, job.round * _WORLDS)
-        if job.agent is not None:
+        """Make the group of all ranks, after the rendezvous, or of all members of a generation."""
+        group = cls(job, core, job.members, boards, job.round * WORLDS)
+        job.record_identity()
+        let_stacks_be_read()
+        if job.settings.records:
+            announce(job.settings.records, _core.arena_fd())
+        if job.agent is not None and job.is_member:
             job.agent.stragglers.watch(group.number, core)
         return group
 
@@ -232,7 +264,7 @@ class Group:
         if own_color is None:
             return None, None
         members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == own_color)
-        whole = self.number % _WORLDS == 0
+        whole = self.number % WORLDS == 0
         return [rank for _, rank in members], first + colors.index(own_color) if whole else None
 
     def fresh_number(self) -> int:
@@ -242,7 +274,7 @@ class Group:
     def _number_of(self, count: int) -> int:
         if count >= _SUBSETS:
             raise ResourceError(errno.EAGAIN, f"{self.who}: {count} groups have been made, and no more can be")
-        return self.job.round * _WORLDS + _SUBSETS + count
+        return self.job.round * WORLDS + _SUBSETS + count
 
     def child(
         self,
@@ -325,4 +357,5 @@ class Group:
         self._connector.close()
         if self.job.agent is not None:
             self.job.agent.remove(self._member)
+            self.job.agent.stragglers.forget(self.core)
         self.core.shutdown()

@@ -8,21 +8,22 @@ from __future__ import annotations
 import collections
 import json
 import logging
-import os
-import platform
 import socket
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, TypeVar
 
 from ddl import _core
+from ddl._comm.peer import Peer, boot_id, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
+from ddl.bootstrap.generations import Generations
+from ddl.bootstrap.rail_news import RailEnds
+from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.store import rails
 from ddl.store.messages import said_by
 from ddl.store.rails import RailOffer
@@ -31,81 +32,19 @@ from ddl.store.watch import WatchClient
 from ddl.tuning.measure import table_file
 from ddl.tuning.table import TunedCluster
 
-__all__ = ["Job", "Peer", "identity_and_settings"]
+__all__ = ["Job"]
 
 log = logging.getLogger("ddl")
 
+_T = TypeVar("_T")
+
 _SHOWN = 4  # ranks that an error lists
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A rank as it introduces itself in the store."""
-
-    rank: int
-    host: str  # for people
-    host_id: str  # ranks with different ones do not even try to share memory
-    offers: Tuple[RailOffer, ...]  # its data listeners
-    unix_name: str
-    nonce: Nonce
-    board_offset: int  # of the world communicator
-    shared: bool  # shared memory is not switched off
-    deterministic: bool
-    version: str
-
-    def text(self) -> str:
-        fields = dict(vars(self), nonce=[self.nonce.offset, self.nonce.text])
-        return json.dumps(fields)
-
-    @staticmethod
-    def parse(rank: int, text: str) -> Peer:
-        """Undo ``text`` of ``rank``. ``ProtocolError`` if it is not what a rank says."""
-
-        def parsed(fields: Any) -> Peer:
-            offers = tuple(RailOffer(*offer) for offer in fields["offers"])
-            peer = Peer(**{**fields, "nonce": Nonce(*fields["nonce"]), "offers": offers})
-            places = [peer.nonce.offset, peer.board_offset, *(offer.port for offer in offers)]
-            texts = [peer.host, peer.host_id, peer.unix_name, peer.version, peer.nonce.text]
-            texts += [text for offer in offers for text in (offer.network, offer.address)]
-            if peer.rank != rank or not offers or not all(type(place) is int and place >= 0 for place in places):
-                raise ValueError("a number is wrong")
-            if not all(isinstance(text, str) for text in texts):
-                raise ValueError("a text is none")
-            return peer
-
-        return said_by(rank, text, parsed)
-
-    @property
-    def label(self) -> str:
-        return f"rank {self.rank} (host {self.host})"
-
-
-def _boot_id() -> str:
-    """Ranks of one running kernel and network namespace have the same; others have no way to swap memory."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return platform.node()
 
 
 def _listed(labels: Sequence[str]) -> str:
     """Return the first labels, and how many more there are."""
     more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
     return ", ".join(labels[:_SHOWN]) + more
-
-
-def _classes(size: int, pairs: Set[Tuple[int, int]]) -> Tuple[Tuple[int, ...], ...]:
-    """Group ranks that all share memory with one another; ``pairs`` are those that proved it."""
-    groups: List[List[int]] = []
-    for rank in range(size):
-        for group in groups:
-            if all((member, rank) in pairs for member in group):
-                group.append(rank)
-                break
-        else:
-            groups.append([rank])
-    return tuple(tuple(group) for group in groups)
 
 
 class Droppable(Protocol):
@@ -120,15 +59,25 @@ class Droppable(Protocol):
 
 
 class Job:
-    """The process's part in the job. ``memories[r]``: the mapped arena of rank ``r``; ``hosts``: who shares memory."""
+    """The process's part in the job. ``memories[r]``: the mapped arena of rank ``r``; ``hosts``: who shares memory.
+
+    Here "rank" is the number of a process: its rank in the job's first generation, or for a process that came later a
+    number that nobody had. ``number`` is that of this process, ``members[r]`` that of rank ``r`` of now.
+    """
 
     def __init__(self, identity: Identity, settings: Settings, round: int) -> None:
-        self.identity = identity
+        self.identity = identity  #: of now
         self.settings = settings
-        self.round = round
+        self.round = round  #: of init, or the generation where ranks come and go
+        self.generation = 0
+        self.paused_seconds = 0.0  #: spent on coming from one generation to the next
+        self.is_member = True  #: False: it was started later, and its program is not ready to take part
+        self.number = identity.rank
+        self.members: Tuple[int, ...] = tuple(range(identity.size))
         self.memories: Dict[int, _core.PeerMemory] = {}
-        self.peers: Tuple[Peer, ...] = ()
+        self.peers: Dict[int, Peer] = {}
         self.hosts: Tuple[Tuple[int, ...], ...] = ((0,),)
+        self.generations: Optional[Generations] = None  #: where ranks come and go
         self.rails: Tuple[str, ...] = ("",)
         self.offer = table_file.TableOffer()
         #: Groups whose communicators the program has let go; ``close_dropped`` closes them.
@@ -138,7 +87,9 @@ class Job:
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
-        self._introduced = threading.Event()  # ``peers`` is filled in
+        self._introduced = threading.Condition()  # somebody was added to ``peers``
+        self.following = threading.Lock()  #: held while another store takes the place of the one before
+        self._pairs: Set[Tuple[int, int]] = set()  # processes that have proved to share memory; the lower one first
         if settings.shm_size:
             _core.configure_arena(settings.shm_size)
         _core.configure_gpu_driver(settings.cuda_library, settings.gpu_wait == "stream" or settings.nccl)
@@ -148,8 +99,34 @@ class Job:
         assert self.identity.secret is not None  # a job of more than one rank has one
         return self.identity.secret
 
-    def rank_label(self, rank: int) -> str:
-        return self.peers[rank].label if self.peers else f"rank {rank}"
+    def rank_label(self, number: int) -> str:
+        """Return how a process is called: by its rank of now."""
+        rank = self.members.index(number) if number in self.members else number
+        return f"rank {rank} (host {self.peers[number].host})" if number in self.peers else f"rank {rank}"
+
+    def introduction(self) -> Dict[str, Any]:
+        """Return who this process is now, for readers of what it records (ddl/records)."""
+        identity = self.identity
+        return {
+            "rank": identity.rank,
+            "size": identity.size,
+            "number": self.number,
+            "host": self.peers[self.number].host if self.number in self.peers else socket.gethostname(),
+            "local_rank": identity.local_rank,
+            "generation": self.generation,
+            "paused_seconds": self.paused_seconds,
+            "store": identity.store,
+            "timeout": self.settings.timeout,
+            "version": __version__,
+        }
+
+    def record_identity(self) -> None:
+        """Tell readers of the record who this process is now."""
+        _core.record_identity(json.dumps(self.introduction()))
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Wait so long for other ranks from now on, instead of DDL_START_TIMEOUT."""
+        self.settings = replace(self.settings, start_timeout=seconds)
 
     def rendezvous(self, board_offset: int) -> None:
         """Meet the other ranks: exchange addresses through the store, and arenas with the ranks of this host.
@@ -157,29 +134,56 @@ class Job:
         Collective, blocking. Raises ``RendezvousError`` naming the ranks that never came.
         """
         identity, limit = self.identity, self.settings.start_timeout
-        if identity.size == 1:
+        if identity.size == 1 and not (identity.store and self.settings.elastic):
             return
         assert identity.store is not None
         deadline = time.monotonic() + limit
-        store = self._store = StoreClient(identity.store, self.secret, identity.rank, limit)
-        watch = WatchClient(identity.store, self.secret, identity.rank, limit)
+        store, me, offers = self.come(board_offset)
+        everybody = store.check_in(me.text(), limit, round=2 * self.round)
+        self.introduce({rank: Peer.parse(rank, text) for rank, text in enumerate(everybody)})
+        self.identity = launched.numbered(identity, [f"{p.host} {p.host_id}" for p in self.peers.values()])
+        self.choose_rails(offers)
+        self._check_versions()
+        self._check_deterministic()
+        # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
+        met = self.meet_neighbours(me, deadline)
+        remaining = max(1.0, deadline - time.monotonic())
+        own: Dict[str, Any] = {"met": met}
+        if me.rank == 0:
+            own["tuned"] = vars(table_file.offer(self.settings, self.cluster()))
+        answers = store.check_in(json.dumps(own), remaining, round=2 * self.round + 1)
+        self.offer = said_by(0, answers[0], lambda said: table_file.TableOffer(**said["tuned"]))
+        met_by = {rank: said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)}
+        self.conclude(met_by)
+
+    def come(self, board_offset: int) -> Tuple[StoreClient, Peer, List[RailOffer]]:
+        """Connect to the store, begin to listen, and return how this process introduces itself to the others."""
+        identity, limit = self.identity, self.settings.start_timeout
+        store, self.watch = self.connect_to_store(identity.store, limit)
+        self._store = store
         listeners, offers = self._listen(store.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
+        host_id = self.settings.host_id or boot_id()
+        if self.settings.elastic:
+            newcomer = self.settings.incarnation >= 0
+            self.generations = Generations.of(self.watch, host_id, self.secret, offers[0].address, newcomer)
         self.agent = Agent(
-            rank=identity.rank,
+            rank=self.number,
             secret=self.secret,
-            watch=watch,
+            watch=self.watch,
             data_listeners=listeners,
             memory_listener=memory,
             nonce_of=self._nonce_of,
             label_of=self.rank_label,
+            rail_ends_of=self._rail_ends,
             congestion=self.settings.congestion,
+            generations=self.generations,
         )
-        me = Peer(
-            rank=identity.rank,
+        self.me = me = Peer(
+            rank=self.number,
             host=socket.gethostname(),
-            host_id=self.settings.host_id or _boot_id(),
+            host_id=host_id,
             offers=tuple(offers),
             unix_name=unix_name,
             nonce=nonce,
@@ -188,25 +192,56 @@ class Job:
             deterministic=self.settings.deterministic,
             version=__version__,
         )
-        everybody = store.check_in(me.text(), limit, round=2 * self.round)
-        self.peers = tuple(Peer.parse(rank, text) for rank, text in enumerate(everybody))
-        self.identity = launched.numbered(identity, [f"{peer.host} {peer.host_id}" for peer in self.peers])
-        self.rails = rails.choose(
-            [peer.host_id for peer in self.peers], [p.offers for p in self.peers], self.settings.rails
-        )
-        watch.also_over([offer.address for offer in offers if offer.network in self.rails])
-        self._introduced.set()
-        self._check_versions()
-        self._check_deterministic()
-        # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
-        met = self._meet_neighbours(me, deadline)
-        remaining = max(1.0, deadline - time.monotonic())
-        own: Dict[str, Any] = {"met": met}
-        if me.rank == 0:
-            own["tuned"] = vars(table_file.offer(self.settings, self.cluster()))
-        answers = store.check_in(json.dumps(own), remaining, round=2 * self.round + 1)
-        self.offer = said_by(0, answers[0], lambda said: table_file.TableOffer(**said["tuned"]))
-        self._conclude([said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)])
+        return store, me, offers
+
+    def connect_to_store(self, address: str, limit: float) -> Tuple[StoreClient, WatchClient]:
+        store = StoreClient(address, self.secret, self.number, limit)
+        try:
+            return store, WatchClient(address, self.secret, self.number, limit)
+        except BaseException:
+            store.close()
+            raise
+
+    def use_store(self, store: StoreClient, watch: WatchClient) -> None:
+        """Ask another store from now on: the one before is gone."""
+        with self._introduced:
+            before, self._store, self.watch = self._store, store, watch
+            self._introduced.notify_all()
+        if before is not None:
+            before.close()
+
+    def ask(self, question: Callable[[StoreClient], _T]) -> _T:
+        """Return the store's answer. Where it is lost and ranks come and go, ask the next one the same."""
+        while True:
+            store = self._store
+            assert store is not None
+            try:
+                return question(store)
+            except PeerLost:
+                if self.generations is None:
+                    raise
+                if not self._another_store_than(store, self.generations.limits.patience):
+                    raise
+
+    def confirm(self) -> None:
+        """Raise ``LeftOut`` unless the store still takes this process for one of the job. Blocking: asks the store."""
+        if self._store is not None:
+            self.ask(lambda store: store.count("confirmed"))
+
+    def _another_store_than(self, store: StoreClient, patience: float) -> bool:
+        with self._introduced:
+            return self._introduced.wait_for(lambda: self._store is not store, patience)
+
+    def introduce(self, peers: Dict[int, Peer]) -> None:
+        """These processes are known from now on, also to those that swap memory with us."""
+        with self._introduced:
+            self.peers = {**self.peers, **peers}
+            self._introduced.notify_all()
+
+    def choose_rails(self, offers: Sequence[RailOffer]) -> None:
+        peers = [self.peers[number] for number in self.members]
+        self.rails = rails.choose([p.host_id for p in peers], [p.offers for p in peers], self.settings.rails)
+        self.watch.also_over([offer.address for offer in offers if offer.network in self.rails])
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
         """Swap values among some ranks of the job, which call this alike; return them in that order. Blocking.
@@ -216,10 +251,11 @@ class Job:
         """
         assert self._store is not None
         try:
-            return self._store.meet(ranks, value, f"meetings/{self.round}", self.settings.start_timeout)
+            patience = self.settings.start_timeout
+            return self.ask(lambda store: store.meet(ranks, value, f"meetings/{self.round}", patience))
         except RendezvousError as error:
             raise RendezvousError(
-                f"{self.rank_label(self.identity.rank)}: a new group of ranks {_listed(list(map(str, ranks)))} was not "
+                f"{self.rank_label(self.number)}: a new group of ranks {_listed(list(map(str, ranks)))} was not "
                 f"made: {error}; all of them must make it, and in the same order as other groups (more time: "
                 "DDL_START_TIMEOUT)"
             ) from None
@@ -229,7 +265,7 @@ class Job:
         if self._store is None:  # a job of one rank
             self._groups += 1
             return self._groups - 1
-        return self._store.count(f"meetings/{self.round}")
+        return self.ask(lambda store: store.count(f"meetings/{self.round}"))
 
     def let_go(self, group: Droppable) -> None:
         """Note that the program has dropped the communicator of ``group``. Called in any thread at any moment."""
@@ -251,12 +287,12 @@ class Job:
     def cluster(self) -> TunedCluster:
         """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""
         ranks: Dict[Tuple[str, str], int] = {}
-        for peer in self.peers:
+        for peer in (self.peers[number] for number in self.members):
             ranks[peer.host, peer.host_id] = ranks.get((peer.host, peer.host_id), 0) + 1
         return TunedCluster(
             hosts=tuple(f"{host}:{count}" for (host, _), count in ranks.items()),
             dimensions=self.settings.dimensions,
-            shared_memory=all(peer.shared for peer in self.peers),
+            shared_memory=all(self.peers[number].shared for number in self.members),
             rails=len(self.rails),
             connections=self.settings.connections,
             wire=self.settings.wire,
@@ -284,59 +320,83 @@ class Job:
             return offers[0].address, offers[0].port
         return next((offer.address, offer.port) for offer in offers if offer.network == self.rails[rail])
 
+    def _rail_ends(self, rank: int, rail: int) -> RailEnds:
+        """Return how people know a rail to ``rank``."""
+        return RailEnds(self.rank_label(rank), self.address(self.number, rail)[0], self.address(rank, rail)[0])
+
     def _nonce_of(self, rank: int) -> Nonce:
         """Called when a rank swaps memory with us, which may be before the store's answer has come to us."""
-        if not self._introduced.wait(self.settings.start_timeout) or not 0 <= rank < len(self.peers):
-            raise ProtocolError(f"rank {rank} is not in the store, but wants to share memory")
-        return self.peers[rank].nonce
+        with self._introduced:
+            if not self._introduced.wait_for(lambda: rank in self.peers, self.settings.start_timeout):
+                raise ProtocolError(f"rank {rank} is not in the store, but wants to share memory")
+            return self.peers[rank].nonce
 
     def _check_versions(self) -> None:
-        versions = sorted({peer.version for peer in self.peers})
+        versions = sorted({peer.version for peer in self.peers.values()})
         if len(versions) > 1:
             raise ConfigError(
                 f"the ranks run different versions of DDL ({', '.join(versions)}): "
-                + ", ".join(f"{peer.label}: {peer.version}" for peer in self.peers)
+                + ", ".join(f"{self.rank_label(peer.rank)}: {peer.version}" for peer in self.peers.values())
                 + "; install the same one everywhere"
             )
 
     def _check_deterministic(self) -> None:
         """Raise ``ConfigError``, on all ranks, unless all ask for the same."""
-        asking = [peer.label for peer in self.peers if peer.deterministic]
+        asking = [self.rank_label(peer.rank) for peer in self.peers.values() if peer.deterministic]
         if asking and len(asking) < len(self.peers):
-            refusing = [peer.label for peer in self.peers if not peer.deterministic]
+            refusing = [self.rank_label(peer.rank) for peer in self.peers.values() if not peer.deterministic]
             raise ConfigError(
                 f"rank {self.identity.rank}: {_listed(asking)} asked for deterministic sums, {_listed(refusing)} did "
                 "not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on every rank"
             )
 
-    def _meet_neighbours(self, me: Peer, deadline: float) -> List[int]:
+    def meet_neighbours(self, me: Peer, deadline: float) -> List[int]:
         """Swap arenas with the lower ranks of this host; return those with which it worked."""
+        assert self.agent is not None
         met = []
-        for peer in self.peers[: me.rank]:
+        for peer in [self.peers[number] for number in sorted(self.members) if number < me.rank]:
             if not (me.shared and peer.shared and me.host_id == peer.host_id):
                 continue
-            try:
-                memory = connect_memory(peer.unix_name, self.secret, me.rank, peer.rank, self._nonce_of, deadline)
-            except (OSError, Error) as error:
-                log.warning("rank %d: no shared memory with %s: %s", me.rank, peer.label, error)
-                continue
-            if memory is not None:
-                self.memories[peer.rank] = memory
+            if peer.rank in self.memories:
                 met.append(peer.rank)
+                continue
+            try:
+                neighbour = connect_memory(
+                    *(peer.unix_name, self.secret, me.rank, peer.rank, self._nonce_of, deadline, self.agent.cell_fd)
+                )
+            except (OSError, Error) as error:
+                log.warning("rank %d: no shared memory with %s: %s", me.rank, self.rank_label(peer.rank), error)
+                continue
+            if neighbour is not None:
+                self.memories[peer.rank] = neighbour.memory
+                met.append(peer.rank)
+                if neighbour.cell_fd >= 0:
+                    self.agent.know(peer.rank, neighbour.cell_fd, neighbour.pid)
         return met
 
-    def _conclude(self, met: Sequence[Sequence[int]]) -> None:
+    def conclude(self, met: Mapping[int, Sequence[int]]) -> None:
         """All ranks have the same answers, so all come to the same groups."""
         assert self.agent is not None
-        rank = self.identity.rank
-        pairs = {(lower, higher) for higher, lowers in enumerate(met) for lower in lowers}
-        self.hosts = _classes(self.identity.size, pairs)
+        rank = self.number
+        self._pairs |= {(lower, higher) for higher, lowers in met.items() for lower in lowers}
+        self.hosts = sharing(self.members, self._pairs)
         host_ranks = next(group for group in self.hosts if rank in group)
         for peer in host_ranks:
-            if peer > rank:
+            if peer > rank and peer not in self.memories:
                 self.memories[peer] = self.agent.memory_of(peer, self.settings.start_timeout)
         # A pair that met but ended in different groups must not be used by one side only.
         self.memories = {peer: memory for peer, memory in self.memories.items() if peer in host_ranks}
+
+    def forget_all_but(self, members: Sequence[int]) -> None:
+        """Let go of the processes that are not ``members``, and of their memory."""
+        for number in [number for number in self.peers if number not in members]:
+            memory = self.memories.pop(number, None)
+            if memory is not None:
+                memory.close_socket()
+            if self.agent is not None:
+                self.agent.forget(number)
+            del self.peers[number]
+        self._pairs = {pair for pair in self._pairs if pair[0] in members and pair[1] in members}
 
     def close(self) -> None:
         """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""
@@ -357,17 +417,3 @@ class Job:
         """After a fork, in the child: see ``Agent.close_in_child``."""
         if self.agent is not None:
             self.agent.close_in_child()
-
-
-def identity_and_settings(comm: Any = None) -> Tuple[Identity, Settings]:
-    """Find out who this process is and how it is to behave: from the environment, or from an mpi4py communicator."""
-    settings = Settings.from_environ(os.environ)
-    identity = Identity.from_environ(os.environ)
-    if identity.store:  # ddlrun's word counts
-        if comm is not None and (comm.Get_rank(), comm.Get_size()) != (identity.rank, identity.size):
-            raise ConfigError(
-                f"ddlrun made this rank {identity.rank} of {identity.size}, but the communicator given to init() says "
-                f"rank {comm.Get_rank()} of {comm.Get_size()}; leave out one of the two"
-            )
-        return identity, settings
-    return launched.identity(os.environ, settings, comm) or identity, settings

@@ -218,7 +218,10 @@ class Verbs:
     # --- to and from one rank ---
 
     def reduce(self, x: Any, root: int = 0, *, op: OpLike = Average) -> Optional[np.ndarray]:
-        """Combine ``x`` over all ranks; the result is returned on ``root``, None elsewhere. Collective, blocking."""
+        """Combine ``x`` over all ranks; the result is returned on ``root``, None elsewhere. Collective, blocking.
+
+        Shapes, types, operators and errors are those of ``allreduce``. ``root``: a rank, the same on all ranks.
+        """
         return self._calls.run(self._calls.reduce(x, root, op))
 
     def reduce_async(self, x: Any, root: int = 0, *, op: OpLike = Average) -> Work:
@@ -228,7 +231,7 @@ class Verbs:
     def gather(self, x: Any, root: int = 0) -> Optional[np.ndarray]:
         """Return on ``root`` the arrays of all ranks along the first dimension, None elsewhere. Collective, blocking.
 
-        The first dimension may differ by rank, as in ``allgather``.
+        The first dimension may differ by rank. Types and errors are those of ``allgather``.
         """
         return self._calls.run(self._calls.gather(x, root))
 
@@ -239,7 +242,8 @@ class Verbs:
     def scatter(self, x: Any = None, root: int = 0) -> np.ndarray:
         """Return this rank's share of the rows of the root's ``x``. Collective, blocking.
 
-        ``x`` matters on ``root`` only. Where the rows do not divide, the first ranks get one more.
+        ``x`` matters on ``root`` only. Where the rows do not divide, the first ranks get one more. Of any type; errors
+        are those of ``broadcast``.
         """
         return self._calls.run(self._calls.scatter(x, root))
 
@@ -272,7 +276,8 @@ class Verbs:
     def send(self, x: Any, dst: int) -> None:
         """Send ``x`` to rank ``dst``, which calls ``recv``. Blocks until ``x`` may be written again. Not collective.
 
-        Messages between two ranks arrive in the order of the calls.
+        Messages between two ranks arrive in the order of the calls. ``x``: of any shape and type. Raises
+        ``InvalidArgument`` for a rank that is none or this one, ``PeerLost`` and ``CollectiveTimeout`` as a collective.
         """
         self._calls.check_peer("send", dst)
         self._calls.run(Call(Collective.SEND, readable("send", x), None, None, root=dst))
@@ -285,7 +290,7 @@ class Verbs:
     def recv(self, x: T, src: int) -> T:
         """Receive into ``x`` what rank ``src`` sends: the same number of elements of the same type. Returns ``x``.
 
-        Not collective, blocking.
+        Not collective, blocking. Errors are those of ``send``; ``CollectiveMismatch`` for a message of another size.
         """
         self._calls.check_peer("recv", src)
         memory("recv", x)  # refuses what cannot be overwritten

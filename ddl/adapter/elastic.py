@@ -4,21 +4,23 @@ A ``State`` is saved (commit), set back (restore) and made the same on all ranks
 function with it. This knows no framework: a ``Handler`` saves, restores and synchronises a kind of value, and an
 adapter has more of them (ddl_torch/elastic/).
 
-A job of this release has one generation: its ranks stay until it ends. When one is lost, ``run`` restores the last
-commit and raises; the job has to be started again (docs/from_horovod.md).
+Where ranks may come and go (``ddlrun --min-np``), ``run`` goes on with those that are left, or with more. In any other
+job it restores the last commit and raises; the job has to be started again (docs/elastic.md).
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
 import numpy as np
 
 import ddl
+from ddl.adapter import generation
 from ddl.adapter.consistency import check_consistent
-from ddl.errors import CollectiveMismatch, CommunicatorError, InvalidArgument
+from ddl.errors import CollectiveMismatch, CommunicatorError, InvalidArgument, InvalidState
 
 __all__ = [
     "Arrays",
@@ -34,14 +36,18 @@ __all__ = [
 #: What a script for Horovod catches when a rank is lost: every error that breaks a communicator.
 HorovodInternalError = CommunicatorError
 
-_AFTER_A_LOSS = ", and the ranks of a job are not replaced: save it where it matters, and start the job again"
+_AFTER_A_LOSS = (
+    ", and the ranks of this job are not replaced: save it where it matters, and start the job again, by "
+    "ddlrun --min-np if it is to go on with fewer ranks"
+)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Ends the training function, which ``run`` calls again. Nothing in DDL raises it; all ranks must do so together.
+    """Ends the training function, which ``run`` calls again. ``State.commit`` raises it where ranks join or leave.
 
-    ``skip_sync``: the state is the same on all ranks, and need not be synchronised before. What has recorded only its
-    own rank's part, such as an ``ElasticSampler``, is made the same anyway.
+    A script that raises it itself does so on all ranks together. ``skip_sync``: the state is the same on all ranks, and
+    need not be synchronised before, unless a rank is new. What has recorded only its own rank's part, such as an
+    ``ElasticSampler``, is made the same anyway.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -63,6 +69,7 @@ class State:
     ) -> None:
         self._bcast_object = bcast_object or broadcast_values
         self._reset_callbacks: List[Callable[[], None]] = []
+        self._checks = 0  # of the hosts, as many on all ranks
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Call these whenever the training function is about to be called again."""
@@ -75,7 +82,13 @@ class State:
             callback()
 
     def reset(self) -> None:
-        """For a class of your own: work out anew what depends on the ranks. May be collective."""
+        """For a class of your own: work out anew what depends on the ranks. Not collective, as new ranks do not."""
+
+    def agree(self) -> None:
+        """For a class of your own: do what is left to do of ``sync`` where the values are the same on all ranks.
+
+        Collective, blocking.
+        """
 
     def commit(self) -> None:
         """Save; then look whether the hosts have changed. Call it between batches: a failure loses what came after."""
@@ -83,7 +96,13 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise ``HostsUpdatedInterrupt`` if the job's hosts have changed: never yet, as a job keeps its ranks."""
+        """Raise ``HostsUpdatedInterrupt``, on all ranks in the same call of this, if ranks are to join or leave.
+
+        Cheap: it blocks only then, until all ranks know in which call that is. All ranks call it equally often.
+        """
+        self._checks += 1
+        if generation.begin_step(self._checks):
+            raise HostsUpdatedInterrupt(skip_sync=True)  # what is committed is the same on all ranks
 
     def save(self) -> None:
         """Keep the values of now in memory. Not collective."""
@@ -218,10 +237,13 @@ def broadcast_values(values: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``func(state, ...)`` as one that synchronises the state first, and restores it when a rank is lost.
+    """Return ``func(state, ...)`` as one that synchronises the state first, and goes on when ranks are lost or join.
 
-    Collective, after ``ddl.init()``. When the communicator breaks (a rank died, say), the state is set back to its last
-    commit, and the same error comes out, saying so; likewise for ``CollectiveMismatch``. Other errors pass through.
+    Collective, after ``ddl.init()``. When a rank is lost, the state is set back to its last commit, the ranks that are
+    left become the next generation (``ddl.rank()`` and ``ddl.size()`` change), reset callbacks are called, the state is
+    synchronised, and ``func`` is called again. Where ranks join or leave (``HostsUpdatedInterrupt``), nothing is set
+    back. In a job whose ranks do not come and go, the error of a lost rank comes out, saying so. So does
+    ``CollectiveMismatch``, which is a mistake of the script. Other errors pass through.
 
     >>> @run
     ... def train(state):
@@ -232,18 +254,49 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        preparations = [state.sync]
+        preparation: Callable[[], None] = partial(_begin, state)
         while True:
             try:
-                for prepare in preparations:
-                    prepare()
+                preparation()  # here, too, ranks may be lost
                 return func(state, *args, **kwargs)
             except CommunicatorError as error:
                 state.restore()
-                advice = "" if isinstance(error, CollectiveMismatch) else _AFTER_A_LOSS  # that is the script's fault
-                error.args = (f"{error}; the state is that of the last commit{advice}",)
-                raise
+                if isinstance(error, CollectiveMismatch) or not generation.ranks_may_change():
+                    advice = "" if isinstance(error, CollectiveMismatch) else _AFTER_A_LOSS
+                    error.args = (f"{error}; the state is that of the last commit{advice}",)
+                    raise
+                preparation = partial(_change, state, skip_sync=False)
             except HostsUpdatedInterrupt as interrupt:
-                preparations = [state.on_reset] if interrupt.skip_sync else [state.on_reset, state.sync]
+                preparation = partial(_change, state, skip_sync=interrupt.skip_sync)
 
     return wrapper
+
+
+def _begin(state: State) -> None:
+    """Come to the job's next generation if this process was started later, and have the state of the others."""
+    if not generation.is_member():
+        _come(state, skip_sync=False, has_state=False)
+    state.sync()
+
+
+def _change(state: State, *, skip_sync: bool) -> None:
+    """Do what is due before the training function is called again."""
+    if generation.ranks_may_change():
+        skip_sync = _come(state, skip_sync=skip_sync, has_state=True)
+    state.on_reset()
+    if skip_sync:
+        state.agree()
+    else:
+        state.sync()
+
+
+def _come(state: State, *, skip_sync: bool, has_state: bool) -> bool:
+    """Come to the next generation; return whether the state is the same on all of its ranks."""
+    change = generation.next_generation(skip_sync=skip_sync, checks=state._checks, has_state=has_state)
+    state._checks = max(said["checks"] for said in change.said.values())
+    if not change.said[0]["has_state"]:
+        raise InvalidState(
+            f"{ddl.world().who} all ranks are lost that had the state of the training; those that are left have just "
+            "joined. Start the job again, from what it has saved"
+        )
+    return all(said["skip_sync"] for said in change.said.values()) and not change.newcomers

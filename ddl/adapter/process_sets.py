@@ -117,8 +117,9 @@ class ProcessSets:
         if self._world is not world:
             with self._lock:
                 if self._world is not world:
-                    self._forget()
-                    self.everybody.ranks = list(range(world.size))
+                    self._forget("the ranks of the job have changed" if self._world is not None else "")
+                    # One that joins a running job is told which ranks there will be, and has no part in them yet.
+                    self.everybody.ranks = list(range(world.identity.size))
                     self._put_to_use(self.everybody, world, world.split(0))
                     self._world = world
         return self.everybody
@@ -170,7 +171,7 @@ class ProcessSets:
     def close(self) -> None:
         """Put all sets out of use: before ``shutdown``. Not collective. Idempotent."""
         with self._lock:
-            self._forget()
+            self._forget("DDL has been shut down")
 
     def _put_to_use(self, new: ProcessSet, world: Communicator, communicator: Optional[Communicator]) -> None:
         """Give a set its number and, if this rank is in it, what negotiates on ``communicator``."""
@@ -182,9 +183,9 @@ class ProcessSets:
         self._sets[self._next] = new
         self._next += 1
 
-    def _forget(self) -> None:
+    def _forget(self, why: str) -> None:
         for process_set in self._sets.values():
-            process_set._leave("DDL has been shut down")
+            process_set._leave(why)
         self._sets.clear()
         self._next = 0
         self._world = None

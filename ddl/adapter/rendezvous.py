@@ -6,6 +6,7 @@ from ddl.bootstrap import environ, launched
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.launch.layout import arrange
 from ddl.store.address import parse_address
+from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
 
-__all__ = ["Identity", "Settings", "StoreClient", "arrange", "environ", "launched", "parse_address"]
+__all__ = ["Identity", "Settings", "StoreClient", "StoreServer", "arrange", "environ", "launched", "parse_address"]

@@ -3,6 +3,9 @@
 Because it accepts connections, other ranks can reach this one while its program computes. It takes the reports of this
 process's communicators to the store, answers the store's questions, and brings back the verdict, which is the same for
 all ranks. Every few seconds it tells the store this rank's pace. It sleeps in a selector and never touches data.
+
+Where ranks come and go, it also drives what takes this process from one generation to the next (generations.py), and
+sees the end of processes on this host. "Rank" is then the number of a process (ddl/store/server.py).
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ import os
 import selectors
 import socket
 import threading
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddl import _core
+from ddl.bootstrap.agent_records import Arrivals, Member
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
+from ddl.bootstrap.generations import KINDS, Generations
+from ddl.bootstrap.process_ends import ProcessEnds
+from ddl.bootstrap.rail_news import RailEnds, RailNews
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.errors import Error
 from ddl.store.newcomers import Complaints, Door, in_a_thread
@@ -25,28 +31,12 @@ from ddl.store.shortage import Shortage
 from ddl.store.verdict import ALL
 from ddl.store.watch import WatchClient
 
-__all__ = ["Agent", "Member"]
+__all__ = ["Agent"]
 
 log = logging.getLogger("ddl")
 
+_PARTING_SECONDS = 1.0  # for the store to read a goodbye
 _REMEMBERED = 4096  # removed communicators: a goodbye names them all
-
-
-@dataclass
-class Member:
-    """A communicator as the agent knows it. ``ranks[r]`` is the world rank of its rank ``r``."""
-
-    number: int
-    core: _core.Communicator
-    ranks: Tuple[int, ...]
-
-
-@dataclass
-class _Arrivals:
-    """What has connected and is not called for yet; guarded by the agent's lock."""
-
-    memories: Dict[int, _core.PeerMemory] = field(default_factory=dict)
-    data: Dict[int, List[Tuple[int, int, int]]] = field(default_factory=dict)  # communicator -> (rank, stream, fd)
 
 
 class Agent:
@@ -62,22 +52,27 @@ class Agent:
         memory_listener: socket.socket,
         nonce_of: Callable[[int], Nonce],
         label_of: Callable[[int], str],
+        rail_ends_of: Callable[[int, int], RailEnds],
         congestion: str = "auto",
+        generations: Optional[Generations] = None,
     ) -> None:
         self._rank = rank
+        self._generations = generations
         self._congestion = congestion
         self._watch = watch
         self._nonce_of = nonce_of
         self.stragglers = Stragglers(rank, watch.size, label_of)
+        self._rails = RailNews(rank, rail_ends_of)
         self.shortage = Shortage(f"rank {rank} cannot make connections")
         self._members: Dict[int, Member] = {}
         # What was called on the communicators that are removed: the last of them, in the order of removal.
         self._submitted: Dict[str, int] = {}
-        self._arrived = _Arrivals()
-        self._failures: Dict[int, Dict[str, Any]] = {}  # verdicts by communicator, also of those not here (yet)
+        self._arrived = Arrivals()
+        self._failures: List[Dict[str, Any]] = []  # verdicts, also of communicators that are not here (yet)
         self._changed = threading.Condition()
         self._stop_reader, self._stop_writer = os.pipe()
         self._selector = selectors.DefaultSelector()
+        self._ends = ProcessEnds(self._selector)  # of processes on this host
         self._closed = threading.Event()
         complaints = Complaints(f"rank {rank}", self.shortage)
         door = partial(Door, secret=secret, selector=self._selector, complaints=complaints)
@@ -86,7 +81,8 @@ class Agent:
             door(memory_listener, welcome=in_a_thread(self._welcome_memory, complaints)),
         ]
         self._register(watch.fileno(), self._hear)
-        self._register(self._stop_reader, lambda: None)
+        self._hears = True  # the watch is registered
+        self._register(self._stop_reader, self._wake_up)
         self._thread = threading.Thread(target=self._run, name="ddl-agent", daemon=True)
         try:
             self._thread.start()
@@ -103,7 +99,7 @@ class Agent:
             early = self._arrived.data.pop(member.number, [])
             member.core.set_agent(True)
             self._register(member.core.report_fd, lambda: self._report(member))
-            failures = [self._failures[comm] for comm in (ALL, member.number) if comm in self._failures]
+            failures = [failure for failure in self._failures if failure["comm"] in (ALL, member.number)]
         for failure in failures:  # faster than this rank, which was still making the communicator
             self._fail(member, failure)
         for rank, stream, fd in early:
@@ -123,6 +119,7 @@ class Agent:
             self._report(member)  # its process may be leaving because of just that
         except (OSError, Error) as error:
             log.debug("rank %d: could not report: %s", self._rank, error)
+        self._rails.forget(member.number)
 
     def memory_of(self, rank: int, timeout: float) -> _core.PeerMemory:
         """Return the arena of ``rank``, which has connected or will within ``timeout`` seconds."""
@@ -130,6 +127,57 @@ class Agent:
             if not self._changed.wait_for(lambda: rank in self._arrived.memories, timeout):
                 raise Error(f"rank {rank} said that it had swapped memory with this rank, but it did not")
             return self._arrived.memories[rank]
+
+    def tell(self, message: Dict[str, Any]) -> None:
+        """Send a message to the store. Raises PeerLost."""
+        self._watch.send(message)
+
+    def forget(self, rank: int) -> None:
+        """Let go of the memory of a process of this host that is in no generation any more."""
+        with self._changed:
+            self._arrived.memories.pop(rank, None)
+            self._ends.forget(rank)
+        if self._generations is not None:
+            self._generations.forget(rank)
+
+    def know(self, rank: int, cell_fd: int, pid: int) -> None:
+        """Process ``pid`` of this host is ``rank``, and has passed its vote cell: see its end, and vote for it then."""
+        if self._generations is None:
+            os.close(cell_fd)
+            return
+        self._generations.neighbour(rank, cell_fd)
+        with self._changed:
+            if not self._closed.is_set():
+                self._ends.watch(rank, pid, lambda: self._process_ended(rank))
+
+    def _process_ended(self, rank: int) -> None:
+        with self._changed:
+            watched = self._ends.forget(rank)
+        if watched and self._generations is not None:
+            self._generations.died(rank)
+
+    def break_all(self, kind: str, reason: str) -> None:
+        """Fail every communicator of this process: there is another generation, or none for it."""
+        with self._changed:
+            members = list(self._members.values())
+        for member in members:
+            member.core.fail(kind, -1, reason, False)
+
+    def follow(self, watch: WatchClient) -> None:
+        """Listen to another store from now on."""
+        with self._changed:
+            if self._closed.is_set():
+                watch.close()
+                return
+            before, self._watch = self._watch, watch
+            # Whom the old store took for lost, the new one may accept: it will say itself who is gone.
+            self._failures = [failure for failure in self._failures if failure["comm"] != ALL]
+            if self._hears:
+                self._selector.unregister(before.fileno())
+            before.close()
+            self._register(watch.fileno(), self._hear)
+            self._hears = True
+        os.write(self._stop_writer, b"x")  # so that the thread looks at its deadlines anew
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave: tell the store that this rank goes of its own will, end the thread, close everything."""
@@ -142,9 +190,12 @@ class Agent:
         if goodbye:
             try:
                 self._watch.send({"type": "bye", "submitted": self._submitted})
+                self._watch.part(_PARTING_SECONDS)
             except (OSError, Error) as error:
                 log.debug("rank %d: could not say goodbye: %s", self._rank, error)
         self._release()
+        if self._generations is not None:
+            self._generations.close()
 
     def close_in_child(self) -> None:
         """After a fork, in the child: let go of what is the parent's, so that its end is seen when it ends.
@@ -153,6 +204,8 @@ class Agent:
         """
         self._closed.set()
         self._release()
+        if self._generations is not None:
+            self._generations.close_in_child()
 
     def _release(self) -> None:
         self._selector.close()
@@ -162,20 +215,28 @@ class Agent:
         self._watch.close()
         for fd in (self._stop_reader, self._stop_writer):
             os.close(fd)
+        self._ends.close()
         for connections in self._arrived.data.values():
             for _, _, fd in connections:
                 os.close(fd)
-        self._arrived = _Arrivals()
+        self._arrived = Arrivals()
 
     # --- the thread ---
 
     def _register(self, fd: int, action: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, action)
 
+    def _wake_up(self) -> None:
+        os.read(self._stop_reader, 4096)
+
     def _run(self) -> None:
         while not self._closed.is_set():
-            ready = self._selector.select(min(self.stragglers.patience(), *(door.patience() for door in self._doors)))
-            due = (door.tick for door in self._doors)
+            patience = [self.stragglers.patience(), *(door.patience() for door in self._doors)]
+            due = [door.tick for door in self._doors]
+            if self._generations is not None:
+                patience.append(self._generations.patience())
+                due.append(self._generations.tick)
+            ready = self._selector.select(min(patience))
             for action in [*(key.data for key, _ in ready), *due, self._tell_pace]:
                 if self._closed.is_set():
                     return
@@ -188,8 +249,18 @@ class Agent:
 
     def _welcome_data(self, sock: socket.socket) -> None:
         hello = accept_data(sock, self._congestion)
-        said = [hello.get(key) for key in ("communicator", "rank", "stream")]
-        numbers = [value for value in said if isinstance(value, int) and 0 <= value < 2**31]
+        if "follows" in hello and self._generations is not None:
+            self._generations.serve_state(sock)
+            return
+        if "member" in hello and self._generations is not None:
+            sender, message = hello["member"], hello.get("said")
+            if type(sender) is not int or not isinstance(message, dict):
+                raise Error(f"a member said {hello!r:.200}, which makes no sense")
+            self._generations.heard_member(sender, message)
+            return
+        limits = {"communicator": 2**62, "rank": 2**31, "stream": 2**31}
+        said = [(hello.get(key), limit) for key, limit in limits.items()]
+        numbers = [value for value, limit in said if isinstance(value, int) and 0 <= value < limit]
         if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
@@ -204,10 +275,17 @@ class Agent:
         member.core.add_connection(rank, stream, fd)
 
     def _welcome_memory(self, sock: socket.socket) -> None:
-        rank, memory = accept_memory(sock, self._nonce_of)
+        rank, memory, cell_fd, pid = accept_memory(sock, self._nonce_of, self.cell_fd)
+        if cell_fd >= 0:
+            self.know(rank, cell_fd, pid)
         with self._changed:
             self._arrived.memories[rank] = memory
             self._changed.notify_all()
+
+    @property
+    def cell_fd(self) -> int:
+        """The descriptor of this process's vote cell; -1 where ranks do not come and go."""
+        return self._generations.own_cell.fd if self._generations is not None else -1
 
     def _report(self, member: Member) -> None:
         while True:
@@ -215,6 +293,9 @@ class Agent:
             if report is None:
                 return
             culprit = member.ranks[report.peer] if 0 <= report.peer < len(member.ranks) else -1
+            if report.type == "rail":
+                self._rails.take(member.number, culprit, report.rail, report.works)
+                continue
             message: Dict[str, Any] = {"comm": member.number, "reason": report.reason, "members": list(member.ranks)}
             if report.type == "failed":
                 message.update(type="fail", kind=report.kind, culprit=culprit)
@@ -231,10 +312,18 @@ class Agent:
 
     def _hear(self) -> None:
         while True:
-            message = self._watch.receive()
+            watch = self._watch
+            message = watch.receive()
             if message is None:
+                with self._changed:
+                    if watch is not self._watch:
+                        return  # there is another store already
+                    self._selector.unregister(watch.fileno())
+                    self._hears = False
+                if self._generations is not None:
+                    self._generations.store_lost()
+                    return
                 self.stragglers.stop()
-                self._selector.unregister(self._watch.fileno())
                 self._failed(
                     {
                         "comm": ALL,
@@ -259,13 +348,15 @@ class Agent:
             self._left(message["comm"], message["peer"])
         elif kind == "late":
             self.stragglers.heard(message)
+        elif kind in KINDS and self._generations is not None:
+            self._generations.heard(message)
         elif kind == "stall":
             log.warning("rank %d: still waiting: %s", self._rank, message["text"])
 
     def _failed(self, failure: Dict[str, Any]) -> None:
         comm = failure["comm"]
         with self._changed:
-            self._failures[comm] = failure
+            self._failures.append(failure)
             concerned = [member for number, member in self._members.items() if comm in (ALL, number)]
         for member in concerned:
             self._fail(member, failure)
@@ -300,5 +391,6 @@ class Agent:
                 "last": last,
                 "shortage": self.shortage.text,
                 "awaits_gpu": member is not None and member.core.awaits_gpu(probe["seq"]),
+                "held": self._generations is not None and self._generations.is_held,
             }
         )

@@ -11,21 +11,32 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ddl import _core
 from ddl.errors import ConfigError, ProtocolError
 from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
 
-__all__ = ["Nonce", "accept_data", "accept_memory", "choose_congestion_control", "connect_data", "connect_memory"]
+__all__ = [
+    "Neighbour",
+    "Nonce",
+    "accept_data",
+    "accept_memory",
+    "choose_congestion_control",
+    "connect_data",
+    "connect_memory",
+]
 __all__ += ["listen_data", "listen_memory", "reconsider_congestion_control"]
 
 _ACCEPT_SECONDS = 5.0  # for one side of a handshake
+_HELLO_LIMIT = 256 << 10  # bytes: what a member says of a new store has the numbers of all members
 _RETRY_SECONDS = 0.05
 _CROWDED = (BlockingIOError, TimeoutError, ConnectionResetError, BrokenPipeError)  # its queue is full, or it hung up
+_CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _LONG_WAY_US = 1000  # a round trip from which on the system's congestion control may know better
 
 
@@ -143,37 +154,57 @@ def connect_data(
 
 def accept_data(sock: socket.socket, congestion: str = "system") -> Dict[str, Any]:
     """Return the hello of a new connection that has proved itself."""
-    hello = recv_frame(sock, time.monotonic() + _ACCEPT_SECONDS, limit=4096)
+    hello = recv_frame(sock, time.monotonic() + _ACCEPT_SECONDS, limit=_HELLO_LIMIT)
     reconsider_congestion_control(sock, congestion)
     return hello
 
 
-def _swap_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, deadline: float) -> _core.PeerMemory:
-    """Send my arena, map the peer's, and tell each other that it worked. Takes a copy of the socket over."""
+class Neighbour(NamedTuple):
+    """A rank of this host, as it has shown itself: its arena, its vote cell (-1: it has none) and its process."""
+
+    rank: int
+    memory: _core.PeerMemory
+    cell_fd: int
+    pid: int
+
+
+def _swap_memory(
+    sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, cell_fd: int, deadline: float
+) -> Neighbour:
+    """Send my arena and vote cell, map the peer's, and tell each other that it worked. Takes a copy of the socket."""
     sock.settimeout(max(0.1, deadline - time.monotonic()))
-    socket.send_fds(sock, [_core.arena_bytes().to_bytes(8, "little")], [_core.arena_fd()])
-    data, fds, _, _ = socket.recv_fds(sock, 8, 1)
-    if len(data) != 8 or len(fds) != 1:
+    own = [_core.arena_fd(), *([cell_fd] if cell_fd >= 0 else [])]
+    socket.send_fds(sock, [_core.arena_bytes().to_bytes(8, "little")], own)
+    data, fds, _, _ = socket.recv_fds(sock, 8, 2)
+    if len(data) != 8 or len(fds) != len(own):
         for fd in fds:
             os.close(fd)
         raise ProtocolError(f"rank {rank} did not pass its shared memory")
+    peer_cell = fds[1] if len(fds) > 1 else -1
     try:
-        memory = _core.PeerMemory(fds[0], int.from_bytes(data, "little"), os.dup(sock.fileno()))
-    except ProtocolError as error:
-        raise ProtocolError(f"rank {rank}'s memory is refused: {error}") from error
-    nonce_of(rank).check(memory, rank)
-    send_frame(sock, {"mapped": True}, deadline)
-    if recv_frame(sock, deadline, limit=4096) != {"mapped": True}:
-        raise ProtocolError(f"rank {rank} could not map this rank's shared memory")
-    return memory
+        try:
+            memory = _core.PeerMemory(fds[0], int.from_bytes(data, "little"), os.dup(sock.fileno()))
+        except ProtocolError as error:
+            raise ProtocolError(f"rank {rank}'s memory is refused: {error}") from error
+        nonce_of(rank).check(memory, rank)
+        send_frame(sock, {"mapped": True}, deadline)
+        if recv_frame(sock, deadline, limit=4096) != {"mapped": True}:
+            raise ProtocolError(f"rank {rank} could not map this rank's shared memory")
+    except BaseException:
+        if peer_cell >= 0:
+            os.close(peer_cell)
+        raise
+    pid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+    return Neighbour(rank, memory, peer_cell, pid)
 
 
 def connect_memory(
-    name: str, secret: bytes, me: int, peer: int, nonce_of: Callable[[int], Nonce], deadline: float
-) -> Optional[_core.PeerMemory]:
+    name: str, secret: bytes, me: int, peer: int, nonce_of: Callable[[int], Nonce], deadline: float, cell_fd: int = -1
+) -> Optional[Neighbour]:
     """Return the arena of ``peer``, or None where its Unix socket cannot be reached: then no memory is shared.
 
     Tries again, by ``deadline`` (monotonic seconds), where others crowd the socket so that the peer has no time for us.
+    ``cell_fd``: this rank's vote cell, where ranks come and go.
     """
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -188,7 +219,7 @@ def connect_memory(
                 time.sleep(_RETRY_SECONDS)
                 continue
             send_frame(sock, {"rank": me}, deadline)
-            return _swap_memory(sock, nonce_of, peer, deadline)
+            return _swap_memory(sock, nonce_of, peer, cell_fd, deadline)
 
 
 def _prove_for_memory(sock: socket.socket, name: str, secret: bytes, deadline: float) -> None:
@@ -198,10 +229,10 @@ def _prove_for_memory(sock: socket.socket, name: str, secret: bytes, deadline: f
     prove_as_client(sock, secret, limit)
 
 
-def accept_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce]) -> Tuple[int, _core.PeerMemory]:
-    """Swap arenas over a new connection that has proved itself; return the peer's rank and its memory."""
+def accept_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], cell_fd: int = -1) -> Neighbour:
+    """Swap arenas over a new connection that has proved itself; return the peer and its memory."""
     deadline = time.monotonic() + _ACCEPT_SECONDS
     rank = recv_frame(sock, deadline, limit=4096).get("rank")
     if not isinstance(rank, int):
         raise ProtocolError("a peer did not say its rank")
-    return rank, _swap_memory(sock, nonce_of, rank, deadline)
+    return _swap_memory(sock, nonce_of, rank, cell_fd, deadline)

@@ -77,6 +77,12 @@ def _microseconds(text: str) -> int:
     return int(text)
 
 
+def _incarnation(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise ValueError("a whole number from 0 up")
+    return int(text)
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("0 (off) or 1 (on)")
@@ -142,6 +148,12 @@ class Settings:
     deterministic: bool = _variable(
         "DDL_DETERMINISTIC", False, _switch, "1: sums have the same bits on any hosts (docs/deterministic.md)"
     )
+    rebalance: bool = _variable(
+        "DDL_REBALANCE",
+        False,
+        _switch,
+        "1: the others do the work of late ranks in large all-reduces (docs/metrics.md)",
+    )
     dimensions: str = _variable(
         "DDL_DIMENSIONS", "", _dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"
     )
@@ -166,6 +178,12 @@ class Settings:
         "DDL_NCCL", False, _switch, "1: NCCL adds up on the GPUs within a host; streams wait for results then, too"
     )
     nccl_library: str = _variable("DDL_NCCL_LIBRARY", "", str, "NCCL; empty: the one of torch, or libnccl.so.2")
+    elastic: bool = _variable(
+        "DDL_ELASTIC", False, _switch, "1: ranks may come and go (docs/elastic.md); ddlrun --min-np sets it"
+    )
+    incarnation: int = _variable(
+        "DDL_INCARNATION", -1, _incarnation, "number of a process that joins a job that runs; ddlrun sets it"
+    )
     log: str = _variable("DDL_LOG", "warning", _level, "what is logged: " + ", ".join(_LEVELS))
     interface: str = _variable(
         "DDL_INTERFACE",
@@ -198,6 +216,7 @@ class Settings:
     tuned: str = _variable(
         "DDL_TUNED", "", str, "rank 0's file of ddl tune, which all ranks go by; off: none; empty: that of these hosts"
     )
+    records: str = _variable("DDL_RECORDS", "", str, "where a rank passes on its record; ddlrun sets it")
     tune_seconds: float = _variable(
         "DDL_TUNE_SECONDS",
         0.0,
@@ -319,7 +338,8 @@ class Identity:
                     f"{_NUMBERS[small]}={numbers[small]} must be below {_NUMBERS[large]}={numbers[large]}"
                 )
         for part in ("local_size", "cross_size"):
-            if numbers[part] > numbers["size"]:
+            newcomer = bool(source.get("DDL_INCARNATION"))  # its host may have more slots than the job has ranks
+            if numbers[part] > numbers["size"] and not newcomer:
                 raise ConfigError(f"{_NUMBERS[part]}={numbers[part]} is more than DDL_SIZE={numbers['size']}")
         return cls(**numbers, store=_store(source["DDL_STORE"]), secret=_secret(source["DDL_SECRET"]))
 

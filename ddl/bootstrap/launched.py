@@ -17,6 +17,7 @@ import secrets
 import socket
 import sys
 import time
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -25,10 +26,11 @@ from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import ConfigError, RendezvousError
 from ddl.store.address import format_address, parse_address
 from ddl.store.interfaces import addresses
+from ddl.store.membership.limits import ElasticLimits
 from ddl.store.server import StoreServer
 from ddl.store.shortage import threads_for
 
-__all__ = ["Launched", "Share", "detect", "identity", "join", "numbered"]
+__all__ = ["Launched", "Share", "detect", "identity", "identity_and_settings", "join", "meet", "numbered"]
 
 _RETRY = 0.02  # seconds between two looks at the file
 _ANSWERS = 2.0  # seconds that an address of rank 0 has to answer
@@ -139,32 +141,74 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
     return join(process, share, settings)
 
 
+def identity_and_settings(comm: Any = None) -> Tuple[Identity, Settings]:
+    """Find out who this process is and how it is to behave: from the environment, or from an mpi4py communicator."""
+    settings = Settings.from_environ(os.environ)
+    of_ddlrun = Identity.from_environ(os.environ)
+    if not of_ddlrun.store:
+        return identity(os.environ, settings, comm) or of_ddlrun, settings
+    if comm is not None and (comm.Get_rank(), comm.Get_size()) != (of_ddlrun.rank, of_ddlrun.size):
+        raise ConfigError(
+            f"ddlrun made this rank {of_ddlrun.rank} of {of_ddlrun.size}, but the communicator given to init() says "
+            f"rank {comm.Get_rank()} of {comm.Get_size()}; leave out one of the two"
+        )
+    return of_ddlrun, settings
+
+
 def join(process: Launched, share: Share, settings: Settings) -> Identity:
     """Return who this process is in the job of ``process``, whose ranks find one another by what rank 0 shares.
 
     Collective, the first time. Raises RendezvousError, and what ``share`` raises.
     """
-    if _KeptState.identity is not None:
-        return _KeptState.identity
-    interface = settings.interface
-    if process.rank == 0:
-        secret = secrets.token_bytes(32)
-        one_host = process.local_size == process.size
-        with threads_for(f"rank 0 cannot serve the job's store on {socket.gethostname()}"):
-            server = StoreServer(secret, process.size, "127.0.0.1" if one_host else "0.0.0.0")
-        atexit.register(server.close_when_alone, settings.timeout)
-        os.register_at_fork(after_in_child=server.close_in_child)
+    if _KeptState.identity is None:
+        _KeptState.identity, server = meet(process, share, settings)
+        if server is not None:
+            atexit.register(server.close_when_alone, settings.timeout)
+    return _KeptState.identity
+
+
+def meet(process: Launched, share: Share, settings: Settings) -> Tuple[Identity, Optional[StoreServer]]:
+    """Do what ``join`` does for a job that this process may be in beside others, and more than once.
+
+    Also returned, on rank 0: the server of the job's store, which the caller closes when all ranks have left.
+    """
+    numbers = (process.rank, process.size, process.local_rank, process.local_size, process.host, process.hosts)
+    if process.rank > 0:
+        told = json.loads(share(None))
+        address = _first_that_answers(told["addresses"], process)
+        return Identity(*numbers, address, bytes.fromhex(told["secret"])), None
+    interface, one_host = settings.interface, process.local_size == process.size
+    secret = secrets.token_bytes(32)
+    with threads_for(f"rank 0 cannot serve the job's store on {socket.gethostname()}"):
+        # Where ranks come and go (DDL_ELASTIC=1), this process is a rank and no witness besides.
+        limits = ElasticLimits(script_patience=settings.timeout) if settings.elastic else None
+        host = "127.0.0.1" if one_host else "0.0.0.0"
+        server = StoreServer(secret, process.size, host, elastic=limits, witness=False)
+    _close_in_children(server)
+    try:
         _, port = parse_address(server.address)
         known = ["127.0.0.1"] if one_host else interface.split(",") if interface else _outside_addresses()
-        text = json.dumps({"secret": secret.hex(), "addresses": [format_address(host, port) for host in known]})
-        share(text)
-        store = json.loads(text)["addresses"][0]
-    else:
-        told = json.loads(share(None))
-        secret, store = bytes.fromhex(told["secret"]), _first_that_answers(told["addresses"], process)
-    numbers = (process.rank, process.size, process.local_rank, process.local_size, process.host, process.hosts)
-    _KeptState.identity = Identity(*numbers, store, secret)
-    return _KeptState.identity
+        addresses_here = [format_address(host, port) for host in known]
+        share(json.dumps({"secret": secret.hex(), "addresses": addresses_here}))
+    except BaseException:
+        server.close()
+        raise
+    return Identity(*numbers, addresses_here[0], secret), server
+
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()  # of this process
+
+
+def _close_in_children(server: StoreServer) -> None:
+    """Let a process that is forked from this one hold no connection of ``server`` open."""
+    if not _servers:
+        os.register_at_fork(after_in_child=_forget_servers)
+    _servers.add(server)
+
+
+def _forget_servers() -> None:
+    for server in list(_servers):
+        server.close_in_child()
 
 
 def _outside_addresses() -> List[str]:

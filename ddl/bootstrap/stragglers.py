@@ -1,14 +1,16 @@
 """A rank's side of the search for late ranks: it tells the store its own pace, and hears which ranks are late.
 
-The store's side, which finds them, is ddl/store/pace.py. Only the agent's thread uses this, except that any thread may
-call ``watch`` and read ``late``.
+The store's side, which finds them, is ddl/store/pace.py. Only the agent's thread uses this, except that the thread that
+makes and closes communicators calls ``watch``, ``also_watch`` and ``forget``, and that any thread may read ``late``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from typing import Any, Callable, Dict, Optional
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from ddl import _core
 
@@ -20,6 +22,15 @@ INTERVAL = 2.0  #: seconds between two reports of a rank, in jobs that are not v
 _RATE = 256  #: reports a second that the store gets of all ranks together, at most
 
 
+@dataclass(frozen=True)
+class _WatchedSums:
+    """Communicators of all ranks, and what those have done that have ended: collectives, and seconds."""
+
+    cores: Tuple[_core.Communicator, ...]
+    operations: int = 0
+    under_way: float = 0.0
+
+
 class Stragglers:
     """The late ranks of a job of ``size``, as rank ``rank`` knows them. ``label_of`` names a rank for people."""
 
@@ -29,13 +40,31 @@ class Stragglers:
         self._label_of = label_of
         self._interval = max(INTERVAL, size / _RATE)
         self._comm = -1
-        self._world: Optional[_core.Communicator] = None
+        self._watched: Optional[_WatchedSums] = None
         self._told = 0  # operations
         self._next = 0.0  # when the next report is due
 
     def watch(self, comm: int, world: _core.Communicator) -> None:
         """Report on ``world``, the communicator number ``comm``, from now on."""
-        self._comm, self._world = comm, world
+        self._comm, self._watched = comm, _WatchedSums((world,))
+
+    def also_watch(self, core: _core.Communicator) -> None:
+        """Report on another communicator of all ranks, too."""
+        watched = self._watched
+        if watched is not None:
+            self._watched = dataclasses.replace(watched, cores=(*watched.cores, core))
+
+    def forget(self, core: _core.Communicator) -> None:
+        """Report on it no more, if it was reported on. What it has done until now still counts."""
+        watched = self._watched
+        if watched is None or core not in watched.cores:
+            return
+        totals = core.collectives()
+        self._watched = _WatchedSums(
+            tuple(other for other in watched.cores if other is not core),
+            watched.operations + totals.operations,
+            watched.under_way + totals.under_way,
+        )
 
     def patience(self) -> float:
         """Return in how many seconds the next report is due."""
@@ -47,10 +76,12 @@ class Stragglers:
         if now < self._next:
             return None
         self._next = now + self._interval
-        if self._world is None:
+        watched = self._watched
+        if watched is None:
             return None
-        totals = self._world.collectives()
-        operations, under_way = totals.operations, totals.under_way
+        totals = [core.collectives() for core in watched.cores]
+        operations = watched.operations + sum(each.operations for each in totals)
+        under_way = watched.under_way + sum(each.under_way for each in totals)
         if operations == self._told:
             return None
         self._told = operations
@@ -79,4 +110,4 @@ class Stragglers:
 
     def stop(self) -> None:
         """Report no more: the store is gone, or the job ends."""
-        self._world = None
+        self._watched = None

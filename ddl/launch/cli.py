@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import secrets
 import shutil
 import sys
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
@@ -20,18 +19,24 @@ from ddl.launch import dry_run, horovod, pods
 from ddl.launch.cluster_job import ClusterJob
 from ddl.launch.config import RunConfig
 from ddl.launch.config_file import options_from
+from ddl.launch.elastic_cluster_job import ElasticClusterJob
+from ddl.launch.elastic_local_job import ElasticLocalJob
+from ddl.launch.elastic_options import check_company, elastic_options, smallest_size
 from ddl.launch.hosts import Host, parse_hostfile, parse_hosts
 from ddl.launch.launchers import Start, k8s, mpi, slurm, ssh
 from ddl.launch.layout import JobLayout, arrange
+from ddl.launch.listening import ListeningAddress
 from ddl.launch.local_job import LocalJob
-from ddl.launch.options import OPTIONS, USAGE, parser, takes_value
-from ddl.launch.placement import Placement, parse_rankfile
+from ddl.launch.options import OPTIONS, USAGE, parser, values_of
+from ddl.launch.placement import Placement, parse_rankfile, place
+from ddl.launch.whole_number import whole_number
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
 
 _ALIASES = {"-np": "--num-proc", "-n": "--num-proc"}
 _VARIABLES = {"--timeout": "DDL_TIMEOUT", "--start-timeout": "DDL_START_TIMEOUT"}
+_MAYBE = {name for names, keywords in OPTIONS if keywords.get("nargs") == "?" for name in names}  # have a value, or not
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
 
 #: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
@@ -48,7 +53,7 @@ def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
 
     Last come the options of horovodrun's that have no effect.
     """
-    count = {name: int(takes_value(keywords)) for names, keywords in OPTIONS for name in names}
+    count = {name: values_of(keywords) for names, keywords in OPTIONS for name in names}
     count.update(horovod.OPTIONS)
     spelling = {name: name for name in count}
     spelling.update({name[1:]: name for name in count if name.startswith("--")})
@@ -61,19 +66,19 @@ def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
         if name not in spelling:
             raise ConfigError(f"unknown option {name}{did_you_mean(name, count)}")
         name = spelling[name]
-        if equals and not count[name]:
+        if equals and not count[name] and name not in _MAYBE:
             raise ConfigError(f"option {name} takes no value, but {value!r} was given")
-        values = [value] if equals else []
+        values = value.split(",", max(1, count[name]) - 1) if equals else []  # LO,HI in a file of options
         while len(values) < count[name]:
             if not rest:
                 raise ConfigError(f"option {name} needs a value")
             values.append(rest.pop(0))
-        word = "=".join([_ALIASES.get(name, name), *values])
+        words = ["=".join([_ALIASES.get(name, name), *values])] if len(values) < 2 else [name, *values]
         if name in horovod.OPTIONS:
-            word = horovod.word(name, values)
-        if word:
-            _check_value(" ".join([name, *values]), word)
-            options.append(word)
+            words = [horovod.word(name, values)]
+        if words[0]:
+            _check_value(" ".join([name, *values]), words[0])
+            options += words
         else:
             idle.append(name)
     return options, rest[1:] if rest[:1] == ["--"] else rest, idle
@@ -102,27 +107,47 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         idle += more_idle
     launcher = choose_launcher(given.launcher, environ)
     _check_pod_options(given, launcher)
+    check_company(vars(given), launcher)
     head, pod_job = "", None
     if launcher in ("k8s", "pods"):
-        count = _number("--pods", given.pods) or 1
+        count = whole_number("--pods", given.pods) or 1
         pod_job = k8s.pod_job(vars(given), count) if launcher == "k8s" else None
         head = given.head if pod_job is None else k8s.head(pod_job)
-        size = _number("-np", given.num_proc) or count
+        size = whole_number("-np", given.num_proc) or count
         if size < count:
             raise ConfigError(f"-np {size} is less than --pods {count}: every pod needs a rank; take fewer pods")
         layout = arrange(pods.hosts(head, count), None, num_proc=size, mode=given.mode)
+        hosts = () if layout.placement is None else _filled(layout.placement)
+        returning = hosts[1:]  # pod 0 is where ddlrun runs
     else:
-        layout = _layout(given, launcher, environ)
+        layout, hosts = _layout(given, launcher, environ)
+        returning = ()
+    elastic = elastic_options(vars(given), environ, layout.size, hosts, returning)
+    if elastic is not None and elastic.max_np is not None and layout.placement is not None:
+        most = min(elastic.max_np, sum(host.slots or 0 for host in hosts))
+        if most > layout.size:  # it begins on all slots that it may use
+            layout = JobLayout(most, place(hosts, most), layout.environ)
     extra = {**layout.environ, **_environ(given.env, environ)}
     for name, value in (("--timeout", given.timeout), ("--start-timeout", given.start_timeout)):
         if value is not None:
             extra[_VARIABLES[name]] = value
+    if given.rebalance:
+        extra["DDL_REBALANCE"] = "1"
+    if given.timeline_mb is not None and given.timeline is None:
+        raise ConfigError("--timeline-mb bounds the file of --timeline; say --timeline FILE, or leave it out")
     Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
     return RunConfig(
         num_proc=layout.size,
         command=_command(program, {**environ, **extra}) if pod_job is None else _in_image(program),
         environ=tuple(extra.items()),
         output_dir=given.output_dir,
+        dump_dir=given.dump_dir,
+        timeline=given.timeline,
+        timeline_mb=whole_number("--timeline-mb", given.timeline_mb) or 200,
+        dashboard=_listening("--dashboard", given.dashboard, any_port=True),
+        history=given.history,
+        quiet=given.quiet,
+        metrics=_listening("--metrics", given.metrics),
         prefix=not given.no_prefix,
         verbose=given.verbose,
         placement=layout.placement,
@@ -132,13 +157,18 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         ssh_options=_ssh_options(given, launcher),
         notes=tuple(horovod.no_effect(idle)),
         dry_run=given.dry_run,
+        elastic=elastic,
         head=head,
         pod_job=pod_job,
     )
 
 
+def _listening(option: str, text: Optional[str], *, any_port: bool = False) -> Optional[ListeningAddress]:
+    return None if text is None else ListeningAddress.parse(option, text, any_port=any_port)
+
+
 def _ssh_options(given: argparse.Namespace, launcher: str) -> Tuple[str, ...]:
-    port, key = _number("--ssh-port", given.ssh_port), given.ssh_identity_file
+    port, key = whole_number("--ssh-port", given.ssh_port), given.ssh_identity_file
     if launcher != "ssh" and (port or key):
         raise ConfigError(f"--ssh-port and --ssh-identity-file are for --launcher ssh, and this is {launcher}")
     return (*(("-p", str(port)) if port else ()), *(("-i", key) if key else ()))
@@ -151,6 +181,10 @@ def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
         if getattr(given, name[2:].replace("-", "_")) and name not in allowed.get(launcher, ()):
             meant = " or ".join(other for other, names in allowed.items() if name in names)
             raise ConfigError(f"{name} is for --launcher {meant}, and this is --launcher {launcher}; leave it out")
+    if launcher == "k8s" and (given.dashboard is not None or given.history is not None):
+        raise ConfigError(
+            "--launcher k8s prints a manifest, and --dashboard and --history are not in it; leave them out"
+        )
     if launcher not in allowed:
         return
     if given.hosts is not None or given.hostfile is not None:
@@ -186,7 +220,8 @@ def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ:
     return slurm.allocation(environ) or () if launcher == "slurm" else ()
 
 
-def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> JobLayout:
+def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Tuple[JobLayout, Tuple[Host, ...]]:
+    """Return the layout of the job at its start, and all hosts with all their slots, those that it leaves free, too."""
     hosts: Tuple[Host, ...] = ()
     placement = None
     if given.rankfile is None:
@@ -195,8 +230,18 @@ def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -
         raise ConfigError("--rankfile says which hosts, and so do -H and --hostfile; give one of them")
     else:
         placement = parse_rankfile(_read(given.rankfile, "--rankfile"), given.rankfile)
-    numbers = {name: _number(_spelled(name), getattr(given, name)) for name in _NUMBERS}
-    return arrange(hosts, placement, mode=given.mode, **numbers)
+    numbers = {name: whole_number(_spelled(name), getattr(given, name)) for name in _NUMBERS}
+    if numbers["num_proc"] is None and not any(host.slots for host in hosts):
+        numbers["num_proc"] = whole_number("--min-np", smallest_size(vars(given)))
+    layout = arrange(() if given.discovery_script else hosts, placement, mode=given.mode, **numbers)
+    if layout.placement is not None and any(host.slots is None for host in hosts):
+        hosts = _filled(layout.placement)
+    return layout, hosts
+
+
+def _filled(placement: Placement) -> Tuple[Host, ...]:
+    """Return the hosts of a placement, each with as many slots as it has ranks."""
+    return tuple(Host(name, len(ranks)) for name, ranks in zip(placement.hosts, placement.ranks))
 
 
 def _spelled(name: str) -> str:
@@ -209,14 +254,6 @@ def _read(path: str, option: str) -> str:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path}: it cannot be read: {error}") from error
-
-
-def _number(option: str, text: Optional[str]) -> Optional[int]:
-    if text is None:
-        return None
-    if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < 1:
-        raise ConfigError(f"{option} {text}: it must be a whole number from 1 up")
-    return int(text)
 
 
 def _environ(given: Sequence[str], environ: Dict[str, str]) -> Dict[str, str]:
@@ -271,7 +308,16 @@ def _starts(config: RunConfig) -> List[Start]:
         return []
     if config.launcher == "ssh":
         return ssh.starts(config.placement, os.environ, config.ssh_options)
+    if config.launcher == "slurm":
+        return slurm.starts(config.placement, os.environ, apart=config.elastic is not None)
     return LAUNCHERS[config.launcher](config.placement, os.environ)
+
+
+def _job(config: RunConfig, starts: List[Start]) -> Union[LocalJob, ClusterJob]:
+    if config.elastic is not None:
+        here = config.placement is None and not config.elastic.discovery_script
+        return ElasticLocalJob(config) if here else ElasticClusterJob(config, starts)
+    return LocalJob(config) if config.placement is None else ClusterJob(config, config.placement, starts)
 
 
 def run(config: RunConfig) -> int:
@@ -288,8 +334,7 @@ def run(config: RunConfig) -> int:
         if config.dry_run:
             print("\n".join(dry_run.describe(config, starts, os.environ)))
             return 0
-        job = LocalJob(config) if config.placement is None else ClusterJob(config, config.placement, starts)
-        return job.run()
+        return _job(config, starts).run()
     except (Error, OSError) as error:
         print(f"ddlrun: {error}", file=sys.stderr)
         return 2

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, field
-from typing import Dict, List, Tuple
+from typing import Dict, List, Set, Tuple
 
 from ddl._version import __version__
+from ddl.launch.elastic_events import StartProcess
 from ddl.store.messages import Message
-from ddl.store.verdict import name_ranks
+from ddl.store.rank_names import name_ranks
 
 __all__ = ["ClusterHost"]
 
@@ -24,12 +25,25 @@ class ClusterHost:
     done: bool = False
     gone: str = ""  # why it cannot say any more how its ranks ended
     unasked: Dict[int, int] = field(default_factory=lambda: {1: 0, 2: 0})  # bytes to be confirmed, by stream
-    tails: Dict[int, List[str]] = field(default_factory=dict)  # the last lines on stderr, by rank
-    sources: Dict[int, Tuple[int, int]] = field(default_factory=dict)  # whose they are for the sink, by rank
+
+    # In an elastic job:
+    going: bool = False  # it has been told to begin
+    due: float = 0.0  # when it must have come so far
+    waiting: List[StartProcess] = field(default_factory=list)  # until it is going
+    running: Set[int] = field(default_factory=set)  # incarnations
+    returns: int = 0  # how often it has called again
 
     @property
     def over(self) -> bool:
         return self.done or bool(self.gone)
+
+    def returned(self, due: float) -> ClusterHost:
+        """Return the new one with its number and name, of which nothing else is known."""
+        return ClusterHost(self.number, self.name, (), due=due, returns=self.returns + 1)
+
+    def source(self, number: int) -> Tuple[int, ...]:
+        """Return by which name the sinks know a source of lines, of which the agent has said the number."""
+        return self.number, self.returns, number
 
     @property
     def door(self) -> Message:

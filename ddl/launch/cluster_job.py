@@ -17,21 +17,28 @@ import socket
 import sys
 import time
 from functools import partial
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.bootstrap.environ import Settings
+from ddl.launch.cluster_dumps import ClusterDumps
 from ddl.launch.cluster_host import ClusterHost
 from ddl.launch.config import RunConfig
 from ddl.launch.control import Entrance, Invitation, assignment_of, gone_since
-from ddl.launch.failures import Exit, first_failure, report
+from ddl.launch.dumps import KeptDumps, keep_dumps
+from ddl.launch.failures import Exit, first_failure
+from ddl.launch.guard import Guard
 from ddl.launch.host_agent import EXIT_GRACE, KILL_GRACE, LAST_OUTPUT
 from ddl.launch.hosts import bare_name
+from ddl.launch.job_display import JobDisplay
 from ddl.launch.launchers import Start
 from ddl.launch.launches import Launches
-from ddl.launch.loop import catch_signals, drain, wait_once
+from ddl.launch.loop import Handlers, catch_signals, drain, wait_once
 from ddl.launch.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.launch.placement import Placement
-from ddl.launch.processes import Guard
+from ddl.launch.rank_ends import RankEnds
+from ddl.launch.timeline.cluster_timeline import ClusterTimeline
+from ddl.records.dump import JobEnd, RankDump
+from ddl.records.sample import RankSample
 from ddl.store.address import format_address, parse_address
 from ddl.store.interfaces import addresses_towards
 from ddl.store.messages import Message
@@ -67,17 +74,21 @@ class ClusterJob:
         self._hosts = [
             ClusterHost(number, name, placement.ranks[number]) for number, name in enumerate(placement.hosts)
         ]
-        self._sinks = sinks if sinks is not None else (Sink(1), Sink(2))
+        if sinks is None:
+            output = Sink(1)
+            sinks = output, Sink(2, output)
+        self._sinks = sinks
         self._launches = Launches(self._sinks[1])
         self._news: Deque[Tuple[int, Message]] = collections.deque()  # from the server's thread
-        self._exits: List[Exit] = []
-        self._ended: Set[int] = set()  # ranks
-        self._looks = 0
+        self._ends = RankEnds()
         self._running = False
         self._problem = ""  # why the job never began, or what failed that is no rank
         self._stop_signal = 0
         self._signals_due: List[Tuple[float, int]] = []
         self._stopping = False
+        self._verdict: Optional[Message] = None  # the first one of the store
+        self._dumps = ClusterDumps(lambda host, message: self._server.post(host, message))
+        self._timeline = ClusterTimeline.of(config, self.tell, lambda host, message: self._server.post(host, message))
 
     @property
     def problems(self) -> Dict[int, str]:
@@ -86,21 +97,31 @@ class ClusterJob:
 
     def run(self) -> int:
         """Run the job; return ddlrun's exit status."""
-        guard = Guard()
+        self._guard = guard = Guard()
         self._woken, restore = catch_signals()
         self._news_reader, self._news_writer = socket.socketpair()
         self._news_reader.setblocking(False)
+        self._display = JobDisplay(self._config, self._sinks, self._dump_wanted, self._sample)
+        if self._display.requests.problem:
+            self._say(self._display.requests.problem)
         secret = secrets.token_bytes(32) if self._entrance is None else self._entrance.secret
         try:
-            with self._serve(secret) as server:
-                self._server = server
-                self._launch(secret, guard)
-                server.start()
-                self._gather()
-                self._supervise()
-                self._last_output()
+            self._display.open()
+            self._prepare()
+            if self._wanted:
+                with self._serve(secret) as server:
+                    self._server = server
+                    self._launch(secret)
+                    server.start()
+                    self._gather()
+                    self._supervise()
+                    self._last_output()
+                self._verdict = server.first_failure
         finally:
             self._launches.close()
+            self._display.close()
+            if self._timeline is not None:
+                self._timeline.close()
             for sink in self._sinks:
                 while sink.waiting and sink.write_some():
                     pass
@@ -108,7 +129,25 @@ class ClusterJob:
             restore()
             self._news_reader.close()
             self._news_writer.close()
-        return self._conclude(server)
+        return self._display.job_ended(self._conclude(), self._verdict)
+
+    # What an elastic job does differently.
+
+    def _prepare(self) -> None:
+        """Find out where the job begins."""
+
+    def _others(self) -> Handlers:
+        """Return what else to wait for."""
+        return self._display.requests.handlers()
+
+    @property
+    def _recording(self) -> List[ClusterHost]:
+        """Return the hosts on which there may be ranks."""
+        return [host for host in self._hosts if self._running and not host.over]
+
+    def tell(self, *lines: str) -> None:
+        """Print lines of ddlrun's own on stderr, behind what the ranks have printed there."""
+        self._sinks[1].put("".join(f"ddlrun: {line}\n" for line in lines).encode(), self)
 
     # --- the beginning ---
 
@@ -121,20 +160,25 @@ class ClusterJob:
 
     def _from_agent(self, host: int, message: Message) -> None:
         """Called in the server's thread."""
+        message["received"] = time.monotonic()
         self._news.append((host, message))
         with contextlib.suppress(OSError):  # full: the loop will wake anyhow; closed: nobody wants to know any more
             self._news_writer.send(b"x", socket.MSG_DONTWAIT)
 
-    def _launch(self, secret: bytes, guard: Guard) -> None:
+    def _launch(self, secret: bytes) -> None:
+        for start in self._starts:
+            self._launch_agents(start, secret, self._guard)
+
+    def _launch_agents(self, start: Start, secret: bytes, guard: Optional[Guard]) -> None:
+        """Start agents. ``guard`` ends what starts them if ddlrun is killed."""
         _, port = parse_address(self._server.address)
         # With an entrance, the others know where we are, and their names may not be known yet.
         others = [host.name for host in self._hosts] if self._entrance is None else []
-        for start in self._starts:
-            names = [self._hosts[number].name for number in start.hosts]
-            own = addresses_towards([bare_name(name) for name in (*names, *others)])
-            known = tuple(format_address(address, port) for address in own)
-            self._launches.begin(start, Invitation(secret, known, start.host, self._start_timeout), guard)
-            self._say(f"{start.label}: {' '.join(start.command)}")
+        names = [self._hosts[number].name for number in start.hosts]
+        own = addresses_towards([bare_name(name) for name in (*names, *others)])
+        known = tuple(format_address(address, port) for address in own)
+        self._launches.begin(start, Invitation(secret, known, start.host, self._start_timeout), guard)
+        self._say(f"{start.label}: {' '.join(start.command)}")
 
     @property
     def _start_timeout(self) -> float:
@@ -161,9 +205,24 @@ class ClusterJob:
             self._running = True
             first = self._hosts[self._placement.host_of(0)].said["ready"]
             address, _ = parse_address(first["address"])
-            self._post_all(lambda host: {"type": "go", "address": address, "port": first["port"]})
+            for host in self._hosts:
+                self._go(host, address, first["port"])
+            self._display.started()
         else:
             self._signal(signal.SIGTERM)
+
+    def _go(self, host: ClusterHost, address: str, port: int) -> None:
+        """Let a host start its ranks."""
+        self._server.post(host.number, {"type": "go", "address": address, "port": port})
+        if self._display.sampling:
+            self._server.post(host.number, {"type": "sample", "rails": self._display.shows_rails})
+        if self._timeline is not None:
+            self._timeline.begin(host.number, time.monotonic())
+
+    def _sample(self) -> None:
+        """Have the hosts on which ranks run send samples from now on."""
+        for host in self._recording:
+            self._server.post(host.number, {"type": "sample", "rails": self._display.shows_rails})
 
     @property
     def _wanted(self) -> bool:
@@ -220,16 +279,19 @@ class ClusterJob:
         handlers: Dict[int, Tuple[int, Callable[[], None]]] = {
             self._woken.fileno(): (select.POLLIN, lambda: None),
             self._news_reader.fileno(): (select.POLLIN, lambda: None),
+            **self._others(),
         }
         for stream in self._launches.reading:
             handlers[stream.fileno()] = (select.POLLIN, partial(self._pump, stream))
         for sink in self._sinks:
             if sink.waiting:
                 handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
-        wait_once(handlers, until)
+        wait_once(handlers, self._dumps.deadline(until))
         for number in drain(self._woken):
             if number == signal.SIGCHLD:
                 self._look_at_launches()
+            elif number == signal.SIGQUIT:
+                self._dump_wanted()
             else:
                 self._told(number)
         drain(self._news_reader)
@@ -237,6 +299,12 @@ class ClusterJob:
             host, message = self._news.popleft()
             self._heard(self._hosts[host], message)
         self._confirm()
+        if self._dumps.complete(self._hosts):
+            dumps = self._dumps.take()
+            kept = self._keep_dumps(dumps, None)
+            if dumps or self._dumps.wanted:
+                self.tell(*kept.lines)
+            self._display.requests.answer(kept.message)
         while self._signals_due and self._signals_due[0][0] <= time.monotonic():
             self._signal(self._signals_due.pop(0)[1])
 
@@ -259,7 +327,7 @@ class ClusterJob:
                 self._say(f"host {host.name} is {message['name']}, Python {message['python']}")
         elif kind == "out":
             data = message["data"].encode("latin-1")
-            self._sinks[message["stream"] - 1].put(data, (host.number, message["source"]))
+            self._sinks[message["stream"] - 1].put(data, host.source(message["source"]))
             host.unasked[message["stream"]] += len(data)
         elif kind == "say":
             self._say(f"host {host.name}: {message['text']}")
@@ -267,31 +335,54 @@ class ClusterJob:
             self._exited(host, message)
         elif kind == "problem":
             self._lost(host, message["text"])
+        elif kind == "samples" and not host.over:
+            samples = [RankSample.parse(sample) for sample in message["ranks"]]
+            self._display.take(samples, self._running_ranks, self._server.late, self._server.first_failure)
+        elif kind in ("operations", "clock") and self._timeline is not None:
+            self._timeline.heard(host.number, host.name, message, message["received"])
+            self._timeline.verdict(self._server.first_failure)
+        elif kind in ("record", "recorded"):
+            self._dumps.heard(host, message)
         elif kind == "done":
             host.done = True
 
     def _exited(self, host: ClusterHost, message: Mapping[str, Any]) -> None:
-        self._looks += 1
-        rank, pid, code = (int(str(message[name])) for name in ("rank", "pid", "code"))
-        entry = Exit(rank, pid, code, self._looks, bool(message["stopped"]) or self._stopping, host.name)
-        self._exits.append(entry)
-        tail = message["tail"]
-        assert isinstance(tail, list)
-        host.tails[rank] = tail
-        host.sources[rank] = (host.number, message["source"])  # as of "out"
-        self._server.ended(rank, str(entry))
+        entry = self._take_note(host, message)
         if entry.failed:
             self._stop_soon()
+        self._finish_if_all_have_ended()
+
+    def _finish_if_all_have_ended(self) -> None:
+        """Let the agents end. Until then they stay: if ranks fail, those that have ended well may be the cause."""
+        ended = self._ends.ranks
+        if all(ended.issuperset(host.ranks) for host in self._hosts if not host.over):
+            self._post_all(lambda host: {"type": "finish"})
+
+    @property
+    def _running_ranks(self) -> int:
+        """How many ranks run."""
+        return self._placement.size - len(self._ends.ranks)
+
+    def _take_note(self, host: ClusterHost, message: Mapping[str, Any]) -> Exit:
+        """Keep how a rank has ended, and tell the store."""
+        entry = self._ends.add(host, message, self._stopping)
+        self._server.ended(entry.rank, str(entry))
+        self._display.forget(entry.rank, str(entry))
+        if self._timeline is not None and entry.failed:
+            self._timeline.note(str(entry))
+        return entry
 
     def _lost(self, host: ClusterHost, reason: str) -> None:
         host.gone = reason
         if not self._problem:
             self._problem = f"{host.label}: {reason}"
         if self._running:
-            known = {entry.rank for entry in self._exits}
-            for rank in set(host.ranks) - known:
-                self._server.ended(rank, f"rank {rank} was lost with host {host.name}: {reason},")
+            for rank in set(host.ranks) - self._ends.ranks:
+                how = f"rank {rank} was lost with host {host.name}: {reason}"
+                self._server.ended(rank, f"{how},")
+                self._display.forget(rank, how)
             self._stop_soon()
+            self._finish_if_all_have_ended()
 
     def _stop_soon(self) -> None:
         """Something failed: the others get a moment to fail by themselves, and say so."""
@@ -299,6 +390,27 @@ class ClusterJob:
             now = time.monotonic()
             self._signals_due = [(now + EXIT_GRACE, signal.SIGTERM), (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL)]
             self._signals_due.append((now + EXIT_GRACE + 4 * KILL_GRACE, 0))
+            self._dumps.ask_at_end(self._recording)
+
+    def _dump_wanted(self) -> None:
+        """Somebody wants to know what the ranks do now."""
+        if self._running:
+            self._dumps.ask_now(self._recording, wanted=True)
+            return
+        text = "no rank runs yet"
+        self.tell(text)
+        self._display.requests.answer({"folder": "", "text": text})
+
+    def _keep_dumps(self, dumps: Sequence[RankDump], failed: Optional[Exit]) -> KeptDumps:
+        """Write the dumps, if there are any."""
+        end = JobEnd(
+            size=self._placement.size,
+            verdict=self._server.first_failure,
+            first=None if failed is None else failed.rank,
+            exits={entry.rank: str(entry) for entry in self._ends.exits if not entry.stopped},
+            last_lines=self._ends.last_lines,
+        )
+        return keep_dumps(self._config.dump_dir, dumps, end)
 
     def _confirm(self) -> None:
         """Tell agents what has been passed on, unless nobody takes it from us fast enough."""
@@ -343,26 +455,37 @@ class ClusterJob:
     # --- the end ---
 
     def _last_output(self) -> None:
+        self._display.hide()
         end = time.monotonic() + LAST_OUTPUT
         while any(sink.waiting for sink in self._sinks) and not (self._stop_signal and time.monotonic() >= end):
             self._turn(end if self._stop_signal else None)
 
-    def _conclude(self, server: StoreServer) -> int:
+    def _conclude(self) -> int:
         if self._stop_signal:
             print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
             return 128 + self._stop_signal
-        failed = first_failure(self._exits, server.first_failure)
+        failed = first_failure(self._ends.exits, self._verdict)
         if self._problem and (failed is None or not self._running):
             print(f"ddlrun: {self._problem}", file=sys.stderr)
+            self._tell_dumps(None)
             return 1
         if failed is None:
             return 0
         if self._problem:
             print(f"ddlrun: {self._problem}", file=sys.stderr)
-        host = self._hosts[self._placement.host_of(failed.rank)]
-        above = self._sinks[1].last == host.sources.get(failed.rank, ())
-        print(report(failed, server.first_failure, host.tails.get(failed.rank, []), above), file=sys.stderr)
+        self._report(failed, self._verdict)
         return failed.status
+
+    def _report(self, failed: Exit, verdict: Optional[Message]) -> None:
+        print(self._ends.report(failed, verdict, self._sinks[1].last), file=sys.stderr)
+        self._tell_dumps(failed)
+
+    def _tell_dumps(self, failed: Optional[Exit]) -> None:
+        dumps = self._dumps.take()
+        if dumps:
+            kept = self._keep_dumps(dumps, failed)
+            kept.print()
+            self._display.tell(kept.lines)
 
     def _say(self, text: str) -> None:
         if self._config.verbose:

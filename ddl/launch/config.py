@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from ddl.launch.elastic_options import ElasticOptions
+from ddl.launch.listening import ListeningAddress
 from ddl.launch.placement import Placement
 
 __all__ = ["PodJob", "RunConfig"]
@@ -32,8 +34,15 @@ class RunConfig:
     command: Tuple[str, ...]
     environ: Tuple[Tuple[str, str], ...] = ()  #: variables beyond ddlrun's own environment
     output_dir: Optional[str] = None  #: write rank.N.out and rank.N.err there instead of forwarding
+    dump_dir: Optional[str] = None  #: keep dumps of jobs that failed there; None: where the user's are kept
+    timeline: Optional[str] = None  #: write what all ranks do into this file
+    timeline_mb: int = 200  #: megabytes that it may have
     prefix: bool = True  #: put "[rank] " before each line
     verbose: bool = False
+    dashboard: Optional[ListeningAddress] = None  #: serve the page about the job there; None: nowhere
+    history: Optional[str] = None  #: write what the page shows into this file
+    quiet: bool = False  #: show no status line
+    metrics: Optional[ListeningAddress] = None  #: serve /metrics there; None: nowhere
     timestamps: bool = False  #: put the time before each line
     placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
     launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
@@ -42,5 +51,6 @@ class RunConfig:
     interface: str = ""  #: name, address or network of the interface for data between hosts; empty: by the route
     head: str = ""  #: where pods find pod 0, as name:port; empty: these are no pods
     pod_job: Optional[PodJob] = None  #: print a manifest of this instead of running anything
+    elastic: Optional[ElasticOptions] = None  #: ranks come and go; None: the first that fails ends the job
     dry_run: bool = False  #: print what would be started, and start nothing
     notes: Tuple[str, ...] = ()  #: what the user is to know before the job starts

@@ -8,13 +8,26 @@ From an agent
     ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a door there, and
     keeps that port; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
     start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
-    ``exit`` (rank, pid, code, stopped, tail, source); ``done``: all have ended, it leaves.
+    ``exit`` (rank, pid, code, stopped, tail, source); ``record`` (pid, last, data): a piece of a rank's dump
+    (dumps.py), and ``recorded`` after the last one of all its ranks; ``samples`` (ranks: what each does now);
+    ``operations`` (news: of ranks, as records/follow.py makes them); ``clock`` (number, time, kernel): the answer to
+    ``clock``; ``done``: all have ended, it leaves.
     If its connection is lost the store's server says ``gone`` (silent: seconds) in its place.
 To an agent
     ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
     host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the
-    ranks by it, and insist; ``took`` (stream, bytes): so much of its output has been passed on. An agent reads no more
-    from its ranks while a megabyte is under way.
+    ranks by it, and insist; ``records`` (now: at once, or before they are stopped): send dumps of the ranks; ``took``
+    (stream, bytes): so much of its output has been passed on; ``sample``: send ``samples`` each second; ``trace``
+    (wanted): send ``operations`` from now on, or no more, each time when ``traced`` has come for all that were sent
+    before; ``clock`` number: say what the time is (clocks.py). An agent reads no more from its ranks while a megabyte
+    is under way.
+In an elastic job, besides
+    To an agent: ``start`` (rank: the number of a process that comes later, slot, slots, hosts: as many as are known),
+    ``end`` (rank, number: of a signal for that process), ``finish``: nothing more will be started. From an agent:
+    ``started`` (rank, pid) or ``failed`` (rank, text). A host that comes later gets a ``job`` without ranks, and does
+    not meet the others: ranks that cannot connect say so by themselves.
+    A host that may return (a pod) says ``leaving`` text when it is asked to end: its ranks are to leave before. It is
+    told ``renew`` when it has no rank and gets none: it ends as if it had failed, so that a new one takes its place.
 """
 
 from __future__ import annotations
@@ -29,6 +42,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ProtocolError
 from ddl.launch.config import RunConfig
+from ddl.launch.elastic_options import ElasticOptions
 from ddl.launch.placement import Placement
 
 __all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of", "cut_off", "gone_since"]
@@ -93,6 +107,10 @@ class Assignment:
     verbose: bool
     interface: str  #: name or address of the network interface for data; empty: the one that leads to ddlrun
     timestamps: bool = False
+    dump_dir: Optional[str] = None  #: keep dumps there if ddlrun is lost; None: where the user's are kept
+    elastic: bool = False  #: processes come and go
+    returning: bool = False  #: this host may be lost, and call again
+    returns: int = 0  #: how often it has called again
 
     def message(self) -> Dict[str, Any]:
         """Return the message ``job``."""
@@ -116,7 +134,15 @@ class Assignment:
     def config(self) -> RunConfig:
         """Return what the agent's ranks are started by."""
         return RunConfig(
-            self.size, self.command, self.environ, self.output_dir, self.prefix, self.verbose, self.timestamps
+            num_proc=self.size,
+            command=self.command,
+            environ=self.environ,
+            output_dir=self.output_dir,
+            prefix=self.prefix,
+            verbose=self.verbose,
+            timestamps=self.timestamps,
+            dump_dir=self.dump_dir,
+            elastic=ElasticOptions(min_np=1, max_np=None) if self.elastic else None,  # ddlrun sees to its numbers
         )
 
 
@@ -124,8 +150,8 @@ def gone_since(silent: float) -> str:
     """Return what ddlrun says of a host whose agent it has lost, after ``silent`` seconds without a sign of it."""
     since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
     return (
-        f"the connection to its agent is gone since {since} (host or network down, or it was killed); an agent that is "
-        "cut off ends its ranks"
+        f"the connection to its agent is gone since {since} (host or network down, or it was killed); what is cut "
+        "off there ends by itself"
     )
 
 
@@ -138,14 +164,19 @@ def cut_off(host: str, ddlrun: str, silent: float, ranks: str) -> str:
     )
 
 
-def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignment:
-    """Return what host number ``host`` has to do, in ddlrun's own directory unless ``config`` names one."""
+def assignment_of(config: RunConfig, placement: Placement, host: int, returns: int = 0) -> Assignment:
+    """Return what host number ``host`` has to do, in ddlrun's own directory unless ``config`` names one.
+
+    A host that has come later, or that has called again (``returns`` times), has no ranks yet.
+    """
     carried = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED) or name in _CARRIED_NAMES}
+    named = host < len(placement.hosts)
+    here = placement.ranks[host] if named and not returns else ()
     return Assignment(
-        ranks=placement.ranks[host],
+        ranks=here,
         size=placement.size,
         host=host,
-        hosts=len(placement.hosts),
+        hosts=max(len(placement.hosts), host + 1),
         command=config.command,
         directory=os.getcwd() if config.directory is None else config.directory,
         environ=tuple({**carried, **dict(config.environ)}.items()),
@@ -154,4 +185,8 @@ def assignment_of(config: RunConfig, placement: Placement, host: int) -> Assignm
         verbose=config.verbose,
         interface=config.interface,
         timestamps=config.timestamps,
+        dump_dir=None if config.dump_dir is None else os.path.abspath(config.dump_dir),
+        elastic=config.elastic is not None,
+        returning=config.elastic is not None and named and placement.hosts[host] in config.elastic.returning,
+        returns=returns,
     )

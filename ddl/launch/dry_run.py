@@ -16,6 +16,7 @@ from ddl.launch.control import assignment_of
 from ddl.launch.launchers import Start
 from ddl.launch.placement import Placement
 from ddl.launch.rank_environ import meeting_point, rank_environ
+from ddl.text.units import counted
 
 __all__ = ["describe"]
 
@@ -25,15 +26,24 @@ _HIDDEN = {"DDL_SECRET": "(made at the start, never shown)", "DDL_STORE": _LATER
 
 def describe(config: RunConfig, starts: Sequence[Start], environ: Mapping[str, str]) -> List[str]:
     """Return the lines that ``--dry-run`` prints; ``environ`` is ddlrun's own. ``starts``: none for a job here."""
+    if config.elastic is None:
+        return _job(config, starts, environ)
+    elastic = config.elastic
+    most = f"at most {elastic.max_np}" if elastic.max_np is not None else "as many as there are slots"
+    lines = [f"elastic: ranks come and go, at least {elastic.min_np}, {most}"]
+    if not elastic.discovery_script:
+        return [*lines, *_job(config, starts, environ)]
+    ranks = f"{counted(config.num_proc, 'rank')} or more"
+    where = f"{ranks}, in {os.getcwd()}, on the hosts that the script names (it is not run now):"
+    return [*lines, where, f"    {elastic.discovery_script}", f"    {shlex.join(config.command)}", *_output(config)]
+
+
+def _job(config: RunConfig, starts: Sequence[Start], environ: Mapping[str, str]) -> List[str]:
     if config.placement is None:
-        where = f"{_ranks(config.num_proc)} on this machine, in {os.getcwd()}:"
+        where = f"{counted(config.num_proc, 'rank')} on this machine, in {os.getcwd()}:"
         lines = [where, f"    {shlex.join(config.command)}", *_output(config)]
         return [*lines, "environment: ddlrun's own, and", *_here(config, environ)]
     return _elsewhere(config, config.placement, starts, environ)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def _output(config: RunConfig) -> List[str]:
@@ -76,7 +86,7 @@ def _variables(variables: Mapping[str, str], environ: Mapping[str, str]) -> List
 def _elsewhere(
     config: RunConfig, placement: Placement, starts: Sequence[Start], environ: Mapping[str, str]
 ) -> List[str]:
-    lines = [f"{_ranks(placement.size)} on {len(placement.hosts)} host{'s' * (len(placement.hosts) > 1)}:"]
+    lines = [f"{counted(placement.size, 'rank')} on {counted(len(placement.hosts), 'host')}:"]
     for number, host in enumerate(placement.hosts):
         job = assignment_of(config, placement, number)
         ranks = ", ".join(map(str, job.ranks))

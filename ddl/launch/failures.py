@@ -7,11 +7,12 @@ all), the rank that ended first counts. Of ranks that ended at the same moment, 
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import Any, Iterable, List, Mapping, Optional
 
-__all__ = ["Exit", "first_failure", "report"]
+from ddl.text.signals import signal_name
+
+__all__ = ["Exit", "ends_kept", "first_failure", "report"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,12 @@ class Exit:
         who = f"rank {self.rank} ({f'host {self.host}, ' if self.host else ''}pid {self.pid})"
         if self.code >= 0:
             return f"{who} exited with status {self.code}"
-        return f"{who} was killed by signal {-self.code} ({_signal_name(-self.code)})"
+        return f"{who} was killed by signal {-self.code} ({signal_name(-self.code)})"
+
+
+def ends_kept(size: int) -> int:
+    """Return of how many lost ranks an elastic job of ``size`` ranks knows how they ended. It may lose any number."""
+    return max(64, 2 * size)
 
 
 def first_failure(exits: Iterable[Exit], verdict: Optional[Mapping[str, Any]]) -> Optional[Exit]:
@@ -61,10 +67,3 @@ def report(entry: Exit, verdict: Optional[Mapping[str, Any]], last_lines: Iterab
         return "\n".join(lines)
     lines.append(f"ddlrun: {entry}" + ("; its last lines on stderr:" if tail else ""))
     return "\n".join(lines + tail)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal between SIGRTMIN and SIGRTMAX has no name of its own
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -89,20 +89,23 @@ def run(
         "--output-filename": output_filename,
         "--network-interfaces": network_interfaces,
         "--network-interface": network_interface,
-        "--min-num-proc": _either("min_num_proc", min_num_proc, "min_np", min_np),
-        "--max-num-proc": _either("max_num_proc", max_num_proc, "max_np", max_np),
-        "--slots-per-host": slots,
-        "--reset-limit": reset_limit,
-        "--host-discovery-script": host_discovery_script,
         "--ssh-port": ssh_port,
         "--ssh-identity-file": ssh_identity_file,
         "--mpi-args": mpi_args,
     }
+    elastic = {
+        "--min-num-proc": _either("min_num_proc", min_num_proc, "min_np", min_np),
+        "--max-num-proc": _either("max_num_proc", max_num_proc, "max_np", max_np),
+        "--slots-per-host": slots,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "--host-discovery-script": host_discovery_script,
+    }
+    _say_idle([option for option, value in elastic.items() if value is not None])
     switches = {"--verbose": verbose, "--disable-cache": disable_cache, "--gloo": use_gloo, "--mpi": use_mpi}
     arguments = ["--launcher=ssh"]  # this machine alone, whatever hosts an allocation that we are in has
     arguments += [f"{option}={value}" for option, value in options.items() if value is not None]
     arguments += [switch for switch, given in switches.items() if given]
-    arguments += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     call = pickled((func, tuple(args), dict(kwargs or {})), "the function and its arguments")
     folder = Path(tempfile.mkdtemp(prefix="ddl-run-"))
     try:
@@ -120,6 +123,14 @@ def _either(name: str, value: Optional[int], other_name: str, other: Optional[in
     if value is not None and other is not None and value != other:
         raise InvalidArgument(f"ddl.run: {name}={value} and {other_name}={other} say different numbers of ranks")
     return value if other is None else other
+
+
+def _say_idle(options: Sequence[str]) -> None:
+    """Name the options of elastic jobs that were given: there is a result for each rank that the job begins with."""
+    if options:
+        verb = "has" if len(options) == 1 else "have"
+        reason = "a function is called on the ranks that the job begins with, and the first that fails ends the job"
+        print(f"ddl.run: {', '.join(options)} {verb} no effect: {reason}", file=sys.stderr)
 
 
 def _size(given: Optional[int], hosts: Optional[str], hostfile: Optional[str]) -> int:

@@ -51,13 +51,6 @@ _NO_EFFECT: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "a job runs on the hosts of -H or --hostfile, and has the ranks that it starts with until it ends",
-        (
-            *("--min-np=", "--min-num-proc=", "--max-np=", "--max-num-proc=", "--slots-per-host="),
-            *("--elastic-timeout=", "--reset-limit=", "--blacklist-cooldown-range==", "--host-discovery-script="),
-        ),
-    ),
-    (
         "every operation has a deadline, which --timeout sets, and DDL names late ranks before that by itself",
         (
             *("--stall-check", "--no-stall-check"),

@@ -14,7 +14,16 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 
-__all__ = ["Host", "bare_name", "expand_counts", "expand_nodes", "parse_hostfile", "parse_hosts"]
+__all__ = [
+    "Host",
+    "bare_name",
+    "expand_counts",
+    "expand_nodes",
+    "merged",
+    "parse_host",
+    "parse_hostfile",
+    "parse_hosts",
+]
 
 #: Letters, digits and what occurs in names, addresses (also IPv6 in brackets) and ``user@host``; never an option.
 _NAME = re.compile(r"(?!-)(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])", re.ASCII)
@@ -39,7 +48,7 @@ def parse_hosts(text: str, where: str = "-H") -> Tuple[Host, ...]:
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
         raise ConfigError(f"{where} {text!r}: a host is missing between two commas; write host:slots,host:slots")
-    return _merged([_host(entry, f"{where} {entry!r}") for entry in entries], where)
+    return merged([parse_host(entry, f"{where} {entry!r}") for entry in entries], where)
 
 
 def parse_hostfile(text: str, path: str) -> Tuple[Host, ...]:
@@ -50,7 +59,7 @@ def parse_hostfile(text: str, path: str) -> Tuple[Host, ...]:
         if not fields:
             continue
         where = f"{path}:{number}"
-        host = _host(fields[0], f"{where}: {fields[0]!r}")
+        host = parse_host(fields[0], f"{where}: {fields[0]!r}")
         for field in fields[1:]:
             name, equals, value = field.partition("=")
             if not equals and len(fields) == 2:  # "b 4"
@@ -64,10 +73,11 @@ def parse_hostfile(text: str, path: str) -> Tuple[Host, ...]:
         hosts.append(host)
     if not hosts:
         raise ConfigError(f"{path}: there is no host in it; write one per line, 'host slots=N'")
-    return _merged(hosts, path)
+    return merged(hosts, path)
 
 
-def _host(text: str, where: str) -> Host:
+def parse_host(text: str, where: str) -> Host:
+    """Read ``a:4`` or ``a``. ConfigError begins with ``where``."""
     name, colon, slots = text.rpartition(":")
     if not colon or text.endswith("]"):  # no slots, or the colons of a bare IPv6 address in brackets
         name, slots = text, ""
@@ -82,7 +92,7 @@ def _slots(text: str, where: str) -> int:
     return int(text)
 
 
-def _merged(hosts: Sequence[Host], where: str) -> Tuple[Host, ...]:
+def merged(hosts: Sequence[Host], where: str) -> Tuple[Host, ...]:
     """Open MPI's way: a host that is named again has more slots, one each where none is given."""
     open_ended = {host.slots is None for host in hosts}
     if len(open_ended) == 2:

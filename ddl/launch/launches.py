@@ -13,10 +13,11 @@ from typing import Iterator, List, Optional, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.control import INVITATION, Invitation
+from ddl.launch.guard import Guard
 from ddl.launch.host_agent import KILL_GRACE
 from ddl.launch.launchers import Start
 from ddl.launch.output import Outlet, Stream
-from ddl.launch.processes import Guard, signal_group
+from ddl.launch.processes import signal_group
 
 __all__ = ["Launches"]
 
@@ -37,8 +38,11 @@ class Launches:
         self._sink = sink
         self._launches: List[_Launch] = []
 
-    def begin(self, start: Start, invitation: Invitation, guard: Guard) -> None:
-        """Start one, and hand it the invitation. ConfigError if its program cannot be run."""
+    def begin(self, start: Start, invitation: Invitation, guard: Optional[Guard]) -> None:
+        """Start one, and hand it the invitation. ConfigError if its program cannot be run.
+
+        ``guard`` ends it if ddlrun is killed; None: it shall go on.
+        """
         environ = {**os.environ, **start.environ}
         if not start.stdin:
             environ[INVITATION] = invitation.text()
@@ -55,7 +59,8 @@ class Launches:
             )
         except OSError as error:
             raise ConfigError(f"{start.command[0]} cannot be started: {error}") from error
-        guard.add(process.pid)
+        if guard is not None:
+            guard.add(process.pid)
         prefix = f"[{start.label}] ".encode()
         pipes = (process.stdout, process.stderr)
         streams = tuple(Stream(pipe, self._sink, prefix) for pipe in pipes if pipe is not None)

@@ -43,7 +43,7 @@ def catch_signals() -> Tuple[socket.socket, Callable[[], None]]:
     waker.setblocking(False)
     old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     old: Dict[int, Any] = {}
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         # Who started us with a signal ignored (nohup) wants us to survive it.
         if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             old[number] = signal.signal(number, lambda *_: None)

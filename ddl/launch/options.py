@@ -12,7 +12,7 @@ from ddl.bootstrap.environ import describe
 from ddl.errors import ConfigError
 from ddl.launch.launchers import k8s
 
-__all__ = ["OPTIONS", "USAGE", "parser", "takes_value"]
+__all__ = ["OPTIONS", "USAGE", "parser", "values_of"]
 
 USAGE = "ddlrun -np N [options] program [argument ...]"
 _WIDTH = 100  # columns of the help
@@ -124,9 +124,97 @@ _LAYOUT: Tuple[_Option, ...] = (
 _OUTPUT: Tuple[_Option, ...] = (
     (("--no-prefix",), {"action": "store_true", "help": 'do not put "[rank] " before each line'}),
     (("--prefix-timestamp",), {"action": "store_true", "help": "put the time before each line"}),
+    (
+        ("--dashboard",),
+        {
+            "metavar": "ADDR[:PORT]",
+            "nargs": "?",
+            "const": "127.0.0.1",
+            "help": "serve a page about the job for a browser, and print its address; without =ADDR: on 127.0.0.1",
+        },
+    ),
+    (
+        ("--history",),
+        {"metavar": "FILE", "help": "write what the page shows to FILE; ddl page FILE shows it, also after the end"},
+    ),
+    (("-q", "--quiet"), {"action": "store_true", "help": "show no line about the job at the bottom of a terminal"}),
+    (
+        ("--dump-dir",),
+        {
+            "metavar": "DIR",
+            "help": "keep what the ranks of a failed job did last there, for ddl blame; "
+            "without: ~/.local/state/ddl/dumps",
+        },
+    ),
+    (
+        ("--metrics",),
+        {
+            "metavar": "[ADDR:]PORT",
+            "help": "serve what the job does at /metrics, for Prometheus; without ADDR: to this host only; "
+            "port 0: any free one",
+        },
+    ),
+    (
+        ("--timeline",),
+        {"metavar": "FILE", "help": "write when each rank did what, for ui.perfetto.dev and ddl timeline"},
+    ),
+    (("--timeline-mb",), {"metavar": "N", "help": "end that file after N megabytes (200)"}),
+)
+
+_ELASTIC: Tuple[_Option, ...] = (
+    (
+        ("--min-np", "--min-num-proc"),
+        {"metavar": "N", "dest": "min_np", "help": "elastic: go on while there are so many ranks; without: -np"},
+    ),
+    (
+        ("--max-np", "--max-num-proc"),
+        {"metavar": "N", "dest": "max_np", "help": "never more ranks; without: -np, or with a script all slots"},
+    ),
+    (
+        ("--host-discovery-script",),
+        {
+            "metavar": "FILE",
+            "dest": "discovery_script",
+            "help": "elastic: a program that prints the hosts of now, 'host:slots' a line; run each second",
+        },
+    ),
+    (("--slots-per-host",), {"metavar": "N", "help": "slots of hosts that the script names without slots"}),
+    (("--elastic",), {"action": "store_true", "help": "elastic: as --min-np 1"}),
+    (
+        ("--elastic-timeout",),
+        {"metavar": "SECONDS", "help": "wait so long for missing slots (600; or HOROVOD_ELASTIC_TIMEOUT)"},
+    ),
+    (("--reset-limit",), {"metavar": "N", "help": "end the job when its ranks form anew more than N times"}),
+    (
+        ("--blacklist-cooldown-range",),
+        {
+            "metavar": ("LO", "HI"),
+            "dest": "cooldown_range",
+            "nargs": 2,
+            "help": "start nothing on a host that failed for LO to HI seconds, longer each time",
+        },
+    ),
+    (
+        ("--max-restarts",),
+        {
+            "metavar": "N",
+            "help": "start at most N processes in place of lost ones; 0 without a free slot, unless pods may return",
+        },
+    ),
+    (
+        ("--leave-failed-hosts",),
+        {"action": "store_true", "help": "leave the whole host on which a rank fails, as Horovod does"},
+    ),
 )
 
 _OTHER: Tuple[_Option, ...] = (
+    (
+        ("--rebalance",),
+        {
+            "action": "store_true",
+            "help": "let the others do the work of late ranks in large all-reduces (sets DDL_REBALANCE)",
+        },
+    ),
     (
         ("--config-file",),
         {"metavar": "FILE", "help": "take options from a TOML file, as np = 8; these here beat it"},
@@ -145,6 +233,7 @@ _GROUPS: Tuple[Tuple[str, Tuple[_Option, ...]], ...] = (
     ("usual options", _USUAL),
     ("other hosts", _HOSTS),
     ("layout of the ranks", _LAYOUT),
+    ("ranks that come and go", _ELASTIC),
     ("output", _OUTPUT),
     ("more", _OTHER),
     ("Kubernetes", _KUBERNETES),
@@ -153,9 +242,13 @@ _GROUPS: Tuple[Tuple[str, Tuple[_Option, ...]], ...] = (
 OPTIONS: Tuple[_Option, ...] = tuple(option for _, options in _GROUPS for option in options)
 
 
-def takes_value(keywords: Dict[str, Any]) -> bool:
-    """Return whether an option of ``OPTIONS`` with these keywords has a value."""
-    return keywords.get("action") not in _NO_VALUE
+def values_of(keywords: Dict[str, Any]) -> int:
+    """Return how many values an option of ``OPTIONS`` with these keywords has, if they stand behind it.
+
+    One that may have a value has it behind "=": else a program's name could be taken for it.
+    """
+    nargs = keywords.get("nargs", 1)
+    return 0 if keywords.get("action") in _NO_VALUE or nargs == "?" else int(nargs)
 
 
 class _RaisingParser(argparse.ArgumentParser):
@@ -182,8 +275,8 @@ def parser() -> argparse.ArgumentParser:
         prog="ddlrun",
         usage=USAGE,
         description="Start a program as N ranks of one job, on this machine or over ssh on the hosts of -H. A program\n"
-        "that ends in .py runs with this Python. The first rank that fails ends the job; ddlrun exits with\n"
-        "its status.",
+        "that ends in .py runs with this Python. The first rank that fails ends the job, unless it is\n"
+        "elastic; ddlrun exits with the status of the rank that failed.",
         epilog="The options of horovodrun are understood as well: docs/from_horovod.md\n\n"
         "variables that DDL reads in every rank, with their defaults:\n\n" + describe(_WIDTH),
         formatter_class=_Help,

@@ -11,17 +11,17 @@ import os
 import re
 import stat
 import time
-from typing import IO, Deque, List, Optional, Protocol
+from typing import IO, Callable, Deque, List, Optional, Protocol
 
 from ddl.launch.tail import for_report
 
-__all__ = ["BACKLOG_LIMIT", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
+__all__ = ["BACKLOG_LIMIT", "ERASE", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
 
 BACKLOG_LIMIT = 1 << 20  #: bytes in a sink's queue above which nothing more should be read for it
 LONGEST_LINE = 64 << 10  #: bytes; what is longer is cut into several lines
 TAIL_LINES = 100  # kept, of which a report shows some
 _TAIL_WIDTH = 2000  # bytes kept of each line of the tail
-_ERASE = b"\x1b[K"  # erases from the cursor to the end of the line
+ERASE = b"\x1b[K"  #: erases from the cursor to the end of the line
 _ENDING = re.compile(rb"\r\n|\n|\r")
 
 
@@ -52,19 +52,28 @@ class Outlet(Protocol):
         """Pass on what can be passed on at once; return False if nobody takes it any more."""
 
 
+class _Cursor:
+    """Where the cursor of a terminal is."""
+
+    returned: Optional[object] = None  # whose line stands where the next will be written over it
+
+
 class Sink:
     """A descriptor that is written to without ever blocking, as long as ``write_some`` follows a POLLOUT."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, beside: Optional[Sink] = None) -> None:
+        """``beside``: another one, which may be of the same terminal."""
         self.fd = fd
         self.backlog = 0
         self.terminal = os.isatty(fd)
         self.last: object = None  #: the source of the last lines
+        self.tap: Optional[Callable[[bytes], None]] = None  #: is told what is put
         self._broken = False
         self._queue: Deque[bytes] = collections.deque()
         # A pipe that polls as writable takes PIPE_BUF bytes without blocking; a file takes anything.
         self._at_once = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else 4096
-        self._returned: Optional[object] = None  # whose line stands where the next will be written over it
+        shared = beside is not None and self._shares_terminal(beside)
+        self._place: _Cursor = beside._place if beside is not None and shared else _Cursor()
 
     @property
     def waiting(self) -> bool:
@@ -73,29 +82,42 @@ class Sink:
 
     def put(self, data: bytes, source: object) -> None:
         """Queue whole lines of one source."""
+        if self.tap is not None:
+            self.tap(data)
         if self._broken:
             return
-        if self.terminal and self._returned not in (None, source):
-            data = _ERASE + data  # else the rest of another rank's progress bar would show behind this line
-        self._returned = source if data.endswith(b"\r") else None
+        if self.terminal and self.has_bar_of_another(source):
+            data = ERASE + data  # else the rest of another rank's progress bar would show behind this line
+        self._place.returned = source if data.endswith(b"\r") else None
         self.last = source
         self._queue.append(data)
         self.backlog += len(data)
+
+    def has_bar_of_another(self, source: object) -> bool:
+        """Whether a line of another source than this stands where the next will be written over it."""
+        return self._place.returned not in (None, source)
+
+    def _shares_terminal(self, other: Sink) -> bool:
+        return self.terminal and other.terminal and os.ttyname(self.fd) == os.ttyname(other.fd)
 
     def write_some(self) -> bool:
         """Write what the descriptor takes at once; return False if nobody reads it any more."""
         try:
             written = os.write(self.fd, memoryview(self._queue[0])[: self._at_once])
         except BrokenPipeError:
-            self._broken = True
-            self._queue.clear()
-            self.backlog = 0
+            self.drop()
             return False
         self.backlog -= written
         rest = self._queue.popleft()[written:]
         if rest:
             self._queue.appendleft(rest)
         return True
+
+    def drop(self) -> None:
+        """Forget what waits, and take no more: nobody reads it."""
+        self._broken = True
+        self._queue.clear()
+        self.backlog = 0
 
 
 class _Lines:
@@ -183,11 +205,12 @@ class Stream:
 class FileStream(Stream):
     """One output pipe of a rank on its way to a file of its own, byte by byte."""
 
-    def __init__(self, pipe: IO[bytes], path: str) -> None:
+    def __init__(self, pipe: IO[bytes], path: str, *, go_on: bool = False) -> None:
+        """``go_on``: behind what another process has written to the file."""
         self._pipe = pipe
         self.sink = None
         self._lines = _Lines(b"", False)  # for the tail
-        self._file = open(path, "wb", buffering=0)
+        self._file = open(path, "ab" if go_on else "wb", buffering=0)
 
     def close(self) -> None:
         """Close the pipe and the file."""

@@ -4,6 +4,10 @@ Pod 0 is the head: it runs the job as ``ClusterJob`` does elsewhere, but starts 
 those of the others call. Every other pod is such an agent. From the manifest of launchers/k8s.py they know pod 0's name
 and port (``--head``) and the secret (DDL_SECRET). JOB_COMPLETION_INDEX, which Kubernetes sets, is the pod's number.
 Other systems that give their processes the same may use this, too.
+
+In an elastic job Kubernetes makes a new pod in place of one that has failed, and JOB_INDEX_FAILURE_COUNT says how many
+failed before it. The new one calls pod 0 until the old one's connection is gone, and gets its place. The exit status
+tells Kubernetes what to do: 0 is done, ``FINAL`` asks for no further pod, and after any other one a new pod comes.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from ddl.launch import remote
 from ddl.launch.cluster_job import ClusterJob
 from ddl.launch.config import RunConfig
 from ddl.launch.control import Entrance, Invitation
+from ddl.launch.elastic_cluster_job import ElasticClusterJob
 from ddl.launch.hosts import Host
 from ddl.launch.launchers import Start
 from ddl.launch.placement import Placement
@@ -28,9 +33,11 @@ from ddl.store.address import format_address, parse_address
 from ddl.store.auth import MINIMUM_SECRET
 from ddl.store.watch import HostAgentClient
 
-__all__ = ["NUMBER", "hosts", "run"]
+__all__ = ["FAILURES", "FINAL", "NUMBER", "hosts", "run"]
 
 NUMBER = "JOB_COMPLETION_INDEX"
+FAILURES = "JOB_INDEX_FAILURE_COUNT"  #: where the manifest of an elastic job puts it; not there, or empty: 0
+FINAL = 79  #: the status of a pod in whose place no other one makes sense; above those of sysexits.h
 _SECRET = "DDL_SECRET"
 _PAUSE = 0.5  # seconds between two attempts; a name server is asked each time
 _ATTEMPT = 10.0  # seconds after which the name is looked up again: it may have meant a pod of an earlier attempt
@@ -53,11 +60,28 @@ def run(config: RunConfig, placement: Placement, environ: MutableMapping[str, st
     """
     secret = _secret(environ.pop(_SECRET, ""))
     number = _number(environ.get(NUMBER, ""), len(placement.hosts))
+    failures = _failures(environ.get(FAILURES, ""))
     if number > 0:
         patience = Settings.from_environ({**environ, **dict(config.environ)}).start_timeout
-        return _attend(config.head, secret, number, patience)
+        if config.elastic is None:
+            return _attend(config.head, secret, number, patience)
+        return _attend_elastic(config.head, secret, number, patience, failures)
     own = Start((0,), (sys.executable, "-m", "ddl.launch.remote"), 0, True, placement.hosts[0])
-    return ClusterJob(config, placement, [own], Entrance(parse_address(config.head)[1], secret)).run()
+    entrance = Entrance(parse_address(config.head)[1], secret)
+    if config.elastic is None:
+        return ClusterJob(config, placement, [own], entrance).run()
+    if failures > 0:
+        return _nothing_more(
+            f"pod 0 has failed before ({FAILURES}={failures}), and the job has ended with it, so this pod does "
+            "nothing. Ranks in other pods go on by themselves if they are a majority. To run the job again, delete it "
+            "and apply its manifest anew"
+        )
+    return ElasticClusterJob(config, [own], entrance).run()
+
+
+def _nothing_more(why: str) -> int:
+    print(f"ddlrun: {why}", file=sys.stderr)
+    return FINAL
 
 
 def _secret(text: str) -> bytes:
@@ -82,6 +106,26 @@ def _number(text: str, pods: int) -> int:
     return int(text)
 
 
+def _failures(text: str) -> int:
+    if not text.isascii() or not (text or "0").isdigit():
+        raise ConfigError(
+            f"{FAILURES}={text!r}: it must say how many pods of this number have failed, as 0; Kubernetes writes that "
+            "into the pods of a Job that has backoffLimitPerIndex (in the annotation job-index-failure-count)"
+        )
+    return int(text or "0")
+
+
+def _attend_elastic(head: str, secret: bytes, number: int, patience: float, failures: int) -> int:
+    """Be the agent of pod ``number``; say by the status whether another one makes sense after it."""
+    try:
+        status = _attend(head, secret, number, patience)
+    except RendezvousError as error:
+        if failures == 0:
+            raise
+        return _nothing_more(f"{error} Or has the job ended? Then there is nothing left to do")
+    return FINAL if status == 1 else status  # 1: pod 0 had ended the job, or it cannot use this pod, as its log says
+
+
 def _attend(head: str, secret: bytes, number: int, patience: float) -> int:
     """Be the agent of pod ``number``."""
     # The first process of a container ignores signals that it does not ask for. The ranks' agent will, later.
@@ -97,6 +141,7 @@ def _leave(number: int, frame: Optional[FrameType]) -> None:
 def _call(head: str, secret: bytes, number: int, patience: float) -> HostAgentClient:
     """Connect to pod 0, which may start minutes later, and whose name is not known before.
 
+    It may also refuse this pod for a while (ConfigError), as it has not seen yet that one with this number is gone.
     The ranks are given its address, not its name: hundreds of them at once would ask the name server.
     """
     name, port = parse_address(head)
@@ -106,10 +151,13 @@ def _call(head: str, secret: bytes, number: int, patience: float) -> HostAgentCl
             address = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
             attempt = max(0.1, min(_ATTEMPT, deadline - time.monotonic()))
             return remote.call(Invitation(secret, (format_address(str(address), port),), number, attempt), number)
-        except (socket.gaierror, RendezvousError) as error:
+        except (socket.gaierror, RendezvousError, ConfigError) as error:
             if time.monotonic() + _PAUSE >= deadline:
+                within = f"within {patience:g} s (--start-timeout)"
+                if isinstance(error, ConfigError):
+                    raise RendezvousError(f"pod 0 at {head} has not let this pod in {within}: {error}") from error
                 raise RendezvousError(
-                    f"pod 0 was not reached at {head} within {patience:g} s (--start-timeout): {error}; has it been "
-                    "started (kubectl get pods), and is there a headless Service of that name for its pods?"
+                    f"pod 0 was not reached at {head} {within}: {error}; has it been started (kubectl get pods), and "
+                    "is there a headless Service of that name for its pods?"
                 ) from error
         time.sleep(_PAUSE)

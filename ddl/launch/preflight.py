@@ -68,8 +68,10 @@ def prepare(assignment: Assignment) -> None:
     script = script_of(assignment.command)
     if script and not os.path.isfile(script):
         raise ConfigError(f"the script {script} is not in {assignment.directory}; make it available on every host")
-    # Two hosts never share memory; names may lie (containers, copies of one disk), ddlrun's numbers do not.
-    os.environ.setdefault("DDL_HOST_ID", f"{socket.gethostname()}#{assignment.host}")
+    # Two hosts never share memory; names may lie (containers, copies of one disk), ddlrun's numbers do not. A new pod
+    # has the number of the one that was lost.
+    again = f".{assignment.returns}" if assignment.returns else ""
+    os.environ.setdefault("DDL_HOST_ID", f"{socket.gethostname()}#{assignment.host}{again}")
     if assignment.interface:
         names = [name.strip() for name in assignment.interface.split(",")]
         os.environ["DDL_INTERFACE"] = ",".join(map(address_of, names))

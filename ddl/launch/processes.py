@@ -2,22 +2,21 @@
 
 Each rank leads a session of its own, so one signal to its process group reaches its children too. A child that left the
 group is found because ddlrun is the *subreaper*: a process that loses its parent becomes ddlrun's child. If ddlrun
-itself is killed, the kernel kills the ranks (parent-death signal), and the guard, a process that only waits for
-ddlrun's end, kills what is left of their groups.
+itself is killed, the kernel kills the ranks (parent-death signal), and the guard (guard.py), a process that only waits
+for ddlrun's end, kills what is left of their groups.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
-import shutil
 import signal
-from pathlib import Path
-from typing import Callable, Dict, NoReturn, Optional, Set
+from typing import Callable, Dict, Optional
 
 from ddl.errors import ResourceError
 
-__all__ = ["Guard", "adopt_orphans", "children", "die_with_parent", "signal_group"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "signal_group"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,9 +27,15 @@ def _libc() -> ctypes.CDLL:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its own."""
+    """Make this process the parent of every descendant that loses its own.
+
+    A program that qemu runs for another processor cannot be that. Then a child of a rank that has left the rank's
+    process group, and outlives it, is not ended with the job.
+    """
     if _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
+        if number == errno.EINVAL:
+            return
         raise ResourceError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
 
 
@@ -78,56 +83,3 @@ def children() -> Dict[int, str]:
         if int(parent) == me:
             states[int(name)] = state.decode()
     return states
-
-
-class Guard:
-    """A process that kills the given process groups if this process ends without having called ``dismiss``.
-
-    Then it also removes the directory ``scratch``. Made before there are any threads or descriptors that it would
-    inherit.
-    """
-
-    def __init__(self, scratch: Optional[Path] = None) -> None:
-        reader, self._pipe = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _stand_guard(reader, self._pipe, scratch)
-        os.close(reader)
-
-    def add(self, leader: int) -> None:
-        """Also kill the group of ``leader``."""
-        os.write(self._pipe, b"%d\n" % leader)
-
-    def dismiss(self) -> None:
-        """All is well and nothing is left: end the guard."""
-        try:
-            os.write(self._pipe, b"0\n")
-        except BrokenPipeError:
-            pass  # somebody killed it before us; there is nothing left that it could have done
-        os.close(self._pipe)
-        os.waitpid(self.pid, 0)
-
-
-def _stand_guard(reader: int, writer: int, scratch: Optional[Path]) -> NoReturn:
-    try:
-        os.setsid()  # out of reach of the terminal's Ctrl-C, and of a kill of ddlrun's whole group
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
-        os.close(writer)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):  # the reader of ddlrun's output must not wait for this process
-            os.dup2(null, fd)
-        text = b""
-        while True:
-            piece = os.read(reader, 65536)
-            if not piece:
-                break
-            text += piece
-        leaders: Set[int] = {int(line) for line in text.split()}
-        if 0 not in leaders:
-            for leader in leaders:
-                signal_group(leader, signal.SIGKILL)
-            if scratch is not None:
-                shutil.rmtree(scratch, ignore_errors=True)
-    finally:
-        os._exit(0)

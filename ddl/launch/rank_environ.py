@@ -8,6 +8,9 @@ DDL_LOCAL_RANK, _SIZE  the same among the ranks of this host
 DDL_CROSS_RANK, _SIZE  this host's number among the hosts, and how many there are
 DDL_STORE              host:port of the job's store, which runs in ddlrun
 DDL_SECRET             the job's secret in hexadecimal; here and nowhere else, never on a command line
+DDL_RECORDS            the socket by which a rank passes its record to the part of ddlrun on its host (recordings.py)
+DDL_ELASTIC            1 in an elastic job, in which ranks come and go; not there in any other job
+DDL_INCARNATION        the number of a process that came later, and its DDL_RANK, until the store tells its real rank
 HOROVOD_RANK, ...      the six numbers again, and HOROVOD_HOSTNAME, for scripts that read Horovod's names
 RANK, WORLD_SIZE       the numbers again, for ``torch.distributed``
 LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE
@@ -31,7 +34,18 @@ from typing import Dict, Iterator, Mapping
 from ddl.bootstrap.environ import Identity
 from ddl.launch.config import RunConfig
 
-__all__ = ["THREADS", "keep_port", "meeting_point", "rank_environ", "threads_of_ranks"]
+__all__ = [
+    "ELASTIC",
+    "INCARNATION",
+    "THREADS",
+    "keep_port",
+    "meeting_point",
+    "newcomer",
+    "rank_environ",
+    "threads_of_ranks",
+]
+
+ELASTIC, INCARNATION = "DDL_ELASTIC", "DDL_INCARNATION"
 
 #: Ours and Horovod's names of numbers, and torch's.
 _NUMBERS = {
@@ -75,6 +89,11 @@ def threads_of_ranks(config: RunConfig, local_size: int, base: Mapping[str, str]
     return {name: share for name in THREADS if name not in base and name not in dict(config.environ)}
 
 
+def newcomer(identity: Identity) -> Dict[str, str]:
+    """Return what a process is told beside its environment if it is not among those that the job begins with."""
+    return {INCARNATION: str(identity.rank)}
+
+
 def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> Dict[str, str]:
     """Return the whole environment of one rank; ``base`` is that of the process that starts it."""
     numbers = rank.to_environ()
@@ -82,5 +101,9 @@ def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> 
     for name, torch in _NUMBERS.items():
         environ[torch] = environ[f"HOROVOD_{name}"] = numbers[f"DDL_{name}"]
     environ["HOROVOD_HOSTNAME"] = socket.gethostname()
+    for name in (ELASTIC, INCARNATION):
+        environ.pop(name, None)  # of a job that ddlrun itself may be a rank of
+    if config.elastic is not None:
+        environ[ELASTIC] = "1"
     environ.update(threads_of_ranks(config, rank.local_size, base))
     return environ

@@ -206,6 +206,8 @@ def _fault(plan: Plan, step: Step, phase: int) -> str:
         return f"moves {step.count} chunks"
     if kind in _WRITES and step.dst is Buffer.INPUT and step.count:
         return "writes to INPUT, which must not change"
+    if step.onto and kind is not Kind.REDUCE_FROM:
+        return "adds onto what its target holds, which only REDUCE_FROM does"
     if kind in _REDUCES and plan.collective not in REDUCING:
         return "reduces in a collective that does not reduce"
     if step.final:

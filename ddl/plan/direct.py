@@ -3,6 +3,10 @@
 The ranks meet twice: phase 1 says "my buffers are there", phase 2 "I no longer touch yours". Between the two, every
 rank moves about the same amount: rank *r* works on chunk *r*, which it reads directly from every peer's INPUT and
 stores directly into every peer's OUTPUT. For large buffers; ``eager`` is for small ones.
+
+If ranks come late for good (``Topology.late``), the others do their work in an all-reduce: they add up what they have
+while they wait, and when the late ones come, what these bring. Then less is left to do.
+Source of the idea: StragglAR (arXiv 2505.23523), for GPUs and messages.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ def _meet_twice(peers: Tuple[int, ...], work: List[Step]) -> List[Step]:
 
 
 def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
+    if topology.late:
+        return _allreduce_without_late(topology, rank)
     size = topology.size
     peers = others(size, rank)
     work = [
@@ -32,6 +38,28 @@ def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
         Step(Kind.COPY_TO, peers, rank, 1, src=_OUTPUT, dst=_OUTPUT),
     ]
     return finish(_NAME, size, split(Collective.ALLREDUCE, rank, root, size), _meet_twice(peers, work))
+
+
+def _allreduce_without_late(topology: Topology, rank: int) -> Plan:
+    """Only ranks in time work: each on one of as many chunks. A late rank touches nobody's memory."""
+    size, late = topology.size, topology.late
+    in_time = [other for other in range(size) if other not in late]
+    layout = split(Collective.ALLREDUCE, rank, 0, len(in_time))
+    peers = tuple(other for other in others(size, rank) if other not in late)
+    steps = [notify(1)]
+    if rank not in late:
+        chunk = in_time.index(rank)
+        if peers:
+            steps.append(wait_for(peers, 1))
+            steps.append(Step(Kind.REDUCE_FROM, tuple(sorted(peers)), chunk, 1, src=_INPUT, dst=_OUTPUT))
+        steps.append(wait_for(late, 1))
+        onto = bool(peers)
+        steps.append(Step(Kind.REDUCE_FROM, late, chunk, 1, src=_INPUT, dst=_OUTPUT, final=True, onto=onto))
+        steps.append(Step(Kind.COPY_TO, others(size, rank), chunk, 1, src=_OUTPUT, dst=_OUTPUT))
+        steps.append(notify(2))
+    if peers:
+        steps.append(wait_for(peers, 2))
+    return finish(_NAME, size, layout, steps)
 
 
 def _reducescatter(topology: Topology, rank: int, root: int) -> Plan:

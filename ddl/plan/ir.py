@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     SEND = 1  #: my ``src`` -> the transport to ``peers[0]``
     RECV = 2  #: from ``peers[0]`` -> my ``dst``
     RECV_REDUCE = 3  #: my ``dst`` = my ``src`` (op) what arrives from ``peers[0]``
-    REDUCE_FROM = 4  #: my ``dst`` = (op) over the ``src`` of me and of all ``peers``, in ascending rank order
+    REDUCE_FROM = 4  #: my ``dst`` = (op) over the ``src`` of me and of all ``peers``, in ascending rank order; see onto
     COPY_FROM = 5  #: my ``dst`` = the ``src`` of ``peers[0]``
     COPY_TO = 6  #: the ``dst`` of each of ``peers`` = my ``src``
     COPY = 7  #: my ``dst`` = my ``src``
@@ -78,6 +78,8 @@ class Step:
     ``final`` marks the step that produces the finished value of its chunks; this step divides for an average. Every
     output chunk of a reducing collective is finished exactly once.
 
+    ``onto``: in a ``REDUCE_FROM``, my own part is what my ``dst`` holds, and not what my ``src`` does.
+
     ``after_sends``: the step begins only when the transport has read all that this channel has sent before. A small
     message is copied by the kernel at once. A large one, or one on a transport without buffers, may stay in the
     sender's memory until it is received.
@@ -91,6 +93,7 @@ class Step:
     dst: Buffer = Buffer.OUTPUT
     phase: int = 0
     final: bool = False
+    onto: bool = False
     after_sends: bool = False
 
 

@@ -83,6 +83,7 @@ class _Lowering:
         return lowered
 
     def step(self, step: Step, final: bool) -> _core.Step:
+        own = step.dst if step.onto else step.src
         peers = sorted(step.peers)
         remotes = []
         if step.kind in _DIRECT:
@@ -94,10 +95,11 @@ class _Lowering:
             src=step.src,
             dst=step.dst,
             final=final,
+            onto=step.onto,
             after_sends=step.after_sends,
             phase=step.phase,
             peers=peers,
-            src_blocks=self.blocks(_chunks_in(self.plan, step.src), step) if step.kind in _READS_OWN else [],
+            src_blocks=self.blocks(_chunks_in(self.plan, own), step) if step.kind in _READS_OWN else [],
             dst_blocks=self.blocks(_chunks_in(self.plan, step.dst), step) if step.kind in _WRITES_OWN else [],
             remotes=remotes,
         )
@@ -146,6 +148,7 @@ def one_message(collective: Collective, rank: int, size: int, peer: int) -> _cor
         src=buffer,
         dst=buffer,
         final=False,
+        onto=False,
         after_sends=False,
         phase=0,
         peers=[peer],

@@ -133,7 +133,9 @@ class Replay:
         return None
 
     def _reduce_from(self, lane: Lane, step: Step) -> Optional[_Wait]:
-        operands = [self.memory.read(lane, step, rank, step.src) for rank in sorted((lane.rank, *step.peers))]
+        sources = {rank: step.src for rank in step.peers}
+        sources[lane.rank] = step.dst if step.onto else step.src
+        operands = [self.memory.read(lane, step, rank, buffer) for rank, buffer in sorted(sources.items())]
         self.memory.write(lane, step, lane.rank, step.dst, self.memory.add(lane, step, operands))
         return None
 

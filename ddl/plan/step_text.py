@@ -55,7 +55,9 @@ _TEXTS: Dict[Kind, Callable[[Step], str]] = {
         f"receive {chunks_text(s)} from {_peers(s)} and reduce with my {_name(s.src)} into my {_name(s.dst)}"
     ),
     Kind.REDUCE_FROM: lambda s: (
-        f"reduce {chunks_text(s)} of my {_name(s.src)} and that of {_peers(s)} into my {_name(s.dst)}"
+        f"reduce {chunks_text(s)} of {_peers(s)} ({_name(s.src)}) onto my {_name(s.dst)}"
+        if s.onto
+        else f"reduce {chunks_text(s)} of my {_name(s.src)} and that of {_peers(s)} into my {_name(s.dst)}"
     ),
     Kind.COPY_FROM: lambda s: f"copy {chunks_text(s)} of {_name(s.src)} of {_peers(s)} into my {_name(s.dst)}",
     Kind.COPY_TO: lambda s: f"copy {chunks_text(s)} of my {_name(s.src)} into {_name(s.dst)} of {_peers(s)}",

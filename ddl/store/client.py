@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Dict, Optional, Tuple, Type, TypeVar
 
 from ddl.errors import ConfigError, RendezvousError
-from ddl.store.address import parse_address
+from ddl.store.address import notice_silence, parse_address
 from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
 
 __all__ = ["STORE_GRACE", "Client", "introduce"]
@@ -35,6 +35,8 @@ class Client:
         self.address = address
         self._sock, self._welcome = _join(role, address, secret, rank, timeout)
         self.size = int(self._welcome["size"])
+        if self._welcome.get("elastic"):
+            notice_silence(self._sock)  # no agent of ddlrun ends a process that is cut off, which may have to go on
         #: The address of this host on the network that leads to the store.
         self.local_host = str(self._sock.getsockname()[0])
         _close_after_fork(self)

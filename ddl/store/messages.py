@@ -15,7 +15,7 @@ __all__ = ["Message", "Outgoing", "integer", "said_by", "text"]
 
 _T = TypeVar("_T")
 
-_TEXT_LIMIT = 4096  #: characters kept of any text of a rank
+_TEXT_LIMIT = 4096  #: characters kept of a text of a rank, unless it is data
 
 Message = Dict[str, Any]
 Outgoing = List[Tuple[int, Message]]  #: (to which rank, what)
@@ -31,12 +31,12 @@ def integer(
     return value
 
 
-def text(rank: int, message: Message, key: str, default: Optional[str] = None) -> str:
-    """Return a field of what ``rank`` sent, shortened if it is very long; ProtocolError if it is no string."""
+def text(rank: int, message: Message, key: str, default: Optional[str] = None, *, limit: int = _TEXT_LIMIT) -> str:
+    """Return a field of what ``rank`` sent, cut after ``limit`` characters; ProtocolError if it is no string."""
     value = message.get(key, default)
     if not isinstance(value, str):
         raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
-    return value[:_TEXT_LIMIT]
+    return value[:limit]
 
 
 def said_by(rank: int, value: str, parse: Callable[[Any], _T]) -> _T:

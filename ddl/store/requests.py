@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddl.errors import ProtocolError
 from ddl.store.auth import encode_frame
 from ddl.store.messages import Message
-from ddl.store.verdict import name_ranks
+from ddl.store.rank_names import name_ranks
 
 __all__ = ["KEY_LIMIT", "KEYS_LIMIT", "VALUE_LIMIT", "Requests"]
 
@@ -59,8 +59,10 @@ class _Meeting:
 class Requests:
     """The keys and the check-ins of a job of ``size`` ranks. Used by one thread."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first_count: int = 0) -> None:
         self._size = size
+        self._processes = size  # numbers below this may belong to processes
+        self._first_count = first_count  # a successor begins where its predecessor cannot have come
         self._values: Dict[str, str] = {}
         self._counters: Dict[str, int] = {}
         self._gets: Dict[int, Tuple[str, _PendingRequest]] = {}  # by rank: a rank asks one thing at a time
@@ -68,12 +70,14 @@ class Requests:
         self._meetings: Dict[Tuple[str, str], _Meeting] = {}  # by their counters and ranks, as text
         self._gone: Dict[int, str] = {}  # how ranks ended that will not come any more
 
-    def handle(self, rank: int, message: Message, now: float) -> Replies:
-        """Answer a request of a rank; ProtocolError if it is not one."""
+    def handle(self, rank: int, message: Message, now: float, refused: str = "") -> Replies:
+        """Answer a request of a rank; ProtocolError if it is not one. ``refused``: why the rank is answered no more."""
         asked = message.get("ask")
         number = message.get("number")
         if type(number) is not int:
             raise ProtocolError(f"rank {rank} sent the store a request without a number")
+        if refused:
+            return [(rank, encode_frame({"number": number, "left_out": refused}))]
         if asked == "count":
             return self._count(rank, number, _text(rank, message, "key"))
         if asked == "set":
@@ -91,6 +95,10 @@ class Requests:
             meeting = _text(rank, message, "key"), _text(rank, message, "ranks")
             return self._meet(rank, meeting, _text(rank, message, "value"), waiter)
         raise ProtocolError(f"rank {rank} asked the store for {asked!r:.100}, which it does not know")
+
+    def admit(self, rank: int) -> None:
+        """A process whose number is beyond those of the job's first ranks has come."""
+        self._processes = max(self._processes, rank + 1)
 
     def dropped(self, rank: int) -> None:
         """Forget what a rank waits for: its connection is gone. What it has checked in stays."""
@@ -172,7 +180,7 @@ class Requests:
         return problem
 
     def _counted(self, key: str) -> int:
-        self._counters[key] = self._counters.get(key, -1) + 1
+        self._counters[key] = self._counters.get(key, self._first_count - 1) + 1
         return self._counters[key]
 
     def _get(self, rank: int, key: str, waiter: _PendingRequest) -> Replies:
@@ -224,7 +232,7 @@ class Requests:
     def _ranks(self, text: str) -> Dict[int, None]:
         """Return the ranks of a text such as ``3,0``; none if they are not some of the job's, each once."""
         numbers = [int(part) for part in text.split(",") if part.isdecimal() and len(part) < 10]
-        ranks = dict.fromkeys(number for number in numbers if number < self._size)
+        ranks = dict.fromkeys(number for number in numbers if number < self._processes)
         return ranks if len(ranks) == text.count(",") + 1 else {}
 
     def _give_up(self, key: Tuple[str, str], **problem: str) -> Replies:

@@ -8,21 +8,28 @@ concerns the verdict, see verdict.py). ddlrun's agents on other hosts speak to i
 (``agent``, see ddl/launch/control.py), which only passes through here. A watch or an agent may open further
 connections, its *ways*, over other networks (session.py): it is gone when all of them are, or when one ends as
 connections of ended processes do.
+
+Where ranks come and go, "rank" is the number of a process: the rank that it had at first, or for one that came later
+a number that nobody had before. The watch then also carries what members say (membership/).
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import selectors
 import socket
 import threading
 import time
 from types import TracebackType
-from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Type
+from typing import Callable, Deque, Dict, Iterable, Optional, Set, Tuple, Type
 
 from ddl.errors import InvalidArgument
 from ddl.store.auth import check_secret, encode_frame
 from ddl.store.connection import Claim
+from ddl.store.membership.limits import ElasticLimits
+from ddl.store.membership.membership import Membership
+from ddl.store.membership.records import FIRST_BALLOT, BallotNumber, GenerationRecord, first_record
 from ddl.store.messages import Message, Outgoing
 from ddl.store.pace import Pace
 from ddl.store.requests import Requests
@@ -30,6 +37,9 @@ from ddl.store.server_connections import ServerConnections
 from ddl.store.verdict import JobVerdicts
 
 __all__ = ["FromAgent", "StoreServer"]
+
+_COUNTS_OF_A_STORE = 1 << 24  # which no store comes to
+_MOST_PROCESSES = 1 << 30  # of a job, one after the other
 
 #: Called in the server's thread with an agent's host number and what it said. When its connection is gone: ``gone``
 #: (silent: for how many seconds its host had not answered).
@@ -41,7 +51,12 @@ class StoreServer(ServerConnections):
 
     ``address`` is what clients connect to. With ``start=False`` they wait in the kernel's queue until ``start()``:
     for a launcher that forks before it has threads. ``close()`` is idempotent; it ends the thread and all
-    connections. ``agents`` hosts may have an agent, whose messages go to ``from_agent``.
+    connections. ``agents`` hosts may have an agent, whose messages go to ``from_agent``. One each, also after it has
+    gone, but for hosts that ``readmit`` names.
+
+    With ``elastic`` ranks may come and go. ``witness``: this process is none of them, and votes, too. A successor of
+    another store (``succeeds``) begins with the generation that there was, its own election, and whether something was
+    under way. ``generation_formed`` is called in the server's thread with each new generation.
     """
 
     def __init__(
@@ -54,6 +69,10 @@ class StoreServer(ServerConnections):
         start: bool = True,
         agents: int = 0,
         from_agent: FromAgent = lambda host, message: None,
+        elastic: Optional[ElasticLimits] = None,
+        witness: bool = True,
+        succeeds: Optional[Tuple[GenerationRecord, BallotNumber, bool]] = None,
+        generation_formed: Callable[[Message], None] = lambda news: None,
     ) -> None:
         if size < 1:
             raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
@@ -61,11 +80,22 @@ class StoreServer(ServerConnections):
         self._agents = agents
         self._from_agent = from_agent
         self._posts: Deque[Tuple[int, Message]] = collections.deque()  # for agents, by any thread
+        self._departed: Set[int] = set()  # hosts whose agents have gone
+        self._readmitted: Deque[int] = collections.deque()  # of these, by any thread
         self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
         self._ends: Dict[int, str] = {}  # how ranks' processes ended
         self._verdict = JobVerdicts(size)
         self._pace = Pace(size)
         self._requests = Requests(size)
+        self._membership: Optional[Membership] = None
+        self._generation_formed = generation_formed
+        self._removed: Deque[int] = collections.deque()  # processes that are to leave, by any thread
+        if elastic is not None:
+            record, ballot, interrupted = succeeds or (first_record(size, witness=witness), FIRST_BALLOT, False)
+            self._membership = Membership(record, elastic, ballot, interrupted=interrupted, now=time.monotonic())
+            self._verdict.renumber(record.members)
+            self._requests = Requests(size, ballot.epoch * _COUNTS_OF_A_STORE)
+            self._pace.renumber(record.members)
         self._closing = threading.Lock()
         self._closed = False
         super().__init__(check_secret(secret), host, port)
@@ -89,15 +119,30 @@ class StoreServer(ServerConnections):
         self._posts.append((host, message))
         self._waker.send(b"x")
 
+    def readmit(self, host: int) -> None:
+        """Let ``host``, whose agent has gone, have another one. What was posted before does not reach that one."""
+        self._readmitted.append(host)
+        self._waker.send(b"x")
+
     def ended(self, rank: int, how: str) -> None:
         """Tell those who wait for ``rank`` that its process has ended, as ``how`` says: a launcher sees it first."""
         self._told.append((rank, how))
+        self._waker.send(b"x")
+
+    def remove(self, incarnation: int) -> None:
+        """Let a process leave the job between two steps; nothing happens where ranks do not come and go."""
+        self._removed.append(incarnation)
         self._waker.send(b"x")
 
     @property
     def first_failure(self) -> Optional[Message]:
         """The first verdict of the job (kind, culprit, reason), if there is one."""
         return self._verdict.first_failure
+
+    @property
+    def late(self) -> Dict[int, float]:
+        """The ranks that come late now, and by how many seconds to each operation."""
+        return self._pace.late
 
     def close(self) -> None:
         """End the thread and every connection. Idempotent."""
@@ -152,9 +197,25 @@ class StoreServer(ServerConnections):
         while self._posts:
             host, message = self._posts.popleft()
             self._tell("agent", host, encode_frame(message))
+        while self._readmitted:
+            self._departed.discard(self._readmitted.popleft())
         while self._told:
-            rank, self._ends[rank] = self._told.popleft()
+            rank, how = self._told.popleft()
+            self._ends[rank] = how
+            self._look_for_goodbye(rank)
+            if self._membership is not None and self._verdict.is_present(rank):
+                self._deliver(self._membership.lost(rank, how, time.monotonic()))
             self._miss(rank)
+        while self._removed:
+            incarnation = self._removed.popleft()
+            if self._membership is not None:
+                self._deliver(self._membership.remove(incarnation, time.monotonic()))
+
+    def _look_for_goodbye(self, rank: int) -> None:
+        """Read what has come from a rank of whose end somebody else has told: it may have left of its own will."""
+        holder = self._claims.get(("watch", rank))
+        while holder is not None and self._look_at(holder):
+            holder = self._claims.get(("watch", rank))
 
     def _miss(self, rank: int) -> None:
         """Let nobody wait for a rank whose process has ended, unless another process speaks for it."""
@@ -163,35 +224,74 @@ class StoreServer(ServerConnections):
 
     def _patience(self) -> float:
         deadlines = [self._verdict.next_deadline(), self._requests.next_deadline(), self._next_deadline()]
+        if self._membership is not None:
+            deadlines.append(self._membership.next_deadline())
         # epoll rounds down to whole milliseconds, so 1 ms more than asked saves a busy loop.
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - time.monotonic()) + 0.001
 
     def _tick(self, now: float) -> None:
         self._deliver(self._verdict.tick(now))
         self._reply(self._requests.tick(now))
+        if self._membership is not None:
+            self._deliver(self._membership.tick(now))
+        self._follow_up(now)
+
+    def _follow_up(self, now: float) -> None:
+        """Let what the verdict found count for the membership, and tell the launcher of new generations."""
+        membership = self._membership
+        if membership is None:
+            self._verdict.blamed.clear()
+            return
+        while self._verdict.blamed:
+            rank, reason = self._verdict.blamed.pop(0)
+            self._deliver(membership.lost(rank, reason, now))
+        while membership.blamed:
+            self._deliver(self._verdict.lost(*membership.blamed.pop(0)))
+        self._verdict.blamed.clear()
+        while membership.generations:
+            news = membership.generations.pop(0)
+            self._verdict.renumber(news["members"])
+            self._pace.renumber(news["members"])
+            self._generation_formed(news)
 
     def _welcome_fields(self, claim: Claim) -> Message:
-        return {"size": self._size}
+        membership = self._membership
+        if membership is None:
+            return {"size": self._size}
+        told = {"limits": dataclasses.asdict(membership.limits), "record": membership.record.message()}
+        return {"size": self._size, "elastic": {**told, "ballot": [*membership.ballot[:2], 0]}}
 
     def _came(self, claim: Claim) -> None:
         if claim.role != "agent":
             self._requests.back(claim.rank)
+            self._requests.admit(claim.rank)
         if claim.role == "watch":
             self._deliver(self._verdict.joined(claim.rank, time.monotonic()))
 
     def _heard(self, claim: Claim, message: Message) -> None:
         now = time.monotonic()
         if claim.role == "store":
-            self._reply(self._requests.handle(claim.rank, message, now))
+            gone = self._membership.why_absent(claim.rank) if self._membership is not None else ""
+            self._reply(self._requests.handle(claim.rank, message, now, refused=gone))
         elif claim.role == "agent":
             self._from_agent(claim.rank, message)
         elif message.get("type") == "pace":
             self._deliver(self._pace.received(claim.rank, message))
-        else:
+        elif self._membership is not None and message.get("type") in Membership.KINDS:
+            if message["type"] == "died":  # perhaps it has said goodbye, and nobody has looked yet
+                self._look_for_goodbye(message.get("incarnation", -1))
+            self._deliver(self._membership.received(claim.rank, message, now))
+        elif self._membership is None:
+            self._deliver(self._verdict.received(claim.rank, message, now))
+        elif message.get("type") == "bye":
+            self._deliver(self._verdict.received(claim.rank, message, now))
+            self._deliver(self._membership.left(claim.rank, now))
+        elif not self._membership.why_absent(claim.rank):  # else it waits for an old generation, and blames others
             self._deliver(self._verdict.received(claim.rank, message, now))
 
     def _gone(self, claim: Claim, reason: str, silent: float) -> None:
         if claim.role == "agent":
+            self._departed.add(claim.rank)
             self._from_agent(claim.rank, {"type": "gone", "silent": silent})
             return
         if claim.role == "store":
@@ -200,15 +300,19 @@ class StoreServer(ServerConnections):
             if self._verdict.is_present(claim.rank):  # it has not said goodbye
                 how = f" ({reason})" if reason else ", as its connection closed without a goodbye,"
                 self._ends.setdefault(claim.rank, f"the process of rank {claim.rank} ended{how}")
-            self._deliver(self._verdict.dropped(claim.rank, time.monotonic(), reason))
+            now = time.monotonic()
+            died = self._verdict.is_present(claim.rank)
+            self._deliver(self._verdict.dropped(claim.rank, now, reason))
+            if self._membership is not None and died:
+                self._deliver(self._membership.gone(claim.rank, self._ends[claim.rank], now))
         self._miss(claim.rank)
 
     def _claim_problem(self, role: str, rank: int) -> str:
         if role == "agent":
-            if 0 <= rank < self._agents and (role, rank) not in self._claims:
+            if 0 <= rank < self._agents and (role, rank) not in self._claims and rank not in self._departed:
                 return ""
-            return f"host {rank} of {self._agents} is none of this job's hosts, or has an agent already"
-        if not 0 <= rank < self._size:
+            return f"host {rank} of {self._agents} is none of this job's hosts, or has (or had) an agent already"
+        if not 0 <= rank < (self._size if self._membership is None else _MOST_PROCESSES):
             return f"rank {rank} is not a rank of this job of {self._size}"
         holder = self._claims.get((role, rank))
         while holder is not None and self._look_at(holder):

@@ -197,10 +197,10 @@ class ServerConnections(abc.ABC):
             return
         claim = self._claims[role, rank] = Claim(role, rank)
         self._belongs(connection, claim)
-        if role == "agent":
+        welcome = self._welcome_fields(claim)
+        if role == "agent" or "elastic" in welcome:
             notice_silence(connection.sock)
         everywhere = role != "store" and self._everywhere
-        welcome = self._welcome_fields(claim)
         self._send(
             connection,
             encode_frame({**welcome, "token": claim.token, "networks": networks() if everywhere else {}}),

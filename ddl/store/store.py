@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ddl.errors import InvalidArgument, InvalidState, PeerLost, ProtocolError, RendezvousError
+from ddl.errors import InvalidArgument, InvalidState, LeftOut, PeerLost, ProtocolError, RendezvousError
 from ddl.store.auth import recv_frame, send_frame
 from ddl.store.client import STORE_GRACE, Client
 
@@ -98,6 +98,8 @@ class StoreClient(Client):
                 self._lost = f"rank {self.rank}: lost the store at {self.address} (is ddlrun still there?): {error}"
                 raise PeerLost(self._lost) from error
             self._lost = ""
+        if "left_out" in answer:
+            raise LeftOut(f"this process is in the job no more: {answer['left_out']}")
         if "error" in answer:
             raise InvalidArgument(f"rank {self.rank}: {request['ask']} in the store was refused: {answer['error']}")
         return answer

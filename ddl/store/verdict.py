@@ -2,29 +2,36 @@
 
 When a rank dies, most ranks only see consequences: a connection closed by a rank that itself gave up, an operation
 that makes no progress. So no rank decides alone. Each tells the store what it suspects, and this state machine
-makes the verdict: the first failure of a communicator is its verdict for ever (communicator -1 stands for all; the
-numbers of communicators are never used twice in a job). A rank that leaves after a failure in one communicator is
-lost for the others, too: their error tells of that failure. It does no I/O and has no clock: the store's server
-(ddl/store/server.py, its only thread) brings events and the time, and delivers the messages that come back.
+makes the verdict: the first failure that concerns a communicator is its verdict for ever (the numbers of communicators
+are never used twice in a job). Communicator -1 stands for all that have the lost rank: others go on, and may lose
+another rank later. A rank that leaves after a failure in one communicator is lost for the others, too: their error
+tells of that failure. It does no I/O and has no clock: the store's server (ddl/store/server.py, its only thread) brings
+events and the time, and delivers the messages that come back.
+
+"Rank" is in messages the number of a process, which is its rank in the job's first generation. Where ranks come and go
+(membership/), texts name it by its rank of now: see ``renumber``.
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
 peer, reason, op, final [members: ranks, shortage]; ``fail`` comm, kind (an error class), culprit, reason [members];
-``state`` probe, submitted (-1: no member), op [last, shortage]. It is sent ``fail``, ``probe`` (probe, comm, seq),
-``stall`` (comm, seq, text) and ``departed`` (comm, peer: it has said goodbye; a rank that waits for its message is to
-look whether it comes). Operations count from 1; ``op`` is a text that says what the rank called as number seq, "" if it
-is not known; ``shortage`` what the rank lacks to make connections.
+``state`` probe, submitted (-1: no member), op [last, shortage, awaits_gpu, held]. It is sent ``fail``, ``probe``
+(probe, comm, seq), ``stall`` (comm, seq, text) and ``departed`` (comm, peer: it has said goodbye; a rank that waits for
+its message is to look whether it comes). Operations count from 1; ``op`` is a text that says what the rank called as
+number seq, "" if it is not known; ``shortage`` what the rank lacks to make connections; a rank that is ``held`` waits
+until the store has said where all stop (membership/planned_stop.py), or is late as it had to.
 """
 
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 from ddl.errors import ProtocolError
+from ddl.store.inquiry import Inquiry
 from ddl.store.messages import Message, Outgoing, integer, text
+from ddl.store.rank_names import name_ranks
 
-__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "name_ranks"]
+__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE"]
 
 ALL = -1  #: the communicator number that means every communicator
 LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before it is called unreachable
@@ -51,40 +58,6 @@ class _Goodbye:
     reason: str
 
 
-@dataclass
-class _Inquiry:
-    """One round of questions about operation ``seq`` of a communicator."""
-
-    probe: int
-    members: FrozenSet[int]
-    deadline: float
-    asker: int
-    waiting: Set[int] = field(default_factory=set)
-    suspects: Dict[int, Message] = field(default_factory=dict)
-    states: Dict[int, Message] = field(default_factory=dict)
-    extended: bool = False  # ranks have got more time to answer
-
-    @property
-    def final(self) -> bool:
-        return any(suspect["final"] for suspect in self.suspects.values())
-
-    def shortages(self) -> Dict[int, str]:
-        """What ranks lack to make connections, of those that lack something."""
-        answers = {**self.states, **self.suspects}
-        return {rank: answers[rank]["shortage"] for rank in sorted(answers) if answers[rank]["shortage"]}
-
-    def awaiting_gpus(self) -> List[int]:
-        """Ranks that wait for their own GPU, which has not brought their data."""
-        answers = {**self.states, **self.suspects}
-        return [rank for rank in sorted(answers) if answers[rank]["awaits_gpu"]]
-
-    def operations(self) -> Dict[int, str]:
-        """What each rank says that it called, where it said so."""
-        said = {rank: state["op"] for rank, state in self.states.items() if state["submitted"] >= 0}
-        said.update({rank: suspect["op"] for rank, suspect in self.suspects.items()})
-        return {rank: op for rank, op in sorted(said.items()) if op}
-
-
 class JobVerdicts:
     """The verdicts of a job of ``size`` ranks. Events go in, messages to ranks come out. Used by one thread.
 
@@ -97,10 +70,14 @@ class JobVerdicts:
         self._size = size
         self._present: Set[int] = set()
         self._departed: Dict[int, _Goodbye] = {}
-        self._failures: Dict[int, Message] = {}
+        self._failures: Dict[int, Message] = {}  # by communicator
+        self._lost: Dict[int, Message] = {}  # failures of all communicators that have a rank, by rank; -1: of every one
+        self._verdicts: List[Message] = []  # all of them, in their order
+        self._numbers: Dict[int, int] = {}  # what the ranks of now are called, where that is not their number
+        self.blamed: List[Tuple[int, str]] = []  #: ranks that were taken for lost, and why; the caller takes them away
         self._groups: Dict[int, FrozenSet[int]] = {}  # the ranks of communicators that somebody complained about
         self._suspicions: Dict[_Key, _Suspicion] = {}  # by (communicator, suspected rank)
-        self._rounds: Dict[_Key, _Inquiry] = {}  # by (communicator, operation)
+        self._rounds: Dict[_Key, Inquiry] = {}  # by (communicator, operation)
         self._probes = 0
         self._silent: Dict[
             int, int
@@ -115,11 +92,22 @@ class JobVerdicts:
         """Whether ``rank`` is there: it has joined, and neither left nor died."""
         return rank in self._present
 
+    def renumber(self, members: Sequence[int]) -> None:
+        """Call the processes ``members`` ranks 0, 1, ... in texts from now on."""
+        self._numbers = {member: rank for rank, member in enumerate(members)}
+        self._size = max(self._size, *(member + 1 for member in members))
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return name_ranks(sorted(self._numbers.get(rank, rank) for rank in ranks))
+
     def joined(self, rank: int, now: float) -> Outgoing:
         """A rank opened its watch connection; it is told at once what failed before it came."""
         self._present.add(rank)
+        self._size = max(self._size, rank + 1)
         self._departed.pop(rank, None)
-        return [(rank, failure) for failure in self._failures.values()]
+        out: Outgoing = [(rank, failure) for failure in self._verdicts]
+        # A store that was elected may be asked about a rank that is still on its way to it.
+        return out + [(rank, p.question(*key)) for key, p in self._rounds.items() if rank in p.waiting]
 
     def dropped(self, rank: int, now: float, reason: str = "") -> Outgoing:
         """A rank's watch connection is gone; without a goodbye before, its process is dead."""
@@ -127,6 +115,10 @@ class JobVerdicts:
             return []
         self._present.discard(rank)
         return self._fail(ALL, "PeerLost", rank, reason or "its process ended (connection closed without goodbye)")
+
+    def lost(self, rank: int, reason: str) -> Outgoing:
+        """Somebody else has found out that a rank is gone, or must not go on."""
+        return [] if rank in self._departed else self._fail(ALL, "PeerLost", rank, reason)
 
     def received(self, rank: int, message: Message, now: float) -> Outgoing:
         """A rank sent a message; ProtocolError if it is not one of the watch protocol."""
@@ -153,7 +145,7 @@ class JobVerdicts:
                 out += self._judge(key)
         return out
 
-    def _extended(self, probing: _Inquiry, now: float) -> bool:
+    def _extended(self, probing: Inquiry, now: float) -> bool:
         """Give ranks more time, once, if somebody would be blamed and one is silent that was not before.
 
         A rank that is stopped has been silent in an earlier round, too. One that has much to do is only late, and
@@ -194,9 +186,9 @@ class JobVerdicts:
         """Tell of a failure that ``rank`` knew of when it left: its program may have ended because of that."""
         for comm, failure in self._failures.items():
             if rank in self._groups.get(comm, ()):
-                subject = f"rank {failure['culprit']}: " if failure["kind"] == "PeerLost" else ""
+                subject = f"{self._names([failure['culprit']])}: " if failure["kind"] == "PeerLost" else ""
                 return (
-                    f" after the communicator of {name_ranks(sorted(self._groups[comm]))} had failed: "
+                    f" after the communicator of {self._names(self._groups[comm])} had failed: "
                     f"{failure['kind']}: {subject}{failure['reason'][:_CAUSE_LIMIT]}"
                 )
         return ""
@@ -208,7 +200,7 @@ class JobVerdicts:
         if kind == "lost":
             peer = integer(rank, message, "peer", low=0, high=self._size - 1)
             reason = text(rank, message, "reason")
-            if self._decided(comm):
+            if self._decided(comm, members):
                 return []
             self._groups[comm] = members
             if peer in self._departed:
@@ -226,7 +218,7 @@ class JobVerdicts:
             "shortage": text(rank, message, "shortage", default=""),
             "awaits_gpu": message.get("awaits_gpu") is True,
         }
-        if self._decided(comm):
+        if self._decided(comm, members):
             return []
         self._groups[comm] = members
         return self._stalled(rank, comm, seq, suspect, members, now)
@@ -239,11 +231,11 @@ class JobVerdicts:
         probing = self._rounds.get(key)
         if probing is None:
             self._probes += 1
-            probing = _Inquiry(self._probes, members, now + PROBE_GRACE, rank)
-            probing.waiting = (self._present & members) - {rank}
+            probing = Inquiry(self._probes, members, now + PROBE_GRACE, rank)
+            probing.waiting = set(members - self._departed.keys() - self._lost.keys() - {rank})
             self._rounds[key] = probing
-            question = {"type": "probe", "probe": probing.probe, "comm": comm, "seq": seq}
-            out = [(asked, question) for asked in sorted(probing.waiting)]
+            question = probing.question(comm, seq)
+            out = [(asked, question) for asked in sorted(probing.waiting & self._present)]
         probing.suspects[rank] = suspect
         probing.waiting.discard(rank)  # who complains is alive, and has said what it called
         return out if probing.waiting else out + self._judge(key)
@@ -256,6 +248,7 @@ class JobVerdicts:
             "last": text(rank, message, "last", default=""),
             "shortage": text(rank, message, "shortage", default=""),
             "awaits_gpu": message.get("awaits_gpu") is True,
+            "held": message.get("held") is True,
         }
         for key, probing in self._rounds.items():
             if probing.probe == probe and rank in probing.waiting:
@@ -269,7 +262,7 @@ class JobVerdicts:
         culprit = integer(rank, message, "culprit", low=-1, high=self._size - 1)
         kind, reason = text(rank, message, "kind"), text(rank, message, "reason")
         members = self._members(rank, message)
-        if not self._decided(comm):
+        if comm != ALL and not self._decided(comm, members):
             self._groups[comm] = members
         return self._fail(comm, kind, culprit, reason)
 
@@ -292,7 +285,8 @@ class JobVerdicts:
             usual = collections.Counter(said.values()).most_common(1)[0][0]
             typical = next(rank for rank, op in said.items() if op == usual)
             odd = next(rank for rank, op in said.items() if op != usual)
-            reason = f"rank {typical} called {usual} but rank {odd} called {said[odd]} as operation #{seq}"
+            first, second = self._names([typical]), self._names([odd])
+            reason = f"{first} called {usual} but {second} called {said[odd]} as operation #{seq}"
             return self._fail(comm, "CollectiveMismatch", -1, reason)
         if seq == 0 and not probing.final:
             # What it sent before may still be on its way. Whether it comes is for the rank that waits to see.
@@ -313,62 +307,61 @@ class JobVerdicts:
         stall = {"type": "stall", "comm": comm, "seq": seq, "text": reason}
         return [(rank, stall) for rank in sorted(probing.suspects) if rank in self._present]
 
-    def _explain(self, probing: _Inquiry, seq: int) -> Tuple[int, str]:
+    def _explain(self, probing: Inquiry, seq: int) -> Tuple[int, str]:
         answered = probing.states.keys() | probing.suspects.keys()
         silent = sorted(probing.members - answered - self._departed.keys())
         if silent:
             verb, whose = ("does", "its host is") if len(silent) == 1 else ("do", "their hosts are")
             first = min(silent, key=lambda rank: (self._silent.get(rank, self._probes + 1), rank))
-            return first, f"{name_ranks(silent)} {verb} not answer (stopped, or {whose} unreachable or very slow)"
+            return first, f"{self._names(silent)} {verb} not answer (stopped, or {whose} unreachable or very slow)"
         behind = {r: s for r, s in sorted(probing.states.items()) if 0 <= s["submitted"] < seq}
         behind = {r: s for r, s in behind.items() if r not in probing.suspects}
+        if behind and all(state["held"] for state in behind.values()):
+            verb = "has" if len(behind) == 1 else "have"
+            return -1, f"{self._names(behind)} {verb} not called it before the change of ranks that is under way"
+        behind = {r: s for r, s in behind.items() if not s["held"]}
         if behind:
             rank = min(behind)
             others = [other for other in behind if other != rank]
-            more = f" ({name_ranks(others)} {'has' if len(others) == 1 else 'have'} not called it either)"
-            return rank, f"rank {rank} has not called it; {_last(behind[rank])}{more if others else ''}"
+            more = f" ({self._names(others)} {'has' if len(others) == 1 else 'have'} not called it either)"
+            return rank, f"{self._names([rank])} has not called it; {_last(behind[rank])}{more if others else ''}"
         for rank, lack in probing.shortages().items():
-            return rank, f"rank {rank} cannot make the connections for it: {lack}"
+            return rank, f"{self._names([rank])} cannot make the connections for it: {lack}"
         waiting = probing.awaiting_gpus()
         if waiting:
             gpus = "its GPU has" if len(waiting) == 1 else "their GPUs have"
-            return waiting[0], f"{name_ranks(waiting)} called it, but {gpus} not copied the array to the host"
+            return waiting[0], f"{self._names(waiting)} called it, but {gpus} not copied the array to the host"
         asker = probing.suspects[probing.asker]
         if seq == 0:  # send and recv are not numbered: only the two sides know of them
             return asker["peer"], asker["reason"] or "the other side has not called its part"
         late = sorted(probing.suspects)
         verb = "has" if len(late) == 1 else "have"
-        return -1, f"every rank answers and has called it, but {name_ranks(late)} {verb} not finished it"
+        return -1, f"every rank answers and has called it, but {self._names(late)} {verb} not finished it"
 
-    def _decided(self, comm: int) -> bool:
-        return comm in self._failures or ALL in self._failures
+    def _decided(self, comm: int, members: FrozenSet[int]) -> bool:
+        return comm in self._failures or ALL in self._lost or not members.isdisjoint(self._lost)
 
     def _fail(self, comm: int, kind: str, culprit: int, reason: str) -> Outgoing:
-        if self._decided(comm):
+        failures, key = (self._lost, culprit) if comm == ALL else (self._failures, comm)
+        if key in failures or ALL in self._lost or (comm != ALL and self._decided(comm, self._members_of(comm))):
             return []
         failure = {"type": "fail", "comm": comm, "kind": kind, "culprit": culprit, "reason": reason}
-        self._failures[comm] = failure
+        failures[key] = failure
+        self._verdicts.append(failure)
         self.first_failure = self.first_failure or failure
+        if culprit >= 0:
+            self.blamed.append((culprit, reason))
         for pending in (self._suspicions, self._rounds):
-            for key in [key for key in pending if comm in (ALL, key[0])]:
-                del pending[key]
+            for waiting in list(pending):
+                if waiting[0] == comm or (comm == ALL and (culprit < 0 or culprit in self._members_of(waiting[0]))):
+                    del pending[waiting]
         return [(rank, failure) for rank in sorted(self._present)]
+
+    def _members_of(self, comm: int) -> FrozenSet[int]:
+        return self._groups.get(comm) or frozenset(range(self._size))
 
 
 _LEFT = "it has shut down (its program ended)"
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3``, ``ranks 2, 5`` or ``ranks 2, 5-9`` for ascending ranks."""
-    runs: List[List[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    single = len(runs) == 1 and len(runs[0]) == 1
-    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"{'rank' if single else 'ranks'} {', '.join(names)}"
 
 
 def _last(state: Message) -> str:

@@ -73,6 +73,12 @@ class WatchClient(Client):
         self._add(_SocketWay(self._sock, _Route(self.local_host, (str(peer[0]), int(peer[1]))), self._peer))
 
     @property
+    def elastic(self) -> Optional[Dict[str, Any]]:
+        """What the store said of ranks that come and go: limits, record, ballot; None where they do not."""
+        told: Optional[Dict[str, Any]] = self._welcome.get("elastic")
+        return told
+
+    @property
     def _peer(self) -> str:
         return f"the store at {self.address}"
 
@@ -121,6 +127,22 @@ class WatchClient(Client):
         if self._received:
             return self._received.popleft()
         return None if self._over else {}
+
+    def part(self, seconds: float) -> None:
+        """Let the store read all that was said before ``close``; blocks until it has, at most so long.
+
+        To close a connection while something unread has come resets it, and the other side may lose what it had not
+        read: a goodbye, so that this process would count as dead.
+        """
+        deadline = time.monotonic() + seconds
+        with self._changing:
+            ways = list(self._ways.values())
+        for way in ways:
+            with contextlib.suppress(OSError):
+                way.sock.shutdown(socket.SHUT_WR)
+                way.sock.settimeout(max(0.001, deadline - time.monotonic()))
+                while way.sock.recv(1 << 16):
+                    way.sock.settimeout(max(0.001, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

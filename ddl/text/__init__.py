@@ -1,3 +1,3 @@
-"""Text for people: times and sizes, suggestions for misspelt names, and tracebacks without DDL's own frames."""
+"""Text for people: times and sizes, names of signals, misspelt names, and tracebacks without DDL's own frames."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Union
 
-__all__ = ["bytes_text", "duration", "exact_bytes_text"]
+__all__ = ["bytes_text", "counted", "duration", "exact_bytes_text"]
 
 
 def duration(seconds: float, digits: int = 2) -> str:
@@ -29,3 +29,8 @@ def exact_bytes_text(count: int) -> str:
     units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
     unit, shift = next((entry for entry in units if count and count % (1 << entry[1]) == 0), ("B", 0))
     return f"{count >> shift} {unit}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 host`` or ``3 hosts``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -16,16 +16,24 @@ from ddl._version import __version__
 from ddl.errors import ConfigError, Error
 from ddl.text.spelling import did_you_mean
 
-__all__ = ["main", "run"]
+__all__ = ["DESCRIPTION", "TOOLS", "main", "own_parser", "run"]
+
+DESCRIPTION = "Tools around DDL."
 
 TOOLS: Dict[str, Tuple[str, str]] = {
     "bench": ("ddl.tools.bench.command", "time DDL's collectives on these hosts"),
+    "blame": ("ddl.tools.blame.command", "say which rank is to blame for a job that hangs or has failed, by its dumps"),
+    "completion": ("ddl.tools.completion.command", "print what makes a shell complete ddlrun, ddl and ddl-caffe"),
     "doctor": ("ddl.tools.doctor.command", "see whether hosts have what a job needs, and what to do if not"),
+    "dump": ("ddl.tools.dump.command", "show what the ranks on this host did last, also those that hang"),
+    "page": ("ddl.tools.page.command", "show a job that has ended in the browser, from the file of its history"),
     "plan": (
         "ddl.tools.plan.command",
         "show which rank sends what to which in a collective, and count it; nothing is run",
     ),
     "simulate": ("ddl.tools.simulate.command", "time a training step on a machine that is described, not there"),
+    "timeline": ("ddl.tools.timeline.command", "say where the time of a step goes, by a file of ddlrun --timeline"),
+    "top": ("ddl.tools.top.command", "show what the ranks of a job do now, on all its hosts, in the terminal"),
     "topo": ("ddl.tools.topo.command", "show hosts, ranks, who shares memory, and what the links between hosts carry"),
     "tune": ("ddl.tools.tune.command", "measure which algorithm is best for which size on these hosts; jobs use it"),
 }
@@ -53,7 +61,14 @@ class _SuggestingParser(argparse.ArgumentParser):
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``ddl``; return its exit status."""
-    return run("ddl", "Tools around DDL.", TOOLS, sys.argv[1:] if argv is None else argv)
+    return run("ddl", DESCRIPTION, TOOLS, sys.argv[1:] if argv is None else argv)
+
+
+def own_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of what comes before the tool's name, without the tools."""
+    parser = _SuggestingParser(prog=program, description=description)
+    parser.add_argument("--version", action="version", version=f"ddl {__version__}", help="show the version and exit")
+    return parser
 
 
 def run(program: str, description: str, tools: Dict[str, Tuple[str, str]], argv: Sequence[str]) -> int:
@@ -62,8 +77,7 @@ def run(program: str, description: str, tools: Dict[str, Tuple[str, str]], argv:
     ``tools``: module and help text by the tool's name.
     """
     command_line = list(argv)
-    parser = _SuggestingParser(prog=program, description=description)
-    parser.add_argument("--version", action="version", version=f"ddl {__version__}")
+    parser = own_parser(program, description)
     subparsers = parser.add_subparsers(metavar="TOOL", dest="tool", required=True)
     asked = next((word for word in command_line if not word.startswith("-")), "")
     for name, (module, text) in tools.items():

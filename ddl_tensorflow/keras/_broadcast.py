@@ -14,6 +14,7 @@ import numpy as np
 
 import ddl
 from ddl.adapter.consistency import check_consistent
+from ddl.adapter.steps import note_step
 from ddl_tensorflow import _keras_backend as backend
 
 __all__ = ["BroadcastGlobalVariablesCallback", "WeightAverageCallback"]
@@ -150,6 +151,8 @@ class WeightAverageCallback(BroadcastGlobalVariablesCallback):
         self._batches += 1
         if self.every is not None and self._batches % self.every == 0:
             self._average()
+        if not backend.distributed(self.model.optimizer):  # which notes its steps by itself
+            note_step()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self.every is None or self._batches % self.every:

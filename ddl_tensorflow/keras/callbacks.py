@@ -1,4 +1,4 @@
-"""Callbacks for ``fit``: the same beginning on all ranks, averaged metrics, learning rates, checkpoints on rank 0.
+"""Callbacks for ``fit``: the same beginning on all ranks, averaged metrics, learning rates, checkpoints, rates.
 
 They work with every backend of Keras 3. The first two are collective: all ranks have them, in the same order.
 """
@@ -15,10 +15,11 @@ from ddl.adapter.metrics import average_metrics
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow.keras._broadcast import BroadcastGlobalVariablesCallback, WeightAverageCallback
 from ddl_tensorflow.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ddl_tensorflow.keras._rates import RatesCallback
 from ddl_tensorflow.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 
 __all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "MetricAverageCallback", "WeightAverageCallback"]
-__all__ += ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
+__all__ += ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "RatesCallback"]
 __all__ += ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
 

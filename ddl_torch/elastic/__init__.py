@@ -6,8 +6,14 @@
 from __future__ import annotations
 
 from ddl.adapter.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl.adapter.fence import fenced
+from ddl_torch.elastic.batches import ElasticBatches
+from ddl_torch.elastic.by_shards import TrainingByShards
+from ddl_torch.elastic.replaying import replay
 from ddl_torch.elastic.sampler import ElasticSampler
+from ddl_torch.elastic.scaled_lr import ScaledLR
 from ddl_torch.elastic.state import TorchState
+from ddl_torch.elastic.training import Training
 
 __all__ = ["ElasticSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState"]
-__all__ += ["run"]
+__all__ += ["ElasticBatches", "ScaledLR", "Training", "TrainingByShards", "fenced", "replay", "run"]

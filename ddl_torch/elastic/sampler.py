@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Set, Sized
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Sized, Tuple
 
 import torch
 
@@ -33,6 +33,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices: Set[int] = set()  #: of this rank, or of all after ``TorchState.sync``
         self._processed_num = 0
         self._current: List[int] = []  # what __iter__ has given out last
+        self.dealt_to: Tuple[int, ...] = ()  #: the processes of the last deal, by rank; ``TorchState`` keeps it
         self.reset()
 
     @property
@@ -72,6 +73,18 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         used = self.processed_indices
         self.remaining_indices = [index for index in self._order() if index not in used]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+
+    def used_by(self, ranks: Sequence[int]) -> List[int]:
+        """Return what these ranks of the last deal have used of it, if each has used as much as this one.
+
+        That holds in training, where ranks step together. So it is known of ranks that are gone, too.
+        """
+        used: List[int] = []
+        for start in range(0, len(self.remaining_indices), self.num_replicas):
+            block = self.remaining_indices[start : start + self.num_replicas]  # one index for each rank
+            if self.rank < len(block) and block[self.rank] in self.processed_indices:
+                used += [block[rank] for rank in ranks if rank < len(block)]
+        return used
 
     def _order(self) -> List[int]:
         order: List[int] = epoch_order(len(self.dataset), self.shuffle, self.seed + self.epoch).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -148,7 +149,8 @@ Runner(record, folder / "log", dict(os.environ), time.monotonic() + 60).run([goo
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", code], env=environ, text=True, start_new_session=True)
     yield process
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # what it had started may have ended with it
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

@@ -112,6 +112,8 @@ def test_every_setting_is_read() -> None:
         "DDL_GPU_WAIT": "stream",
         "DDL_NCCL": "1",
         "DDL_NCCL_LIBRARY": "libfakenccl.so",
+        "DDL_ELASTIC": "1",
+        "DDL_INCARNATION": "7",
         "DDL_LOG": "DEBUG",
         "DDL_INTERFACE": "10.0.0.1",
         "DDL_SPIN_US": "50",
@@ -120,17 +122,32 @@ def test_every_setting_is_read() -> None:
         "DDL_CONNECTIONS": "3",
         "DDL_TCP_CONGESTION": "cubic",
         "DDL_TUNED": "there.toml",
+        "DDL_RECORDS": "a-socket",
         "DDL_TUNE_SECONDS": "2.5",
+        "DDL_REBALANCE": "1",
         "DDL_TIMELINE": "t.json",
         "DDL_TIMELINE_CYCLES": "1",
         "DDL_TUNE_ALLOCATOR": "0",
         "DDL_TENSORFLOW_OP": "0",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    first = (1.5, 7.0, "ring", True, "4x2", "/shared", "b", False, 2 << 30, "libfake.so")
+    first = (1.5, 7.0, "ring", True, True, "4x2", "/shared", "b", False, 2 << 30, "libfake.so")
     gpus = ("stream", True, "libfakenccl.so")
     expected = Settings(
-        *first, *gpus, "debug", "10.0.0.1", 50, "bf16", 2, 3, "cubic", "there.toml", 2.5, "t.json", True, False, False
+        *(*first, *gpus, True, 7, "debug"),
+        "10.0.0.1",
+        50,
+        "bf16",
+        2,
+        3,
+        "cubic",
+        "there.toml",
+        "a-socket",
+        2.5,
+        "t.json",
+        True,
+        False,
+        False,
     )
     assert Settings.from_environ(environ) == expected
     for name in environ:
@@ -138,7 +155,7 @@ def test_every_setting_is_read() -> None:
 
 
 #: What the sources name besides: ddlrun's word to its agents, and what builds read.
-NO_SETTINGS = {"DDL_INVITATION", "DDL_CMAKE_ARGS"}
+NO_SETTINGS = {"DDL_INVITATION", "DDL_CMAKE_ARGS", "DDL_PYTHON_INCLUDE", "DDL_WHEEL_TAG"}
 
 
 def test_the_sources_name_no_other_variable() -> None:

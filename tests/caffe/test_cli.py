@@ -138,7 +138,8 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     assert done.returncode == 128 + 9, done.stderr
     assert "Iteration 2 (" in done.stderr and "Iteration 6 (" not in done.stderr
     assert re.search(r"PeerLost: \[rank 0/2.*gradients.*lost rank 1", done.stderr)
-    assert re.search(r"rank 1 .*was killed by signal 9", done.stderr.splitlines()[-1])
+    *_, end, dumps = done.stderr.splitlines()
+    assert re.search(r"ddlrun: rank 1 .*was killed by signal 9", end) and "ddl blame" in dumps
 
 
 BAD = {

@@ -19,9 +19,9 @@ def weights_after(code, folder):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", range(2), ids=["chainermn", "plain"])
+@pytest.mark.parametrize("number", range(3), ids=["chainermn", "plain", "elastic"])
 def test_code_runs_on_two_ranks(number, tmp_path):
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
     first, second = ranks.run(2, weights_after, BLOCKS[number], str(tmp_path), initialise=False)
     assert first == second and len(first) > 30
 

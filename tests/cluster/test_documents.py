@@ -35,6 +35,8 @@ def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:
 def test_commands_of_the_documents(command: str, hosts: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho node1:2\necho node2:2\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
     (tmp_path / "ranks").write_text(
         "rank 0=node1 slot=0\nrank 1=node2 slot=0\nrank 2=node1 slot=1\nrank 3=node2 slot=1\n"
     )

@@ -11,7 +11,7 @@ from typing import Iterator, List
 import pytest
 from cluster import talk
 
-from lab import Cluster, ClusterError
+from lab import TWO_RACKS, Cluster, ClusterError
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 TALK = [sys.executable, talk.__file__]
@@ -74,6 +74,32 @@ def test_a_link_that_is_down_is_seen_by_its_host_only(own_cluster: Cluster):
         assert carrier(own_cluster, "node1") == "1" and carrier(own_cluster, "node2") == "0"
         own_cluster.link_up("node2")
         assert talk.ask(PATIENT) == "answer"
+
+
+@pytest.mark.parametrize(("fault", "arrives"), [("deafen", True), ("mute", False)])
+def test_one_way_only(own_cluster: Cluster, fault: str, arrives: bool):
+    def received() -> int:
+        return int(own_cluster.run("node1", ["cat", "/sys/class/net/rail0/statistics/rx_packets"]).stdout)
+
+    with talking(own_cluster) as talk:
+        getattr(own_cluster, fault)("node2")
+        before = received()
+        say = f"for i in $(seq 50); do echo > /dev/udp/{own_cluster.address('node1')}/9; done"
+        own_cluster.run("node2", ["bash", "-c", say])
+        assert (received() - before >= 50) == arrives
+        assert talk.ask(1) == "silence"
+
+
+@pytest.mark.parametrize("own_cluster", [TWO_RACKS], indirect=True, ids=["2 racks"])
+def test_racks_that_are_split(own_cluster: Cluster):
+    def reach(host: str, other: str) -> bool:
+        line = ["timeout", "1", "bash", "-c", f": > /dev/tcp/{own_cluster.address(other)}/22"]
+        return own_cluster.run(host, line, check=False).returncode == 0
+
+    assert reach("node1", "node3")
+    own_cluster.split(1)
+    assert reach("node1", "node2") and reach("node3", "node4")
+    assert not reach("node1", "node3") and not reach("node4", "node2")
 
 
 @pytest.mark.parametrize("through_ssh", [False, True])

@@ -49,9 +49,10 @@ def start(cluster: Cluster, steps: int, *options: str, program: str = PROGRAM, *
     return cluster.popen("node1", whole, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
 
 
-def finish(job: subprocess.Popen[str]) -> None:
+def finish(job: subprocess.Popen[str]) -> str:
     _, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
+    return err
 
 
 def sent(cluster: Cluster) -> List[int]:
@@ -63,7 +64,7 @@ def sent(cluster: Cluster) -> List[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
 def test_equal_rails_carry_as_much(own_cluster: Cluster) -> None:
-    finish(start(own_cluster, 12))
+    assert finish(start(own_cluster, 12)) == ""
     first, second = sent(own_cluster)
     assert 0.3 < second / first < 3, (first, second)  # on an idle machine 0.95 to 1.05
     finish(start(own_cluster, 6, "--network-interface", "rail1,rail0"))
@@ -110,7 +111,10 @@ def test_a_rail_is_lost_in_the_middle(own_cluster: Cluster, fault: Callable[[Clu
         wait_for(job.stdout, "step 15\n")
         before = sent(own_cluster)[1]
         own_cluster.mend("node2", 1)
-        finish(job)
+        err = finish(job)
+    name = f"rank 0: the rail from {own_cluster.address('node1', 1)} to {own_cluster.address('node2', 1)} "
+    assert err.count(f"{name}(rank 1 (host node2)) is silent or closed, and the job goes on over the others") == 1, err
+    assert err.count(f"{name}works again") == (fault is cut), err
     # TCP tries again later and later, so it may take seconds until the rail is known to work.
     assert fault is reset or sent(own_cluster)[1] > before + 4_000_000
 

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import numpy as np
 
 import ddl
+from ddl.records.stacks import let_stacks_be_read
 
 #: What can happen to a rank.
 STRIKES: Dict[str, Callable[[], None]] = {
@@ -49,6 +50,12 @@ def descriptors() -> int:
 
 def threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+def held_before() -> Tuple[int, int]:
+    """Descriptors and threads before ``ddl.init``, with those that answer who asks for Python's stacks: they stay."""
+    let_stacks_be_read()
+    return descriptors(), threads()
 
 
 def held_after(before: Tuple[int, int]) -> Tuple[int, int]:

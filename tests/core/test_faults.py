@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 import ranks
-from core.faults import descriptors, first_error, held_after, later_errors, strike_after, struck_at, threads
+from core.faults import first_error, held_after, held_before, later_errors, strike_after, struck_at
 from core.jobs import TRANSPORTS, connected
 
 import ddl
@@ -28,7 +28,7 @@ SIZE, VICTIM = 4, 2
 def suffer(load: str, how: str, folder: str) -> Dict[str, Any]:
     """Run ``load``; rank VICTIM is struck meanwhile. What a survivor sees, and what it has left when it is out."""
     ddl.empty(1)  # the arena stays for the life of the process
-    before = descriptors(), threads()
+    before = held_before()
     ddl.init()
     kind, text, started, failed = first_error(
         load, lambda: strike_after(0.15, how, folder) if ddl.rank() == VICTIM else None

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import ranks
 from core.faults import descriptors
+from said import Said
 
 import ddl
 from ddl import _core
 from ddl._comm import size_exchange
-from ddl._comm.job import Peer
+from ddl._comm.peer import Peer
 from ddl.plan.ir import Collective
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -106,15 +107,12 @@ def test_a_neighbours_board_lies_in_its_memory(hung_up: Callable[[], int]) -> No
 
 def with_a_liar() -> Tuple[float, List[str]]:
     """Rank 1 says that its arena is twice as long as it is; returned: a sum, and this rank's warnings."""
-    warnings: List[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("ddl").addHandler(handler)
+    handler = Said(level=logging.WARNING)
     if int(os.environ["DDL_RANK"]) == 1:
         said = 2 * _core.arena_bytes()
         _core.arena_bytes = lambda: said
     ddl.init()
-    return float(ddl.allreduce(np.full(100_000, ddl.rank() + 1.0), op=ddl.Sum)[-1]), warnings
+    return float(ddl.allreduce(np.full(100_000, ddl.rank() + 1.0), op=ddl.Sum)[-1]), handler.texts
 
 
 @pytest.mark.processes
@@ -261,7 +259,7 @@ def test_a_communicator_that_was_not_initialised_is_refused() -> None:
 
 def plan(**changed: Any) -> _core.Plan:
     """A plan of one rank: one copy from input to output; or one that differs from it."""
-    step = {"kind": 7, "src": 0, "dst": 1, "final": False, "after_sends": False, "phase": 0, "peers": []}
+    step = {"kind": 7, "src": 0, "dst": 1, "final": False, "onto": False, "after_sends": False, "phase": 0, "peers": []}
     step.update(src_blocks=[0], dst_blocks=[0], remotes=[])
     step.update(changed.pop("step", {}))
     fields: Any = {
@@ -282,6 +280,7 @@ def plan(**changed: Any) -> _core.Plan:
         ({"step": {"kind": 10}}, "kind of step 10"),
         ({"step": {"src": 3}}, "buffer 3"),
         ({"step": {"dst": -1}}, "buffer -1"),
+        ({"step": {"onto": True}}, "a step of kind 7 that adds onto its target"),
         ({"step": {"kind": 8, "phase": 255, "src_blocks": [], "dst_blocks": []}}, "phase 255"),
         ({"step": {"src_blocks": [1]}}, "source block 1 of 1"),
         ({"step": {"src_blocks": []}}, "different lengths"),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import resource
 import threading
 import time
-from typing import Iterator, List, Tuple
+from typing import Iterator, Tuple
 
 import numpy as np
 import pytest
 import ranks
+from said import Said
 
 import ddl
 from ddl.bootstrap import launched
@@ -21,17 +21,6 @@ from ddl.bootstrap.environ import Settings
 
 pytestmark = pytest.mark.processes
 LIMIT = 64
-
-
-class Lines(logging.Handler):
-    """Keeps what DDL logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: List[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -63,25 +52,27 @@ def no_threads() -> Iterator[str]:
 
 def shortage(victim: int, what: str, lasts: bool) -> Tuple[str, int, float]:
     """Rank ``victim`` runs out of ``what``, for ever or for half a second; return the error, log lines and CPU time."""
-    handler = Lines()
-    logging.getLogger("ddl").addHandler(handler)
+    handler = Said()
     begin = time.process_time()
     error = ""
     with contextlib.ExitStack() as stack:
         if ddl.rank() == victim:
             expected = stack.enter_context({"descriptors": no_descriptors, "threads": no_threads}[what]())
+            ddl.world().job.ask(lambda store: store.set("victim", "is short"))
             if not lasts:
                 end = stack.pop_all()
                 work = ddl.allreduce_async(np.ones(1 << 18), op=ddl.Sum)
                 time.sleep(0.5)
                 end.close()
                 assert work.wait()[-1] == ddl.size()
-                return "", sum(expected in line for line in handler.lines), time.process_time() - begin
+                return "", sum(expected in line for line in handler.texts), time.process_time() - begin
+        else:  # it must not connect before
+            ddl.world().job.ask(lambda store: store.get("victim", 10.0))
         try:
             assert ddl.allreduce(np.ones(1 << 18), op=ddl.Sum)[-1] == ddl.size()
         except ddl.CollectiveTimeout as caught:
             error = str(caught)
-    return error, len(handler.lines), time.process_time() - begin
+    return error, len(handler.texts), time.process_time() - begin
 
 
 @pytest.mark.parametrize(("victim", "what"), [(0, "descriptors"), (1, "descriptors"), (0, "threads")])

@@ -15,7 +15,8 @@ from core.values import check_equal
 
 import ddl
 from ddl._comm.group import Group
-from ddl.bootstrap.agent import Agent, Member
+from ddl.bootstrap.agent import Agent
+from ddl.bootstrap.agent_records import Member
 
 pytestmark = pytest.mark.processes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import ranks
 from core.jobs import connected
+from said import Said
 
 import ddl
 from ddl.bootstrap import stragglers
@@ -21,22 +21,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.alone]
 SIZE, LATE, BY = 4, 2, 0.02
 
 
-class Said(logging.Handler):
-    """Keeps what DDL says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: List[Tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append((record.levelname, record.getMessage()))
-
-
 def join() -> List[Tuple[str, str]]:
     """Join the job with short windows; return where DDL's messages will be."""
     stragglers.INTERVAL = 0.2
     handler = Said()
-    logging.getLogger("ddl").addHandler(handler)
     ddl.init()
     return handler.said
 
@@ -81,6 +69,26 @@ def test_a_late_rank_is_named_everywhere_and_cleared_when_it_is_over(transport: 
     waited = [answer["waited"] for answer in answers]
     others = min(waited[:LATE] + waited[LATE + 1 :])
     assert waited[LATE] < others and others > OPERATIONS * WINDOWS * BY / 2  # so many before anybody is named
+
+
+def late_to_named_ones() -> Dict[int, float]:
+    """Operations with names go over a communicator of their own."""
+    join()
+    end, x, waiting = time.monotonic() + 25, np.ones(1000), np.ones(1)
+    while waiting[0]:
+        for number in range(10):
+            if ddl.rank() == LATE:
+                time.sleep(BY)
+            ddl.world().allreduce_async_(x, name=f"bucket.{number}").wait()
+        assert time.monotonic() < end, ddl.metrics()
+        waiting[0] = LATE not in ddl.metrics().late
+        ddl.allreduce_(waiting, op=ddl.Max)
+    return dict(ddl.metrics().late)
+
+
+def test_a_rank_that_is_late_to_operations_with_names() -> None:
+    for late in ranks.run(SIZE, late_to_named_ones, initialise=False):
+        assert set(late) == {LATE} and late[LATE] > 0.1 * BY  # of all operations: each has some of its own for its name
 
 
 def busy_for(seconds: float) -> List[Any]:

@@ -138,8 +138,9 @@ def captured_by_dlpack() -> None:
             fake.capture_begin(stream)
             with pytest.raises(ddl.InvalidState, match="CUDA graph is being captured"):
                 ddl.allreduce_(x)
-            assert (ddl.allreduce_(y).numpy() == 1).all()
+            ddl.allreduce_(y)
             fake.capture_end(stream)
+            assert (y.numpy() == 1).all()  # to look takes calls that this thread may not make in a capture
         assert (ddl.allreduce_(x, op="sum").numpy() == ddl.size()).all()
 
 

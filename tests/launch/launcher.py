@@ -26,6 +26,19 @@ def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
     return True
 
 
+def zombies_of(parent: int) -> List[int]:
+    """Return the children of a process that have ended, and that it has not waited for."""
+    pids = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text(encoding="utf-8")
+        except OSError:  # it has just ended
+            continue
+        if stat.rpartition(")")[2].split()[:2] == ["Z", str(parent)]:
+            pids.append(int(name))
+    return pids
+
+
 @dataclass
 class Launcher:
     """Starts ``ddlrun``; ``alive`` lists the processes of all jobs it started, ddlrun's own among them."""

@@ -58,6 +58,22 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\$|\$\(([^)]*)\)", replace, text)
 
 
+def first_of(pid: int) -> int:
+    """Return the pid of the pod's first process: the child of ``unshare`` (0: not yet), or the process itself."""
+    with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+        if file.read().strip() != "unshare":
+            return pid
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return int((file.read().split() or ["0"])[0])
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -77,8 +93,13 @@ class Pods:
         self.count = int(spec["completions"])
         container = spec["template"]["spec"]["containers"][0]
         self._environ: Dict[str, str] = {}
+        self._count = ""  # the variable that counts failures, if there is one
         for entry in container["env"]:
-            if "valueFrom" in entry:
+            if "fieldRef" in entry.get("valueFrom", {}):
+                path = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
+                assert entry["valueFrom"]["fieldRef"] == {"fieldPath": path}
+                self._count = entry["name"]
+            elif "valueFrom" in entry:
                 reference = entry["valueFrom"]["secretKeyRef"]
                 assert reference["name"] == secret["metadata"]["name"]
                 self._environ[entry["name"]] = secret["stringData"][reference["key"]]
@@ -103,10 +124,12 @@ class Pods:
         path = os.environ["PATH"]
         self._environ.update(PATH=f"{self.folder}:{path}", PYTHONPATH=f"{self.folder}:{ROOT}")
 
-    def start(self, number: int, **environ: str) -> subprocess.Popen[str]:
+    def start(self, number: int, failures: int = 0, **environ: str) -> subprocess.Popen[str]:
+        """Start pod ``number``, before which ``failures`` with this number have failed."""
         if number == 0:
             self._started.touch()
         own = {"JOB_COMPLETION_INDEX": str(number), **environ}
+        own.update({self._count: str(failures)} if self._count else {})
         words = [*first_process(), *self._command]
         path = shutil.which(words[0], path=self._environ["PATH"])
         assert path is not None

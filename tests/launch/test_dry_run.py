@@ -58,3 +58,20 @@ def test_on_other_hosts(launcher: Launcher, tmp_path: Path) -> None:
     assert "\n    A=b\n" in rest and "    DDL_SECRET=(made at the start, never shown)\n" in rest
     assert "ab" * 8 not in done.stdout and "silence" not in done.stdout
     assert sorted(os.listdir(tmp_path)) == ["ssh"]
+
+
+def test_of_an_elastic_job(launcher: Launcher, tmp_path: Path) -> None:
+    done = launcher.run("-n", "2", "--elastic", "--dry-run", "true", cwd=tmp_path)
+    first, second, *_ = done.stdout.splitlines()
+    assert first == "elastic: ranks come and go, at least 1, at most 2"
+    assert second == f"2 ranks on this machine, in {tmp_path}:"
+    assert "    DDL_ELASTIC=1\n" in done.stdout
+    script = "touch started"
+    done = launcher.run("-n", "2", "--host-discovery-script", script, "--dry-run", "true", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and not os.listdir(tmp_path)
+    assert re.fullmatch(
+        "elastic: ranks come and go, at least 2, as many as there are slots\n"
+        rf"2 ranks or more, in {tmp_path}, on the hosts that the script names \(it is not run now\):\n"
+        "    touch started\n    /\\S*/true\n",
+        done.stdout,
+    )

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from kubernetes_validate.utils import all_versions
 from launch.launcher import ROOT, Launcher, eventually
-from launch.pods import Pods, expanded
+from launch.pods import Pods, catches, expanded, first_of
 
 from ddl.errors import ConfigError
 from ddl.launch import pods
@@ -137,10 +137,11 @@ def test_pods_read_their_own_command_as_it_was_meant(tmp_path: Path) -> None:
 
 
 def test_every_option_of_the_job_reaches_the_pods() -> None:
-    options = ["--network-interface", "eth1", "--output-dir", "/logs", "--no-prefix", "--start-timeout", "7"]
+    passed = "--network-interface eth1 --output-dir /logs --no-prefix --metrics 0.0.0.0:9400"
+    options = [*passed.split(), "--start-timeout", "7"]
     (*_, job) = documents(*LEAST, *options, "--", "-odd", "a")
     container = job["spec"]["template"]["spec"]["containers"][0]
-    assert " ".join(container["command"]).endswith("--network-interface eth1 --output-dir /logs --no-prefix -- -odd a")
+    assert " ".join(container["command"]).endswith(f"{passed} -- -odd a")
     assert {"name": "DDL_START_TIMEOUT", "value": "7"} in container["env"]
 
 
@@ -330,21 +331,6 @@ def test_a_pod_with_another_secret_is_refused(image: Any) -> None:
     assert other.returncode == 2 and "cannot join the store" in err
     _, err = head.communicate(timeout=240)
     assert head.returncode == 1 and "no agent has called from ddl-1 within 3 s" in err
-
-
-def first_of(pid: int) -> int:
-    """Return the pid of the pod's first process: the child of ``unshare`` (0: not yet), or the process itself."""
-    with open(f"/proc/{pid}/comm", encoding="ascii") as file:
-        if file.read().strip() != "unshare":
-            return pid
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return int((file.read().split() or ["0"])[0])
-
-
-def catches(pid: int, number: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_the_secret_is_not_left_for_the_head_to_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:

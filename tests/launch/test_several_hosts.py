@@ -357,6 +357,12 @@ def test_an_allocation_of_slurm_says_where(tmp_path: Path, monkeypatch: pytest.M
     (start,) = slurm.starts(config.placement, environ)
     line = " ".join(start.command)
     assert "--nodes 3 --ntasks 3 --ntasks-per-node 1" in line and "--cpus-per-task 4" in line
+    elastic = slurm.starts(config.placement, environ, apart=True)
+    lines = [" ".join(start.command) for start in elastic]
+    for number, (host, cores) in enumerate((("n1", 8), ("n2", 8), ("x", 4))):
+        assert elastic[number].hosts == (number,) and elastic[number].host == number
+        assert f"--nodes 1 --ntasks 1 --ntasks-per-node 1 --nodelist {host} " in lines[number]
+        assert f"--cpus-per-task {cores} " in lines[number] and "--overlap --no-kill" in lines[number]
     with pytest.raises(ConfigError, match="y: not among the nodes of this allocation"):
         slurm.starts(Placement(("y",), ((0,),)), environ)
     with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST is not set"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable
 
 import pytest
-from launch.launcher import Launcher, eventually
+from launch.launcher import Launcher, eventually, zombies_of
 
 pytestmark = pytest.mark.processes
 Script = Callable[[str], str]
@@ -119,20 +117,9 @@ while not os.path.exists(sys.argv[1]):
     stop = tmp_path / "stop"
     process = launcher.start("-np", "1", script(text), str(stop))
 
-    def zombies() -> List[str]:
-        pids = []
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                stat = Path(f"/proc/{name}/stat").read_text()
-            except OSError:
-                continue
-            if re.search(rf"\) Z {process.pid} ", stat):
-                pids.append(name)
-        return pids
-
-    assert eventually(zombies)
-    first = set(zombies())
-    assert eventually(lambda: first.isdisjoint(zombies()))
+    assert eventually(lambda: zombies_of(process.pid))
+    first = set(zombies_of(process.pid))
+    assert eventually(lambda: first.isdisjoint(zombies_of(process.pid)))
     stop.touch()
     process.communicate(timeout=240)
     assert process.returncode == 0

@@ -14,7 +14,8 @@ import ranks
 from core.jobs import connected
 
 import ddl
-from ddl.bootstrap.agent import Agent, Member
+from ddl.bootstrap.agent import Agent
+from ddl.bootstrap.agent_records import Member
 from ddl.negotiation import Negotiator, Request, Signature
 from ddl.negotiation.pending import Pending
 from ddl.plan.ir import Collective

@@ -70,10 +70,11 @@ class Interpreter:
                 values = self._sum(values, self._get(rank, step.src, step))
             self._put(rank, step, values)
         elif step.kind is Kind.REDUCE_FROM:
-            first, *rest = sorted((rank, *step.peers))
-            values = self._get(first, step.src, step)
-            for other in rest:
-                values = self._sum(values, self._get(other, step.src, step))
+            own = step.dst if step.onto else step.src
+            first, *rest = sorted([(rank, own), *((peer, step.src) for peer in step.peers)])
+            values = self._get(*first, step)
+            for other, buffer in rest:
+                values = self._sum(values, self._get(other, buffer, step))
             self._put(rank, step, values)
         elif step.kind is Kind.COPY_FROM:
             self._put(rank, step, self._get(step.peers[0], step.src, step))

@@ -7,7 +7,7 @@ import random
 import pytest
 from plan.cases import PAIRS, in_place_ways, mode, ordered_factorisations, plans_of, roots, suits
 
-from ddl.plan import Collective, algorithms
+from ddl.plan import Collective, Kind, algorithms
 from ddl.plan.canonical_tree import CANONICAL
 from ddl.plan.verify import verify
 from ddl.topology import Topology
@@ -43,6 +43,19 @@ def test_every_plan_is_proved(collective, algorithm, size):
                 assert (proof.collective, proof.algorithm, proof.size) == (collective, algorithm, size)
                 proofs += 1
     assert proofs > 0
+
+
+@pytest.mark.parametrize("size", range(2, 8))
+def test_plans_for_late_ranks_are_proved(size):
+    """Any ranks but all of them may be late. Those then have nothing to add up."""
+    topology = Topology.flat(size, shared=True)
+    for number in range(1, 2**size - 1):
+        late = [rank for rank in range(size) if number >> rank & 1]
+        plans = plans_of(Collective.ALLREDUCE, "direct", topology.with_late(late))
+        assert verify(plans, in_place=False).size == verify(plans, in_place=True).size == size
+        for rank, plan in enumerate(plans):
+            kinds = {step.kind for step in plan.channels[0]}
+            assert (Kind.REDUCE_FROM in kinds) == (rank not in late) and plan.chunks == size - len(late)
 
 
 @pytest.mark.parametrize("collective", [c for c in Collective if algorithms(c)])

@@ -13,6 +13,7 @@ from ddl.plan.verify import PlanError, verify
 from ddl.topology import Topology
 
 SHARED = Topology.flat(4, shared=True)
+LATE = SHARED.with_late((2,))
 FLAT = Topology.flat(4)
 
 
@@ -72,6 +73,10 @@ BROKEN = {
     "a send twice is received once": (AG, "ring", FLAT, 3, repeat(Kind.SEND, 2), "never receives this message"),
     "no reduction": (AR, "direct", SHARED, 2, drop(Kind.REDUCE_FROM), "OUTPUT of rank 2, which is undefined"),
     "a peer left out": (AR, "direct", SHARED, 1, alter(Kind.REDUCE_FROM, peers=(0, 2)), r"ranks \[0, 1, 2\];"),
+    "a late rank left out": (AR, "direct", LATE, 0, drop(Kind.REDUCE_FROM, 1), r"ranks \[0, 1, 3\]"),
+    "its part alone": (AR, "direct", LATE, 0, alter(Kind.REDUCE_FROM, 1, onto=False), r"of ranks \[0, 2\]"),
+    "nobody waits for it": (AR, "direct", LATE, 1, drop(Kind.AWAIT, 1), "without knowing of that rank's first NOTIFY"),
+    "onto in a copy": (AR, "direct", LATE, 1, alter(Kind.COPY_TO, onto=True), "only REDUCE_FROM does"),
     "no push": (AR, "direct", SHARED, 1, drop(Kind.COPY_TO), r"has the contributions of ranks \[\] instead"),
     "the last wait": (AR, "direct", SHARED, 3, drop(Kind.AWAIT, 1), "plan may end before rank . channel 0 step"),
     "the first wait": (AR, "direct", SHARED, 3, drop(Kind.AWAIT), "without knowing of that rank's first NOTIFY"),

@@ -65,6 +65,13 @@ def test_any_topology_order_and_root(collective, algorithm, job, seed):
     assert comes_out_right(plans, seed, in_place)
 
 
+@settings(max_examples=50)
+@given(late=st.sets(st.integers(0, 6), min_size=1, max_size=6), seed=st.integers(0, 2**32))
+def test_any_late_ranks(late, seed):
+    plans = plans_of(Collective.ALLREDUCE, "direct", Topology.flat(7, shared=True).with_late(tuple(late)))
+    assert comes_out_right(plans, seed, seed % 2 == 1)
+
+
 @pytest.mark.parametrize(
     "algorithm", ["direct", "eager", "ring", "recursive_doubling", "leaders", "tree", "multiring", "exchange"]
 )

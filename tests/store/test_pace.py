@@ -10,7 +10,7 @@ import pytest
 
 from ddl.errors import ProtocolError
 from ddl.store.messages import Message, Outgoing
-from ddl.store.pace import FLOOR, OPERATIONS, SHARE, WINDOWS, Pace
+from ddl.store.pace import FLOOR, MORE_WINDOWS, OPERATIONS, SHARE, WINDOWS, Pace
 from ddl.store.server import StoreServer
 from ddl.store.watch import WatchClient
 
@@ -158,11 +158,32 @@ def test_one_that_is_late_now_and_then_is_not_named() -> None:
         assert windows(job, 2, judge) == []
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_slow_first_step_is_forgotten(size: int) -> None:
+    """A program is compiled on one rank: a window is late, and no later one because of it."""
+    job, judge = ring(size), Pace(size)
+    job.own[1] += 5.0
+    for rank in range(size):  # they report while it lasts
+        job.operation()
+        assert judge.received(rank, job.message(rank)) == []
+    job.own[1] -= 5.0
+    assert windows(job, 10, judge) == []
+
+
+@pytest.mark.parametrize(("late", "needed"), [(2 * MS, MORE_WINDOWS), (10 * MS, WINDOWS)])
+def test_who_is_less_late_is_named_later(late: float, needed: int) -> None:
+    job = ring(4)
+    judge = warm(job)
+    job.own[3] += late
+    assert windows(job, needed - 1, judge) == []
+    assert {3} in [set(told) for told in windows(job, 2, judge)]
+
+
 def test_one_at_the_limit_does_not_come_and_go() -> None:
     job = ring(4, own=10 * MS)
     judge = warm(job)
     job.own[3] += 4 * MS
-    windows(job, WINDOWS + 1, judge)
+    windows(job, MORE_WINDOWS + 1, judge)
     for late in (1, 2, 1, 1, 2):  # ms; the limit is between them
         job.own[3] = 10 * MS + late * MS
         assert [set(told) for told in windows(job, 2, judge)] == [{3}, {3}]

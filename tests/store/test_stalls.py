@@ -90,6 +90,26 @@ def test_one_silent_rank() -> None:
     assert verdict.tick(2.0 + DOUBT_GRACE) == told([0, 1], fail(0, "CollectiveTimeout", 1, text))
 
 
+def test_ranks_that_the_store_holds_are_not_to_blame() -> None:
+    """They begin no step before the store has said where all stop: whoever has not called it besides is late."""
+    verdict = job()
+    verdict.received(0, stalled(final=True), 1.0)
+    verdict.received(1, {**state(submitted=1, op=""), "held": True}, 1.0)
+    verdict.received(2, state(submitted=1, op=""), 1.0)
+    text = "rank 2 has not called it; its last operation is #1"
+    answer = {**state(submitted=1, op=""), "held": True}
+    assert verdict.received(3, answer, 1.0) == told(range(4), fail(0, "CollectiveTimeout", 2, text))
+
+
+def test_a_change_that_holds_all_is_nobodys_fault() -> None:
+    verdict = job(2)
+    verdict.received(0, stalled(final=True), 1.0)
+    text = "rank 1 has not called it before the change of ranks that is under way"
+    answer = {**state(submitted=1, op=""), "held": True}
+    assert verdict.received(1, answer, 1.0) == told([0, 1], fail(0, "CollectiveTimeout", -1, text))
+    assert verdict.blamed == []
+
+
 @pytest.mark.parametrize("final", [False, True])
 def test_ranks_that_have_not_called_it(final: bool) -> None:
     verdict = job()

@@ -11,7 +11,8 @@ from store.verdicts import DIED, LEFT, fail, job, lost, stalled, state, told
 
 from ddl.errors import ProtocolError
 from ddl.store.messages import Message
-from ddl.store.verdict import ALL, LOST_GRACE, JobVerdicts, name_ranks
+from ddl.store.rank_names import name_ranks
+from ddl.store.verdict import ALL, LOST_GRACE, JobVerdicts
 
 # --- ranks that die, leave, or are called lost ---
 
@@ -21,9 +22,34 @@ def test_a_rank_that_drops_without_goodbye_is_lost_for_every_communicator() -> N
     died = fail(ALL, "PeerLost", 2, DIED)
     assert verdict.dropped(2, 1.0) == told([0, 1, 3], died)
     assert verdict.first_failure == died
-    assert verdict.dropped(3, 1.1) == []  # a consequence: the first verdict stands
+    also = fail(ALL, "PeerLost", 3, DIED)
+    assert verdict.dropped(3, 1.1) == told([0, 1], also)  # for communicators that had 3, but not 2
+    assert verdict.first_failure == died
     assert verdict.dropped(2, 1.2) == []
-    assert verdict.joined(2, 2.0) == told([2], died)  # late joiners get it at once
+    assert verdict.joined(2, 2.0) == [(2, died), (2, also)]  # late joiners get them at once, in their order
+    assert verdict.blamed == [(2, DIED), (3, DIED)]
+
+
+def test_a_communicator_without_the_lost_rank_goes_on_and_may_lose_another() -> None:
+    verdict = job()
+    verdict.dropped(3, 1.0)
+    assert verdict.received(0, lost(1, comm=5) | {"members": [0, 1, 2]}, 1.0) == []
+    assert verdict.tick(1.0 + LOST_GRACE) == told([0, 1, 2], fail(5, "PeerLost", 1, "connection reset"))
+    assert verdict.received(0, lost(1, comm=6) | {"members": [0, 1, 3]}, 2.0) == []
+    assert verdict.next_deadline() is None  # it had rank 3: its verdict was there
+
+
+def test_ranks_are_called_by_their_number_of_now() -> None:
+    verdict = job()
+    verdict.dropped(0, 1.0)
+    verdict.renumber([1, 2, 3, 7])
+    verdict.joined(7, 1.0)
+    members = [1, 2, 3, 7]
+    verdict.received(1, stalled(final=True) | {"members": members}, 2.0)
+    for rank in (2, 3):
+        verdict.received(rank, state(), 2.0)
+    (_, told_first), *_ = verdict.tick(5.0) or verdict.tick(9.0)
+    assert (told_first["culprit"], told_first["reason"][:23]) == (7, "rank 3 does not answer ")
 
 
 def test_the_server_may_know_better_why_a_rank_dropped() -> None:
@@ -202,8 +228,8 @@ def test_any_history_keeps_the_promises(history: List[Tuple[str, int, Message, f
     verdict = JobVerdicts(SIZE)
     now = 0.0
     present = set()
-    verdicts: Dict[int, Message] = {}
-    heard: Dict[int, Dict[int, Message]] = {}  # by rank, since it joined
+    verdicts: Dict[Tuple[int, int], Message] = {}  # by communicator; those of all also by the rank that was lost
+    heard: Dict[int, Dict[Tuple[int, int], Message]] = {}  # by rank, since it joined
     for what, rank, message, pause in history:
         now += pause
         if what == "tick":
@@ -225,10 +251,12 @@ def test_any_history_keeps_the_promises(history: List[Tuple[str, int, Message, f
         for receiver, sent in out:
             assert receiver in present  # nobody is told who cannot hear
             if sent["type"] == "fail":
-                assert sent["comm"] not in heard[receiver]  # one verdict per communicator, told once
-                heard[receiver][sent["comm"]] = sent
-                assert verdicts.setdefault(sent["comm"], sent) == sent  # the same for everybody
+                key = sent["comm"], sent["culprit"] if sent["comm"] == ALL else 0
+                assert key not in heard[receiver]  # one verdict per communicator, told once
+                heard[receiver][key] = sent
+                assert verdicts.setdefault(key, sent) == sent  # the same for everybody
         for receiver in present:
-            assert heard[receiver].keys() == verdicts.keys()  # everybody knows everything
-    verdict.tick(now + 1.0)
+            assert list(heard[receiver]) == list(verdicts)  # everybody knows everything, in the same order
+    for later in (1.0, 3.0):  # those that have not come get more time once
+        verdict.tick(now + later)
     assert verdict.next_deadline() is None  # nothing waits for ever

@@ -6,12 +6,12 @@ Every rank has other data, other initial weights and other seeds, so that nothin
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 
 import numpy as np
 import pytest
 import ranks
+from said import Said
 
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
@@ -240,16 +240,13 @@ def automatic(ddl, x, y):
     """Where there is a GPU, Keras' "auto" means XLA: we choose otherwise, and say so once."""
     model = network(ddl)
     model._resolve_auto_jit_compile = lambda: True
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ddl").addHandler(handler)
+    handler = Said()
     for _ in range(2):
         model.jit_compile = True
         model.make_train_function(force=True)
         model.fit(x, y, verbose=0, callbacks=[ddl.callbacks.BroadcastGlobalVariablesCallback(0)])
-    logging.getLogger("ddl").removeHandler(handler)
-    assert model.jit_compile is False and len([text for text in said if "jit_compile=False" in text]) == 1
+    handler.close()
+    assert model.jit_compile is False and len([text for text in handler.texts if "jit_compile=False" in text]) == 1
     assert same_everywhere(values(model))
 
 

@@ -38,6 +38,7 @@ NAMES = {
     "callbacks.LearningRateScheduleCallback": CALLBACKS,
     "callbacks.LearningRateWarmupCallback": CALLBACKS,
     "callbacks.WeightAverageCallback": CALLBACKS,
+    "callbacks.RatesCallback": "test_rates.py",
     "elastic.KerasState": CALLBACKS,
     "elastic.run": CALLBACKS,
     "elastic.CommitStateCallback": CALLBACKS,

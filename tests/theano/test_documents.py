@@ -17,6 +17,7 @@ def parameters_after(code, folder):
     return b"".join(parameter.get_value().tobytes() for parameter in names_after(code, folder)["parameters"])
 
 
+@pytest.mark.slow  # what the code needs is compiled first
 @pytest.mark.parametrize("document", ["theano.md", "adapters.md"])
 def test_code_runs_on_two_ranks(document, tmp_path):
     blocks = python_blocks(f"docs/{document}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ranks
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,37 @@ def test_one_warning_in_a_process(tmp_path) -> None:
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert len(re.findall("UserWarning: ddl_torch has been tested .* and this is 99.1.0a0", done.stderr)) == 1
+
+
+def test_what_an_older_version_cannot_do_is_refused_by_name() -> None:
+    from ddl_torch._compat import no_reconfigure
+
+    for version in ("2.1.2+cu121", "2.13.0+cpu"):
+        text = no_reconfigure(version)
+        assert f"with torch 2.14 and later, and this is {version}" in text and "torchft.ProcessGroupDDL" in text
+    for version in ("2.14.0", "2.15.0+cu132", "3.0.0", "unknown"):
+        assert "pass enable_reconfigure=True to init_process_group" in no_reconfigure(version)
+
+
+def without_reconfigure(path):
+    import torch.distributed as dist
+
+    import ddl_torch
+
+    numbers = {"store": dist.FileStore(path, 1), "rank": 0, "world_size": 1}
+    if not hasattr(dist, "_reconfigure"):
+        with pytest.raises(TypeError, match="enable_reconfigure"):  # torch itself
+            dist.init_process_group("ddl", **numbers, enable_reconfigure=True)
+    dist.init_process_group("ddl", **numbers)
+    group = dist.group.WORLD
+    assert not group.supports_reconfigure and group.errored() is None
+    for call in (group.get_reconfigure_handle, lambda: group.reconfigure(None)):
+        with pytest.raises(ddl_torch.InvalidState, match="reconfigure.*: .*(torch 2.14 and|pass enable_reconf)"):
+            call()
+
+
+def test_a_group_that_was_made_without_it_cannot_be_reconfigured(tmp_path) -> None:
+    ranks.run(1, without_reconfigure, str(tmp_path / "store"), initialise=False)
 
 
 def test_the_newest_version_is_the_same_everywhere() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import ranks
 from core.jobs import connected
+from said import Said
 
 torch = pytest.importorskip("torch")
 
@@ -226,16 +226,7 @@ def test_other_types_are_sent_as_they_are(more):
 def automatic():
     import ddl_torch as ddl
 
-    class Lines(logging.Handler):
-        def __init__(self):
-            super().__init__()
-            self.lines = []
-
-        def emit(self, record):
-            self.lines.append(record.getMessage())
-
-    seen = Lines()
-    logging.getLogger("ddl").addHandler(seen)
+    seen = Said()
     ddl.init()
     by_name = parameters()
     optimizer = ddl.DistributedOptimizer(torch.optim.SGD(by_name.values(), lr=0.0), by_name.items(), compression="auto")
@@ -244,7 +235,7 @@ def automatic():
     optimizer.step()
     exact = average_of(wanted)
     worst = max((by_name[name].grad - exact[name]).abs().max().item() for name in SIZES)
-    return optimizer.compression, worst, [line for line in seen.lines if "compression" in line]
+    return optimizer.compression, worst, [line for line in seen.texts if "compression" in line]
 
 
 def test_auto_refuses_on_one_host_and_says_so():

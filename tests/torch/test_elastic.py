@@ -183,6 +183,29 @@ def test_samples_that_were_used_do_not_come_again(length, before, after, batch, 
         module.ddl = ddl
 
 
+@given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
+def test_what_others_have_used_follows_from_ones_own(length, size, batch, batches):
+    from ddl_torch.elastic import sampler as module
+
+    try:
+        samplers = []
+        for rank in range(size):
+            module.ddl = SimpleNamespace(rank=lambda rank=rank: rank, size=lambda: size)
+            samplers.append(module.ElasticSampler(range(length), seed=2))
+            list(samplers[-1])
+            for number in range(batches):
+                samplers[-1].record_batch(number, batch)
+        whole = length // size * size  # the last part is padded, and not all ranks see it
+        for rank, sampler in enumerate(samplers):
+            others = [other for other in range(size) if other != rank]
+            known = set(sampler.used_by(others))
+            used = set().union(*(samplers[other].processed_indices for other in others))
+            assert known <= used | set(sampler._order()[whole:])
+            assert used - known <= {*sampler._order()[whole:], *sampler._order()[:size]}
+    finally:
+        module.ddl = ddl
+
+
 def test_a_sampler_says_by_one_number_what_was_used(alone):
     from ddl_torch.elastic import ElasticSampler
 
@@ -239,7 +262,8 @@ def test_a_lost_rank_takes_the_state_back_to_its_last_commit(tmp_path):
     assert died == -signal.SIGKILL
     begun, batch, restored, text, cause = survivor
     assert (begun, batch, restored, cause) == (0, 3, True, None)  # one error, which says all
-    assert text.startswith("[rank 0/2") and "lost rank 1" in text and text.endswith("and start the job again")
+    assert text.startswith("[rank 0/2") and "lost rank 1" in text
+    assert text.endswith("if it is to go on with fewer ranks")
 
 
 def submits_something_else():
@@ -322,7 +346,7 @@ def test_a_rank_lost_while_the_hosts_change_takes_the_state_back(alone):
         state.batch = 5
         raise HostsUpdatedInterrupt
 
-    with pytest.raises(ddl.PeerLost, match="^lost rank 1; the state .* start the job again$"):
+    with pytest.raises(ddl.PeerLost, match="^lost rank 1; the state .* start the job again, by ddlrun --min-np .*"):
         train(state)
     assert state.batch == 0
 

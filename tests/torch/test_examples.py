@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,25 @@ def accuracy(example):
 @pytest.mark.parametrize("example", ["torch_ddp", "torch_fsdp"])
 def test_torch_distributed_learns_on_two_ranks(example):
     assert accuracy(example) > 93
+
+
+@pytest.mark.slow
+def test_a_rank_of_the_elastic_example_is_killed():
+    """What docs/elastic.md tells its reader to do."""
+    command = [sys.executable, "-m", "ddl.launch", "-np", "3", "--min-np", "1", "examples/torch_elastic.py"]
+    command += ["--epochs", "3", "--pause", "0.02"]
+    lines = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            lines.append(line)
+            if line.startswith("[0] epoch 0:"):  # rank 0 itself
+                process = next(int(said.split()[2]) for said in lines if said.startswith("[0] process"))
+                os.kill(process, signal.SIGKILL)
+    output = "".join(lines)
+    assert job.returncode == 0, output
+    assert "rank 0 of 2 since step" in output and "killed by signal 9 (SIGKILL); 2 ranks go on" in output
+    assert "each of 1797 digits was used exactly once in every epoch" in output
 
 
 @pytest.mark.slow

@@ -89,12 +89,14 @@ def by_the_model(optimizer, model):
     model.zero_grad()  # DDL learns of it when the next backward pass begins
 
 
-def keeps_what_came(**options):
+def keeps_what_came(elastic=False, **options):
     """Who drops nothing after an exception is told to, as ``p.grad`` has a part of the gradients."""
     import ddl_torch as ddl
 
     rank, model = ddl.rank(), linear(6, 10, 3)
     optimizer = sgd(model, **options)
+    if elastic:  # gradients are left as they came, until they are sent
+        optimizer._ddl.recover_by(lambda lost: pytest.fail(str(lost)))
     optimizer.zero_grad()
     if rank == 1:
         with pytest.raises(ArithmeticError):
@@ -132,6 +134,7 @@ def fail():
     for overlap, drop in itertools.product((False, True), (by_the_optimizer, by_the_model)):
         fails_on_rank_1(drop, overlap=overlap)
         keeps_what_came(overlap=overlap)
+    keeps_what_came(elastic=True)
     fails_on_rank_1(by_the_optimizer, overlap=False, overlap_update=True)
     half_a_step_is_none()
     fails_on_rank_1(by_the_optimizer, check=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import time
 
 import pytest
 import ranks
+from said import Said
 
 import ddl
 
@@ -65,15 +65,12 @@ def sockets_and_devices():
 def train_on_a_full_disk():
     import ddl_torch as hvd
 
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("ddl").addHandler(handler)
+    handler = Said()
     before = sockets_and_devices()
     hvd.init()
     sums = [hvd.allreduce(torch.ones(1), op=hvd.Sum, name=name).item() for name in ("one", "two")]
     hvd.shutdown()
-    return sums, sockets_and_devices() == before, [line for line in lines if "timeline" in line]
+    return sums, sockets_and_devices() == before, [line for line in handler.texts if "timeline" in line]
 
 
 @pytest.mark.processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import ranks
 from core.jobs import connected
 from device.fake_cuda import Fake
+from said import Said
 from tuning.tables import table_of
 
 import ddl
@@ -37,16 +37,6 @@ MESSAGES = {"multiring": 6, "recursive_doubling": 2}
 SMALL, COUNT = 1 << 10, 32 << 10  #: elements; the built-in table runs one each way
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: List[str] = []
-        logging.getLogger("ddl").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def cluster() -> Tuple[TunedCluster, str, int]:
     group = ddl.world()._group
     return group.job.cluster(), str(group.topology), group.topology.local_size
@@ -54,7 +44,7 @@ def cluster() -> Tuple[TunedCluster, str, int]:
 
 def start_and_count(counts: List[int]) -> Tuple[List[int], List[str]]:
     """Messages that this rank sends for an all-reduce of each number of elements, and what was logged till then."""
-    heard = Heard()
+    heard = Said()
     ddl.init()
     sent = []
     for count in counts:

@@ -72,4 +72,10 @@ bool Rail::look_after() {
   return suspect_;
 }
 
+bool Rail::changed(Nanoseconds now) {
+  if (mute_ && mute_seen_ == 0) mute_seen_ = now;
+  const bool works = mute_ ? works_ && now - mute_seen_ < kEndIsCertain : !suspect_;
+  return std::exchange(works_, works) != works;
+}
+
 }  // namespace ddl

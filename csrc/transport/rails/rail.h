@@ -17,7 +17,8 @@ namespace ddl {
 
 class Rail {
  public:
-  explicit Rail(std::unique_ptr<MeasuredEndpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+  Rail(int number, std::unique_ptr<MeasuredEndpoint> endpoint) : number_(number), endpoint_(std::move(endpoint)) {}
+  int number() const { return number_; }
 
   // Reading throws LostPeer at the end of what the other side has sent: then call `end`. Writing throws it as soon as
   // that side takes no more: then call `stop_sending`, because bytes that it sent before may still be here.
@@ -64,11 +65,20 @@ class Rail {
   // Asks whether the other side acknowledges. Returns whether this rail is suspect.
   bool look_after();
   bool suspect() const { return suspect_; }
+  // Whether it has begun or ceased to work since the last call, for good: a peer that leaves ends all of its rails,
+  // one after the other.
+  bool changed(Nanoseconds now);
+  bool works() const { return works_; }
 
  private:
+  static constexpr Nanoseconds kEndIsCertain = 500 * kMillisecond;
+
+  const int number_;
   std::unique_ptr<MeasuredEndpoint> endpoint_;
   bool suspect_ = false;
   bool mute_ = false;
+  bool works_ = true;          // as `changed` saw it last
+  Nanoseconds mute_seen_ = 0;  // when `changed` first saw that it is mute
 
   FramedWriter<FrameHeader> out_;
   uint64_t frame_ = 0;

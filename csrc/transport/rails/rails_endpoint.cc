@@ -221,9 +221,10 @@ void RailsEndpoint::look_after() {
   looked_after_ = now;
   double slowest = 0;
   for (const auto& rail : rails_) {
-    if (rail->mute()) continue;
     const bool before = rail->suspect();
-    if (rail->look_after() && !before) take_back(rail.get());
+    if (!rail->mute() && rail->look_after() && !before) take_back(rail.get());
+    if (rail->changed(now)) tell_(rail->number(), rail->works());
+    if (rail->mute()) continue;
     if (rail->rate() > 0 && (slowest == 0 || rail->rate() < slowest)) slowest = rail->rate();
   }
   // The peer's kernel has acknowledged all, but no answer has come. It may be lost with its rail.

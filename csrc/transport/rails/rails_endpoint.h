@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -22,10 +23,11 @@ namespace ddl {
 class RailsEndpoint final : public Rails {
  public:
   // `expected`: how many rails there will be. One that is still to come may bring what the others lost.
-  RailsEndpoint(int peer, size_t expected) : peer_(peer), expected_(expected) {}
+  RailsEndpoint(int peer, size_t expected, RailNews tell)
+      : peer_(peer), expected_(expected), tell_(std::move(tell)) {}
 
-  void add(std::unique_ptr<MeasuredEndpoint> rail) override {
-    rails_.push_back(std::make_unique<Rail>(std::move(rail)));
+  void add(int number, std::unique_ptr<MeasuredEndpoint> rail) override {
+    rails_.push_back(std::make_unique<Rail>(number, std::move(rail)));
   }
   size_t write(const iovec* parts, int n) override { return accept(parts, n, false); }
   size_t write_in_place(const iovec* parts, int n) override { return accept(parts, n, true); }
@@ -73,6 +75,7 @@ class RailsEndpoint final : public Rails {
 
   const int peer_;
   const size_t expected_;
+  const RailNews tell_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::string reason_;  // why the last rail ended
 

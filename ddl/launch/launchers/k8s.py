@@ -5,6 +5,9 @@ The pods are those of one Indexed Job, by itself or inside a JobSet. All of them
 what they must agree on: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a
 Secret.
 
+In an elastic job each pod may come back (``backoffLimitPerIndex``), unless it ends with status ``FINAL``. The job has
+succeeded when pod 0 has: others may be lost at that moment, or have been given up.
+
 No I/O. Options are checked here, because only this module knows what Kubernetes accepts.
 """
 
@@ -17,6 +20,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ddl._version import __version__
 from ddl.errors import ConfigError
 from ddl.launch.config import PodJob, RunConfig
+from ddl.launch.elastic_options import ElasticOptions, words_of
+from ddl.launch.pods import FAILURES, FINAL
 from ddl.launch.rank_environ import THREADS
 from ddl.launch.yaml import Value, document
 from ddl.store.address import format_address
@@ -28,6 +33,9 @@ PORT = 20170  #: where pod 0 listens: below the ports that the kernel gives to o
 START_TIMEOUT = 600  #: seconds, unless the user says otherwise: one pod pulls the image while others wait
 _WORKER = "worker"  # the name of the Job inside a JobSet
 _SECRET_KEY = "secret"
+_CONTAINER = "ddlrun"
+_POD_RETURNS = 6  # how often a pod may come back unless the user says otherwise; Kubernetes has 6 as its backoffLimit
+_FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
 _RESOURCE = re.compile(r"(?:[a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", re.ASCII)
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE][+-]?\d{1,2})?", re.ASCII)
@@ -155,13 +163,25 @@ def _job(config: RunConfig, job: PodJob) -> Dict[str, Value]:
 def _job_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
     assert config.placement is not None
     pods = len(config.placement.hosts)
+    # Ranks cannot go on without one of them, and a pod that comes later finds nobody: one failure is the job's.
+    after_failures: Dict[str, Value] = {"backoffLimit": 0} if config.elastic is None else _returns(config.elastic)
     return {
         "completionMode": "Indexed",
         "completions": pods,
         "parallelism": pods,
-        # Ranks cannot go on without one of them, and a pod that comes later finds nobody: one failure is the job's.
-        "backoffLimit": 0,
+        **after_failures,
         "template": {"metadata": {"labels": _labels(job)}, "spec": _pod_spec(config, job)},
+    }
+
+
+def _returns(elastic: ElasticOptions) -> Dict[str, Value]:
+    """Return what makes Kubernetes start a pod again and again, but pod 0 only to say that it cannot go on."""
+    final: Value = {"containerName": _CONTAINER, "operator": "In", "values": [FINAL]}
+    return {
+        # A pod to which no process may be given any more need not come.
+        "backoffLimitPerIndex": _POD_RETURNS if elastic.max_restarts is None else elastic.max_restarts,
+        "podFailurePolicy": {"rules": [{"action": "FailIndex", "onExitCodes": final}]},
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
     }
 
 
@@ -187,7 +207,7 @@ def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [
             {
-                "name": "ddlrun",
+                "name": _CONTAINER,
                 "image": job.image,
                 "command": [_literal(word) for word in _command(config, job)],
                 "env": _environ(config, job),
@@ -212,8 +232,12 @@ def _command(config: RunConfig, job: PodJob) -> List[str]:
     arguments += ["--head", head(job)]
     arguments += ["--network-interface", config.interface] if config.interface else []
     arguments += ["--output-dir", config.output_dir] if config.output_dir is not None else []
+    if config.timeline is not None:  # a path in pod 0
+        arguments += ["--timeline", config.timeline, "--timeline-mb", str(config.timeline_mb)]
     arguments += [] if config.prefix else ["--no-prefix"]
     arguments += ["--verbose"] if config.verbose else []
+    arguments += [] if config.metrics is None else ["--metrics", format_address(*config.metrics)]
+    arguments += [] if config.elastic is None else words_of(config.elastic)
     arguments += ["--"] if config.command[0].startswith("-") else []
     return [*arguments, *config.command]
 
@@ -231,8 +255,11 @@ def _environ(config: RunConfig, job: PodJob) -> List[Value]:
             reason = "the pods take it from the Secret" if name == "DDL_SECRET" else "Kubernetes allows no such name"
             raise ConfigError(f"--env {name}: {reason}; leave it out")
     reference: Value = {"secretKeyRef": {"name": job.name, "key": _SECRET_KEY}}
-    secret: Value = {"name": "DDL_SECRET", "valueFrom": reference}
-    return [secret, *({"name": name, "value": _literal(value)} for name, value in variables.items())]
+    referring: List[Value] = [{"name": "DDL_SECRET", "valueFrom": reference}]
+    if config.elastic is not None:
+        count: Value = {"fieldPath": f"metadata.annotations['{_FAILURE_COUNT}']"}
+        referring.append({"name": FAILURES, "valueFrom": {"fieldRef": count}})
+    return [*referring, *({"name": name, "value": _literal(value)} for name, value in variables.items())]
 
 
 def _number(quantity: str) -> float:

@@ -1,11 +1,15 @@
-"""Slurm: inside an allocation, ``srun`` starts one agent per node, with all cores of the node that the job has."""
+"""Slurm: inside an allocation, ``srun`` starts one agent per node, with all cores of the node that the job has.
+
+All agents are one step of Slurm's, which ends as a whole: by scancel, or when Slurm takes one of its nodes for dead. In
+an elastic job each agent is a step of its own (``apart``), so that one can end, and begin anew, without the others.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from typing import List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.hosts import Host, expand_counts, expand_nodes
@@ -13,6 +17,8 @@ from ddl.launch.launchers import Start
 from ddl.launch.placement import Placement
 
 __all__ = ["allocation", "starts"]
+
+_AGENT = (sys.executable, "-m", "ddl.launch.remote")
 
 
 def allocation(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
@@ -25,8 +31,11 @@ def allocation(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
     return tuple(Host(name, counts[at] if len(counts) == len(names) else None) for at, name in enumerate(names))
 
 
-def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:
-    """Return what starts the agents. ConfigError outside an allocation, or if a host is not in it."""
+def starts(placement: Placement, environ: Mapping[str, str], *, apart: bool = False) -> List[Start]:
+    """Return what starts the agents. ConfigError outside an allocation, or if a host is not in it.
+
+    ``apart``: each by an srun of its own.
+    """
     nodes = allocation(environ)
     path = shutil.which("srun", path=environ.get("PATH", os.defpath))
     if nodes is None or path is None:
@@ -38,16 +47,32 @@ def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:
     strange = [host for host in placement.hosts if host not in names]
     if strange:
         raise ConfigError(f"{', '.join(strange)}: not among the nodes of this allocation, {', '.join(names)}")
+    cores = _cores(names, environ)
+    if apart:
+        # --overlap: what is left of a lost agent's step may still hold cores. --no-kill: see docs/ddlrun.md.
+        more = ("--overlap", "--no-kill")
+        return [
+            Start((number,), (path, *_step([host], cores), *more, *_AGENT), number, False, "srun")
+            for number, host in enumerate(placement.hosts)
+        ]
     if sorted(placement.hosts, key=names.index) != list(placement.hosts):
         raise ConfigError(f"Slurm numbers nodes as {','.join(names)}; name the hosts in that order")
-    count = str(len(placement.hosts))
-    command = [path, "--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--export", "ALL", "--mpi", "none"]
-    command += ["--nodelist", ",".join(placement.hosts), "--kill-on-bad-exit=0", "--cpu-bind", "none", "--input"]
-    command += ["none", *_cores(environ), sys.executable, "-m", "ddl.launch.remote"]
-    return [Start(tuple(range(len(placement.hosts))), tuple(command), None, False, "srun")]
+    numbers = tuple(range(len(placement.hosts)))
+    return [Start(numbers, (path, *_step(placement.hosts, cores), *_AGENT), None, False, "srun")]
 
 
-def _cores(environ: Mapping[str, str]) -> List[str]:
-    """Return what asks for the agents' cores: a step gets one per task otherwise."""
-    cores = environ.get("SLURM_JOB_CPUS_PER_NODE")
-    return ["--cpus-per-task", str(min(expand_counts(cores)))] if cores else []
+def _step(hosts: Sequence[str], cores: Mapping[str, int]) -> List[str]:
+    """Return srun's options for one agent on each of these hosts, which ends no other one when it ends."""
+    count = str(len(hosts))
+    options = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--nodelist", ",".join(hosts)]
+    options += ["--kill-on-bad-exit=0", "--wait=0", "--export", "ALL", "--mpi", "none", "--cpu-bind", "none"]
+    options += ["--input", "none"]
+    if cores:  # a step gets one per task otherwise
+        options += ["--cpus-per-task", str(min(cores[host] for host in hosts))]
+    return options
+
+
+def _cores(names: Sequence[str], environ: Mapping[str, str]) -> Dict[str, int]:
+    """Return how many cores of each node the job has; nothing where Slurm does not say."""
+    counts = environ.get("SLURM_JOB_CPUS_PER_NODE")
+    return dict(zip(names, expand_counts(counts))) if counts else {}

@@ -11,7 +11,7 @@ import os
 from typing import Sequence
 
 from ddl.errors import ConfigError
-from ddl.tools.bench.values import COLLECTIVES, DTYPES
+from ddl.tools.bench.names import COLLECTIVES, DTYPES
 from ddl.tools.measuring import add_job_arguments, run_job
 from ddl.tools.sizes import parse_sizes
 

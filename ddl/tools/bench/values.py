@@ -12,6 +12,8 @@ from typing import List, Sequence
 
 import numpy as np
 
+from ddl.tools.bench.names import COLLECTIVES, DTYPES
+
 __all__ = [
     "COLLECTIVES",
     "CollectiveCall",
@@ -24,8 +26,6 @@ __all__ = [
     "period",
 ]
 
-COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall")
-DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  #: bytes of an element
 LATENCY_BYTES = 64 << 10  #: up to here calls are timed back to back; above, each after a barrier
 _LARGEST_SUM = 256
 

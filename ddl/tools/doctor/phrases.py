@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterable, Sequence, Tuple
 
-from ddl.text.units import bytes_text, duration
+from ddl.text.units import bytes_text, counted, duration
 
 __all__ = ["bytes_text", "counted", "duration", "pairs_text", "rate"]
 
@@ -15,11 +15,6 @@ def rate(bits_per_s: float) -> str:
     """Return ``94 Gb/s`` or ``961 Mb/s``."""
     value, unit = (bits_per_s / 1e9, "Gb/s") if bits_per_s >= 1e9 else (bits_per_s / 1e6, "Mb/s")
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-
-
-def counted(number: int, what: str) -> str:
-    """Return ``1 host`` or ``3 hosts``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def pairs_text(pairs: Iterable[Tuple[str, str]]) -> str:

@@ -1,6 +1,7 @@
 """``ddl simulate``: times a training step, or single all-reduces, on a machine that a file describes.
 
 Status 0, or 2 for bad usage, which includes a file that is wrong. docs/simulate.md.
+What needs numpy and the core is loaded when something is simulated, so that the options are known without them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ from typing import Any, Dict, List, Sequence
 
 from ddl.errors import ConfigError, InvalidArgument
 from ddl.tools.files import write_json, write_text
-from ddl.tools.simulate import report, scenario, timeline
 from ddl.tools.simulate.description import PRESETS, Description, preset, read
 from ddl.tools.sizes import parse_sizes
 from ddl.tuning.simulate.models import MODELS
-from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
-from ddl.tuning.simulate.training import train
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,6 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _allreduces(arguments: argparse.Namespace, description: Description) -> Dict[str, Any]:
+    from ddl.tools.simulate import report, scenario
+    from ddl.tuning.simulate.simulation import SimulatedOperation, allreduces
+
     late = scenario.stragglers_of(arguments.straggler)
     simulated = [
         (
@@ -96,6 +97,9 @@ def _allreduces(arguments: argparse.Namespace, description: Description) -> Dict
 
 
 def _training(arguments: argparse.Namespace, description: Description) -> Dict[str, Any]:
+    from ddl.tools.simulate import report, scenario, timeline
+    from ddl.tuning.simulate.training import train
+
     work = scenario.workload(description, arguments)
     late = scenario.stragglers_of(arguments.straggler)
     watch = sorted({0, *late}) if arguments.svg else []
@@ -119,6 +123,8 @@ def _training(arguments: argparse.Namespace, description: Description) -> Dict[s
 
 
 def _say(arguments: argparse.Namespace, table: List[str], description: Description, outcomes: Sequence[Any]) -> None:
+    from ddl.tools.simulate import report
+
     if arguments.json == "-":
         return
     blocks = [table, report.notes(description.machine, outcomes), report.assumed(description.assumptions)]

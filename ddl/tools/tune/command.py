@@ -13,8 +13,7 @@ from typing import Sequence
 from ddl.errors import ConfigError
 from ddl.tools.measuring import add_job_arguments, run_job
 from ddl.tools.sizes import parse_sizes
-from ddl.tuning.measure.sweep import SIZES
-from ddl.tuning.measure.timed_calls import COLLECTIVES
+from ddl.tuning.measure.scope import COLLECTIVES, SIZES
 
 __all__ = ["add_arguments", "run"]
 

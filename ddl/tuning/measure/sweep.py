@@ -23,6 +23,7 @@ from ddl.tuning.choose import lines_of
 from ddl.tuning.measure.find_racks import Tell, find_racks
 from ddl.tuning.measure.links import machine_of
 from ddl.tuning.measure.race import Race
+from ddl.tuning.measure.scope import SIZES
 from ddl.tuning.measure.timed_arrays import ON_HOST
 from ddl.tuning.measure.timed_calls import bytes_for
 from ddl.tuning.measure.turns import RaceOutcome
@@ -31,7 +32,6 @@ from ddl.tuning.table import MeasuredSize, Table
 
 __all__ = ["SIZES", "measure"]
 
-SIZES = (8, *(4**power for power in range(3, 14)))  #: bytes, up to 64 MiB
 #: Ranks of the largest job whose plans are proved here, in half a second. For a larger job, plans for fewer ranks in as
 #: many dimensions are proved, by the same planners.
 _MOST_PROVED = 64

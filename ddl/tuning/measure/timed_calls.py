@@ -9,6 +9,7 @@ import numpy as np
 from ddl.communicator import Communicator
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Sum
+from ddl.tuning.measure.scope import COLLECTIVES
 from ddl.tuning.measure.timed_arrays import ON_HOST, timed_array
 
 __all__ = ["COLLECTIVES", "TimedCalls", "bytes_for"]
@@ -22,7 +23,6 @@ _RUN: Dict[Collective, Callable[[Communicator, np.ndarray, np.ndarray], object]]
     Collective.ALLTOALL: lambda world, x, out: world.alltoall(x, out=out),
     Collective.BROADCAST: lambda world, x, out: world.broadcast_(x),
 }
-COLLECTIVES = tuple(_RUN)
 _IN_PLACE = (Collective.ALLREDUCE, Collective.BROADCAST)
 
 

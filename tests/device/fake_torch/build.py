@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import List
 
@@ -31,17 +30,10 @@ def _run(line: List[str]) -> None:
 def _compile(compiler: str, sources: List[Path], directory: Path) -> None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
     headers = [f"-isystem{path}" for path in cpp_extension.include_paths()]
-    folders = cpp_extension.library_paths()
-
-    def compiled(source: Path) -> str:
-        target = str(directory / f"{source.stem}.o")
-        _run([compiler, *FLAGS, abi, *headers, "-c", str(source), "-o", target])
-        return target
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, sources))
-    libraries = [*(f"-L{folder}" for folder in folders), "-lc10", "-ltorch_cpu", "-ldl"]
-    _run([compiler, "-shared", "-pthread", "-o", str(directory / NAME), *objects, *libraries])
+    libraries = [*(f"-L{folder}" for folder in cpp_extension.library_paths()), "-lc10", "-ltorch_cpu", "-ldl"]
+    together = directory / "together.cc"  # torch's headers take most of the time: they are read once
+    together.write_text("".join(f'#include "{source}"\n' for source in sources))
+    _run([compiler, *FLAGS, abi, *headers, str(together), "-shared", "-o", str(directory / NAME), *libraries])
 
 
 @functools.cache
@@ -50,8 +42,8 @@ def library() -> Path:
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
         raise RuntimeError("the fake device needs g++ (or what CXX names)")
-    sources = sorted(HERE.glob("*.cc"), key=lambda source: -source.stat().st_size)
-    content = b"".join(file.read_bytes() for file in [*sorted(sources), *sorted(HERE.glob("*.h"))])
+    sources = sorted(HERE.glob("*.cc"))
+    content = b"".join(file.read_bytes() for file in [*sources, *sorted(HERE.glob("*.h"))])
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=30).stdout
     installed = f"{torch.__version__} {Path(torch.__file__).parent} {' '.join(FLAGS)}"
     facts = b"\0".join([content, version, installed.encode(), Path(__file__).read_bytes()])

@@ -177,7 +177,7 @@ void copy_bytes(const void* from, void* to, size_t bytes, const c10::Stream& str
   staging.mark();
 }
 
-void copy(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
+void copy_tensor(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
   if (dst.numel() == 0) return;
   if (src.device().type() == kFake && dst.device().type() == kFake) {
     copy_on_device(src, dst);

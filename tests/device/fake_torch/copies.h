@@ -40,7 +40,7 @@ class Download {
 void upload(const at::Tensor& values, const at::Tensor& tensor, const c10::Stream& stream);
 
 // dst.copy_(src), where at least one of them is on the device.
-void copy(const at::Tensor& src, const at::Tensor& dst, bool non_blocking);
+void copy_tensor(const at::Tensor& src, const at::Tensor& dst, bool non_blocking);
 
 // Copies the first bytes of one allocation to another.
 void copy_bytes(const void* from, void* to, size_t bytes, const c10::Stream& stream);

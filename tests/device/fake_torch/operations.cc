@@ -98,19 +98,19 @@ at::Tensor& set_nothing(at::Tensor& self) {
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
-  copy(self, dst, non_blocking);
+  copy_tensor(self, dst, non_blocking);
   return dst;
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
   if (self.sizes() != dst.sizes()) dst.resize_(self.sizes());
-  copy(self, dst, false);
+  copy_tensor(self, dst, false);
   return dst;
 }
 
 at::Scalar item(const at::Tensor& self) {
   const at::Tensor value = at::empty({}, self.options().device(at::kCPU));
-  copy(self, value, false);
+  copy_tensor(self, value, false);
   return value.item();
 }
 

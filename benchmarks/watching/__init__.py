@@ -1,0 +1,1 @@
+"""What it costs to watch a job: see command.py."""

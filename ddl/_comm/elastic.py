@@ -1,0 +1,187 @@
+"""How a job comes from one generation of ranks to the next, with the connections and memory that it has.
+
+A survivor keeps its agent, its listeners, the store, its arena and the mapped arenas of its host. New are the native
+core with its board and, where operations need them, the data connections: in the old ones bytes of the old generation
+may be under way. ``docs/elastic.md`` tells who decides what; ddl/bootstrap/generations.py drives it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import socket
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+from ddl._comm.group import Group
+from ddl._comm.job import Job
+from ddl._comm.peer import Peer
+from ddl.bootstrap.agent import Agent
+from ddl.bootstrap.connect import connect_data
+from ddl.bootstrap.environ import Identity
+from ddl.bootstrap.generations import Doors
+from ddl.errors import ConfigError, Error, InternalError, InvalidArgument, PeerLost
+from ddl.store.membership.records import GenerationRecord
+from ddl.store.messages import said_by
+
+__all__ = ["SAID_LIMIT", "advance", "arrive", "connect_to_members"]
+
+log = logging.getLogger("ddl")
+
+SAID_LIMIT = 2000  #: characters of JSON that a member may say to the others at a change
+_CALL_SECONDS = 2.0  # to call another member about a new store, or for its state
+_SOURCES = 8  # members that give their state to a process that joins
+
+
+def arrive(job: Job) -> Group:
+    """Let a process that was started later come to the job that runs. Return a group of this process alone.
+
+    It is no member yet: it says so by ``advance``, when its program is ready. Until then it is called as if it were the
+    next rank after those that there are; collectives do nothing.
+    """
+    _, me, _ = job.come(0)  # its board is made with its communicator
+    if job.generations is None:
+        raise ConfigError("DDL_INCARNATION is set, but not DDL_ELASTIC=1; ddlrun sets both")
+    job.introduce({job.number: me})
+    job.members, job.hosts, job.is_member = (job.number,), ((job.number,),), False
+    rank = len(job.generations.record.members)
+    job.identity = dataclasses.replace(job.identity, rank=rank, size=rank + 1)
+    begin(job)
+    core = Group.make_core(job, 0, 1)
+    return Group.world(job, core, [core.board_offset])
+
+
+def begin(job: Job) -> None:
+    """Let this process take part in the decisions about the job's ranks, once it knows the others."""
+    generations, agent, me = job.generations, job.agent, job.me
+    assert generations is not None and agent is not None
+    job.ask(lambda store: store.set(_key(job.number), me.text()))
+    generations.begin(
+        Doors(
+            to_store=agent.tell,
+            to_member=lambda number, message: _call(job, number, message),
+            follow=lambda address, seconds, wanted: _follow(job, me, agent, address, seconds, wanted),
+            break_all=agent.break_all,
+        )
+    )
+
+
+def _key(number: int) -> str:
+    return f"peer/{number}"
+
+
+def _call(job: Job, number: int, message: Dict[str, Any]) -> None:
+    hello = {"member": job.number, "said": message}
+    deadline = time.monotonic() + _CALL_SECONDS
+    connect_data(job.address(number, 0), job.secret, hello, deadline).close()
+
+
+def _follow(job: Job, me: Peer, agent: Agent, address: str, seconds: float, wanted: Callable[[], bool]) -> None:
+    """Connect to the store at ``address``, which was elected, and tell it what it cannot know."""
+    store, watch = job.connect_to_store(address, seconds)
+    store.set(_key(job.number), me.text())
+    with job.following:  # one after the other: the store of an older election must not come last
+        if not wanted():
+            store.close()
+            watch.close()
+            return
+        agent.follow(watch)
+        job.use_store(store, watch)
+
+
+def advance(job: Job, said: Dict[str, Any]) -> Tuple[Group, Dict[int, Any]]:
+    """Come to the next generation, with all its members; return its group, and what each rank ``said``. Blocking.
+
+    ``said``: what JSON can hold, for all. Raises ``LeftOut`` where this process is left out or the job ends,
+    ``RendezvousError`` where it takes longer than the job's patience.
+    """
+    generations = job.generations
+    assert generations is not None
+    text = json.dumps(said)
+    if len(text) > SAID_LIMIT:
+        raise InvalidArgument(f"{len(text)} characters for all members of a generation; at most {SAID_LIMIT}")
+    began = time.monotonic()
+    after = job.generation if job.is_member else -1
+    if not job.is_member:
+        generations.caught_up()
+    patience = generations.limits.patience + generations.limits.script_patience
+    while True:
+        record = generations.next_record(after, patience)
+        identity = _learn(job, record)
+        core = Group.make_core(job, identity.rank, identity.size)
+        met = job.meet_neighbours(job.me, time.monotonic() + job.settings.start_timeout)
+        value = json.dumps({"board": core.board_offset, "met": met, "said": text})
+        answers = generations.install(record, value, patience)
+        if answers is not None:
+            result = _conclude(job, record, core, answers)
+            job.paused_seconds += time.monotonic() - began
+            job.record_identity()
+            return result
+        after = record.generation
+
+
+def _learn(job: Job, record: GenerationRecord) -> Identity:
+    """Take in who is in ``record``: newcomers have introduced themselves in the store."""
+    if job.number not in record.members:
+        raise InternalError(f"process {job.number} is to make {record}, which it is not in")
+    deadline = time.monotonic() + job.settings.start_timeout
+    unknown = [number for number in record.members if number not in job.peers]
+    job.introduce({number: _peer(job, number, deadline) for number in unknown})
+    job.members = record.members
+    hosts = {number: (job.peers[number].host, job.peers[number].host_id) for number in record.members}
+    distinct = list(dict.fromkeys(hosts.values()))
+    here = hosts[job.number]
+    job.identity = dataclasses.replace(
+        job.identity,
+        rank=record.members.index(job.number),
+        size=len(record.members),
+        local_size=sum(host == here for host in hosts.values()),
+        cross_rank=distinct.index(here),
+        cross_size=len(distinct),
+    )
+    return job.identity
+
+
+def _peer(job: Job, number: int, deadline: float) -> Peer:
+    text = job.ask(lambda store: store.get(_key(number), max(0.1, deadline - time.monotonic())))
+    return Peer.parse(number, text)
+
+
+def connect_to_members(job: Job) -> List[socket.socket]:
+    """Connect a process that joins to some of the members, those that can be reached, for their state. Blocking.
+
+    Raises ``PeerLost`` where there is none.
+    """
+    assert job.generations is not None
+    members = job.generations.record.members
+    deadline = time.monotonic() + _CALL_SECONDS
+    socks: List[socket.socket] = []
+    for number in members[:: -(-len(members) // _SOURCES)]:
+        try:
+            offer = _peer(job, number, deadline).offers[0]
+            hello = {"follows": job.number}
+            where = (offer.address, offer.port)
+            socks.append(connect_data(where, job.secret, hello, deadline, job.settings.congestion))
+        except (OSError, Error) as error:
+            log.info("process %d cannot ask process %d for the state of the job: %s", job.number, number, error)
+    if not socks:
+        raise PeerLost("no member of the job can be reached")
+    return socks
+
+
+def _conclude(
+    job: Job, record: GenerationRecord, core: Any, answers: List[Tuple[int, str]]
+) -> Tuple[Group, Dict[int, Any]]:
+    """All members are ready: make the group, and let go of who is not in it any more."""
+    said = {number: said_by(number, value, _checked) for number, value in answers}
+    job.generation = job.round = record.generation
+    job.is_member = True
+    job.forget_all_but(record.members)
+    job.conclude({number: met for number, (_, met, _) in said.items()})
+    group = Group.world(job, core, [said[number][0] for number in record.members])
+    return group, {rank: said[number][2] for rank, number in enumerate(record.members)}
+
+
+def _checked(value: Any) -> Tuple[int, List[int], Any]:
+    return int(value["board"]), [int(number) for number in value["met"]], json.loads(value["said"])

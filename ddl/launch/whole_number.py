@@ -1,0 +1,19 @@
+"""Whole numbers on the command line: a file of its own, as cli.py and what it imports both read them."""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from ddl.errors import ConfigError
+
+__all__ = ["whole_number"]
+
+
+def whole_number(option: str, text: Optional[str], least: int = 1) -> Optional[int]:
+    """Return the value of ``option``; None if it was not given. ConfigError if it is no number from ``least`` up."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < least:
+        raise ConfigError(f"{option} {text}: it must be a whole number from {least} up")
+    return int(text)

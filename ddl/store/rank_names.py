@@ -1,0 +1,20 @@
+"""How ranks are named in texts for people."""
+
+from __future__ import annotations
+
+from typing import Iterable, List
+
+__all__ = ["name_ranks"]
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 3``, ``ranks 2, 5`` or ``ranks 2, 5-9`` for ascending ranks."""
+    runs: List[List[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    single = len(runs) == 1 and len(runs[0]) == 1
+    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"{'rank' if single else 'ranks'} {', '.join(names)}"

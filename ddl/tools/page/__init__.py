@@ -1,0 +1,1 @@
+"""``ddl page``: shows a job that has ended, from the file of its history."""

@@ -1,0 +1,43 @@
+"""Makes DDL a backend of ``torch.distributed``: ``import ddl_torch; dist.init_process_group("ddl")``.
+
+torch calls ``_create`` for each new group, on its ranks. What kind of group that is: process_group.py, and for
+``enable_reconfigure=True`` reconfigurable.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from ddl_torch._c10d_lifetime import keep_what_reducers_hold
+from ddl_torch._c10d_monitored_barrier import extend_torch
+from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
+from ddl_torch._streams import GPU_TYPES
+from ddl_torch.process_group import DDLProcessGroup
+from ddl_torch.reconfigurable import ReconfigurableProcessGroup
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Make "ddl" known to ``torch.distributed``. Done by ``import ddl_torch``; again does nothing."""
+    if "DDL" not in dist.Backend._plugins:
+        dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu", *sorted(GPU_TYPES)])
+        register_rendezvous_handler("ddl", by_launcher)  # type: ignore[no-untyped-call]
+        extend_torch(DDLProcessGroup)
+        keep_what_reducers_hold()
+
+
+def _create(options: Any, _: Any) -> DDLProcessGroup:
+    """Called by ``dist.init_process_group`` and ``new_group``, on the ranks of the group."""
+    members, store, seconds = list(options.global_ranks_in_group), options.store, seconds_of(options.timeout)
+    if getattr(options, "enable_reconfigure", False):
+        return ReconfigurableProcessGroup(store, options.group_rank, options.group_size, seconds)
+    default = dist.group.WORLD if members else None
+    if isinstance(default, ReconfigurableProcessGroup):  # its ranks need not be those of DDL's job
+        part = default.communicator.subset(members, timeout=seconds)
+        return DDLProcessGroup(part, part.close, store, seconds)
+    communicator, leave = communicator_for(store, options.group_rank, options.group_size, members, options.timeout)
+    return DDLProcessGroup(communicator, leave, store, seconds)

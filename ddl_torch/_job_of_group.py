@@ -1,0 +1,232 @@
+"""A job of DDL that has just the ranks of one process group, beside the job of the process if it has one.
+
+Whoever wants a group of other ranks makes a new job of them, while the old one still stands; nothing of the old one is
+needed, and a failed attempt leaves it as it was. The ranks meet in torch's store: the new rank 0 claims the attempt,
+serves the new job's store in its own process, and says where. From then on they find one another as ranks of any job.
+
+Every wait has an end, and whoever gives up first says so to all that come later. So an attempt ends alike on all ranks,
+and its number or prefix cannot be used again on any of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, List, NoReturn, Optional, Sequence
+
+from torch._C._distributed_c10d import Store
+
+from ddl import Communicator, CommunicatorError, InvalidArgument, InvalidState, RendezvousError, api
+from ddl.adapter.rendezvous import Identity, Settings, StoreServer, launched
+
+__all__ = ["JobOfGroup", "MeetingAttempt", "MeetingFailed", "RankHandle"]
+
+_KIND = "ddl"
+_CLAIMED, _TOLD = "claimed", "told"  # keys of an attempt
+
+
+class MeetingFailed(RendezvousError, RuntimeError):
+    """The ranks of a new group did not come together. What is written for torch's own backends expects the latter."""
+
+
+@dataclass(frozen=True)
+class RankHandle:
+    """What the ranks of an attempt know of one another beforehand. ``number`` orders those that are given as a set."""
+
+    number: int
+    token: str  # nobody else has it, not even a process that was started in place of this one
+    host: str
+
+    @staticmethod
+    def new(number: int) -> RankHandle:
+        return RankHandle(number, secrets.token_hex(8), socket.gethostname())
+
+    def text(self) -> str:
+        return f"{_KIND}:{self.number}:{self.token}:{self.host}"
+
+    @staticmethod
+    def parse(text: str) -> RankHandle:
+        """Undo ``text``. ``InvalidArgument`` if it is no handle of this backend."""
+        kind, *parts = text.split(":", 3) if isinstance(text, str) else [""]
+        if kind != _KIND or len(parts) != 3 or not parts[0].isdigit():
+            raise InvalidArgument(
+                f"{text!r:.100} is no handle of the backend {_KIND}; pass what get_reconfigure_handle() returns there"
+            )
+        return RankHandle(int(parts[0]), *parts[1:])
+
+
+class MeetingAttempt:
+    """One attempt of the ranks ``handles`` to make a job of themselves; ``own`` is this process's.
+
+    ``store``: torch's, under a prefix that no other attempt has, called ``name`` in errors; ``seconds``: how long it
+    may take. Used once.
+    """
+
+    def __init__(self, store: Store, name: str, own: RankHandle, handles: Sequence[RankHandle], seconds: float) -> None:
+        self._store, self._name, self._own, self._handles = store, name, own, list(handles)
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        if len({handle.token for handle in handles}) < len(handles) or own not in handles:
+            texts = ", ".join(handle.text() for handle in handles)
+            raise InvalidArgument(
+                f"{name}: each rank has one handle, and that of this process, {own.text()}, is one of them; not {texts}"
+            )
+        self._rank = self._handles.index(own)
+        self._who = f"[rank {self._rank}/{len(handles)} host {own.host}] {name}"
+        self._claimed = False
+
+    def run(self, timeout: Optional[float]) -> JobOfGroup:
+        """Meet the others, and return the job. Collective, blocking.
+
+        ``timeout``: seconds of one of its operations (None: DDL_TIMEOUT). Raises ``InvalidState`` if the attempt's
+        number was used before, ``RendezvousError`` naming the ranks that do not come in time.
+        """
+        try:
+            return self._run(timeout)
+        except (RendezvousError, CommunicatorError) as error:
+            raise MeetingFailed(f"{self._who} failed: {error}; the next attempt needs a fresh number") from error
+
+    def _run(self, timeout: Optional[float]) -> JobOfGroup:
+        if self._ask(lambda: self._store.add(f"came/{self._own.token}", 1)) > 1:
+            self._refuse_reuse()
+        if self._rank == 0:
+            self._claim()
+        usual = Settings.from_environ(os.environ)
+        settings = dataclasses.replace(usual, elastic=False, incarnation=-1, start_timeout=self._left())
+        settings = dataclasses.replace(settings, timeout=timeout or usual.timeout)
+        identity, server = Identity(), None
+        try:
+            if len(self._handles) > 1:
+                identity, server = launched.meet(self._launched(), self._share, settings)
+            world = api.begin_job(identity, settings)
+        except BaseException as error:
+            if self._claimed:
+                self._tell_failure(f"{error}")
+            if server is not None:
+                server.close()
+            raise
+        world.job.wait_at_most(self._left())
+        return JobOfGroup(world, server, usual.start_timeout)
+
+    def _launched(self) -> launched.Launched:
+        hosts = [handle.host for handle in self._handles]
+        here = [rank for rank, host in enumerate(hosts) if host == self._own.host]
+        distinct = list(dict.fromkeys(hosts))
+        numbers = here.index(self._rank), len(here), distinct.index(self._own.host), len(distinct)
+        return launched.Launched("torch.distributed", self._rank, len(hosts), *numbers, "")
+
+    # --- in torch's store ---
+
+    def _claim(self) -> None:
+        if self._ask(lambda: self._store.add(_CLAIMED, 1)) > 1:
+            if self._ask(lambda: self._store.check([_TOLD])):
+                self._read()  # raises it if the others have given up
+            self._refuse_reuse()
+        self._claimed = True
+
+    def _share(self, text: Optional[str]) -> str:
+        """Tell the others ``text``, or learn what rank 0 tells."""
+        if text is not None:
+            self._tell({"text": text})
+            return text
+        try:
+            self._store.wait([_TOLD], datetime.timedelta(seconds=self._left()))
+        except RuntimeError as error:
+            if time.monotonic() < self._deadline:
+                self._lost_store(error)
+            self._claimed = self._ask(lambda: self._store.add(_CLAIMED, 1)) == 1  # then nobody can claim it any more
+            raise RendezvousError(
+                f"rank 0 ({self._handles[0].text()}) did not come within {self._seconds:g} s; is its process alive?"
+            ) from None
+        return self._read()
+
+    def _read(self) -> str:
+        told = json.loads(self._ask(lambda: self._store.get(_TOLD)))
+        if told["handles"] != self._texts():
+            self._refuse_reuse()
+        if "failed" in told:
+            raise RendezvousError(f"it has failed already: {told['failed']}")
+        return str(told["text"])
+
+    def _tell(self, what: Any) -> None:
+        self._ask(lambda: self._store.set(_TOLD, json.dumps({"handles": self._texts(), **what})))
+
+    def _tell_failure(self, text: str) -> None:
+        """Let ranks that come later know at once; if the store is gone, they cannot come."""
+        with contextlib.suppress(RendezvousError):
+            self._tell({"failed": text})
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return question()
+        except RuntimeError as error:
+            self._lost_store(error)
+
+    # --- what can go wrong ---
+
+    def _refuse_reuse(self) -> NoReturn:
+        raise InvalidState(
+            f"{self._who} was refused: it was already used, by these ranks or with other handles; each attempt needs a "
+            "fresh one, and the same handles on all its ranks"
+        )
+
+    def _lost_store(self, error: RuntimeError) -> NoReturn:
+        raise RendezvousError(
+            f"torch's store, in which the ranks meet, has ended ({error}); give torch a store that outlives its ranks, "
+            "as torchrun's does"
+        ) from error
+
+    def _left(self) -> float:
+        return max(0.01, self._deadline - time.monotonic())
+
+    def _texts(self) -> List[str]:
+        return [handle.text() for handle in self._handles]
+
+
+class JobOfGroup:
+    """A job and, on its rank 0, the server of its store. ``usual``: seconds that its ranks wait for one another."""
+
+    def __init__(self, world: Communicator, server: Optional[StoreServer], usual: float) -> None:
+        self.world = world
+        self._server = server
+        self._usual = usual
+        self._retired: Any = None
+        if server is not None:
+            atexit.register(self._close_at_exit)
+
+    def settle(self) -> None:
+        """Note that all ranks have come."""
+        self.world.job.wait_at_most(self._usual)
+
+    def leave(self, patience: Optional[float] = None) -> None:
+        """Leave it. Not collective, idempotent.
+
+        Its store goes when all have left, or after ``patience`` seconds (None: those of an operation). Keep this object
+        until the ranks have met again: see ``ddl.api.end_job``.
+        """
+        self._retired = api.end_job(self.world)
+        server, self._server = self._server, None
+        if server is not None:
+            atexit.unregister(self._close_at_exit)
+            limit = self.world.timeout if patience is None else patience
+            atexit.register(server.close_when_alone, limit)  # where this process ends before the thread
+            threading.Thread(target=_end, args=(server, limit), name="ddl-torch", daemon=True).start()
+
+    def _close_at_exit(self) -> None:
+        api.leave_all()  # all jobs: two processes may have the stores of two jobs, and must not wait for one another
+        if self._server is not None:
+            self._server.close_when_alone(self.world.timeout)
+
+
+def _end(server: StoreServer, patience: float) -> None:
+    server.close_when_alone(patience)
+    atexit.unregister(server.close_when_alone)

@@ -1,0 +1,136 @@
+"""Small systems in which a Python runs: where its headers come from, and where its wheels are tried.
+
+A system is a folder with packages of Debian that mmdebstrap has unpacked: a Python, its headers, and what it needs;
+no compiler. It is made once and kept. A Python that no Debian has is one of this machine (pyenv's, for example), in a
+system that has its libraries. Programs for another processor run by qemu.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, List, Optional, Sequence
+
+from ddl.errors import ConfigError
+from release.targets import WheelTarget
+
+__all__ = ["System", "headers", "interpreter", "system_for"]
+
+_SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
+_FOREIGN_SUITE = "bookworm"  # for a Python of this machine
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_ALWAYS = ("base-files", "dash", "coreutils", "libstdc++6")  # numpy needs libstdc++
+_LIBRARIES = ("libssl3", "libffi8", "zlib1g", "libbz2-1.0", "liblzma5", "libreadline8", "libsqlite3-0", "libuuid1")
+_MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
+_HERE = Path(__file__).resolve().parent
+_KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "open-ddl" / "systems"
+
+
+@dataclass(frozen=True)
+class System:
+    """A system at ``root``, with a Python at the path ``python`` in it. ``prefix``: of a Python of this machine."""
+
+    root: Path
+    python: str
+    machine: str
+    prefix: Optional[Path] = None
+
+    def run(self, words: Sequence[str], seconds: float, shared: Path) -> subprocess.CompletedProcess[str]:
+        """Run a program as root of the system, in namespaces of its own; folder ``shared`` is there at /shared."""
+        binds = [f"{shared}:/shared"] + ([f"{self.prefix}:{self.prefix}"] if self.prefix else [])
+        # Nothing is left behind if whoever runs this is killed.
+        namespaces = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--net",
+        ]
+        line = [*namespaces, str(_HERE / "enter.sh"), str(self.root), self.machine, *binds, "--", *words]
+        return subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+
+
+def interpreter(python: str) -> Optional[Path]:
+    """Return a Python of this machine with headers: from PATH, or pyenv's; None if there is none."""
+    for path in _candidates(python):
+        question = "import sys, sysconfig; print('%d.%d' % sys.version_info[:2], sysconfig.get_path('include'))"
+        answer = subprocess.run([str(path), "-c", question], capture_output=True, text=True, check=False).stdout.split()
+        if len(answer) == 2 and answer[0] == python and Path(answer[1], "Python.h").exists():
+            return path.resolve()
+    return None
+
+
+def _candidates(python: str) -> Iterator[Path]:
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    yield from sorted(root.glob(f"versions/{python}.*/bin/python{python}"))
+    on_path = shutil.which(f"python{python}")
+    if on_path:
+        yield Path(on_path)
+
+
+def system_for(target: WheelTarget) -> Optional[System]:
+    """Return a system that runs the target's Python, made if need be; None if there is no such Python here."""
+    suite = _SUITES.get(target.python)
+    if suite is not None:
+        names = [f"python{target.python}", f"python{target.python}-venv", f"libpython{target.python}-dev"]
+        return System(_make(suite, target.machine, names), f"/usr/bin/python{target.python}", target.machine)
+    path = interpreter(target.python)
+    if path is None or target.machine != os.uname().machine:
+        return None
+    return System(_make(_FOREIGN_SUITE, target.machine, _LIBRARIES), str(path), target.machine, path.parents[1])
+
+
+def headers(target: WheelTarget) -> List[Path]:
+    """Return the folders of the headers of a target's Python; ``ConfigError`` if there is none.
+
+    Those of a Python of this machine serve for both processors: what differs says nothing about the interface.
+    """
+    if target.python in _SUITES:
+        system = system_for(target)
+        assert system is not None
+        # Beside the C library's own, which the compiler must not see: it brings those of another one.
+        include = system.root / "headers"
+        return [include / f"python{target.python}", include, _HERE / "include"]
+    path = interpreter(target.python)
+    if path is None:
+        raise ConfigError(
+            f"there is no Python {target.python} with headers on this machine: install it (with pyenv, for example), "
+            "or leave its wheels out with --pythons"
+        )
+    return [path.parents[1] / "include" / f"python{target.python}", _HERE / "include"]
+
+
+def _make(suite: str, machine: str, names: Sequence[str]) -> Path:
+    root = _KEPT / f"{suite}-{machine}-{names[0]}"
+    if (root / "complete").exists():
+        return root
+    if shutil.which("mmdebstrap") is None:
+        raise ConfigError("mmdebstrap is not here: on Debian, apt install mmdebstrap qemu-user-static")
+    shutil.rmtree(root, ignore_errors=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [
+            *("mmdebstrap", "--quiet", "--variant=extract", f"--architectures={_ARCHITECTURES[machine]}"),
+            *('--aptopt=Acquire::Check-Valid-Until "false"', f"--include={','.join([*_ALWAYS, *names])}"),
+            *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", suite, str(root)),
+            f"deb {_MIRROR} {suite} main",  # without its updates, which go away earlier than the suite
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise ConfigError(f"the system {root} cannot be made: {done.stderr}")
+    (root / "shared").mkdir(exist_ok=True)
+    for folder in (root / "usr/include").glob("**/python3.*"):
+        shutil.copytree(folder, root / "headers" / folder.relative_to(root / "usr/include"))
+    (root / "complete").touch()
+    return root

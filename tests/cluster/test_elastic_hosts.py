@@ -1,0 +1,191 @@
+"""Ranks on four hosts come and go, hosts die or are cut off: who has a majority trains on, and nobody else does."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Callable, List, Sequence, Set
+
+import pytest
+import tiers
+from cluster.elastic_hosts import PATIENCE, HostsJob, figures
+
+from lab import FOUR_HOSTS, Cluster, Shape
+
+pytestmark = [pytest.mark.processes, pytest.mark.faults, pytest.mark.alone]
+TWO_PAIRS = Shape(4, racks=2, slots=2)
+PAUSE = 2.0  #: seconds until all survivors have ended a step without the dead
+SILENCE = 7.0  #: seconds until a host that says nothing is taken for gone (ddl/store/address.py)
+PATIENT = ("--elastic-timeout", "3")
+four_hosts = pytest.mark.parametrize("own_cluster", [FOUR_HOSTS], indirect=True, ids=[""])
+
+
+def kill_each(job: HostsJob, victims: Sequence[Callable[[int], Set[int]]], size: int) -> None:
+    """Kill ranks, group after group, each chosen by the number of ranks that there are; print the pauses."""
+    pauses, since = [], 0.0
+    for choose in victims:
+        there = job.full(size, since)
+        ranks = choose(size)
+        since = job.kill([there[rank] for rank in ranks])
+        pauses.append(job.pause(since, [note for rank, note in there.items() if rank not in ranks], PAUSE))
+        size -= len(ranks)
+    job.full(size, since)
+    job.end()
+    print(figures("ranks killed", pauses))
+
+
+def middle(size: int) -> Set[int]:
+    return {size // 2}
+
+
+def first(size: int) -> Set[int]:
+    return {0}
+
+
+def third_host(size: int) -> Set[int]:
+    return {4, 5}
+
+
+def first_host(size: int) -> Set[int]:
+    """Of which ddlrun is left."""
+    return {0, 1}
+
+
+@four_hosts
+def test_a_middle_rank_and_rank_0_are_killed(own_cluster: Cluster, tmp_path: Path) -> None:
+    with HostsJob(own_cluster, tmp_path, "commits", slots=1) as job:
+        kill_each(job, [middle, first], 4)
+        job.check("commits")
+
+
+@four_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "victims"),
+    [("training", 3 * [middle, first]), ("commits", [third_host, first_host])],
+    ids=["ranks", "hosts"],
+)
+def test_ranks_are_killed(
+    own_cluster: Cluster, tmp_path: Path, program: str, victims: List[Callable[[int], Set[int]]]
+) -> None:
+    with HostsJob(own_cluster, tmp_path, program) as job:
+        kill_each(job, victims, 8)
+        job.check(program)
+
+
+@four_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["commits", "training"])
+def test_deaths_at_bad_moments(own_cluster: Cluster, tmp_path: Path, program: str) -> None:
+    """In a commit, in the first step after a change, and while a newcomer is given the state.
+
+    There it is the newcomer, its source or, of eight ranks, another one that dies.
+    """
+    options = ("--max-restarts", "20", "--blacklist-cooldown-range", "1", "1")
+    slots = 2 if program == "commits" else 1  # torch takes long to start
+    with HostsJob(own_cluster, tmp_path, program, *options, slots=slots) as job:
+        source, other, in_step, in_commit = [job.full(4 * slots)[rank].process for rank in range(0, 4 * slots, slots)]
+        since = time.monotonic()
+        newcomer = 4 * slots + 1  # the second of the processes that are started in place of dead ones
+        job.die_at("sync", newcomer, 0.02)
+        job.die_at("commit", in_commit)
+        job.change(lost=[in_commit])
+        job.die_at("step", in_step, 0.055)
+        job.wait_for_death("sync", newcomer)
+        job.die_at("sync", source, 0.02)
+        job.wait_for_death("sync", source)
+        lost = [in_commit, in_step, newcomer, source]
+        if slots == 2:
+            job.die_at("sync", other, 0.02)
+            lost.append(other)
+        joined = {4 * slots + number for number in range(len(lost))} - {newcomer}
+        job.change(lost, joined)
+        assert job.longest_gap(since) < 2 * PAUSE * tiers.slowness()
+        job.end()
+        job.check(program)
+
+
+def link_down(cluster: Cluster) -> None:
+    cluster.link_down("node4")
+
+
+def one_way(cluster: Cluster) -> None:
+    cluster.mute("node3")
+    cluster.deafen("node4")
+
+
+def store_away(cluster: Cluster) -> None:
+    cluster.cut("node1")
+
+
+@four_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cut", "away"), [(link_down, {"node4"}), (one_way, {"node3", "node4"}), (store_away, {"node1"})]
+)
+def test_hosts_are_cut_off(
+    own_cluster: Cluster, tmp_path: Path, cut: Callable[[Cluster], None], away: Set[str]
+) -> None:
+    """The others go on. Who is cut off ends by itself, and says why."""
+    with HostsJob(own_cluster, tmp_path, "commits", *PATIENT) as job:
+        there = job.full(8).values()
+        off, on = [n for n in there if n.host in away], [n for n in there if n.host not in away]
+        since = time.monotonic()
+        cut(own_cluster)
+        election = 4.0 if cut is store_away else 0.0  # and the members that do not come to the new store
+        print(figures("others go on", [job.pause(since, on, SILENCE + 1 + election)]))
+        job.wait_for_ends(off)
+        for note in off:
+            assert re.search(r"LeftOut: .*(cannot be reached from|no majority of) ", job.words(note)), job.words(note)
+        if cut is store_away:
+            assert job.process.wait(PATIENCE) == 1
+            job.let_end()
+            job.wait_for_ends(on)
+        else:
+            job.end()
+        job.check("commits")
+        assert {note.process for note in job.notes if note.moment > since + 1} == {note.process for note in on}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [TWO_PAIRS], indirect=True, ids=[""])
+@pytest.mark.parametrize("killed", [[], [7]], ids=["4 and 4", "4 and 3"])
+def test_two_pairs_without_ddlrun(own_cluster: Cluster, tmp_path: Path, killed: List[int]) -> None:
+    """Its vote is missing, so no half has a majority. Once a rank has died, it has no vote, and 4 of 7 are enough."""
+    with HostsJob(own_cluster, tmp_path, "commits", *PATIENT) as job:
+        there = job.full(8)
+        job.process.kill()
+        there = job.full(8, time.monotonic())
+        if killed:
+            there = job.full(7, job.kill([there[rank] for rank in killed]))
+        since = time.monotonic()
+        own_cluster.split(1)
+        on = [note for note in there.values() if killed and note.host in ("node1", "node2")]
+        off = [note for note in there.values() if note not in on]
+        if on:
+            job.pause(since, on, SILENCE + 5)
+        job.wait_for_ends(off)
+        job.let_end()
+        job.wait_for_ends(on)
+        job.check("commits")
+        assert {note.process for note in job.notes if note.moment > since + 1} == {note.process for note in on}
+
+
+@four_hosts
+@pytest.mark.slow
+def test_a_rank_is_stopped(own_cluster: Cluster, tmp_path: Path) -> None:
+    """The others go on without it after DDL_TIMEOUT. When it goes on, it learns that, and ends."""
+    with HostsJob(own_cluster, tmp_path, "commits", timeout=2) as job:
+        stopped, *others = job.full(8).values()
+        since = time.monotonic()
+        job.signal("STOP", [stopped])
+        job.pause(since, others, 2 + PAUSE)
+        job.signal("CONT", [stopped])
+        job.wait_for_ends([stopped])
+        assert "LeftOut: " in job.words(stopped)
+        job.end()
+        job.check("commits")
+        # When it goes on, it may still note down the step in which it was stopped.
+        later = {note.process for note in job.notes if note.generation > stopped.generation}
+        assert later == {note.process for note in others}

@@ -1,0 +1,100 @@
+"""A process in several jobs: what adapters do by ``begin_job``, ``use_job`` and ``end_job`` of ``ddl/api.py``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranks
+
+pytestmark = pytest.mark.processes
+
+
+def begin(path, rank, size):
+    """Join a job that nobody launched; return its world, and the server of its store, on rank 0."""
+    from ddl import api
+    from ddl.bootstrap import launched
+    from ddl.bootstrap.environ import Settings
+
+    file, settings = Path(path), Settings.from_environ(os.environ)
+
+    def share(text):
+        if text is not None:
+            file.with_suffix(".draft").write_text(text)
+            file.with_suffix(".draft").rename(file)
+        while not file.exists():
+            time.sleep(0.005)
+        return file.read_text()
+
+    who = launched.Launched("a test", rank, size, rank, size, 0, 1, "")
+    identity, server = launched.meet(who, share, settings)
+    assert (server is None) == (rank > 0)
+    return api.begin_job(identity, settings), server
+
+
+def total(communicator):
+    import ddl
+
+    return communicator.allreduce(np.array([communicator.rank + 1]), op=ddl.Sum).item()
+
+
+def beside(folder):
+    import ddl
+    from ddl import api
+
+    world, rank = ddl.world(), ddl.rank()
+    first, server = begin(f"{folder}/first", 2 - rank, 3)
+    assert ddl.world() is world and first.rank == 2 - rank and (total(first), total(world)) == (6, 6)
+    if rank < 2:
+        second, other = begin(f"{folder}/second", rank, 2)
+        for _ in range(3):
+            assert (total(second), total(world)) == (3, 6)
+        api.use_job(second)
+        assert ddl.world() is second and ddl.size() == 2 and total(world) == 6
+        kept = api.end_job(second)
+        assert kept is api.end_job(second) and not ddl.is_initialized()
+        with pytest.raises(ddl.InvalidState, match="was shut down"):
+            total(second)
+        api.use_job(world)
+        if other is not None:
+            other.close_when_alone(10)
+    else:
+        for _ in range(4):
+            total(world)
+    assert total(first) == 6
+    if server is None:
+        return
+    api.end_job(first)
+    begun = time.monotonic()
+    server.close_when_alone(20)  # the others have not left: they do so when they end, one after the other
+    assert time.monotonic() - begun < 10
+
+
+def test_several_jobs_in_a_process(tmp_path) -> None:
+    ranks.run(3, beside, str(tmp_path))
+
+
+def a_child(folder, victim):
+    """A child holds nothing of its parent's jobs open: the end of the parent is seen."""
+    import ddl
+
+    world, _ = begin(f"{folder}/job", ddl.rank(), 2)
+    assert total(world) == 3
+    if ddl.rank() == victim:
+        if os.fork() == 0:
+            ranks.answers.close()
+            time.sleep(3)
+            os._exit(0)
+        os._exit(9)
+    begun = time.monotonic()
+    with pytest.raises(ddl.PeerLost):
+        total(world)
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_child_of_a_process_holds_nothing_open(victim, tmp_path) -> None:
+    ranks.run(2, a_child, str(tmp_path), victim, may_die=[victim])

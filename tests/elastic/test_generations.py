@@ -1,0 +1,223 @@
+"""Ranks are lost and join, the store is lost: who is left makes the next generation, and its sums are right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+from elastic import elastic_job
+from elastic.elastic_job import ElasticJob
+
+import ddl
+from ddl.adapter import generation
+from ddl.adapter.fence import fenced
+
+
+def train() -> Dict[str, Any]:
+    """Add up what ranks give, step by step, until the test has seen enough; go on whatever happens to others."""
+    finished, errors = 0, []
+    sizes: List[int] = []
+    x = np.ones(1000, np.float32)
+    if not generation.is_member():
+        finished = generation.next_generation(finished=0).said[0]["finished"]
+    while True:
+        try:
+            ended = ddl.allreduce(np.array([elastic_job.may_end(), 1.0]), op="sum")
+            assert (ddl.allreduce(x, op="sum") == ddl.size()).all()
+            assert ended[1] == ddl.size()
+            finished += 1
+            if sizes[-1:] != [ddl.size()]:
+                sizes.append(ddl.size())
+            elastic_job.reached(finished)
+            if ended[0]:
+                break
+            if generation.begin_step(finished):
+                said = generation.next_generation(finished=finished).said
+                assert {rank["finished"] for rank in said.values() if not rank["newcomer"]} == {finished}
+        except ddl.CommunicatorError as error:
+            errors.append(str(error))
+            while True:
+                try:
+                    said = generation.next_generation(finished=finished).said
+                    break
+                except ddl.CommunicatorError:
+                    assert ddl.is_initialized()
+            steps = [rank["finished"] for rank in said.values() if not rank["newcomer"]]
+            assert max(steps) - min(steps) <= 1
+            finished = max(steps)
+    metrics = ddl.metrics()
+    assert (metrics.generation > 0) == (metrics.paused_seconds > 0) == (ddl.world().job.generation > 0)
+    return {"rank": ddl.rank(), "size": ddl.size(), "finished": finished, "sizes": sizes, "errors": errors}
+
+
+def ended(job: ElasticJob) -> List[Dict[str, Any]]:
+    """Let it end; return the answers in the order of the ranks, which all have made the same steps."""
+    answers = sorted(job.finish().values(), key=lambda answer: answer["rank"])
+    assert [answer["rank"] for answer in answers] == list(range(len(answers)))
+    assert {answer["size"] for answer in answers} == {len(answers)}
+    assert len({answer["finished"] for answer in answers}) == 1
+    return answers
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_rank_is_killed(victim: int) -> None:
+    with ElasticJob(4, train) as job:
+        job.wait_until(5)
+        job.kill(victim)
+        job.wait_for_generation(1)
+        job.wait_until(max(job.steps().values()) + 5)
+        answers = ended(job)
+        assert job.news[0]["members"] == [i for i in range(4) if i != victim]
+    assert len(answers) == 3
+    for answer in answers:
+        assert answer["sizes"] == [4, 3]
+        assert [f"lost rank {victim} " in error for error in answer["errors"]] == [True]
+
+
+def test_one_after_the_other_down_to_one() -> None:
+    with ElasticJob(4, train) as job:
+        for number, victim in enumerate((1, 0, 3), 1):
+            job.wait_until(max(job.steps().values(), default=0) + 5)
+            job.kill(victim)
+            job.wait_for_generation(number)
+        job.wait_until(max(job.steps().values()) + 5)
+        (answer,) = ended(job)
+    assert answer["sizes"] == [4, 3, 2, 1]
+    # Ranks are called by their numbers of that moment.
+    for error, lost in zip(answer["errors"], ("rank 1 ", "rank 0 ", "rank 1 ")):
+        assert f"lost {lost}" in error
+
+
+def test_all_but_one_at_once() -> None:
+    """Their votes are in their cells: one rank decides for all of them, since their ends are certain."""
+    with ElasticJob(4, train) as job:
+        job.wait_until(5)
+        job.kill(0, 1, 3)
+        job.wait_for_generation(1)
+        job.wait_until(max(job.steps().values()) + 5)
+        (answer,) = ended(job)
+    assert answer["sizes"][0] == 4 and answer["sizes"][-1] == 1
+
+
+@pytest.mark.parametrize("victims", [(), (2,), (0,)])
+def test_the_store_is_lost_and_then_a_rank(victims: List[int]) -> None:
+    with ElasticJob(3, train) as job:
+        job.wait_until(5)
+        job.end_store()
+        job.wait_until(max(job.steps().values()) + 30)  # nobody stops because of that
+        job.kill(*victims)
+        job.wait_until(max(job.steps().values()) + 30)
+        answers = ended(job)
+    for answer in answers:
+        assert answer["sizes"] == [3, 3 - len(victims)][: 1 + len(victims)]
+        assert len(answer["errors"]) == len(victims)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_store_and_the_first_rank_are_lost_at_once(size: int) -> None:
+    with ElasticJob(size, train) as job:
+        job.wait_until(5)
+        job.kill(0)
+        job.end_store()
+        job.wait_until(max(job.steps().values()) + 10)
+        answers = ended(job)
+    for answer in answers:
+        assert answer["sizes"] == [size, size - 1]
+        assert "lost rank 0 " in answer["errors"][0]
+
+
+def test_two_join_and_no_step_is_made_twice() -> None:
+    with ElasticJob(2, train) as job:
+        job.wait_until(5)
+        for number in (1, 2):
+            newcomer = job.join()
+            news = job.wait_for_generation(number)
+            assert news["members"] == list(range(newcomer + 1)) and news["lost"] == {}
+            job.wait_until(max(job.steps().values()) + 5)
+        answers = ended(job)
+    assert [answer["sizes"] for answer in answers] == [[2, 3, 4], [2, 3, 4], [3, 4], [4]]
+    assert [answer["errors"] for answer in answers] == [[]] * 4
+
+
+def test_a_rank_joins_in_place_of_one_that_was_killed() -> None:
+    with ElasticJob(3, train) as job:
+        job.wait_until(5)
+        job.lose(1)
+        job.gain(steps=5)
+        answers = ended(job)
+    assert [answer["sizes"] for answer in answers] == [[3, 2, 3], [3, 2, 3], [3]]
+
+
+def test_a_rank_is_asked_to_leave() -> None:
+    with ElasticJob(3, leave_when_asked) as job:
+        job.wait_until(5)
+        job.leaving.append(1)
+        job.store.remove(1)
+        assert job.wait_for_generation(1)["lost"] == {1: "it was asked to leave"}
+        job.wait_until(max(job.steps().values()) + 5, ranks_there=2)
+        answers = job.finish()
+    assert answers[1] == "0"  # it ended as if all were done
+    assert [answers[i]["errors"] for i in (0, 2)] == [[], []]  # nothing was interrupted
+
+
+def leave_when_asked() -> Any:
+    try:
+        return train()
+    except (ddl.LeftOut, SystemExit) as error:
+        return str(error)
+
+
+def write_when_woken(path: str) -> str:
+    """Train; after having been stopped, write a file before anything else is done."""
+    finished, errors = 0, 0
+    while not errors and not elastic_job.may_end():
+        before = time.monotonic()
+        try:
+            ddl.allreduce(np.ones(1))
+        except ddl.CommunicatorError:
+            errors += 1
+        finished += 1
+        elastic_job.reached(finished)
+        if os.environ["DDL_RANK"] == "1" and time.monotonic() - before > 0.5:
+            break
+    try:
+        with fenced(path) as draft:
+            draft.write_text(f"of rank {os.environ['DDL_RANK']}")
+    except ddl.LeftOut as error:
+        return str(error)
+    return "written"
+
+
+def test_a_stopped_rank_writes_no_file_when_it_wakes(tmp_path: Path) -> None:
+    with ElasticJob(3, write_when_woken, str(tmp_path / "file"), env={"DDL_TIMEOUT": "1"}) as job:
+        job.wait_until(5)
+        job.kill(1, number=signal.SIGSTOP)
+        while not (tmp_path / "file").exists():  # the others have gone on
+            time.sleep(0.01)
+        job.leaving += [0, 1, 2]
+        job._killed.remove(1)
+        os.kill(job._processes[1].pid, signal.SIGCONT)
+        answers = job.finish()
+    assert "in the job no more" in answers[1] and answers[0] == "written"
+    assert (tmp_path / "file").read_text() in ("of rank 0", "of rank 2")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_stopped_rank_is_left_out_and_learns_it() -> None:
+    with ElasticJob(3, leave_when_asked, env={"DDL_TIMEOUT": "1"}) as job:
+        job.wait_until(5)
+        job.kill(1, number=signal.SIGSTOP)
+        news = job.wait_for_generation(1)
+        assert news["members"] == [0, 2]
+        job.leaving.append(1)
+        job._killed.remove(1)
+        os.kill(job._processes[1].pid, signal.SIGCONT)
+        job.wait_until(max(job.steps().values()) + 5, ranks_there=2)
+        answers = job.finish()
+    assert "in the job no more" in answers[1]
+    assert answers[0]["sizes"] == [3, 2]

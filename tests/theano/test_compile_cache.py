@@ -1,0 +1,47 @@
+"""Ranks of a host share Theano's folder of compiled code: what one writes there is whole for all others."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+pytest.importorskip("theano", reason="needs Theano: make test-theano")
+
+from theano.gof import cmodule
+
+import ddl_theano  # noqa: F401
+
+
+def keys_in(path):
+    with open(path, "rb") as file:
+        return pickle.load(file).keys
+
+
+class KeyThatLooks(tuple):
+    """A key that notes, as it is pickled, what another process would read at that moment."""
+
+    def __reduce__(self):
+        KeyThatLooks.read = keys_in(KeyThatLooks.path)
+        return tuple, (tuple(self),)
+
+
+def test_a_file_of_keys_is_never_seen_half_written(tmp_path):
+    KeyThatLooks.path = str(tmp_path / "key.pkl")
+    data = cmodule.KeyData({(1, "first")}, "hash", KeyThatLooks.path, str(tmp_path / "mod.so"))
+    data.save_pkl()
+    data.add_key(KeyThatLooks((1, "second")))
+    assert KeyThatLooks.read == {(1, "first")}
+    assert keys_in(KeyThatLooks.path) == {(1, "first"), (1, "second")}
+    assert [file.name for file in tmp_path.iterdir()] == ["key.pkl"]
+
+
+def test_keys_that_cannot_be_written_leave_no_file(tmp_path):
+    """So does Theano: what is compiled then serves this process only."""
+    path = tmp_path / "key.pkl"
+    data = cmodule.KeyData({(1, "first")}, "hash", str(path), str(tmp_path / "mod.so"))
+    data.save_pkl()
+    local = type("Local", (tuple,), {"__module__": __name__})  # pickle does not find it by its name
+    with pytest.raises(pickle.PicklingError):
+        data.add_key(local((1, "second")))
+    assert not list(tmp_path.iterdir())
