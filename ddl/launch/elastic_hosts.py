@@ -202,9 +202,9 @@ class ElasticHosts:
         self._cause = f"host {event.host} was lost: {event.why}"
         for process in [self._alive[incarnation] for incarnation in host.processes.values()]:
             self._forget(process)
-            if process.leaving:
+            if process.leaving and not process.left_out:
                 self.left += 1
-            else:
+            else:  # also if the others went on without it before its host was seen to be lost
                 self._count_as_lost(process, self._cause)
         self.blamed = -1
         if host.name in self._options.returning:

@@ -33,6 +33,15 @@ def test_a_host_that_returns_gets_its_processes() -> None:
     assert (job.machine.lost, job.machine.came, job.machine.restarts, job.machine.resets) == (2, 2, 2, 1)
 
 
+def test_a_lost_host_without_which_the_others_went_on_before_is_lost_and_has_not_left() -> None:
+    """Whichever is seen first: the next generation, or the end of the connection to the host."""
+    job = pods(6, max_restarts=3)
+    job.form(1, 0, 1, 4, 5)
+    lose(job, "b")
+    assert started(job.handle(HostReturned("b"))) == [(6, "b", 0), (7, "b", 1)]
+    assert (job.machine.lost, job.machine.left, job.machine.restarts, job.machine.resets) == (2, 0, 2, 1)
+
+
 def test_a_lost_host_gets_nothing_before_it_returns_also_after_a_cool_down() -> None:
     job = pods(6, cooldown_range=(1.0, 2.0))
     lose(job, "b")

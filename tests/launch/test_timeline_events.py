@@ -34,6 +34,10 @@ class Job:
         call = TracedCall(number, kind, None, begun, ended, "ended", None)
         return call._replace(**more)
 
+    def submitted(self, rank: int, number: int, times: Times) -> TracedCall:
+        """Return a call that did not wait for its end."""
+        return self.call(rank, number, times, submitted=self.timeline._began + (times[0] or 0.0))
+
     def take(self, rank: int, *calls: TracedCall, size: int = 2, missing: int = 0, offset: float = 0.0) -> None:
         messages = any(call.kind.collective in ("send", "recv") for call in calls)
         about = (rank, rank, "h", self.timeline._began + 9, 0, tuple(range(size)), rank, messages, missing)
@@ -112,11 +116,19 @@ def test_messages_of_which_some_are_missing_are_not_matched(job: Job) -> None:
 
 def test_clocks_that_are_wrong_are_found(job: Job, tmp_path: Path) -> None:
     for number in range(1, 4):
-        job.take(0, job.call(0, number, (number, number + 0.5)))
-        job.take(1, job.call(1, number, (number + 0.4, number + 0.5)), offset=-0.3)
+        job.take(0, job.submitted(0, number, (number, number + 0.5)))
+        job.take(1, job.submitted(1, number, (number + 0.4, number + 0.5)), offset=-0.3)
     assert totals(job.end())["impossible_us"] == pytest.approx(200e3)
     said = summary(job.path)
     assert "do not trust the clocks: in 3 of 3 operations" in said and "by up to 200 ms" in said
+
+
+def test_a_rank_that_lost_the_processor_before_it_began_to_wait_says_nothing_of_clocks(job: Job) -> None:
+    """The clock is read then. By then it had taken part, and the other had ended."""
+    job.take(0, job.submitted(0, 1, (1.0, 1.5)))
+    job.take(1, job.call(1, 1, (1.7, 1.8)))
+    sums = totals(job.end())
+    assert sums["checked"] == sums["impossible"] == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

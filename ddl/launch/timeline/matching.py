@@ -62,10 +62,11 @@ class MatchedCalls:
     def too_early(self) -> Optional[int]:
         """By how many nanoseconds a rank seems to have ended before the last one called; None: that may well be.
 
-        More than the errors of the clocks: the clocks are wrong.
+        More than the errors of the clocks: the clocks are wrong. None, too, if the last caller waited in its call: its
+        clock is read when it begins to wait. By then it has taken part, and others may have ended before that.
         """
         last = self.last
-        if last is None or last.called is None or last.kind.collective not in ALL_WAIT:
+        if last is None or last.called is None or last.blocking or last.kind.collective not in ALL_WAIT:
             return None
         ends = [part.ended for part in self.parts if part is not last and part.ended is not None]
         return max(0, last.called - min(ends)) if ends else None
