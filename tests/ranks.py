@@ -65,10 +65,14 @@ def meet() -> None:
 
     DDL takes no part: a rank that dies right afterwards interrupts nothing that another one has under way.
     """
-    folder, number = Path(os.environ["RANKS_FOLDER"]), next(_meetings)
+    folder, number, size = Path(os.environ["RANKS_FOLDER"]), next(_meetings), int(os.environ["DDL_SIZE"])
     (folder / f"{number}.{os.environ['DDL_RANK']}").touch()
-    while len(list(folder.glob(f"{number}.*"))) < int(os.environ["DDL_SIZE"]):
-        time.sleep(0.005)
+    deadline = time.monotonic() + 100
+    while any(not (folder / f"{number}.{rank}").exists() for rank in range(size)):
+        if time.monotonic() > deadline:
+            came = sorted(int(file.suffix[1:]) for file in folder.glob(f"{number}.*"))
+            raise TimeoutError(f"only ranks {came} of {size} came to meeting {number} within 100 s")
+        time.sleep(0.002)
 
 
 def environment(rank: int, size: int, store: str, secret: str, local: Optional[Sequence[int]] = None) -> Dict[str, str]:
@@ -137,9 +141,15 @@ def _main(
 
         if "torch" in sys.modules and "OMP_NUM_THREADS" in env:  # it was loaded without that
             sys.modules["torch"].set_num_threads(int(env["OMP_NUM_THREADS"]))
+        if "theano" in sys.modules:  # so was this: ddlrun gives each rank a folder of compiled code
+            folder = vars(type(sys.modules["theano"].config))["compiledir"]
+            folder.val = folder.filter(f"{folder.val}-rank{env['DDL_LOCAL_RANK']}")
+        function = _load(path, name)
         if initialise:
             ddl.init()
-        answer = ("ok", _load(path, name)(*args))
+            if "DDL_ELASTIC" not in os.environ:  # there ranks come and go; of others all are there when a test begins
+                meet()
+        answer = ("ok", function(*args))
         ddl.shutdown()
     except BaseException:
         answer = ("error", traceback.format_exc())

@@ -17,6 +17,7 @@ LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE
 MASTER_ADDR, _PORT     an address of rank 0's host, and a port that is kept for it there; for ``torch.distributed``
 OMP_NUM_THREADS        the cores divided among the ranks, unless it is set or there is one rank
 TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS  the same number, for TensorFlow, which does not read the one before
+THEANO_FLAGS           with a folder of compiled code for each rank of a host, unless they name one
 PYTHONUNBUFFERED       1 unless it is set, so that output shows when it is written
 =====================  ==========================================================================================
 
@@ -42,6 +43,7 @@ __all__ = [
     "meeting_point",
     "newcomer",
     "rank_environ",
+    "theano_flags",
     "threads_of_ranks",
 ]
 
@@ -59,6 +61,10 @@ _NUMBERS = {
 
 #: By these, libraries that compute are told how many threads to have.
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+#: The flags by which a user names the folder itself, and Theano's own name for it in ``base_compiledir``.
+_FOLDERS_OF_THEANO = ("compiledir", "compiledir_format")
+_FOLDER_OF_THEANO = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
 
 
 @contextlib.contextmanager
@@ -89,6 +95,18 @@ def threads_of_ranks(config: RunConfig, local_size: int, base: Mapping[str, str]
     return {name: share for name in THREADS if name not in base and name not in dict(config.environ)}
 
 
+def theano_flags(flags: str, rank: Identity) -> str:
+    """Return Theano's flags, so that each rank of a host compiles into a folder of its own.
+
+    Theano 1.0.5 locks a folder that processes share, but they read some files of it without the lock. So the second
+    rank could find files gone while the first one compiled, and ended at once. What the user says of folders stays.
+    """
+    if rank.local_size == 1 or any(flag.partition("=")[0].strip() in _FOLDERS_OF_THEANO for flag in flags.split(",")):
+        return flags
+    own = f"compiledir_format={_FOLDER_OF_THEANO}-rank{rank.local_rank}"
+    return f"{flags},{own}" if flags else own
+
+
 def newcomer(identity: Identity) -> Dict[str, str]:
     """Return what a process is told beside its environment if it is not among those that the job begins with."""
     return {INCARNATION: str(identity.rank)}
@@ -106,4 +124,7 @@ def rank_environ(config: RunConfig, rank: Identity, base: Mapping[str, str]) -> 
     if config.elastic is not None:
         environ[ELASTIC] = "1"
     environ.update(threads_of_ranks(config, rank.local_size, base))
+    flags = theano_flags(environ.get("THEANO_FLAGS", ""), rank)
+    if flags:
+        environ["THEANO_FLAGS"] = flags
     return environ

@@ -116,6 +116,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+#: The default of ``compiledir_format`` in Theano 1.0.5 (tests/theano/test_compile_cache.py).
+THEANOS_FOLDER = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
+
+
 def environ_of(rank: int, size: int, base: Dict[str, str], *options: str) -> Dict[str, str]:
     config = parsed("-np", str(size), *options, "true")
     return rank_environ(config, Identity(rank, size, rank, size, 0, 1, "127.0.0.1:1", bytes(32)), base)
@@ -136,8 +140,17 @@ def test_what_a_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "DDL_STORE": "127.0.0.1:1",
         "DDL_SECRET": "00" * 32,
         **dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "2"),
+        "THEANO_FLAGS": f"compiledir_format={THEANOS_FOLDER}-rank1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def test_each_rank_of_a_host_has_its_own_folder_of_theano_unless_the_user_chose() -> None:
+    flags = environ_of(1, 2, {"THEANO_FLAGS": "device=cpu,base_compiledir=/here"})["THEANO_FLAGS"]
+    assert flags == f"device=cpu,base_compiledir=/here,compiledir_format={THEANOS_FOLDER}-rank1"
+    assert "THEANO_FLAGS" not in environ_of(0, 1, {})
+    for chosen in ("compiledir=/here", "device=cpu, compiledir_format=all"):
+        assert environ_of(1, 2, {"THEANO_FLAGS": chosen})["THEANO_FLAGS"] == chosen
 
 
 def test_threads_are_divided_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:

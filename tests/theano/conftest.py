@@ -1,6 +1,6 @@
 """Theano for its tests: compiled code is kept in build/, in a folder for each worker, so that none waits for another.
 
-The ranks of a test share that folder: the first one compiles, the others wait for its lock. Theano imports what Python
+Each rank of a test has a folder of its own there (tests/ranks.py), as ddlrun gives it one. Theano imports what Python
 and numpy warn of by now.
 """
 

@@ -1,16 +1,19 @@
-"""Ranks of a host share Theano's folder of compiled code: what one writes there is whole for all others."""
+"""Ranks of a host have a folder of compiled code each; in one that they share, what one writes is whole for others."""
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
+import ranks
 
 pytest.importorskip("theano", reason="needs Theano: make test-theano")
 
 from theano.gof import cmodule
 
 import ddl_theano  # noqa: F401
+from ddl.launch import rank_environ
 
 
 def keys_in(path):
@@ -45,3 +48,22 @@ def test_keys_that_cannot_be_written_leave_no_file(tmp_path):
     with pytest.raises(pickle.PicklingError):
         data.add_key(local((1, "second")))
     assert not list(tmp_path.iterdir())
+
+
+def where_it_compiles():
+    import theano
+
+    return theano.config.compiledir, theano.function([], theano.tensor.ones(3))().sum()
+
+
+@pytest.mark.processes
+def test_each_rank_has_its_own_folder():
+    (first, _), (second, total) = ranks.run(2, where_it_compiles)
+    assert first.endswith("-rank0") and second.endswith("-rank1") and os.path.dirname(first) == os.path.dirname(second)
+    assert total == 3
+
+
+def test_ddlrun_knows_how_theano_names_its_folder():
+    from theano import config
+
+    assert vars(type(config))["compiledir_format"].default == rank_environ._FOLDER_OF_THEANO
