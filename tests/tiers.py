@@ -1,25 +1,23 @@
 """Two tiers of tests: ``--fast`` runs those that are not marked ``slow`` (``make test``), else all run; a plugin.
 
-The fast tier is one that people wait for. So a test that takes longer than ``LIMIT`` fails, unless it is marked
-``slow``. Seconds are those of a machine like ours with nothing else to do. After a test that took longer, a loop of a
-known length is timed, and the processes that want a core are counted: where the loop takes three times as long, or
-three processes want each core, the test may take three times as long, too. Where all tests are run nobody waits; there
-a test fails at ``LENIENT`` times the limit only. With a real GPU (``--driver real``) tests do more, and have no limit.
+Of a test that is marked ``few(3)`` the fast tier runs three of its cases, always the same ones. They are drawn at
+random, as every n-th case of a product of parameters would have the same value of one of them.
+
+The fast tier is one that people wait for, so a test of it should take no more than ``LIMIT`` seconds. No test fails for
+having taken longer: machines differ, and so does what else they do. The ten that took longest are named at the end, and
+whoever reads that makes them faster, or marks them.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from typing import Iterator, List
+import random
+from typing import Dict, List, Set, Tuple
 
-import drivers
 import pytest
 import ranks
 
-LIMIT = 5.0  #: seconds of a test that is not slow, without its fixtures
-LENIENT = 3.0
-_LOOPS, _LOOP_SECONDS = 2_000_000, 0.045  #: where the marks were given (CPython 3.11)
+LIMIT = 5.0  #: seconds of a test that is not slow, without its fixtures, on two cores with nothing else to do
+NAMED = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,17 +30,22 @@ def is_slow(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
     if config.option.fast:
-        config.hook.pytest_deselected(items=[item for item in items if is_slow(item)])
-        items[:] = [item for item in items if not is_slow(item)]
+        left_out = too_many(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out or is_slow(item)])
+        items[:] = [item for item in items if item not in left_out and not is_slow(item)]
 
 
-def slowness() -> float:
-    """Return how much slower a loop is than on our machine, or how many processes want each core; at least 1."""
-    begin = time.perf_counter()
-    for _ in range(_LOOPS):
-        pass
-    loop = (time.perf_counter() - begin) / _LOOP_SECONDS
-    return max(1.0, loop, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+def too_many(items: List[pytest.Item]) -> Set[pytest.Item]:
+    """Return the cases of tests marked ``few`` that the fast tier leaves out; those marked ``slow`` do not count."""
+    cases: Dict[str, List[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") is not None and not is_slow(item):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: Set[pytest.Item] = set()
+    for test, group in cases.items():
+        (count,) = next(group[0].iter_markers("few")).args
+        left_out.update(random.Random(test).sample(group, max(0, len(group) - count)))
+    return left_out
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -51,16 +54,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         ranks.prepare(item.path)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report: pytest.TestReport = yield
-    timed = report.when == "call" and report.passed and not is_slow(item) and not drivers.is_real()
-    if timed and report.duration > LIMIT:
-        limit = LIMIT * slowness() * (1 if item.config.option.fast else LENIENT)
-        if report.duration > limit:
-            report.outcome = "failed"
-            report.longrepr = (
-                f"{item.nodeid} took {report.duration:.1f} s, and {limit:.1f} s are what a test of the fast tier may "
-                "take on this machine now. Make it faster, or mark it with @pytest.mark.slow"
-            )
-    return report
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that took too long for the fast tier."""
+    took: List[Tuple[float, str]] = []
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "call" and report.duration > LIMIT and "slow" not in report.keywords:
+                took.append((report.duration, report.nodeid))
+    if took:
+        terminalreporter.write_line(
+            f"over {LIMIT:.0f} s, which is long for `make test`, took {len(took)} that are not marked slow:"
+        )
+    for seconds, test in sorted(took, reverse=True)[:NAMED]:
+        terminalreporter.write_line(f"  {seconds:5.1f} s  {test}")
