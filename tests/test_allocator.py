@@ -43,7 +43,7 @@ def faults(tune: str = "", **environ: str) -> int:
     """In a process of its own, with ``tune`` run at its start."""
     own = {name: value for name, value in os.environ.items() if name not in malloc_settings.environ()}
     line = [sys.executable, "-c", FAULTS.format(tune=tune)]
-    done = subprocess.run(line, env={**own, **environ}, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, env={**own, **environ}, capture_output=True, text=True, timeout=240, check=True)
     return int(done.stdout)
 
 

@@ -164,6 +164,7 @@ def simulations() -> List[str]:
     return re.findall(r"^    (ddl simulate .*?)(?: +#.*)?$", (ROOT / "docs" / "simulate.md").read_text(), re.MULTILINE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", simulations())
 def test_commands_of_simulate_md_run(command: str, machine_of_the_document: Path):
     line = [sys.executable, "-m", "ddl.tools", *command.split()[1:]]

@@ -29,7 +29,7 @@ def build(checkout: Path, environ: Optional[Dict[str, str]] = None) -> Path:
     code = "import runpy, sys; print(runpy.run_path(sys.argv[1], run_name='setup')['build']('engine', 'engine'))"
     line = [sys.executable, "-c", code, str(checkout / "setup.py")]
     done = subprocess.run(
-        line, env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=100, check=False
+        line, env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(done.stdout.splitlines()[-1])
@@ -71,7 +71,7 @@ def test_what_another_compiler_built_is_discarded(tmp_path: Path) -> None:
 
 def discard(environment: Path) -> str:
     line = [str(ROOT / "environments" / "discard_foreign.sh"), environment.name]
-    done = subprocess.run(line, cwd=environment.parent, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, cwd=environment.parent, capture_output=True, text=True, timeout=240, check=True)
     return done.stderr
 
 

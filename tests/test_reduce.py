@@ -137,6 +137,7 @@ def random_values(dtype: str, count: int, rng: np.random.Generator) -> np.ndarra
     return values
 
 
+@pytest.mark.few(45)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,6 +167,7 @@ def test_destination_may_be_any_source(dtype: str, kernels: str):
                     assert views[i].tobytes() == srcs[i].tobytes()
 
 
+@pytest.mark.few(43)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("op", ["average", "max"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,6 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import DefaultDict, Iterator, List, Tuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 SAY_NOTHING = {"one", "found", "mine", "some", "made"}
 PACKAGES = ("ddl", "ddl_torch", "ddl_tensorflow", "ddl_caffe", "ddl_chainer", "ddl_theano", "benchmarks", "lab")
@@ -36,6 +38,7 @@ def parsed(*folders: str) -> Iterator[Tuple[Path, ast.AST]]:
             yield file.relative_to(ROOT), ast.parse(file.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_names_say_what_they_are_for() -> None:
     files = list(parsed(*PACKAGES, "examples", "tests"))
     assert len(files) > 400

@@ -81,4 +81,4 @@ def summary(path: Path, *options: str) -> str:
     """Return what ``ddl timeline`` says."""
     tool = [sys.executable, "-m", "ddl.tools", "timeline", str(path), *options]
     environ = {**os.environ, "PYTHONPATH": ROOT}
-    return subprocess.run(tool, capture_output=True, text=True, check=True, env=environ, timeout=60).stdout
+    return subprocess.run(tool, capture_output=True, text=True, check=True, env=environ, timeout=240).stdout

@@ -49,6 +49,7 @@ def test_a_rank_that_is_slower_is_found_alone_and_by_how_much() -> None:
     assert verdicts.last[2] == pytest.approx(0.5 * own.mean(), rel=0.2)
 
 
+@pytest.mark.slow
 def test_nobody_is_late_in_healthy_jobs() -> None:
     """Pauses, wandering speeds and neighbours that move about: once, one job of a hundred was accused."""
     accused = [kind for kind, job, luck in jobs(120, 60.0, 7) if judge(job, HEALTHY[kind](job, luck), luck).first]

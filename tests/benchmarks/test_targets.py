@@ -135,6 +135,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd="/", env=environ, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.few(2)
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("message", "options"),

@@ -60,6 +60,7 @@ def bench(*options: str, path: Sequence[str] = (), cwd: Path = ROOT) -> subproce
 # --- the models ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name, millions", [("digits", 0.16), ("resnet", 25), ("transformer", 10)])
 def test_models_have_the_stated_size_and_learn(name: str, millions: float) -> None:
     from benchmarks.training.models import MODELS, loss_of

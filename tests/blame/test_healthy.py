@@ -116,6 +116,7 @@ def calls_of(dumps: Sequence[RankDump]) -> List[RecordedOperation]:
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_healthy_histories_accuse_nobody(part: int) -> None:
     under_way = impatient = 0

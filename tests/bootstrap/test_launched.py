@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Dict
 
 import pytest
+from ports import held_port
 
 from ddl.bootstrap import launched
 from ddl.bootstrap.environ import Identity
@@ -101,18 +102,16 @@ def rank(number: int) -> Launched:
 def test_the_file_is_for_this_user_alone_and_an_old_one_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "new" / "job.json"
     path.parent.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        old = {"secret": "00", "addresses": [f"127.0.0.1:{gone.getsockname()[1]}"]}
-    path.write_text(json.dumps(old))
     got = []
-    reader = threading.Thread(target=lambda: got.append(launched._by_file(path, None, rank(1), 20)))
-    reader.start()
-    time.sleep(0.2)
-    assert not got
-    with socket.create_server(("127.0.0.1", 0)) as alive:
+    reader = threading.Thread(target=lambda: got.append(launched._by_file(path, None, rank(1), 60)))
+    with held_port() as gone, socket.create_server(("127.0.0.1", 0)) as alive:
+        path.write_text(json.dumps({"secret": "00", "addresses": [f"127.0.0.1:{gone}"]}))
+        reader.start()
+        time.sleep(0.2)
+        assert not got
         new = json.dumps({"secret": "11", "addresses": [f"127.0.0.1:{alive.getsockname()[1]}"]})
-        assert launched._by_file(path, new, rank(0), 20) == new
-        reader.join(20)
+        assert launched._by_file(path, new, rank(0), 60) == new
+        reader.join(100)
     assert got == [new]
     assert os.stat(path).st_mode & 0o777 == 0o600 and [entry.name for entry in path.parent.iterdir()] == ["job.json"]
 
@@ -128,33 +127,33 @@ def test_hosts_that_share_no_directory(tmp_path: Path) -> None:
 
 
 def test_rank_0_that_cannot_be_reached_is_said_with_its_addresses() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    with pytest.raises(RendezvousError, match=f"rank 1 cannot reach rank 0's store at 127.0.0.1:{port}.*DDL_INTERFACE"):
-        launched._first_that_answers([f"127.0.0.1:{port}"], rank(1))
+    with held_port() as port:
+        text = f"rank 1 cannot reach rank 0's store at 127.0.0.1:{port}.*DDL_INTERFACE"
+        with pytest.raises(RendezvousError, match=text):
+            launched._first_that_answers([f"127.0.0.1:{port}"], rank(1))
 
 
 def wait_for_a_rank(server: StoreServer) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not server._verdict.present and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def test_the_store_stays_until_the_last_rank_has_left() -> None:
     server = StoreServer(bytes(32), 2)
-    other = WatchClient(server.address, bytes(32), 1, 10)
+    other = WatchClient(server.address, bytes(32), 1, 60)
     wait_for_a_rank(server)
-    closing = threading.Thread(target=server.close_when_alone, args=(30,))
+    closing = threading.Thread(target=server.close_when_alone, args=(1000,))
     closing.start()
     time.sleep(0.2)
     assert closing.is_alive()
     other.send({"type": "bye"})
-    closing.join(10)
+    closing.join(100)
     assert not closing.is_alive()
     other.close()
     lonely = StoreServer(bytes(32), 2)
-    with WatchClient(lonely.address, bytes(32), 1, 10):
+    with WatchClient(lonely.address, bytes(32), 1, 60):
         wait_for_a_rank(lonely)
         begin = time.monotonic()
         lonely.close_when_alone(0.1)
-        assert 0.05 < time.monotonic() - begin < 10
+        assert time.monotonic() - begin > 0.05

@@ -42,6 +42,6 @@ def test_what_is_right_or_of_others_is_left_alone() -> None:
 def test_a_job_says_it_once() -> None:
     environ = {**os.environ, "DDL_TIMEOUTT": "5"}
     program = "import ddl; ddl.init(); ddl.init(); print(ddl.size())"
-    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert done.stderr.count("DDL_TIMEOUTT is no variable of DDL") == 1

@@ -12,7 +12,7 @@ PORT = 7000
 def accepted(address: str) -> socket.socket:
     with socket.create_server((address, PORT)) as server:
         print("listening", flush=True)
-        server.settimeout(20)
+        server.settimeout(100)
         connection, _ = server.accept()
     return connection
 
@@ -28,7 +28,7 @@ def swallow(address: str) -> None:
 
 def pour(address: str, nbytes: str) -> None:
     """Send so many bytes."""
-    with socket.create_connection((address, PORT), timeout=20) as connection:
+    with socket.create_connection((address, PORT), timeout=100) as connection:
         connection.sendall(bytes(int(nbytes)))
 
 
@@ -41,7 +41,7 @@ def echo(address: str) -> None:
 
 def ask(address: str) -> None:
     """For each line, a number of seconds: send a byte, wait so long for an answer, and print what happened."""
-    with socket.create_connection((address, PORT), timeout=20) as connection:
+    with socket.create_connection((address, PORT), timeout=100) as connection:
         print("connected", flush=True)
         for line in sys.stdin:
             connection.settimeout(float(line))

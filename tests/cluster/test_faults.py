@@ -10,12 +10,13 @@ from typing import Iterator, List
 
 import pytest
 from cluster import talk
+from launch.launcher import eventually
 
 from lab import TWO_RACKS, Cluster, ClusterError
 
-pytestmark = [pytest.mark.faults, pytest.mark.alone]
+pytestmark = pytest.mark.faults
 TALK = [sys.executable, talk.__file__]
-PATIENT = 20.0  #: seconds for an answer that must come; TCP tries again less and less often
+PATIENT = 100.0  #: seconds for an answer that must come; TCP tries again less and less often
 
 
 class Talk:
@@ -47,9 +48,9 @@ def talking(cluster: Cluster, through_ssh: bool = False) -> Iterator[Talk]:
             finally:
                 assert asking.stdin is not None
                 asking.stdin.close()
-                for process in (asking, answering):  # done, unless the test has failed
+                for process in (asking, answering):  # done, unless the test has failed, or the fault is still there
                     try:
-                        process.wait(5)
+                        process.wait(1)
                     except subprocess.TimeoutExpired:
                         process.kill()
 
@@ -76,6 +77,7 @@ def test_a_link_that_is_down_is_seen_by_its_host_only(own_cluster: Cluster):
         assert talk.ask(PATIENT) == "answer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "arrives"), [("deafen", True), ("mute", False)])
 def test_one_way_only(own_cluster: Cluster, fault: str, arrives: bool):
     def received() -> int:
@@ -86,22 +88,24 @@ def test_one_way_only(own_cluster: Cluster, fault: str, arrives: bool):
         before = received()
         say = f"for i in $(seq 50); do echo > /dev/udp/{own_cluster.address('node1')}/9; done"
         own_cluster.run("node2", ["bash", "-c", say])
-        assert (received() - before >= 50) == arrives
+        # A few that others send may come in any case.
+        assert eventually(lambda: received() - before >= 50) if arrives else received() - before < 50
         assert talk.ask(1) == "silence"
 
 
 @pytest.mark.parametrize("own_cluster", [TWO_RACKS], indirect=True, ids=["2 racks"])
 def test_racks_that_are_split(own_cluster: Cluster):
-    def reach(host: str, other: str) -> bool:
-        line = ["timeout", "1", "bash", "-c", f": > /dev/tcp/{own_cluster.address(other)}/22"]
+    def reach(host: str, other: str, seconds: float = PATIENT) -> bool:
+        line = ["timeout", str(seconds), "bash", "-c", f": > /dev/tcp/{own_cluster.address(other)}/22"]
         return own_cluster.run(host, line, check=False).returncode == 0
 
     assert reach("node1", "node3")
     own_cluster.split(1)
     assert reach("node1", "node2") and reach("node3", "node4")
-    assert not reach("node1", "node3") and not reach("node4", "node2")
+    assert not reach("node1", "node3", 1) and not reach("node4", "node2", 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("through_ssh", [False, True])
 def test_a_frozen_host_goes_on_when_it_is_thawed(own_cluster: Cluster, through_ssh: bool):
     with talking(own_cluster, through_ssh) as talk:
@@ -121,6 +125,7 @@ def test_a_host_that_is_killed_says_goodbye(own_cluster: Cluster):
     assert own_cluster.run("node1", ["hostname"]).stdout == "node1\n"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_host_without_power_says_nothing(own_cluster: Cluster, frozen: bool):
     with talking(own_cluster) as talk:

@@ -7,15 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
 import pytest
 from cluster import talk
+from launch.launcher import eventually
 
 from lab import FOUR_HOSTS, TWO_HOSTS, TWO_RACKS, TWO_RAILS, Cluster, ClusterError, Shape, system, why_not
 
-pytestmark = pytest.mark.alone
 SHAPES = {"2x1": TWO_HOSTS, "4x2": FOUR_HOSTS, "2 racks": TWO_RACKS, "2 rails": TWO_RAILS}
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 TALK = [sys.executable, talk.__file__]
@@ -25,6 +26,7 @@ def on(*names: str) -> Any:
     return pytest.mark.parametrize("cluster", [SHAPES[name] for name in names], indirect=True, ids=names)
 
 
+@pytest.mark.few(3)
 @on(*SHAPES)
 def test_every_host_is_apart_from_the_others_and_from_this_machine(cluster: Cluster):
     seen = {os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
@@ -56,6 +58,7 @@ def test_every_rail_has_a_subnet(cluster: Cluster):
         assert names[0] == "10.77.0.1" and "10.77.1.2" in names
 
 
+@pytest.mark.slow
 @on("4x2")
 def test_ssh_from_every_host_to_every_other_one(cluster: Cluster):
     script = "for other; do ssh $other hostname || exit; done"
@@ -84,8 +87,11 @@ def test_ssh_from_outside(cluster: Cluster):
 
 
 def rate(cluster: Cluster, flows: Sequence[Tuple[str, str, int]]) -> float:
-    """Send 20 MB from host to host over rail, in all flows at once; return bits per second, together."""
-    times: List[List[float]] = []
+    """Send 20 MB from host to host over rail, in all flows at once; return bits per second, together.
+
+    From before they are sent until all have come: so who gets no processor for a while makes it slower, never faster.
+    """
+    ends: List[Tuple[float, float]] = []
     with contextlib.ExitStack() as stack:
         receivers = []
         for _, target, rail in flows:
@@ -93,26 +99,28 @@ def rate(cluster: Cluster, flows: Sequence[Tuple[str, str, int]]) -> float:
             receiver = stack.enter_context(cluster.popen(target, line, stdout=subprocess.PIPE))
             assert receiver.stdout is not None and receiver.stdout.readline() == "listening\n"
             receivers.append(receiver)
+        begin = time.monotonic()
         for source, target, rail in flows:
             stack.enter_context(cluster.popen(source, [*TALK, "pour", cluster.address(target, rail), "20000000"]))
         for receiver in receivers:
-            times.append([float(word) for word in receiver.communicate(timeout=240)[0].split()])
-    begins, ends, counts = zip(*times)
-    assert set(counts) == {2e7}
-    return 8 * sum(counts) / (max(ends) - min(begins))
+            _, end, count = map(float, receiver.communicate(timeout=240)[0].split())
+            ends.append((end, count))
+    assert {count for _, count in ends} == {2e7}
+    return 8 * 2e7 * len(ends) / (max(end for end, _ in ends) - begin)
 
 
 def assert_rate(cluster: Cluster, expected: float, *flows: Tuple[str, str, int]) -> None:
-    """No flow is faster than its wire, ever; on a busy machine it may be slower, so three tries for that."""
+    """No flow is faster than its wire, ever; on a busy machine it may be slower, so there are many tries for that."""
     tried = []
-    for _ in range(3):
+    for _ in range(20):
         tried.append(rate(cluster, flows))
         assert tried[-1] < 1.1 * expected
-        if tried[-1] > 0.6 * expected:
+        if tried[-1] > 0.5 * expected:
             return
     raise AssertionError(f"{flows} of {expected / 1e6:.0f} Mb/s: {[round(bits / 1e6) for bits in tried]} Mb/s")
 
 
+@pytest.mark.alone
 @on("2 rails")
 def test_rails_have_their_rates_in_both_directions_and_their_own_traffic(cluster: Cluster):
     def sent(rail: int) -> int:
@@ -126,6 +134,7 @@ def test_rails_have_their_rates_in_both_directions_and_their_own_traffic(cluster
     assert sent(1) - before[1] > 2e7
 
 
+@pytest.mark.alone
 @on("2 racks")
 def test_racks_share_an_uplink(cluster: Cluster):
     assert [cluster.shape.rack(number) for number in range(4)] == [0, 0, 1, 1]
@@ -156,10 +165,13 @@ def test_a_program_that_takes_too_long_is_killed_and_orphans_are_reaped(cluster:
     with pytest.raises(ClusterError, match="not done after 0.2 s"):
         cluster.run("node1", ["sh", "-c", "sleep 1234 & sleep 1234"], timeout=0.2)
     cluster.run("node1", ["sh", "-c", "(sleep 0.1 &)"])
-    cluster.run("node1", ["sleep", "0.5"])
-    # Whom nsenter started (parent 0) is reaped by this machine's first process, which may take its time.
-    left = [process for process in processes(cluster, "node1") if process[1:] != ("Z", "0")]
-    assert sorted(name for name, *_ in left) == sorted(name for name, *_ in before) == ["sh", "sleep", "sshd"]
+
+    def left() -> List[str]:
+        # Whom nsenter started (parent 0) is reaped by this machine's first process, which may take its time.
+        return sorted(name for name, *rest in processes(cluster, "node1") if rest != ["Z", "0"])
+
+    assert sorted(name for name, *_ in before) == ["sh", "sleep", "sshd"]
+    assert eventually(lambda: left() == ["sh", "sleep", "sshd"]), left()
 
 
 def test_where_no_cluster_can_be_built_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

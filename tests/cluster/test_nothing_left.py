@@ -17,7 +17,8 @@ import pytest
 from lab import FOUR_HOSTS, PATIENCE, Cluster, ClusterError, system
 from lab.leftovers import clusters
 
-pytestmark = [pytest.mark.usefixtures("clusters_can_be_built"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("clusters_can_be_built")
+alone = pytest.mark.alone  # another test's cluster may have something outside while it is built, or remove what is left
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -72,6 +73,7 @@ class Traces:
             time.sleep(0.01)
 
 
+@alone
 def test_nothing_is_left_after_close():
     before = outside()
     with Cluster(FOUR_HOSTS) as cluster:
@@ -117,6 +119,7 @@ def builder() -> Iterator[Tuple[subprocess.Popen[str], Traces]]:
             process.kill()
 
 
+@alone
 @pytest.mark.faults
 def test_nothing_is_left_when_the_builder_is_killed(builder: Tuple[subprocess.Popen[str], Traces]):
     process, traces = builder
@@ -127,6 +130,7 @@ def test_nothing_is_left_when_the_builder_is_killed(builder: Tuple[subprocess.Po
     assert outside() <= before
 
 
+@alone
 @pytest.mark.faults
 @pytest.mark.parametrize("builder_lives", [False, True])
 def test_the_next_build_removes_what_a_killed_keeper_could_not(
@@ -150,6 +154,7 @@ def test_the_next_build_removes_what_a_killed_keeper_could_not(
     traces.wait_until_gone()
 
 
+@pytest.mark.slow
 def test_the_command_for_people():
     command = [sys.executable, "-m", "lab"]
     shape = ["--hosts", "3", "--racks", "3", "--rate", "1gbit", "--rail", "250mbit", "--uplink", "max"]

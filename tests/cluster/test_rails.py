@@ -15,7 +15,7 @@ import pytest
 from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+pytestmark = pytest.mark.processes
 EQUAL = Shape(2, rails=(10**9, 10**9))
 UNEQUAL = Shape(2, rails=(10**9, 10**9 // 4))
 
@@ -42,7 +42,7 @@ assert (whole[0] == whole[1]).all()
 
 
 def start(cluster: Cluster, steps: int, *options: str, program: str = PROGRAM, **environ: str) -> subprocess.Popen[str]:
-    variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "15", **environ}
+    variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "100", **environ}
     line = [sys.executable, "-m", "ddl.launch", "-H", "node1:1,node2:1", "--no-prefix", *options]
     pipe = subprocess.PIPE
     whole = [*line, sys.executable, "-c", program, str(steps)]
@@ -61,6 +61,7 @@ def sent(cluster: Cluster) -> List[int]:
     return [int(text) for text in cluster.run("node1", ["cat", *paths]).stdout.split()]
 
 
+@pytest.mark.alone  # it compares what rails carry
 @pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
 def test_equal_rails_carry_as_much(own_cluster: Cluster) -> None:
@@ -71,6 +72,8 @@ def test_equal_rails_carry_as_much(own_cluster: Cluster) -> None:
     assert min(sent(own_cluster)) > min(first, second) + 10_000_000
 
 
+@pytest.mark.alone  # it compares what rails carry: on a busy machine the processor may be slower than either
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [UNEQUAL], indirect=True)
 def test_a_slow_rail_gets_less(own_cluster: Cluster) -> None:
     finish(start(own_cluster, 12))
@@ -78,6 +81,7 @@ def test_a_slow_rail_gets_less(own_cluster: Cluster) -> None:
     assert 0.1 < second / first < 0.6, (first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
 @pytest.mark.parametrize(
     ("options", "environ"),
@@ -148,9 +152,9 @@ while True:
 
 
 def wait_until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not done():
-        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        assert time.monotonic() < deadline, f"not within 100 s: {what}"
         time.sleep(0.2)
 
 

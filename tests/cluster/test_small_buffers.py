@@ -43,7 +43,7 @@ def test_all_pieces_arrive_through_small_buffers(own_cluster: Cluster) -> None:
             own_cluster.run(host, ["sysctl", "-qw", f"net.ipv4.tcp_{name}=16384 16384 16384"])
     slots = own_cluster.shape.slots
     hosts = ",".join(f"{host}:{slots}" for host in own_cluster.hosts)
-    variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "60"}
+    variables = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": "200"}
     line = [sys.executable, "-m", "ddl.launch", "-H", hosts, "--no-prefix", sys.executable, "-c", PROGRAM]
     job = own_cluster.run("node1", line, env=variables, cwd="/", timeout=240, check=False)
     assert job.returncode == 0, job.stderr

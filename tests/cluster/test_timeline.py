@@ -41,8 +41,13 @@ from ddl.adapter.steps import note_step
 ddl.init()
 rank, last = ddl.rank(), ddl.size() - 1
 for step in range(100):
-    time.sleep(0.03 if rank == last else 0.01)
-    ddl.world().allreduce_async_(np.ones(1 << 16, np.float32), name="bucket").wait()
+    if rank == last:  # all others have called it before
+        while not all(os.path.exists(f"called.{step}.{other}") for other in range(last)):
+            time.sleep(0.001)
+        time.sleep(0.02)
+    work = ddl.world().allreduce_async_(np.ones(1 << 16, np.float32), name="bucket")
+    open(f"called.{step}.{rank}", "w").close()
+    work.wait()
     ddl.barrier()
     note_step()
     if step % 10 == 0:
@@ -77,7 +82,7 @@ def test_clocks_are_aligned(hosts: Cluster, tmp_path: Path, count: int) -> None:
     (tmp_path / "ssh").chmod(0o755)
     file, used = tmp_path / "trace.json", hosts.hosts[:count]
     job = start(hosts, tmp_path, used, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    _, err = job.communicate(timeout=120)
+    _, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
     events = events_of(file)
     assert sorted(names(events)) == [f"rank {rank:03} (host node{rank + 1})" for rank in range(count)]
@@ -87,14 +92,14 @@ def test_clocks_are_aligned(hosts: Cluster, tmp_path: Path, count: int) -> None:
         wrong = clock["offset_us"] - 1e6 * AHEAD * (int(host[4:]) - 1)
         print(f"{host}: known to {clock['error_us']} us, wrong by {wrong:.3f} us")
         assert abs(wrong) <= clock["error_us"] + 0.01
-        assert clock["error_us"] < 5000
+        assert clock["error_us"] < 100_000  # 0.2 ms on an idle machine
     assert len(told["clocks"]) == count - 1
     sums = totals(events)
-    assert sums["checked"] >= 150 and sums["impossible"] == sums["missing"] == sums["partial"] == 0, sums
+    assert sums["checked"] == 100 and sums["impossible"] == sums["missing"] == sums["partial"] == 0, sums
     assert told["late"][0]["rank"] == count - 1 and told["late"][0]["share"] > 0.4
     assert re.search(r"the clock of host node2 is (4999.99|5000.00)\d+ s ahead, known to \d+ µs", summary(file))
     times = [event["ts"] for event in slices(events)]
-    assert min(times) >= 0 and max(times) < 120e6
+    assert min(times) >= 0 and max(times) < 1000e6  # not hours, as clocks are apart
     assert len(slices(events, "send")) == len(slices(events, "recv")) == 10
     sends = {event["ts"]: event for event in slices(events, "send")}
     flows = [event for event in events if event["ph"] == "s" and event["ts"] in sends]

@@ -17,7 +17,7 @@ from ddl.tuning.table import Table
 from lab import TWO_RACKS, Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+pytestmark = pytest.mark.processes
 TRAIN = "import ddl\nddl.init()\nassert ddl.allreduce(1.0, op=ddl.Sum) == ddl.size()\n"
 HOSTS = "node1:2,node2:2"
 MODULES = {"ddl": "ddl.tools", "ddlrun": "ddl.launch"}
@@ -70,6 +70,7 @@ def test_the_file_of_tune_md_is_a_table_and_a_machine(tmp_path: Path) -> None:
     assert read(str(tmp_path / "tuned.toml")).machine.size == 4
 
 
+@pytest.mark.alone  # it measures
 @pytest.mark.slow
 def test_a_job_goes_by_the_table_that_was_measured_on_its_hosts(hosts: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
@@ -105,6 +106,7 @@ if ddl.rank() == 0:
 DEALT = "node1:2,node3:2,node2:2,node4:2"  #: over two racks in turn
 
 
+@pytest.mark.alone  # it measures
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [TWO_RACKS], indirect=True)
 def test_racks_are_found_and_the_next_job_is_laid_out_by_them(cluster: Cluster, tmp_path: Path) -> None:
@@ -125,6 +127,7 @@ def test_racks_are_found_and_the_next_job_is_laid_out_by_them(cluster: Cluster, 
     assert f"laid out as 2x4 {tuple(range(8))}" in forced.stdout, forced.stderr
 
 
+@pytest.mark.alone  # it measures
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [Shape(4, slots=2, rails=(10**9,))], indirect=True)
 def test_four_hosts_on_one_switch_are_no_racks(cluster: Cluster, tmp_path: Path) -> None:

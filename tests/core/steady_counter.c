@@ -5,11 +5,13 @@
 // of variable arguments. No header that declares what is defined here is included.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <linux/futex.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/syscall.h>
 
 typedef long (*Function)(long, long, long, long, long, long);
-enum Kind { kAllocation, kMutex, kSystemCall };
+enum Kind { kAllocation, kMutex, kSystemCall, kWakeUp };
 
 struct Counter {
   const char* name;
@@ -22,15 +24,17 @@ static struct {
 } watched[64];
 static int ranges;
 
-static void count(struct Counter* counter, void* caller) {
+static int is_watched(void* caller) {
   const uintptr_t at = (uintptr_t)caller;
   const int n = __atomic_load_n(&ranges, __ATOMIC_ACQUIRE);
   for (int i = 0; i < n; ++i) {
-    if (watched[i].begin <= at && at < watched[i].end) {
-      __atomic_fetch_add(&counter->calls, 1, __ATOMIC_RELAXED);
-      return;
-    }
+    if (watched[i].begin <= at && at < watched[i].end) return 1;
   }
+  return 0;
+}
+
+static void count(struct Counter* counter, void* caller) {
+  if (is_watched(caller)) __atomic_fetch_add(&counter->calls, 1, __ATOMIC_RELAXED);
 }
 
 #define COUNTED(kind, name)                                                      \
@@ -64,8 +68,19 @@ COUNTED(kSystemCall, readv)
 COUNTED(kSystemCall, sched_yield)
 COUNTED(kSystemCall, sendmsg)
 COUNTED(kSystemCall, setsockopt)
-COUNTED(kSystemCall, syscall)
 COUNTED(kSystemCall, usleep)
+
+// Those that are a sleep on a futex which somebody ended, and not its time limit, count as "woken", too.
+static struct Counter counter_syscall = {"syscall", kSystemCall, 0}, counter_woken = {"woken", kWakeUp, 0};
+long syscall(long a, long b, long c, long d, long e, long f, long g) {
+  static long (*next)(long, long, long, long, long, long, long);
+  if (next == NULL) next = (long (*)(long, long, long, long, long, long, long))(uintptr_t)dlsym(RTLD_NEXT, "syscall");
+  void* const caller = __builtin_return_address(0);
+  count(&counter_syscall, caller);
+  const long result = next(a, b, c, d, e, f, g);
+  if (a == SYS_futex && c == FUTEX_WAIT && result == 0) count(&counter_woken, caller);
+  return result;
+}
 
 // Looking for the next malloc would need malloc, so these go to glibc's own names.
 extern void* __libc_malloc(size_t);
@@ -100,7 +115,7 @@ static struct Counter* const counters[] = {
     &counter_fcntl,        &counter_ftruncate,     &counter_madvise,      &counter_memfd_create,
     &counter_mmap,         &counter_munmap,        &counter_poll,         &counter_ppoll,        &counter_readv,
     &counter_sched_yield,  &counter_sendmsg,       &counter_setsockopt,   &counter_syscall,
-    &counter_usleep,
+    &counter_usleep,       &counter_woken,
 };
 
 // --- for the test ---

@@ -1,16 +1,18 @@
 """What test_steady_state.py runs as a rank, with steady_counter.c preloaded: calls something over and over, in windows,
 and prints as JSON which of the counted functions the core has called in each.
 
-usage: steady_rank.py LIBRARY NAME WINDOWS
+usage: steady_rank.py LIBRARY NAME WINDOWS UNTIL_ONE_IS_FREE
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from itertools import repeat
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
@@ -20,7 +22,9 @@ from ddl import _core
 
 KIB, MIB = 1 << 10, 1 << 20
 WARM_UP = 20  #: windows until connections, buffers and plans are there
-KINDS = ("allocations", "mutexes", "system calls")
+KINDS = ("allocations", "mutexes", "system calls", "wake-ups")  # as in steady_counter.c
+LONG = 0.05  #: seconds, for a window that is to take a millisecond or some
+MOST_WINDOWS = 2000  #: that are looked at until one is free of system calls
 
 
 class Counter:
@@ -106,58 +110,83 @@ CASES: Dict[str, Tuple[Callable[[], Callable[[], Any]], int]] = {
     "tcp 8 B": (lambda: prepared(8, False), 100),
     "tcp 64 KiB": (lambda: prepared(64 * KIB, False), 20),
     "tcp 4 MiB": (lambda: prepared(4 * MIB, False), 2),
-    "always late": (lambda: late, 3),
-    "late for a while": (lambda: late_for_a_while, 1),
+    "always late": (lambda: late(), 3),
+    "late for a while": (lambda: late_for_a_while(), 1),
 }
 
 
-def late() -> None:
-    """Rank 1 is late, so rank 0 sleeps in the kernel."""
-    if ddl.rank() == 1:
-        time.sleep(0.01)
-    ddl.barrier()
+def late() -> Callable[[], None]:
+    """A barrier to which rank 1 is late, so rank 0 sleeps in the kernel: rank 1 comes when it sees that."""
+    state = Path(f"/proc/{int(ddl.broadcast(np.array([os.getpid()]))[0])}/stat")
 
-
-def late_for_a_while() -> None:
-    """Long enough to be learnt, then not for long enough to be forgotten; and once more, which is unexpected."""
-    for _ in range(8):
-        late()
-    for _ in range(10):
+    def call() -> None:
+        if ddl.rank() == 1:
+            time.sleep(0.01)
+            while state.read_text().rpartition(")")[2].split()[0] != "S":
+                time.sleep(0.001)
         ddl.barrier()
-    late()
+
+    return call
 
 
-def measure(counter: Counter, name: str, windows: int) -> List[Dict[str, Any]]:
-    """For each window: kind -> function -> calls, without those that were not called; "longest": seconds of a call."""
+def late_for_a_while() -> Callable[[], None]:
+    """Long enough to be learnt, then not for long enough to be forgotten; and once more, which is unexpected."""
+    be_late = late()
+
+    def call() -> None:
+        for _ in range(8):
+            be_late()
+        for _ in range(10):
+            ddl.barrier()
+        be_late()
+
+    return call
+
+
+def measure(counter: Counter, name: str, windows: int, until_one_is_free: bool) -> List[Dict[str, Any]]:
+    """For each window: kind -> function -> calls, without those that were not called; "longest": seconds of a call.
+
+    There are ``windows`` of them, or if wanted more, until no rank made a system call in one. Then they get shorter
+    where they take long: a machine with much to do seldom leaves both ranks alone for a millisecond.
+    """
     make, times = CASES[name]
     call = make()
-    samples = []
-    for number in range(-WARM_UP, windows):
+    samples: List[Dict[str, Any]] = []
+    worst, one_is_free = np.ones(2), not until_one_is_free
+    for number in range(-WARM_UP, MOST_WINDOWS):
+        if number >= windows and one_is_free:
+            break
         time.sleep(0.003)  # who has slept gets a core at once, also on a machine with other things to do
         ddl.barrier()  # both begin at about the same time
         call()
         longest = 0.0
         before = counter.read()
+        started = time.perf_counter()
         for _ in repeat(None, times):
             begin = time.perf_counter()
             call()
             longest = max(longest, time.perf_counter() - begin)
-        after = counter.read()
+        after, took = counter.read(), time.perf_counter() - started
         calls: Dict[str, Any] = {"longest": longest, **{kind: {} for kind in KINDS}}
         for (kind, function), count in after.items():
             if count != before[kind, function]:
                 calls[kind][function] = count - before[kind, function]
         if number >= 0:
             samples.append(calls)
+        if until_one_is_free:
+            worst[:] = bool(calls["system calls"]), took
+            ddl.allreduce_(worst, op=ddl.Max)
+            one_is_free = one_is_free or (number >= 0 and not worst[0])
+            times = max(1, times // 4) if worst[1] > LONG else times
     return samples
 
 
 def main() -> None:
-    library, name, windows = sys.argv[1:]
+    library, name, windows, until_one_is_free = sys.argv[1:]
     ddl.init()
     counter = Counter(library)
     assert counter.watched > 0, "the core is nowhere in memory"
-    print(json.dumps(measure(counter, name, int(windows))), flush=True)
+    print(json.dumps(measure(counter, name, int(windows), until_one_is_free == "True")), flush=True)
     ddl.barrier()
     ddl.shutdown()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+import itertools
+import os
+from typing import Any, List, Sequence, Tuple
 
 import pytest
 import ranks
@@ -24,20 +26,38 @@ def counts(size: int) -> List[int]:
     return [0, 1, size - 1, size, size + 1, 107, 4099, 270_011]
 
 
+def with_each(algorithms: Sequence[str]) -> List[int]:
+    """Be in a job of each algorithm, one after the other, in the same processes."""
+    rounds = []
+    for algorithm in algorithms:
+        os.environ["DDL_ALGORITHM"] = algorithm
+        ddl.init()
+        try:
+            assert ddl.world()._group.job.settings.algorithm == algorithm
+            rounds.append(on_world(counts(ddl.size())))
+        except BaseException as error:
+            raise AssertionError(f"with {algorithm}: {error!r}") from error
+        ddl.shutdown()
+    return rounds
+
+
+@pytest.mark.few(4)
 @pytest.mark.processes
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
-@pytest.mark.parametrize("algorithm", SEPARATE)
-def test_forced_algorithm(algorithm: str, transport: str, size: int) -> None:
-    job = connected(transport, DDL_ALGORITHM=algorithm)
-    assert ranks.run(size, on_world, counts(size), **job) == [8] * size
+@pytest.mark.parametrize(
+    ("transport", "size"),
+    # Two ranks of "hybrid" are on one host: that is "shared".
+    [*itertools.product(["shared", "tcp"], [2, 3, 4]), ("hybrid", 3), ("hybrid", 4)],
+)
+def test_forced_algorithm(transport: str, size: int) -> None:
+    answers = ranks.run(size, with_each, SEPARATE, initialise=False, **connected(transport))
+    assert answers == [[8] * len(SEPARATE)] * size
 
 
+@pytest.mark.few(2)
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-@pytest.mark.parametrize("algorithm", ["eager", "direct"])
-def test_forced_algorithm_in_shared_memory(algorithm: str, size: int) -> None:
-    assert ranks.run(size, on_world, counts(size), **connected("shared", DDL_ALGORITHM=algorithm)) == [8] * size
+def test_forced_algorithm_in_shared_memory(size: int) -> None:
+    assert ranks.run(size, with_each, ["eager", "direct"], initialise=False) == [[8, 8]] * size
 
 
 @pytest.mark.slow
@@ -57,6 +77,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.processes
 @pytest.mark.parametrize(("size", "transport", "dimensions"), LAYOUTS)
 def test_dimensions(size: int, transport: str, dimensions: str) -> None:

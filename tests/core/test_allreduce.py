@@ -86,12 +86,14 @@ def several_pieces(megabytes: float) -> int:
     return len(BUFFERS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_type_and_operator(size: int, transport: str) -> None:
     assert min(ranks.run(size, every_type_and_operator, **connected(transport))) > 600
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_around_the_limits_of_the_selection(size: int, transport: str) -> None:
@@ -100,12 +102,14 @@ def test_around_the_limits_of_the_selection(size: int, transport: str) -> None:
     assert ranks.run(size, around_the_limits, dtypes, limits, **connected(transport)) == [12] * size
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_several_pieces(size: int, transport: str) -> None:
     assert ranks.run(size, several_pieces, 9.5, **connected(transport)) == [8] * size
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("size", "transport"), [(5, "tcp"), (5, "hybrid"), (8, "shared"), (8, "hybrid")])
 def test_more_ranks_than_cores(size: int, transport: str) -> None:
     limits = SHARED_LIMITS if transport == "shared" else LIMITS
@@ -133,6 +137,7 @@ def random_floats(dtype: str) -> List[bytes]:
     return answers
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("size", "transport"), [(4, "shared"), (3, "tcp"), (4, "hybrid")])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_random_floats_have_the_same_bits_everywhere(dtype: str, size: int, transport: str) -> None:

@@ -40,6 +40,7 @@ def attempts(times: int, count: int) -> int:
     return left
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("count", [1, 5000])
 def test_attempts_bring_what_all_gathers_do(transport: str, count: int) -> None:

@@ -24,11 +24,13 @@ def counts(size: int) -> List[int]:
     return [*few, 2047, 2049, 4096, 4099, 16_383, 16_411, 600_011]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("size", "transport"), [(1, "shared"), *itertools.product([2, 3, 4], TRANSPORTS)])
 def test_every_collective(size: int, transport: str) -> None:
     assert ranks.run(size, on_world, counts(size), **connected(transport)) == [14] * size
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transport", ["hybrid", "uneven", "interleaved", "shared"])
 @pytest.mark.parametrize("size", [5, 6, 8])
 def test_more_ranks_and_odd_layouts(size: int, transport: str) -> None:
@@ -36,6 +38,7 @@ def test_more_ranks_and_odd_layouts(size: int, transport: str) -> None:
     assert ranks.run(size, on_world, counts, **connected(transport)) == [7] * size
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_root(transport: str) -> None:
     for count in (7, 30_011):
@@ -141,6 +144,7 @@ def same_bits_in_a_steady_loop(rounds: int) -> int:
     return rounds
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("shared", 4), ("tcp", 2), ("hybrid", 4)])
 def test_steady_loop(transport: str, size: int) -> None:
     rounds = 20_000 if (transport, size) == ("shared", 2) else 3000

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 import time
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import pytest
 import ranks
-from core.faults import descriptors
+from core.faults import descriptors, until_all_are_connected
 from core.jobs import connected
 from core.values import check_equal, placed
 from hang_up import hang_up_within
@@ -64,6 +65,7 @@ def test_right_values(connections: int, size: int) -> None:
     assert ranks.run(size, right_values, sizes, **job) == [len(sizes)] * size
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "codec"), [("hybrid", ""), ("uneven", ""), ("tcp", "bf16")])
 def test_with_other_layouts_and_with_a_codec(transport: str, codec: str) -> None:
     """Values up to 8 bits go through bfloat16 unharmed."""
@@ -96,8 +98,8 @@ def large_traffic(rounds: int) -> List[int]:
     """What came over each connection of this rank, ``rounds`` large operations after they were all made."""
     x = np.ones(16 * MIB, np.uint8)
     ddl.allreduce_(x, op=ddl.Max)
-    time.sleep(0.5)  # for those that come late
     ddl.barrier()
+    until_all_are_connected()
     for _ in range(rounds):
         ddl.allreduce_(x, op=ddl.Max)
     ddl.barrier()
@@ -117,7 +119,7 @@ def test_as_many_connections_as_were_asked_for() -> None:
 
 
 def test_every_connection_carries_data() -> None:
-    """Which one does is up to who is ready first, but none stays idle under load."""
+    """Which one does is up to who is ready first, but none stays idle in 12 large operations (192 MiB)."""
     for connections in (2, 3):
         for counts in ranks.run(2, large_traffic, 12, **connected("tcp", DDL_CONNECTIONS=str(connections))):
             busy = sum(count > 128 * KIB for count in counts)
@@ -134,12 +136,12 @@ def not_alike() -> str:
         return f"ProtocolError {error}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("even", "odd"), [(1, 3), (3, 1), (2, 3), (3, 2)])
 def test_other_numbers_on_other_ranks_work_or_are_told(even: int, odd: int) -> None:
     """Who expects several works with fewer. Who expects one is told where several messages reach it at a time."""
     env = [{"DDL_CONNECTIONS": str(number)} for number in (even, odd)]
-    job = connected("tcp", DDL_TIMEOUT="8")
-    answers = ranks.run(2, not_alike, env_of=lambda rank: env[rank], **job)
+    answers = ranks.run(2, not_alike, env_of=lambda rank: env[rank], **connected("tcp"))
     if 1 not in (even, odd):
         assert answers == [f"right {len(SIZES)}"] * 2, answers
     elif answers[0].startswith("right"):
@@ -149,25 +151,28 @@ def test_other_numbers_on_other_ranks_work_or_are_told(even: int, odd: int) -> N
 
 
 def with_late_connections(late: str) -> Dict[str, Any]:
-    """Rank 1 makes some of its connections a second late; the operations that can begin without them do."""
-    connect = ddl._comm.connector.connect_data
+    """Rank 1 makes some of its connections late; the operations that can begin without them do.
+
+    The first connections are half a second late, the others come when one operation has ended without them.
+    """
+    connect, one_has_ended = ddl._comm.connector.connect_data, threading.Event()
 
     def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: str) -> socket.socket:
         number = hello["stream"] // _core.STREAMS
         large = hello["stream"] % _core.STREAMS >= _core.CHANNELS
-        if large and (number == 0) == (late == "first"):
+        if large and number == 0 and late == "first":
             time.sleep(0.5)
-        return connect(address, secret, hello, deadline + 5, *rest)
+        if large and number != 0 and late == "others":
+            one_has_ended.wait(100)
+        return connect(address, secret, hello, time.monotonic() + 60, *rest)
 
     ddl._comm.connector.connect_data = later
     try:
         ddl.init()
         core = ddl.world()._core
-        start, calls = time.monotonic(), 0
-        first = 0.0
-        while time.monotonic() < start + 15:
+        end, calls = time.monotonic() + 60, 0
+        while time.monotonic() < end:
             allreduced(3 * MIB + calls, calls, shared=False)
-            first = first or time.monotonic() - start
             calls += 1
             done = np.array([core.connected(1 - ddl.rank(), 3 * _core.STREAMS - _core.CHANNELS - 1)], np.uint8)
             done[0] = all(
@@ -176,10 +181,11 @@ def with_late_connections(late: str) -> Dict[str, Any]:
             )
             if ddl.allreduce(done, op=ddl.Min)[0]:
                 break
+            one_has_ended.set()
         complete = bool(ddl.allreduce(done, op=ddl.Min)[0])
         for more in range(5):
             allreduced(5 * MIB + more, more, shared=True)
-        return {"first": first, "calls": calls, "complete": complete}
+        return {"calls": calls, "complete": complete}
     finally:
         ddl._comm.connector.connect_data = connect
 
@@ -191,7 +197,7 @@ def test_connections_that_come_late(late: str) -> None:
     for answer in answers:
         assert answer["complete"] and answer["calls"] >= 1, answer
     if late == "others":
-        assert answers[0]["first"] < 2 and answers[0]["calls"] > 1, answers
+        assert answers[0]["calls"] > 1, answers
 
 
 def leave_while_a_connection_is_made() -> List[float]:
@@ -243,39 +249,31 @@ HELLOS: Dict[str, Dict[str, Any]] = {
 }
 
 
-def settled() -> int:
-    """The number of descriptors once it has not changed for 0.3 s: connections may come and go still."""
-    known, since, deadline = descriptors(), time.monotonic(), time.monotonic() + 5
-    while time.monotonic() < min(since + 0.3, deadline):
-        time.sleep(0.02)
-        if descriptors() != known:
-            known, since = descriptors(), time.monotonic()
-    return known
-
-
 def strangers() -> Dict[str, Any]:
     """Rank 1 plays the hostile one, besides its part in the job; returns what was not closed, and what was lost."""
     rank = ddl.rank()
     ddl.barrier()
     allreduced(3 * MIB, 0, shared=False)
-    group = ddl.world()._group
-    before = settled()
+    until_all_are_connected()
+    group, before = ddl.world()._group, descriptors()
     believed = []
     for name, claims in HELLOS.items():
         if rank == 1:
             hello = {"communicator": group.number, "rank": 1, "stream": _core.stream_of(1, 0), **claims}
-            sock = connect_data(group.job.address(0, 0), group.job.secret, hello, time.monotonic() + 5)
+            sock = connect_data(group.job.address(0, 0), group.job.secret, hello, time.monotonic() + 60)
             with sock:
-                if not hang_up_within(sock, 2):
+                if not hang_up_within(sock, 30):
                     believed.append(name)
         allreduced(100_000, len(name), shared=False)
         allreduced(3, len(name), shared=False)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while descriptors() > before and time.monotonic() < deadline:
         time.sleep(0.02)
-    return {"believed": believed, "lost": descriptors() - before}
+    lost = descriptors() - before  # a connection may have ended since: of the 14 hellos none may stay
+    return {"believed": believed, "lost": max(0, lost)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("connections", ["1", "2"])
 def test_a_hello_that_lies_is_refused_and_the_job_goes_on(connections: str) -> None:
     job = connected("tcp", DDL_CONNECTIONS=connections, DDL_LOG="error")

@@ -87,6 +87,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize(("size", "transport", "dimensions"), LAYOUTS)
 def test_any_layout_has_the_bits_of_the_tree(size: int, transport: str, dimensions: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def beside(folder):
             total(second)
         api.use_job(world)
         if other is not None:
-            other.close_when_alone(10)
+            other.close_when_alone(100)
     else:
         for _ in range(4):
             total(world)
@@ -68,9 +69,8 @@ def beside(folder):
     if server is None:
         return
     api.end_job(first)
-    begun = time.monotonic()
-    server.close_when_alone(20)  # the others have not left: they do so when they end, one after the other
-    assert time.monotonic() - begun < 10
+    server.close_when_alone(100)  # the others have not left: they do so when they end, one after the other
+    assert not server._verdict.present, "it was closed because its patience was at an end"
 
 
 def test_several_jobs_in_a_process(tmp_path) -> None:
@@ -84,17 +84,20 @@ def a_child(folder, victim):
     world, _ = begin(f"{folder}/job", ddl.rank(), 2)
     assert total(world) == 3
     if ddl.rank() == victim:
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             ranks.answers.close()
-            time.sleep(3)
+            time.sleep(200)  # longer than the other's deadline
             os._exit(0)
+        Path(folder, "child").write_text(str(child))
         os._exit(9)
-    begun = time.monotonic()
     with pytest.raises(ddl.PeerLost):
         total(world)
-    assert time.monotonic() - begun < 2
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_child_of_a_process_holds_nothing_open(victim, tmp_path) -> None:
-    ranks.run(2, a_child, str(tmp_path), victim, may_die=[victim])
+    try:
+        ranks.run(2, a_child, str(tmp_path), victim, may_die=[victim])
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # it was alive all the time

@@ -146,6 +146,7 @@ def arena_use(count: int) -> Tuple[int, int, int]:
     return first, _core.arena_used(), count
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_operations_do_not_hoard_memory(transport: str) -> None:

@@ -60,7 +60,7 @@ def count() -> int:
 @pytest.mark.alone
 @pytest.mark.parametrize("dimensions", ["16", "4x4x4"])
 def test_a_rank_has_the_connections_of_its_neighbours_and_no_more(dimensions: str) -> None:
-    job = connected("tcp", DDL_DIMENSIONS=dimensions, DDL_START_TIMEOUT="60", DDL_TIMEOUT="60")
+    job = connected("tcp", DDL_DIMENSIONS=dimensions, DDL_START_TIMEOUT="200", DDL_TIMEOUT="200")
     counted = ranks.run(prod(map(int, dimensions.split("x"))), count, **job)
     near, in_flight = neighbours(dimensions), 2
     assert set(counted) == {near[True] + near[False] * in_flight * CONNECTIONS}

@@ -79,6 +79,7 @@ def every_verb() -> int:
     return done
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("size", "transport"), [(1, "shared"), *itertools.product([2, 3, 4], TRANSPORTS)])
 def test_every_verb(size: int, transport: str) -> None:
     small = sum(count < 10_000 for count in [*COUNTS, *(count for _, count in TYPES)])
@@ -86,6 +87,7 @@ def test_every_verb(size: int, transport: str) -> None:
     assert ranks.run(size, every_verb, **connected(transport)) == [times] * size
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["interleaved", "uneven"])
 def test_odd_layouts(transport: str) -> None:
     assert len(set(ranks.run(5, every_verb, **connected(transport)))) == 1
@@ -208,7 +210,7 @@ def on_one_rank_only(verb: str) -> Tuple[str, str]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("verb", ["reducescatter", "allgather", "alltoall"])
 def test_on_one_rank_only(verb: str, transport: str) -> None:
-    for kind, text in ranks.run(3, on_one_rank_only, verb, **connected(transport, DDL_TIMEOUT="8")):
+    for kind, text in ranks.run(3, on_one_rank_only, verb, **connected(transport)):
         assert kind == "CollectiveMismatch" and verb in text and "#7" in text, (kind, text)
 
 
@@ -228,7 +230,7 @@ def other_sizes(verb: str) -> Tuple[str, str]:
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 @pytest.mark.parametrize("verb", ["reducescatter", "allgather", "alltoall"])
 def test_other_sizes_on_one_rank(verb: str, transport: str) -> None:
-    for kind, text in ranks.run(3, other_sizes, verb, **connected(transport, DDL_TIMEOUT="8")):
+    for kind, text in ranks.run(3, other_sizes, verb, **connected(transport)):
         assert kind == "CollectiveMismatch" and "4 x" in text and "5 x" in text, (kind, text)
 
 

@@ -75,6 +75,7 @@ def again_and_again() -> int:
     return calls
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("size", "transport"), [*itertools.product([2, 3], TRANSPORTS), (1, "shared"), (4, "hybrid")])
 def test_the_right_values_again_and_again(size: int, transport: str) -> None:
     calls = 2 * sum(often for *_, often in CASES) - CASES[-1][-1]
@@ -102,6 +103,7 @@ def several_at_once() -> List[float]:
     return x.tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_several_take_turns(transport: str) -> None:
     assert ranks.run(4, several_at_once, **connected(transport)) == [[202.0] * 4] * 4

@@ -16,15 +16,15 @@ from core.jobs import TRANSPORTS, connected
 
 import ddl
 
-pytestmark = [pytest.mark.processes, pytest.mark.alone]
+pytestmark = pytest.mark.processes
 
 
 def struck(folder: str, count: int) -> Dict[str, Any]:
     step, other = ddl.prepare_allreduce(np.ones(count)), ddl.prepare_allreduce(np.ones(5))
-    step()
-    if ddl.rank() == 1:
-        strike_after(0.1, "killed", folder)
     started = time.monotonic()
+    step()
+    if ddl.rank() == 1:  # all have started
+        strike_after(0.1, "killed", folder)
     try:
         while True:
             step()
@@ -41,7 +41,7 @@ def struck(folder: str, count: int) -> Dict[str, Any]:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
 @pytest.mark.parametrize("count", [1, 200_000])
 def test_after_a_failure_every_call_says_so(count: int, transport: str, tmp_path: Any) -> None:
     answers = ranks.run(3, struck, str(tmp_path), count, may_die=[1], **connected(transport))
@@ -49,17 +49,20 @@ def test_after_a_failure_every_call_says_so(count: int, transport: str, tmp_path
     moment = struck_at(tmp_path)
     for answer in answers:
         assert answer["kind"] == "PeerLost" and "rank 1 (host" in answer["text"], answer
-        assert answer["started"] < moment <= answer["failed"] < moment + 1, answer
+        assert answer["started"] < moment <= answer["failed"], answer
         assert len(answer["later"]) == 10 and set(answer["later"]) == {answer["text"]}, answer["later"]
 
 
-def call_something_else(case: str) -> Tuple[str, str]:
-    steps = [ddl.prepare_allreduce(np.ones(count, np.float32), op=ddl.Sum) for count in (10, 11)]
-    large = ddl.prepare_allreduce(np.ones(40_000, np.float32))
+ODD_ONES = ["count", "operator", "collective", "size"]
+
+
+def call_something_else(comm: ddl.Communicator, case: str) -> Tuple[str, str]:
+    steps = [comm.prepare_allreduce(np.ones(count, np.float32), op=ddl.Sum) for count in (10, 11)]
+    large = comm.prepare_allreduce(np.ones(40_000, np.float32))
     odd = {
         "count": steps[1],
-        "operator": ddl.prepare_allreduce(np.ones(10, np.float32), op=ddl.Max),
-        "collective": lambda: ddl.broadcast_(np.ones(10, np.float32)),
+        "operator": comm.prepare_allreduce(np.ones(10, np.float32), op=ddl.Max),
+        "collective": lambda: comm.broadcast_(np.ones(10, np.float32)),
         "size": large,
     }[case]
     try:
@@ -72,11 +75,20 @@ def call_something_else(case: str) -> Tuple[str, str]:
     return "returned", ""
 
 
+def each_odd_one() -> List[Tuple[str, str]]:
+    """What each case ends with, on a communicator of its own: it is broken then."""
+    parts = [ddl.split(0) for _ in ODD_ONES]
+    return [call_something_else(part, case) for part, case in zip(parts, ODD_ONES) if part is not None]
+
+
+@pytest.mark.few(5)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("case", ["count", "operator", "collective", "size"])
-def test_another_call_on_one_rank(case: str, transport: str) -> None:
-    for kind, text in ranks.run(3, call_something_else, case, **connected(transport, DDL_TIMEOUT="8")):
-        assert kind == "CollectiveMismatch" and "10 x float32, sum" in text and "#63" in text, (kind, text)
+def test_another_call_on_one_rank(transport: str) -> None:
+    for answers in ranks.run(3, each_odd_one, **connected(transport)):
+        assert len(answers) == len(ODD_ONES)
+        for case, (kind, text) in zip(ODD_ONES, answers):
+            wanted = kind == "CollectiveMismatch" and "10 x float32, sum" in text and "#63" in text
+            assert wanted, (case, kind, text)
 
 
 def after_shutdown() -> List[str]:
@@ -115,9 +127,13 @@ def two_threads(count: int) -> List[str]:
     step = ddl.prepare_allreduce(x, op=ddl.Sum)
     said = []
     if ddl.rank() == 0:
-        first = threading.Thread(target=step)
+        core, first = ddl.world()._core, threading.Thread(target=step)
+        called_before = core.submitted
         first.start()
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while core.submitted == called_before:
+            assert time.monotonic() < deadline, "the first thread does not call it"
+            time.sleep(0.01)
         try:
             step()
             said.append("returned")
@@ -150,7 +166,7 @@ def called_in_a_forked_child() -> List[Any]:
     if ddl.rank() == 0:
         child = os.fork()
         if child == 0:
-            signal.alarm(5)  # should it wait for ever
+            signal.alarm(100)  # should it wait for ever
             try:
                 step()
             except ddl.InvalidState:

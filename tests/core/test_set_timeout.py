@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import List
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
@@ -15,36 +15,59 @@ import ddl
 pytestmark = pytest.mark.processes
 
 
-def calls_again(longer: bool) -> List[str]:
-    world = ddl.world()
-    parts = [world.split(0) for _ in range(3)]
+SHORT, LONG = 0.5, 100.0  #: seconds; the first call, which connects, has the long deadline
+
+
+def three_calls(part: ddl.Communicator) -> List[Callable[[], Any]]:
+    """A call with a target, one in place, and one that is prepared now."""
     array, rows = np.ones(3), np.empty((2, 3))
+    return [lambda: part.allgather(array, out=rows), lambda: part.allreduce_(array), part.prepare_allreduce(array)]
+
+
+def calls_again_with_more_time() -> List[str]:
+    """What is prepared while the deadline is short, and called before, has the longer one: rank 1 comes late."""
     outcomes = []
-    for number, part in enumerate(parts):
-        assert part is not None and part.timeout == (0.8 if longer else 100.0)
-        prepared = part.prepare_allreduce(array)
-        call = [lambda: part.allgather(array, out=rows), lambda: part.allreduce_(array), prepared][number]  # noqa: B023
+    for number in range(3):
+        part = ddl.split(0)
+        assert part is not None and part.timeout == LONG
+        three_calls(part)[number]()
+        part.set_timeout(SHORT)
+        call = three_calls(part)[number]
+        part.set_timeout(LONG)
+        assert part.timeout == LONG
+        ranks.meet()
+        if ddl.rank() == 1:
+            time.sleep(1.5 * SHORT)
         call()
-        part.set_timeout(20.0 if longer else 0.5)
-        assert part.timeout == (20.0 if longer else 0.5)
-        if world.rank == 1:
-            time.sleep(1.2)
-        try:
-            call()
-            outcomes.append("returned")
-        except ddl.CommunicatorError as error:
-            outcomes.append(type(error).__name__)
+        outcomes.append("returned")
     return outcomes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_a_longer_deadline(transport: str) -> None:
-    answers = ranks.run(2, calls_again, True, **connected(transport, DDL_TIMEOUT="0.8"))
-    assert answers == [["returned"] * 3] * 2
+    assert ranks.run(2, calls_again_with_more_time, **connected(transport)) == [["returned"] * 3] * 2
+
+
+def calls_again_with_less_time() -> List[str]:
+    """What was called and prepared with the long deadline has the shorter one: rank 1 never comes."""
+    outcomes = []
+    for number in range(3):
+        part = ddl.split(0)
+        assert part is not None and part.timeout == LONG
+        call = three_calls(part)[number]
+        call()
+        part.set_timeout(SHORT)
+        assert part.timeout == SHORT
+        if ddl.rank() == 0:
+            with pytest.raises(ddl.CommunicatorError) as caught:
+                call()
+            outcomes.append(type(caught.value).__name__)
+        ranks.meet()
+    return outcomes
 
 
 @pytest.mark.slow
 def test_a_shorter_deadline() -> None:
-    first, _ = ranks.run(2, calls_again, False)
+    first, _ = ranks.run(2, calls_again_with_less_time)
     assert first == ["CollectiveTimeout"] * 3

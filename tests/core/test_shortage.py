@@ -50,45 +50,72 @@ def no_threads() -> Iterator[str]:
         threading.stack_size(before)
 
 
-def shortage(victim: int, what: str, lasts: bool) -> Tuple[str, int, float]:
-    """Rank ``victim`` runs out of ``what``, for ever or for half a second; return the error, log lines and CPU time."""
-    handler = Said()
-    begin = time.process_time()
-    error = ""
+def meet(moment: str) -> None:
+    """Return when both ranks have called this. ``ranks.meet`` would open files."""
+    job, rank = ddl.world().job, ddl.rank()
+    job.ask(lambda store: store.set(f"{moment} {rank}", "here"))
+    job.ask(lambda store: store.get(f"{moment} {1 - rank}", 100.0))
+
+
+@contextlib.contextmanager
+def connecting_in_vain(victim: int, what: str, said: Said) -> Iterator[ddl.Work]:
+    """As long as this lasts, rank ``victim`` has no ``what``; an operation is under way that cannot connect, and which
+    the victim has said. Yields the operation."""
     with contextlib.ExitStack() as stack:
+        expected = ""
         if ddl.rank() == victim:
             expected = stack.enter_context({"descriptors": no_descriptors, "threads": no_threads}[what]())
-            ddl.world().job.ask(lambda store: store.set("victim", "is short"))
-            if not lasts:
-                end = stack.pop_all()
-                work = ddl.allreduce_async(np.ones(1 << 18), op=ddl.Sum)
-                time.sleep(0.5)
-                end.close()
-                assert work.wait()[-1] == ddl.size()
-                return "", sum(expected in line for line in handler.texts), time.process_time() - begin
-        else:  # it must not connect before
-            ddl.world().job.ask(lambda store: store.get("victim", 10.0))
-        try:
-            assert ddl.allreduce(np.ones(1 << 18), op=ddl.Sum)[-1] == ddl.size()
-        except ddl.CollectiveTimeout as caught:
-            error = str(caught)
-    return error, len(handler.texts), time.process_time() - begin
+        meet("before")  # nobody connects before
+        work = ddl.allreduce_async(np.ones(1 << 18), op=ddl.Sum)
+        deadline = time.monotonic() + 60
+        while not any(expected in line for line in said.texts) and ddl.rank() == victim:
+            assert time.monotonic() < deadline, said.texts
+            time.sleep(0.01)
+        meet("in vain")
+        yield work
 
 
+def lasting_shortage(victim: int, what: str) -> Tuple[str, int, float]:
+    """The error, lines of the log and processor time of a shortage that is still there at a deadline."""
+    said, begin = Said(), time.process_time()
+    with connecting_in_vain(victim, what, said) as work:
+        if ddl.rank() == victim:  # the other one has called it, too: its own deadline is far away
+            meet("called")
+            ddl.world().set_timeout(1.0)
+        other = ddl.allreduce_async(np.ones(3))
+        if ddl.rank() != victim:
+            meet("called")
+        with pytest.raises(ddl.CollectiveTimeout) as caught:
+            other.wait()
+        with pytest.raises(ddl.CollectiveTimeout):
+            work.wait()
+        meet("failed")
+    return str(caught.value), len(said.texts), time.process_time() - begin
+
+
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("victim", "what"), [(0, "descriptors"), (1, "descriptors"), (0, "threads")])
 def test_every_rank_learns_what_the_victim_lacks(victim: int, what: str) -> None:
-    answers = ranks.run(2, shortage, victim, what, True, env={"DDL_SHM": "0", "DDL_TIMEOUT": "2"})
     cause = "too many open files: this process may have 64" if what == "descriptors" else "no thread can be started"
-    for error, lines, seconds in answers:
+    for error, lines, seconds in ranks.run(2, lasting_shortage, victim, what, env={"DDL_SHM": "0"}):
         assert f"rank {victim} cannot make the connections for it: {cause}" in error
         assert lines <= 3 and seconds < 1, (lines, seconds)
 
 
+def passing_shortage(victim: int, what: str) -> int:
+    """How often the victim has spoken of a shortage that ends a while after it has, with its attempts in between."""
+    said = Said()
+    with connecting_in_vain(victim, what, said) as work:
+        time.sleep(0.5)
+    assert work.wait()[-1] == ddl.size()
+    return len([line for line in said.texts if "too many open files" in line or "no thread" in line])
+
+
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("victim", "what"), [(0, "descriptors"), (1, "descriptors"), (0, "threads")])
 def test_a_shortage_that_passes_is_no_failure(victim: int, what: str) -> None:
-    answers = ranks.run(2, shortage, victim, what, False, env={"DDL_SHM": "0", "DDL_TIMEOUT": "20"})
-    assert [error for error, _, _ in answers] == ["", ""]
-    assert answers[victim][1] == 1  # said once
+    answers = ranks.run(2, passing_shortage, victim, what, env={"DDL_SHM": "0"})
+    assert answers[victim] == 1  # said once
 
 
 def dial_without_threads() -> str:
@@ -110,7 +137,7 @@ def begin_without_threads() -> str:
 
 
 def test_a_rank_that_can_start_no_thread_says_so_in_init() -> None:
-    witness, victim = ranks.run(2, begin_without_threads, env={"DDL_START_TIMEOUT": "10"}, initialise=False)
+    witness, victim = ranks.run(2, begin_without_threads, initialise=False)
     assert "rank 1 cannot join the job: no thread can be started; end some, or raise the limit (ulimit -u" in victim
     assert "rank 1" in witness, witness
 

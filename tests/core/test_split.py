@@ -39,6 +39,7 @@ def colors_and_keys() -> List[Any]:
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transport", [*TRANSPORTS, "interleaved"])
 def test_colors_and_keys(transport: str) -> None:
     everybody = ranks.run(5, colors_and_keys, **connected(transport))
@@ -69,6 +70,7 @@ def everything_on_parts() -> int:
     return done
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "size"), [("shared", 4), ("tcp", 4), ("hybrid", 6), ("interleaved", 6)])
 def test_everything_on_parts(transport: str, size: int) -> None:
     assert ranks.run(size, everything_on_parts, **connected(transport)) == [15] * size
@@ -98,6 +100,7 @@ def interleaved() -> bool:
     return True
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_interleaved(transport: str) -> None:
     assert ranks.run(4, interleaved, **connected(transport)) == [True] * 4
@@ -122,6 +125,7 @@ def broken_child() -> Tuple[str, str, str, float]:
     return kind, text, again, value
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_broken_child_leaves_the_parent_whole(transport: str) -> None:
     answers = ranks.run(4, broken_child, **connected(transport))
@@ -154,31 +158,31 @@ def test_abort_of_a_child_stays_there(transport: str) -> None:
     assert ranks.run(4, aborted_child, **connected(transport)) == [broken, whole, broken, whole]
 
 
-def aborted_before_it_is_here() -> Tuple[str, bool]:
+def aborted_before_it_is_here() -> str:
     """Rank 0 is still making the communicator when the news comes that it has failed."""
     if ddl.rank() == 0:
         add = Agent.add
 
         def add_late(agent: Agent, member: Member) -> None:
-            time.sleep(0.5)
+            deadline = time.monotonic() + 60
+            while not agent._failures:
+                assert time.monotonic() < deadline, "no news of the failure"
+                time.sleep(0.01)
             add(agent, member)
 
         Agent.add = add_late  # type: ignore[method-assign]
     child = ddl.split(0)
     assert child is not None
-    began = time.monotonic()
     if ddl.rank() == 1:
         child.abort("at once")
-    try:
+    with pytest.raises(ddl.Aborted) as caught:  # not by the deadline, which would be another error
         child.allreduce(np.ones(3))
-    except ddl.Aborted as error:
-        return str(error), time.monotonic() - began < 10
-    return "returned", False
+    return str(caught.value)
 
 
 def test_a_failure_before_the_communicator_is_here() -> None:
-    for text, soon in ranks.run(2, aborted_before_it_is_here):
-        assert "at once" in text and soon
+    for text in ranks.run(2, aborted_before_it_is_here):
+        assert "at once" in text
 
 
 def dropped_children() -> int:
@@ -233,10 +237,8 @@ def numberless(part_fails: str) -> str:
             raise ddl.PeerLost("the store is gone")
 
         setattr(half._group.job if part_fails == "count_group" else Group, part_fails, fail)
-    began = time.monotonic()
-    with pytest.raises(ddl.Error) as caught:
+    with pytest.raises(ddl.Error) as caught:  # who waited for its deadline would not know why
         half.split(0)
-    assert time.monotonic() - began < 50  # the deadline is 100
     half.barrier()
     return str(caught.value)
 
@@ -248,29 +250,29 @@ def test_a_rank_that_cannot_split_tells_the_others(part_fails: str) -> None:
 
 
 def late_for_a_subset(late: int) -> List[str]:
-    """A rank that comes late to one attempt comes to the next."""
+    """A rank that comes to one attempt only when it has failed comes to the next."""
     outcomes = []
     job = ddl.world()._group.job
-    if ddl.rank() == late:
-        time.sleep(1.5)
-    else:
-        job.settings = dataclasses.replace(job.settings, start_timeout=1.0)
-    for _ in range(3):
-        try:
-            part = ddl.world().subset([0, 1])
-            outcomes.append(str(float(part.allreduce(np.ones(1), op=ddl.Sum)[0])))
-        except ddl.RendezvousError as error:
-            outcomes.append(str(error))
-        if outcomes[-1] == "2.0":
-            break
+    if ddl.rank() != late:
+        usual = job.settings
+        job.settings = dataclasses.replace(usual, start_timeout=0.5)
+        with pytest.raises(ddl.RendezvousError) as caught:
+            ddl.world().subset([0, 1])
+        outcomes.append(str(caught.value))
+        job.settings = usual
+    ranks.meet()
+    part = ddl.world().subset([0, 1])
+    outcomes.append(str(float(part.allreduce(np.ones(1), op=ddl.Sum)[0])))
     return outcomes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_late_rank_does_not_spoil_the_next_subset(late: int) -> None:
     answers = ranks.run(2, late_for_a_subset, late)
     assert answers[late] == ["2.0"]
-    assert len(answers[1 - late]) == 2 and f"rank {late} did not come within 1 s" in answers[1 - late][0]
+    first, second = answers[1 - late]
+    assert f"rank {late} did not come within 0.5 s" in first and second == "2.0"
 
 
 def closed_children() -> List[int]:

@@ -34,7 +34,6 @@ from ddl.store.server import StoreServer
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.alone,
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores for this"),
 ]
 
@@ -79,16 +78,17 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def run_ranks(counter: Path, case: str, windows: int = WINDOWS, **env: str) -> Calls:
+def run_ranks(counter: Path, case: str, windows: int = WINDOWS, until_one_is_free: bool = False, **env: str) -> Calls:
     """Run ``case`` on two ranks; each is a process of its own from the start, so that it can be preloaded."""
     secret = secrets.token_bytes(32)
     with StoreServer(secret, 2) as store:
         processes = []
         for rank in range(2):
             variables = {**os.environ, **ranks.environment(rank, 2, store.address, secret.hex()), **env}
-            variables.update({"LD_PRELOAD": str(counter), "DDL_TIMEOUT": "20"})
+            variables.update({"LD_PRELOAD": str(counter), "DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100"})
             variables["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-            program = [sys.executable, str(HERE / "steady_rank.py"), str(counter), case, str(windows)]
+            program = [sys.executable, str(HERE / "steady_rank.py"), str(counter), case]
+            program += [str(windows), str(until_one_is_free)]
             process = subprocess.Popen(
                 program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
@@ -117,15 +117,16 @@ def calls_of(answers: Calls, kind: str) -> List[Dict[str, int]]:
 
 
 def costs(answers: Calls) -> Dict[int, List[Dict[str, int]]]:
-    """The allocations and mutexes of each window in which nobody slept, if there were any: by the window's number."""
+    """The allocations and mutexes of each window in which nobody slept, if there were any: by the window's number.
+
+    A rank that was not given a core for long makes the other one look after its peers, also without sleep.
+    """
     allocations, mutexes, calls = (calls_of(answers, kind) for kind in ("allocations", "mutexes", "system calls"))
-    assert len(calls) == WINDOWS
+    assert len(calls) >= WINDOWS
     longest = [max(counts["longest"] for counts in both) for both in zip(*answers)]
-    counted = [
-        number
-        for number, window in enumerate(calls)
-        if not any(name.endswith((": syscall", ": ppoll")) for name in window)
-    ] or [number for number, seconds in enumerate(longest) if seconds < LOOKED_AFTER]
+    quick = [number for number, seconds in enumerate(longest) if seconds < LOOKED_AFTER]
+    awake = [number for number in quick if not any(name.endswith((": syscall", ": ppoll")) for name in calls[number])]
+    counted = awake or quick
     if not counted:
         pytest.skip(f"calls take {1e3 * statistics.median(longest):.1f} ms on this machine now: peers are looked after")
     return {
@@ -133,16 +134,16 @@ def costs(answers: Calls) -> Dict[int, List[Dict[str, int]]]:
     }
 
 
-def run_free(counter: Path, case: str, **env: str) -> List[Dict[str, int]]:
+def run_free(counter: Path, case: str, until_one_is_free: bool = False, **env: str) -> List[Dict[str, int]]:
     """Run ``case``; check that no window in which nobody slept costs anything; return the system calls of all.
 
     On a crowded machine something that happens once may fall into a window: a connection that is adopted late, the
     GIL changing hands. What calls themselves cost comes again, so a run with few such windows is made once more.
     """
-    answers = run_ranks(counter, case, **env)
+    answers = run_ranks(counter, case, until_one_is_free=until_one_is_free, **env)
     dear = costs(answers)
-    if 0 < len(dear) <= WINDOWS // 20:
-        answers = run_ranks(counter, case, **env)
+    if 0 < len(dear) <= len(answers[0]) // 20:
+        answers = run_ranks(counter, case, until_one_is_free=until_one_is_free, **env)
         again = costs(answers)
         assert not again, f"windows that cost something: {again}, and in the run before {dear}"
     else:
@@ -152,13 +153,19 @@ def run_free(counter: Path, case: str, **env: str) -> List[Dict[str, int]]:
 
 def check_free(counter: Path, case: str) -> None:
     """No allocation, no mutex; and one window without anything at all."""
-    calls = run_free(counter, case)
-    assert {} in calls, f"the core made system calls in each of {WINDOWS} windows: {calls}"
+    calls = run_free(counter, case, until_one_is_free=True)
+    assert {} in calls, f"the core made system calls in each of {len(calls)} windows: {calls[:WINDOWS]}"
+
+
+def on_free_cores(function: Any) -> Any:
+    """Mark a test that counts what happens in short windows: there are none without a break on a busy machine."""
+    return pytest.mark.slow(pytest.mark.alone(function))
 
 
 PREPARED = [f"{size} {memory}" for size in ("8 B", "1 KiB", "64 KiB", "4 MiB") for memory in ("shared", "private")]
 
 
+@on_free_cores
 @pytest.mark.parametrize("case", PREPARED)
 def test_a_prepared_operation_costs_nothing(counter: Path, case: str) -> None:
     check_free(counter, case)
@@ -177,11 +184,13 @@ VERBS = [
 ]
 
 
+@on_free_cores
 @pytest.mark.parametrize("case", VERBS)
 def test_a_blocking_call_allocates_nothing(counter: Path, case: str) -> None:
     check_free(counter, case)
 
 
+@on_free_cores
 @pytest.mark.parametrize("case", ["tcp 8 B", "tcp 64 KiB", "tcp 4 MiB"])
 def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
     for calls in run_free(counter, case, DDL_SHM="0"):
@@ -189,12 +198,19 @@ def test_over_sockets_only_the_sockets_cost(counter: Path, case: str) -> None:
         assert {"sendmsg", "readv"} <= functions <= {"sendmsg", "readv", "sched_yield", "ppoll", "eventfd_read"}, calls
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shared", "sleep"), [("1", "syscall"), ("0", "ppoll")], ids=["shared", "tcp"])
 def test_a_rank_that_is_always_late_is_waited_for_asleep(counter: Path, shared: str, sleep: str) -> None:
-    """Rank 0 waits three times. It must not yield even once before it sleeps, nor look many times."""
-    for calls in calls_of(run_ranks(counter, "always late", windows=5, DDL_SHM=shared), "system calls"):
+    """Rank 0 waits three times. It must not yield even once before it sleeps, nor look many times; and it is woken.
+
+    It looks up by itself every 20 ms, and a busy machine may keep it from sleeping again at once.
+    """
+    answers = run_ranks(counter, "always late", windows=5, DDL_SHM=shared)
+    for calls in calls_of(answers, "system calls"):
         assert calls.get(f"rank 0: {sleep}", 0) >= 3 and "rank 0: sched_yield" not in calls, calls
         assert calls.get("rank 0: readv", 0) <= 3 * 10, calls
+    woken = [calls.get("rank 0: woken", 0) for calls in calls_of(answers, "wake-ups")]
+    assert sum(woken) >= 5 or shared == "0", f"woken {woken} times in windows of 3 waits"
 
 
 @pytest.mark.slow
@@ -216,7 +232,7 @@ def test_what_the_core_imports_is_counted_or_harmless() -> None:
     if any(name.startswith(("__asan", "__tsan", "__ubsan")) for name in names):
         pytest.skip("built with a sanitizer, which brings functions of its own")
     text = (HERE / "steady_counter.c").read_text()
-    counted = set(re.findall(r"^(?:COUNTED\(\w+, |ALLOCATOR\(|int )(\w+)", text, re.MULTILINE))
+    counted = set(re.findall(r"^(?:COUNTED\(\w+, |ALLOCATOR\(|int |long )(\w+)", text, re.MULTILINE))
     assert {"malloc", "posix_memalign", "sendmsg", "syscall"} <= counted
     assert {"malloc", "memcpy", "sched_yield"} & names, f"nm shows none of what must be there: {sorted(names)[:20]}"
     cplusplus = {name for name in names if name.startswith(("_Z", "__cxa_", "_Unwind_", "_ITM_"))}
@@ -251,22 +267,23 @@ def test_an_idle_job_uses_no_core(transport: str) -> None:
     assert max(shares) <= 0.015, shares
 
 
-def wait_for_a_late_rank() -> List[float]:
-    """(seconds of processor time, seconds) in a barrier to which the last rank comes 2 s late."""
+def wait_for_a_late_rank() -> float:
+    """Seconds of processor time in a barrier to which the last rank comes 2 s late."""
     for _ in range(50):
         ddl.barrier()
+    ranks.meet()
     if ddl.rank() == ddl.size() - 1:
         time.sleep(2)
-    used, start = time.process_time(), time.monotonic()
+    used = time.process_time()
     ddl.barrier()
-    return [time.process_time() - used, time.monotonic() - start]
+    return time.process_time() - used
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("tcp", 2), ("hybrid", 4)])
 def test_waiting_for_a_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
-    for used, waited in ranks.run(size, wait_for_a_late_rank, **connected(transport))[:-1]:
-        assert waited > 1.9
-        assert used < 0.05 * waited, f"{used:.3f} s of processor time in {waited:.2f} s"
+    for used in ranks.run(size, wait_for_a_late_rank, **connected(transport))[:-1]:
+        assert used < 0.05 * 2, f"{used:.3f} s of processor time in 2 s"
 
 
 def wait_for_an_always_late_rank(times: int) -> List[float]:
@@ -281,51 +298,32 @@ def wait_for_an_always_late_rank(times: int) -> List[float]:
     return [time.process_time() - used, time.monotonic() - start]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("tcp", 2), ("hybrid", 4)])
 def test_waiting_for_an_always_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
     """Who waits awake for as long as it does for a rank that is late for once, would use 10 % in shared memory."""
     for used, waited in ranks.run(size, wait_for_an_always_late_rank, 300, **connected(transport))[:-1]:
-        assert waited > 1.5
-        assert used < 0.05 * waited, f"{used:.3f} s of processor time in {waited:.2f} s"
-
-
-def wake_up(times: int) -> List[float]:
-    """Seconds from when rank 0 comes to a rank that sleeps in a barrier, to that rank's answer."""
-    took = []
-    for _ in range(times):
-        ddl.barrier()
-        if ddl.rank() == 0:
-            time.sleep(0.06)
-        start = time.perf_counter()
-        ddl.barrier()  # wakes rank 1
-        ddl.barrier()  # rank 1 has answered
-        took.append(time.perf_counter() - start)
-    return took
-
-
-def test_a_sleeping_rank_is_woken() -> None:
-    """Rank 1 looks up by itself every 20 ms: half of those who are not woken would take longer than 10 ms."""
-    took = ranks.run(2, wake_up, 20)[0]
-    assert statistics.median(took) < 5e-3, sorted(took)
+        assert used < 0.05 * max(waited, 1.5), f"{used:.3f} s of processor time in {waited:.2f} s"
 
 
 def crowded(times: int) -> List[float]:
-    """(seconds, voluntary and other switches) for small operations of more ranks than there are cores."""
+    """(seconds of processor time, voluntary and other switches) for small operations of more ranks than cores."""
     step = ddl.prepare_allreduce(np.ones(1))
     for _ in range(20):
         step()
-    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
     for _ in range(times):
         step()
     after = resource.getrusage(resource.RUSAGE_SELF)
     switches = [after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw]
-    return [time.monotonic() - start, *switches]
+    return [time.process_time() - start, *switches]
 
 
 def test_more_ranks_than_cores_get_on() -> None:
+    """A rank that waits gives its core to the others: who kept it for its time slice would use 2 ms for each call."""
     size = 2 * len(os.sched_getaffinity(0))
     if size > 16:
         pytest.skip("that many ranks are no test of a small machine")
     answers = ranks.run(size, crowded, 2000)
-    print("seconds, voluntary switches, others:", answers)
-    assert max(seconds for seconds, *_ in answers) < 10, answers
+    print("seconds of processor time, voluntary switches, others:", answers)
+    assert max(seconds for seconds, *_ in answers) < 2, answers

@@ -26,6 +26,7 @@ def sent_by_one_allreduce(count: int) -> Tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dimensions", [[4], [2, 2], [3, 2], [2, 3], [2, 2, 2]], ids=lambda d: "x".join(map(str, d)))
 @pytest.mark.parametrize("count", [245760, 245767], ids=["divisible", "not divisible"])
 def test_messages_and_bytes_of_the_multi_ring(dimensions: List[int], count: int):

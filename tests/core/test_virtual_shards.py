@@ -126,6 +126,7 @@ def against_the_tree(shards: int, adjacent: bool, deterministic: bool) -> int:
     return done
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("adjacent", [False, True])
@@ -146,6 +147,7 @@ def test_the_bits_do_not_depend_on_who_has_a_shard(owners: List[int]) -> None:
     ranks.run(3, with_owners, owners)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_bits_do_not_depend_on_how_the_core_adds() -> None:
     """With one sum of each rank, a deterministic communicator adds by itself; another one does not."""

@@ -7,7 +7,6 @@ large sum of float32 between hosts stays exact.
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -55,6 +54,7 @@ def rounded_sums(codec: str) -> List[bytes]:
     return answers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "size"), LAYOUTS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_same_bits_everywhere_and_close_to_the_sum(codec: str, transport: str, size: int) -> None:
@@ -74,6 +74,7 @@ def bytes_sent(count: int, dtype: str, op: ddl.ReduceOp) -> int:
     return ddl.world().traffic()[1] - before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["tcp", "hybrid"])
 def test_half_the_bytes_go_over_the_wire(transport: str) -> None:
     sums = {}
@@ -187,26 +188,26 @@ def test_nan_and_infinity_come_through(codec: str, transport: str, size: int) ->
 
 
 def not_alike(count: int, dtype: str) -> Dict[str, Any]:
-    start = time.monotonic()
     small = float(ddl.allreduce(np.ones(3, np.float32), op=ddl.Sum)[0])  # no codec takes part
-    time.sleep(0.5)  # the verdict on what follows must not find a slower rank in this one
+    ranks.meet()  # the verdict on what follows must not find a slower rank in this one
     try:
         for _ in range(3):
             ddl.allreduce(np.ones(count, dtype), op=ddl.Sum)
         kind, text = "returned", ""
     except ddl.Error as error:
         kind, text = type(error).__name__, str(error)
-    return {"small": small, "kind": kind, "text": text, "took": time.monotonic() - start}
+    return {"small": small, "kind": kind, "text": text}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["tcp", "hybrid"])
 @pytest.mark.parametrize("odd", ["bf16", ""])
 def test_ranks_with_other_settings_are_told(odd: str, transport: str) -> None:
-    job = connected(transport, DDL_TIMEOUT="8")
+    job = connected(transport)
     hosts = job.pop("env_of", lambda rank: {})
     job["env_of"] = lambda rank: {**hosts(rank), "DDL_WIRE": odd if rank == 1 else "fp16"}
     for answer in ranks.run(4, not_alike, 50_000, "float32", **job):
-        assert answer["small"] == 4.0 and answer["took"] < 6, answer
+        assert answer["small"] == 4.0, answer
         assert answer["kind"] == "ProtocolError" and "codec" in answer["text"] and "settings" in answer["text"], answer
     for answer in ranks.run(4, not_alike, 50_000, "float64", **job):
         assert answer["kind"] == "returned", answer

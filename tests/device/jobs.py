@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any, Dict, Iterator, List
 
 import drivers
@@ -36,7 +37,7 @@ def gpu() -> Iterator[Any]:
     fake = driver()
     try:
         yield fake
-        assert fake.violations == []
+        assert fake.violations == [], fake.violations
     finally:
         ddl.shutdown()
 
@@ -61,6 +62,16 @@ class Interface:
 def total(size: int) -> int:
     """Return the sum of 1, 2, …, size: what ranks with rank + 1 add up to."""
     return size * (size + 1) // 2
+
+
+def wait_until_let_go(array: DeviceArray) -> None:
+    """Return when DDL has let go what it has asked of this array, on all ranks. Each call looks whether it can do so.
+
+    Collective: all ranks make as many calls.
+    """
+    deadline = time.monotonic() + 100
+    while ddl.allreduce(float(array.released < len(array.requested)), op="max") > 0:
+        assert time.monotonic() < deadline, f"{array.released} of {len(array.requested)} are let go"
 
 
 def same_on_all_ranks(answers: List[Any]) -> bool:

@@ -18,7 +18,7 @@ class RealDriver(DriverCalls):
         self.start()
         self._copies = 0
 
-    def finish(self, stream: int, *, timeout: float = 30.0) -> None:
+    def finish(self, stream: int, *, timeout: float = 100.0) -> None:
         """Wait, on the host, for all that the stream has queued."""
         deadline = time.monotonic() + timeout
         while not self.stream_done(stream):

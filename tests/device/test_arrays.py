@@ -15,7 +15,7 @@ from core.jobs import connected
 from device.fake_checks import OLDER
 from device.fake_cuda import DeviceArray, Fake, library
 from device.fake_cuda.array import ImportedArray
-from device.jobs import Interface, array_of, driver, environment, gpu, total
+from device.jobs import Interface, array_of, driver, environment, gpu, total, wait_until_let_go
 
 import ddl
 
@@ -49,6 +49,7 @@ def averages_and_sums() -> None:
         assert not [stream for stream in x.requested if stream in (None, 0)]  # DDL names its own stream
 
 
+@pytest.mark.few(1)
 @WAITS
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 def test_sums_have_the_right_values(transport: str, wait: str) -> None:
@@ -62,6 +63,7 @@ def how_arrivals_are_told() -> List[int]:
     return [fake.calls("cuStreamWriteValue32_v2"), fake.calls("cuEventRecord")]
 
 
+@pytest.mark.slow
 @pytest.mark.fake_driver("it counts calls, and there is an older driver")
 def test_arrivals_are_words_that_streams_write_or_events_with_an_older_driver() -> None:
     newer = ranks.run(2, how_arrivals_are_told, env=environment())
@@ -119,6 +121,7 @@ def other_calls() -> None:
         assert "on a GPU" in repr(step)
 
 
+@pytest.mark.few(3)
 @WAITS
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_other_calls_have_the_right_values(transport: str, wait: str) -> None:
@@ -247,6 +250,7 @@ def many_under_way() -> None:
                 assert (arrays[i].numpy() == size * i + size * (size - 1) // 2).all()
 
 
+@pytest.mark.few(2)
 @WAITS
 @pytest.mark.parametrize("seed", [1, 2])
 def test_many_operations_under_way(seed: int, wait: str) -> None:
@@ -278,9 +282,7 @@ def dropped() -> None:
     with gpu() as fake:
         x = array_of(fake, np.ones(500_000, np.float32))
         ddl.allreduce_async_(x, op="sum")
-        for _ in range(50):
-            ddl.barrier()  # each call looks which arrays can be let go
-            time.sleep(0.01)
+        wait_until_let_go(x)
         assert x.released == len(x.requested) == 1
         ddl.allreduce_(x, op="sum")  # so that this thread may look at x
         assert (x.numpy() == 4).all()
@@ -309,7 +311,8 @@ def while_a_thread_holds_the_driver() -> List[bool]:
                     fake.free(memory)
 
                 freed = pool.submit(free)
-                time.sleep(0.1)  # it holds the driver now
+                while fake.calls("cuMemFree_v2") == 0:  # it holds the driver then
+                    time.sleep(0.001)
             ranks.meet()
             if ddl.rank() == 1:
                 y = np.full(N, 2, np.float32)
@@ -319,7 +322,7 @@ def while_a_thread_holds_the_driver() -> List[bool]:
                 return [True]
             held = not freed.done()
             ctypes.c_uint32.from_address(address).value = 1
-            freed.result(20)
+            freed.result(100)
             work.wait()
         assert (x.numpy() == 4).all()
         return [held]
@@ -404,7 +407,7 @@ def later_producer() -> None:
         fake.wait_value(late, address, 1)  # what comes behind this on `late` waits for the host
         y = array_of(fake, np.ones(N, np.float32), stream=late)
         works = [ddl.allreduce_async_(each, op="sum") for each in (x, y)]
-        works[0].wait(20)
+        works[0].wait(80)  # less than the deadline that the other one has
         assert (x.numpy() == ddl.size()).all() and not works[1].done()
         ctypes.c_uint32.from_address(address).value = 1
         works[1].wait()

@@ -147,7 +147,7 @@ def test_at_the_end_of_the_process_the_driver_goes_first(tmp_path: Path) -> None
 
     def run(**settings: Any) -> Tuple[int, str]:
         env = {**os.environ, **Fake.environment(**settings)}
-        ended = subprocess.run([program, library()], env=env, timeout=30, capture_output=True, text=True, check=False)
+        ended = subprocess.run([program, library()], env=env, timeout=240, capture_output=True, text=True, check=False)
         return ended.returncode, ended.stdout.strip()
 
     assert run(devices=3) == (4, "0 0 3")
@@ -170,7 +170,7 @@ array.numpy()
     tests = str(Path(__file__).resolve().parents[1])
     env = {**os.environ, "PYTHONPATH": tests, **Fake.environment(report=report, mode="steps")}
     for manner, lines in (("finish", 0), ("lucky", 1)):
-        subprocess.run([sys.executable, "-c", script, manner], env=env, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", script, manner], env=env, check=True, timeout=240)
         assert len(report.read_text().splitlines() if report.exists() else []) == lines
     assert "nothing orders these: " in report.read_text()
 

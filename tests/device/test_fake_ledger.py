@@ -113,6 +113,7 @@ def test_cuda_array_interface(new: Callable[..., Fake]) -> None:
 # --- the ledger ---
 
 
+@pytest.mark.few(185)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 @pytest.mark.parametrize("timing", [*(f"seed {seed}" for seed in SEEDS), "lucky", "threads"])
 @pytest.mark.parametrize("scene", SCENES)
@@ -154,6 +155,7 @@ def test_the_ledger_stays_small(new: Callable[..., Fake]) -> None:
     assert fake.live("accesses") < 10
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lucky", [True, False])
 def test_the_ledger_agrees_with_a_search(new: Callable[..., Fake], lucky: bool) -> None:
     """Random programs: it objects if, and only if, two accesses have no path; and to each that comes too early."""

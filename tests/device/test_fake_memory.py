@@ -250,6 +250,6 @@ def test_free_can_wait_for_the_device(new: Callable[..., Fake]) -> None:
     fake.release(flag)
     store(flag, 1)
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     assert freed.is_set() and asked.is_set()
     assert not fake.violations

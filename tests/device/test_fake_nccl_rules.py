@@ -20,6 +20,7 @@ from device.fake_nccl.nccl import TYPES
 from device.fake_nccl_checks import GARBAGE, add_up, fails, opened, run, started, value_at
 
 pytestmark = pytest.mark.processes
+SHORT = 0.1  #: seconds of patience with a rank that does not come
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,7 +65,10 @@ def test_ranks_that_do_not_do_the_same(what: str, words: str) -> None:
 def never_launched() -> List[str]:
     fake, nccl, communicator, stream, pointer = started()
     add_up(nccl, communicator, pointer, stream)
+    fake.finish(stream)
+    ranks.meet()
     if rank_and_size()[0] == 0:
+        nccl.patience(SHORT)  # not before what ranks do together
         nccl.reduce_scatter(communicator, pointer, fake.alloc(4), 1, "int32", "sum", stream)
     fake.finish(stream)
     ranks.meet()
@@ -72,7 +76,7 @@ def never_launched() -> List[str]:
 
 
 def test_a_rank_that_never_launches() -> None:
-    first, second = run(2, never_launched, patience=0.3)
+    first, second = run(2, never_launched)
     assert len(first) == 1 and "rank 1 never launched reduce-scatter 2 of communicator " in first[0]
     assert second == []
 
@@ -82,9 +86,11 @@ def never_reached() -> List[str]:
     word = fake.host(4)
     if rank_and_size()[0] == 1:
         fake.wait_value(stream, word.address, 1)
-    add_up(nccl, communicator, pointer, stream)
-    ranks.meet()
+        add_up(nccl, communicator, pointer, stream)
+    ranks.meet()  # rank 1 has launched it
     if rank_and_size()[0] == 0:
+        nccl.patience(SHORT)
+        add_up(nccl, communicator, pointer, stream)
         fake.finish(stream)
     ranks.meet()
     word.array[:] = 1
@@ -93,7 +99,7 @@ def never_reached() -> List[str]:
 
 
 def test_a_stream_that_never_comes_to_it() -> None:
-    first, second = run(2, never_reached, patience=0.3)
+    first, second = run(2, never_reached)
     assert len(first) == 1 and "but its stream never came to it" in first[0] and second == []
 
 
@@ -149,7 +155,7 @@ def two_threads(how: str) -> List[str]:
 
 
 def test_two_threads_at_once() -> None:
-    assert all("two threads launch" in texts[0] for texts in run(2, two_threads, "at once", launch=0.3))
+    assert all("two threads launch" in texts[0] for texts in run(2, two_threads, "at once", launch=100))
     assert run(2, two_threads, "one by one") == [[], []]
 
 
@@ -270,7 +276,7 @@ def alone() -> List[str]:
 
 
 def test_a_rank_that_never_joins() -> None:
-    first, second = run(2, alone, patience=0.3)
+    first, second = run(2, alone, patience=SHORT)
     assert len(first) == 1 and second == []
 
 

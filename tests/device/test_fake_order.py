@@ -184,7 +184,7 @@ def test_a_test_may_block_while_commands_are_run(new: Callable[..., Fake]) -> No
     fake.call_on_host(stream, called.set)
     fake.record(event, stream)
     with fake.driven():
-        assert called.wait(10)
+        assert called.wait(100)
         while not fake.event_done(event):
             pass
     fake.record(event, stream)

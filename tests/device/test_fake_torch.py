@@ -22,6 +22,8 @@ from device.jobs import gpu, total  # noqa: E402
 
 import ddl  # noqa: E402
 
+pytestmark = pytest.mark.slow  # the fake device of torch is compiled first
+
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ProcessPoolExecutor]:

@@ -18,6 +18,7 @@ from device.fake_cuda.build import FLAGS
 
 from ddl import _core
 from ddl.errors import InvalidArgument
+from ddl.tools.doctor import gpus
 from ddl.tools.doctor.gpu_facts import GpuFacts, HostGpus, PciLink
 from ddl.tools.doctor.gpu_probe import pci_link
 from ddl.tools.doctor.gpus import GpuInquiry
@@ -25,7 +26,36 @@ from ddl.tools.doctor.gpus import GpuInquiry
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
 DOWN, UP = 10**9, 5 * 10**8  # bytes per second of the fake's copies, at most
+PIECE = 1 << 20  #: bytes of a copy
 OPTIONS = {"down_bytes_per_s": DOWN, "up_bytes_per_s": UP, "delay_us": 0}
+
+
+#: A sitecustomize by which what the tests start is patient with GPUs that do move: they may share two cores with much
+#: else. One that stands still is given up after the usual time.
+PATIENT = """
+import os
+from ddl import _core
+from ddl.tools.doctor import gpus
+
+measure, begin = _core.measure_gpu, gpus.GpuInquiry.__init__
+if "FAKE_CUDA_PAUSED" not in os.environ:
+    _core.measure_gpu = lambda number, piece, sample, patience: measure(number, piece, sample, 100.0)
+gpus.LIMIT = 100.0
+gpus.GpuInquiry.__init__ = lambda self, patience=0.0, sys_directory="/sys": begin(self, 100.0, sys_directory)
+"""
+
+
+@pytest.fixture(scope="module")
+def patient_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(PATIENT)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch, patient_site: Path) -> None:
+    monkeypatch.setattr(gpus, "LIMIT", 100.0)
+    monkeypatch.setenv("PYTHONPATH", f"{patient_site}:{ROOT}")
 
 
 def inquire(monkeypatch: pytest.MonkeyPatch, sys_directory: str = "/nowhere", **environ: str) -> HostGpus:
@@ -33,7 +63,7 @@ def inquire(monkeypatch: pytest.MonkeyPatch, sys_directory: str = "/nowhere", **
         monkeypatch.delenv(name, raising=False)
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
-    with GpuInquiry(sys_directory=sys_directory) as inquiry:
+    with GpuInquiry(100.0, sys_directory=sys_directory) as inquiry:
         return inquiry.result()
 
 
@@ -69,24 +99,29 @@ def put_link(sys_directory: Path, address: str, lanes: int, speed: str) -> None:
 def measured_in_the_core() -> List[Any]:
     """Run in a process of its own: what the core measures, and whether the fake's ledger objects."""
     _core.configure_gpu_driver(os.environ["DDL_CUDA_LIBRARY"], False)
-    reached = _core.measure_gpu(0, 1 << 20, 0.05, 5.0)
+    begin = time.monotonic()
+    reached = _core.measure_gpu(0, PIECE, 0.05, 100.0)
+    took = time.monotonic() - begin
     fake = Fake(reset=False)
     left = [fake.live(what) for what in ("streams", "events", "allocations")]
     copies = [fake.calls(f"cuMemcpy{which}Async_v2") for which in ("DtoH", "HtoD")]
-    return [reached.down, reached.up, reached.both_down, reached.both_up, left, copies, fake.violations]
+    return [reached.down, reached.up, reached.both_down, reached.both_up, took, left, copies, fake.violations]
 
 
 def test_the_core_measures_what_copies_reach_and_leaves_nothing() -> None:
     program = "import json; from device import test_survey; print(json.dumps(test_survey.measured_in_the_core()))"
-    environ = {**os.environ, **Fake.environment(options=OPTIONS), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    path = f"{os.environ['PYTHONPATH']}:{ROOT / 'tests'}"
+    environ = {**os.environ, **Fake.environment(options=OPTIONS), "PYTHONPATH": path}
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=environ, check=True
     ).stdout
-    down, up, both_down, both_up, left, (downs, ups), violations = json.loads(said)
-    assert DOWN / 4 < down <= 1.01 * DOWN and DOWN / 4 < both_down <= 1.01 * DOWN
-    assert UP / 4 < up <= 1.01 * UP and UP / 4 < both_up <= 1.01 * UP
+    down, up, both_down, both_up, took, left, copies, violations = json.loads(said)
+    for rates, most, count in ((down, both_down), DOWN, copies[0]), ((up, both_up), UP, copies[1]):
+        # Twice four pieces come first, whose time is not measured; at least the four that are under way at once follow.
+        assert count >= 2 * (4 + 4)
+        assert 4 * PIECE / took < min(rates) and max(rates) <= 1.01 * most
+        assert (count - 2 * 4) * PIECE / took < max(rates)  # in all the time, which is longer
     assert left == [0, 0, 0] and violations == []
-    assert downs >= 2 * 4 and ups >= 2 * 4  # at least the pieces that are under way at once
 
 
 def test_each_gpu_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,6 +172,7 @@ def test_where_there_is_no_driver_it_is_one_line_and_no_warning() -> None:
     assert (verdict["level"], verdict["text"]) == ("ok", "no driver of GPUs: arrays on the CPU only")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fake", "problem"),
     [
@@ -149,9 +185,7 @@ def test_where_there_is_no_driver_it_is_one_line_and_no_warning() -> None:
     ids=["fails", "stands still", "full", "no context", "no name"],
 )
 def test_a_gpu_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, fake: Dict[str, Any], problem: str) -> None:
-    begin = time.monotonic()
     gpus = inquire(monkeypatch, **Fake.environment(devices=2, **fake))
-    assert time.monotonic() - begin < 15
     assert [gpu.number for gpu in gpus.devices] == [0, 1] and not gpus.usable
     for number, gpu in enumerate(gpus.devices):
         assert re.search(problem.replace("GPU 0", f"GPU {number}"), gpu.problem), gpu.problem
@@ -167,12 +201,21 @@ def stand_in(folder: Path, then: str) -> str:
     return str(script)
 
 
+def wait_until_said(inquiry: GpuInquiry, lines: int) -> None:
+    """Return when the probe has said so much. What it says is not lost for the result."""
+    process, said = inquiry._process, b""
+    assert process is not None
+    while said.count(b"\n") < lines:
+        with pytest.raises(subprocess.TimeoutExpired) as expired:
+            process.communicate(timeout=0.1)
+        said = expired.value.output or b""
+
+
 def test_a_driver_that_never_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "sleep 60"))
-    begin = time.monotonic()
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "exec sleep 1000"))
     with GpuInquiry(0.5) as inquiry:
+        wait_until_said(inquiry, lines=3)
         gpus = inquiry.result()
-    assert time.monotonic() - begin < 5
     assert gpus.devices == (
         GpuFacts(0, problem="GPU 0: the driver has not answered for 0.5 s"),
         GpuFacts(1, problem="GPU 1 was not looked at"),
@@ -205,7 +248,7 @@ def test_no_driver_is_loaded_before_an_array_on_a_gpu() -> None:
         "import ddl.tools.doctor.local, ddl.tools.topo.command, ddl.tools.simulate.command\n"
         "print([line for line in open('/proc/self/maps') if 'libcuda' in line])"
     )
-    environ = {**os.environ, **Fake.environment(), "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, **Fake.environment(), "PYTHONPATH": str(ROOT)}  # not that of `patient`
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=environ)
     assert said.stdout.strip() == "[]", said.stdout + said.stderr
 
@@ -244,6 +287,7 @@ def put_nccl(folder: Path, body: str) -> None:
     (folder / "nvidia" / "nccl" / "__init__.py").write_text("")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("body", "version", "problem"),
     [
@@ -257,11 +301,12 @@ def test_the_version_of_nccl(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, version: str, problem: str
 ) -> None:
     put_nccl(tmp_path, body)
-    gpus = inquire(monkeypatch, PYTHONPATH=f"{tmp_path}:{ROOT}", **Fake.environment())
+    gpus = inquire(monkeypatch, PYTHONPATH=f"{os.environ['PYTHONPATH']}:{tmp_path}", **Fake.environment())
     assert gpus.nccl == version and gpus.nccl_problem.startswith(problem) and bool(gpus.nccl_problem) == bool(problem)
     assert len(gpus.usable) == 1
 
 
+@pytest.mark.slow
 def test_doctor_prints_a_table_and_its_verdicts() -> None:
     said = tool("doctor", "-np", "2", **Fake.environment(devices=2, options=OPTIONS))
     lines = said.splitlines()
@@ -273,6 +318,7 @@ def test_doctor_prints_a_table_and_its_verdicts() -> None:
     assert "the driver registers memory of the host" in said
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fake", "words", "status", "level", "check", "text"),
     [
@@ -291,12 +337,14 @@ def test_doctor_judges(fake: Dict[str, Any], words: List[str], status: int, leve
     assert ("CUDA_VISIBLE_DEVICES is ''" in verdict["remedy"]) == (fake.get("devices") == 0)
 
 
+@pytest.mark.slow
 def test_ranks_that_nobody_has_counted_are_not_too_many() -> None:
     assert all(verdict["level"] == "ok" for verdict in verdicts_of(**Fake.environment()))
     (verdict,) = [entry for entry in verdicts_of(DDL_LOCAL_SIZE="3", **Fake.environment()) if entry["level"] != "ok"]
     assert "3 ranks for 1 GPU" in verdict["text"]
 
 
+@pytest.mark.slow
 def test_topo_shows_gpus_and_writes_them(tmp_path: Path) -> None:
     file, drawing = str(tmp_path / "facts.json"), tmp_path / "hosts.svg"
     said = tool("topo", "--json", file, **Fake.environment(devices=2, options=OPTIONS))

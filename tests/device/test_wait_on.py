@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List
 
@@ -64,6 +63,7 @@ def read_behind_the_result() -> None:
             assert (out.numpy() == 1).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 @pytest.mark.parametrize("queues", [0, 8])
 def test_what_comes_behind_the_wait_sees_the_result(transport: str, queues: int) -> None:
@@ -85,6 +85,7 @@ def many_in_the_same_order() -> None:
                 assert (read() == size * i + size * (size - 1) // 2).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("queues", [1, 2, 8])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_deadlock_with_few_queues_of_the_hardware(queues: int, seed: int) -> None:
@@ -98,6 +99,9 @@ def in_another_order() -> str:
     arrays = [array_of(fake, np.ones(N, np.float32), stream=fake.stream()) for _ in range(2)]
     for communicator, x in zip((ddl.world(), other), arrays):
         communicator.allreduce_(x)
+    ranks.meet()
+    for communicator in (ddl.world(), other):
+        communicator.set_timeout(1.0)
     calls = [(ddl.world(), arrays[0]), (other, arrays[1])]
     works = [each.allreduce_async_(x) for each, x in (calls if ddl.rank() == 0 else reversed(calls))]
     with pytest.raises(ddl.Error) as caught:
@@ -109,28 +113,26 @@ def in_another_order() -> str:
 
 @pytest.mark.slow
 def test_another_order_is_noticed_at_the_deadline() -> None:
-    env = {**by_streams(queues=1), "DDL_TIMEOUT": "2"}
-    assert set(ranks.run(2, in_another_order, env=env)) <= {"CollectiveTimeout", "PeerLost", "Aborted"}
+    assert set(ranks.run(2, in_another_order, env=by_streams(queues=1))) <= {"CollectiveTimeout", "PeerLost", "Aborted"}
 
 
-def before_anything_has_run() -> List[bool]:
+def before_anything_has_run() -> bool:
+    """The GPU stands still until both calls have returned: if one waited for the result, it would do so for good."""
     with gpu() as fake:
         stream = fake.stream()
         fake.pause()
         x = array_of(fake, np.full(N, ddl.rank() + 1.0, np.float32), stream=stream)
         work = ddl.allreduce_async_(x, op="sum")
-        begun = time.monotonic()
         assert work.wait_on(stream)
         read = reader(fake, x, stream)
-        blocked = time.monotonic() - begun > 5
         pending = not work.done()
         fake.pause(False)
         assert (read() == 3).all()
-        return [pending, not blocked]
+        return pending
 
 
 def test_the_host_does_not_wait_for_the_result() -> None:
-    assert ranks.run(2, before_anything_has_run, env=by_streams()) == [[True, True]] * 2
+    assert ranks.run(2, before_anything_has_run, env=by_streams()) == [True, True]
 
 
 def messages_meanwhile() -> None:
@@ -151,7 +153,7 @@ def messages_meanwhile() -> None:
 
 
 def test_messages_do_not_wait_for_collectives() -> None:
-    ranks.run(2, messages_meanwhile, env={**by_streams(queues=0), "DDL_TIMEOUT": "20"})
+    ranks.run(2, messages_meanwhile, env=by_streams(queues=0))
 
 
 def in_memory_that_is_not_registered() -> None:
@@ -202,7 +204,7 @@ def words_not_waited_for() -> List[str]:
 
 
 def test_the_ledger_objects_if_copies_up_do_not_wait_for_the_word() -> None:
-    assert all(ranks.run(2, words_not_waited_for, env={**by_streams(), "DDL_TIMEOUT": "5"}))
+    assert all(ranks.run(2, words_not_waited_for, env=by_streams()))
 
 
 def while_a_thread_frees() -> List[bool]:
@@ -222,7 +224,7 @@ def while_a_thread_frees() -> List[bool]:
             return True
 
         with ThreadPoolExecutor(1) as pool:
-            freed = pool.submit(free).result(30)
+            freed = pool.submit(free).result(100)
         assert (reader(fake, x, stream)() == ddl.size() * 2).all()
         return [freed]
 

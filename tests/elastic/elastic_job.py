@@ -24,16 +24,20 @@ from ddl.store.membership.limits import ElasticLimits
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 
-_LIMITS = ElasticLimits(patience=30, script_patience=30)
+_LIMITS = ElasticLimits(patience=100, script_patience=100)
 PATIENCE = 150.0  #: seconds that a test waits for anything: Theano may have to compile first
 
 
 def reached(step: int) -> None:
-    """Say that this rank has come so far."""
-    path = Path(os.environ["RANKS_FOLDER"], f"step.{os.environ['DDL_RANK']}")
-    draft = path.with_name(f"draft.{os.environ['DDL_RANK']}")
+    """Say that this rank has come so far; while the test says which step is the last one, wait for that."""
+    folder = Path(os.environ["RANKS_FOLDER"])
+    draft = folder / f"draft.{os.environ['DDL_RANK']}"
     draft.write_text(str(step))
-    draft.replace(path)
+    draft.replace(folder / f"step.{os.environ['DDL_RANK']}")
+    deadline = time.monotonic() + PATIENCE
+    while (folder / "ending").exists() and not (folder / "end").exists():
+        assert time.monotonic() < deadline, "the test has not said which step is the last one"
+        time.sleep(0.002)
 
 
 def may_end() -> bool:
@@ -44,7 +48,7 @@ def may_end() -> bool:
 def last_step() -> int:
     """Return the step after which all ranks may end, once the test has done all that it wants to do; far away before.
 
-    It is the same for all, and none has come to it when it is set: for steps of 20 ms or more.
+    It is the same for all, and none has come to it when it is set, if all call ``reached`` after each step.
     """
     path = Path(os.environ["RANKS_FOLDER"], "end")
     return int(path.read_text()) if path.exists() else 1 << 40
@@ -111,7 +115,7 @@ class ElasticJob:
         receiver, theirs = ranks._context.Pipe(duplex=False)
         size = max(self._size, incarnation + 1)
         variables = ranks.environment(incarnation, size, self.store.address, self._secret.hex())
-        variables.update({"DDL_TIMEOUT": "30", "DDL_START_TIMEOUT": "30", "RANKS_FOLDER": self._folder.name})
+        variables.update({"DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100", "RANKS_FOLDER": self._folder.name})
         variables.update({"DDL_ELASTIC": "1", **self._env, **more})
         function = self._function
         main = (theirs, function.__code__.co_filename, function.__name__, self._args, variables, True)
@@ -191,6 +195,7 @@ class ElasticJob:
 
     def finish(self) -> Dict[int, Any]:
         """Let the ranks end; return the answers of those that were not killed, by incarnation."""
+        Path(self._folder.name, "ending").touch()  # a rank may now say once more how far it is, and waits then
         end = Path(self._folder.name, "end.draft")
         end.write_text(str(max(self.steps().values(), default=0) + 25))
         end.rename(end.with_suffix(""))

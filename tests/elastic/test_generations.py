@@ -6,10 +6,12 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
+import psutil
 import pytest
+import ranks
 from elastic import elastic_job
 from elastic.elastic_job import ElasticJob
 
@@ -18,7 +20,11 @@ from ddl.adapter import generation
 from ddl.adapter.fence import fenced
 
 
-def train() -> Dict[str, Any]:
+def nothing(step: int) -> None:
+    """Do nothing after a step."""
+
+
+def train(after: Callable[[int], None] = nothing) -> Dict[str, Any]:
     """Add up what ranks give, step by step, until the test has seen enough; go on whatever happens to others."""
     finished, errors = 0, []
     sizes: List[int] = []
@@ -34,6 +40,7 @@ def train() -> Dict[str, Any]:
             if sizes[-1:] != [ddl.size()]:
                 sizes.append(ddl.size())
             elastic_job.reached(finished)
+            after(finished)
             if ended[0]:
                 break
             if generation.begin_step(finished):
@@ -172,19 +179,30 @@ def leave_when_asked() -> Any:
         return str(error)
 
 
+def stop_rank_1(step: int) -> None:
+    """Stop rank 1 after the fifth step. The others come to their deadline soon, which begins when it is stopped."""
+    if step == 5 and ddl.size() == 3:
+        ranks.meet()
+        if ddl.rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            ddl.world().set_timeout(3.0)  # also for the rank that is not stopped
+
+
+def wait_until_stopped(job: ElasticJob) -> None:
+    process = psutil.Process(job._processes[1].pid)
+    while process.status() != psutil.STATUS_STOPPED:  # the test's timeout is on
+        time.sleep(0.01)
+
+
 def write_when_woken(path: str) -> str:
     """Train; after having been stopped, write a file before anything else is done."""
-    finished, errors = 0, 0
-    while not errors and not elastic_job.may_end():
-        before = time.monotonic()
-        try:
+    for step in range(1, 6):
+        ddl.allreduce(np.ones(1))
+        stop_rank_1(step)
+    if ddl.rank() != 1:
+        with pytest.raises(ddl.CollectiveTimeout):
             ddl.allreduce(np.ones(1))
-        except ddl.CommunicatorError:
-            errors += 1
-        finished += 1
-        elastic_job.reached(finished)
-        if os.environ["DDL_RANK"] == "1" and time.monotonic() - before > 0.5:
-            break
     try:
         with fenced(path) as draft:
             draft.write_text(f"of rank {os.environ['DDL_RANK']}")
@@ -194,13 +212,10 @@ def write_when_woken(path: str) -> str:
 
 
 def test_a_stopped_rank_writes_no_file_when_it_wakes(tmp_path: Path) -> None:
-    with ElasticJob(3, write_when_woken, str(tmp_path / "file"), env={"DDL_TIMEOUT": "1"}) as job:
-        job.wait_until(5)
-        job.kill(1, number=signal.SIGSTOP)
+    with ElasticJob(3, write_when_woken, str(tmp_path / "file")) as job:
+        wait_until_stopped(job)
         while not (tmp_path / "file").exists():  # the others have gone on
             time.sleep(0.01)
-        job.leaving += [0, 1, 2]
-        job._killed.remove(1)
         os.kill(job._processes[1].pid, signal.SIGCONT)
         answers = job.finish()
     assert "in the job no more" in answers[1] and answers[0] == "written"
@@ -208,14 +223,19 @@ def test_a_stopped_rank_writes_no_file_when_it_wakes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def leave_when_left_out() -> Any:
+    try:
+        return train(stop_rank_1)
+    except ddl.LeftOut as error:
+        return str(error)
+
+
 def test_a_stopped_rank_is_left_out_and_learns_it() -> None:
-    with ElasticJob(3, leave_when_asked, env={"DDL_TIMEOUT": "1"}) as job:
-        job.wait_until(5)
-        job.kill(1, number=signal.SIGSTOP)
+    with ElasticJob(3, leave_when_left_out) as job:
+        wait_until_stopped(job)
         news = job.wait_for_generation(1)
         assert news["members"] == [0, 2]
         job.leaving.append(1)
-        job._killed.remove(1)
         os.kill(job._processes[1].pid, signal.SIGCONT)
         job.wait_until(max(job.steps().values()) + 5, ranks_there=2)
         answers = job.finish()

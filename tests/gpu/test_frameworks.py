@@ -41,6 +41,7 @@ def of_torch() -> None:
         assert out[:, 0].tolist() == [float(each) for each in range(ddl.size()) for _ in range(3)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_tensors_of_torch(size: int) -> None:
     ranks.run(size, of_torch, env=environment())

@@ -67,6 +67,7 @@ def wrong_values(backend: str, reader: str, rounds: int, aside: bool) -> int:
     return wrong
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("aside", [False, True], ids=["default stream", "submitted on a side stream"])
 @pytest.mark.parametrize("reader", READERS)
 def test_results_are_there_when_a_future_says_so(reader: str, aside: bool) -> None:

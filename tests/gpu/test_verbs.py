@@ -32,6 +32,7 @@ def sums_of_all_types() -> None:
                 same(ddl_torch.synchronize(work).cpu(), sum(everybody))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_sums_of_all_types(size: int) -> None:
     ranks.run(size, sums_of_all_types, env=environment())

@@ -41,7 +41,7 @@ class Watched:
     def text(self, selector: str) -> str:
         return str(self.page.text_content(selector)).strip()
 
-    def wait(self, expression: str, seconds: float = 30.0) -> None:
+    def wait(self, expression: str, seconds: float = 100.0) -> None:
         """Wait until an expression of JavaScript is true in the page.
 
         Asked from here again and again: playwright's own way evaluates text in the page, which ours forbids.
@@ -52,7 +52,7 @@ class Watched:
             assert time.monotonic() < deadline, f"{expression}: not within {seconds:g} s; {status}; {self.problems}"
             self.page.wait_for_timeout(50)
 
-    def wait_text(self, selector: str, part: str, seconds: float = 30.0) -> None:
+    def wait_text(self, selector: str, part: str, seconds: float = 100.0) -> None:
         self.wait(f"document.querySelector({selector!r}).textContent.includes({json.dumps(part)})", seconds)
 
 

@@ -20,11 +20,11 @@ rank, size = (int(os.environ[name]) for name in ("DDL_RANK", "DDL_SIZE"))
 def launcher() -> Iterator[Launcher]:
     launcher = Launcher()
     yield launcher
-    left = [] if eventually(lambda: not launcher.alive(), 5) else launcher.alive()
+    left = [] if eventually(lambda: not launcher.alive(), 30) else launcher.alive()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     for process in launcher.started:
-        process.wait(10)
+        process.wait(60)
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -1,7 +1,8 @@
 """A program for elastic jobs that uses DDL: it makes steps with the other ranks, whoever they are, until it may end.
 
 ``python elastic_training.py FOLDER``: it ends when FOLDER/end exists, and kills itself where FOLDER/kill.N exists, N
-being the number of its process. It prints its size whenever that has changed.
+being the number of its process. It does not begin while FOLDER/hold.N exists. It prints its size whenever that has
+changed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def formed(finished: int) -> int:
 def main() -> None:
     folder = Path(sys.argv[1])
     own = os.environ.get("DDL_INCARNATION") or os.environ["DDL_RANK"]
+    while (folder / f"hold.{own}").exists():
+        time.sleep(0.01)
     ddl.init()
     finished, size = (0, 0) if generation.is_member() else (formed(0), 0)
     while True:

@@ -1,7 +1,12 @@
-"""Real ``ddlrun`` processes. Every process of a job carries a mark in its environment, so leftovers are found."""
+"""Real ``ddlrun`` processes. Every process of a job carries a mark in its environment, so leftovers are found.
+
+What ddlrun grants ranks for their last words, and what else it bounds by constants of its own, is over soon. A test of
+what comes before such an end, not of the end, says ``constants=PATIENT``: then no slow machine brings it about.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,15 +14,22 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 import ddl
 
 ROOT = str(Path(ddl.__file__).parent.parent)
 
+#: Ranks have all the time that they need to end by themselves, once another one has failed or Ctrl-C was pressed.
+PATIENT = {"ddl.launch.host_agent.EXIT_GRACE": 100.0}
+_CHANGED = str(Path(__file__).with_name("changed_constants"))
+#: A script that names hosts is not taken for one that hangs. Agents of hosts wait for one another, and for names.
+_PATIENT_WITH_SCRIPTS = {"ddl.launch.discovery.PATIENCE": 100.0}
+_PATIENT_WITH_HOSTS = {"ddl.launch.reach._CONNECT_SECONDS": 100.0, "ddl.launch.preflight._NAME_SECONDS": 100.0}
 
-def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
-    """Return whether ``condition`` comes true in time."""
+
+def eventually(condition: Callable[[], object], seconds: float = 100.0) -> bool:
+    """Return whether ``condition`` comes true in time. The time is for hangs: who waits does not want to know it."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -47,8 +59,17 @@ class Launcher:
     started: List[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start ddlrun, or the program ``command``. ``constants``: of ddlrun and its agents, by their whole names."""
         name, _, value = self.mark.partition("=")
         environ = {**os.environ, "PYTHONPATH": ROOT, name: value, **options.pop("environ", {})}
+        constants: Dict[str, float] = options.pop("constants", {})
+        if "--host-discovery-script" in arguments:
+            constants = {**_PATIENT_WITH_SCRIPTS, **constants}
+        if {"-H", "--host-discovery-script"} & set(arguments):
+            constants = {**_PATIENT_WITH_HOSTS, **constants}
+        if constants and "--dry-run" not in arguments:
+            environ["PYTHONPATH"] = f"{_CHANGED}:{environ['PYTHONPATH']}"
+            environ["CHANGED_CONSTANTS"] = json.dumps(constants)
         command = options.pop("command", None)
         process = subprocess.Popen(
             [command, *arguments] if command else [sys.executable, "-m", "ddl.launch", *arguments],

@@ -28,6 +28,10 @@ class Scraped:
         assert fitting, f"there is no {name} of {labels}"
         return sum(fitting)
 
+    def so_far(self, name: str) -> float:
+        """Return the sum of what has this name; 0 before the first sample of a rank."""
+        return sum(value for (other, _), value in self.values.items() if other == name)
+
     def ranks(self, name: str = "ddl_operations_total") -> List[Tuple[str, str]]:
         """Return rank and process of all that have this name."""
         owners = (dict(labels) for other, labels in self.values if other == name)
@@ -54,7 +58,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 def fetch(url: str, accept: str = OPEN_METRICS) -> str:
     """Return the text that is served there."""
-    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=20) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=100) as answer:
         return str(answer.read().decode())
 
 

@@ -114,8 +114,8 @@ def test_the_page_shows_what_the_ranks_count(launcher: Launcher, script: Script,
         assert watched.page.evaluate("location.href") == address.partition("#")[0]
         assert all(url.startswith(address.partition("#")[0]) for url in watched.foreign)
         end.touch()
-        watched.wait_text("#connection", "ended after 0:00:")
-        assert process.wait(60) == 0
+        watched.wait_text("#connection", "ended after 0:")
+        assert process.wait(240) == 0
         assert "with status 0" in watched.text("#connection") and watched.text("#tile-ranks") == "0"
         assert not watched.problems
 
@@ -135,13 +135,13 @@ def test_a_stopped_rank_a_dump_and_a_failed_job(
         watched.wait_text("#ranks tbody", "waits for rank 1")
         time.sleep(5)  # blame calls a wait unusual that is longer
         watched.page.click("#dump")
-        watched.wait_text("#dump-text", f"kill -CONT {pid}", 60)
+        watched.wait_text("#dump-text", f"kill -CONT {pid}")
         assert "stopped: rank 1" in watched.text("#dump-text")
         assert len(list((tmp_path / "dumps").glob("*/rank.*.json"))) == 3
         watched.wait_text("#events", "stopped: rank 1")  # ddlrun says it, too
         os.kill(pid, signal.SIGKILL)
         watched.wait_text("#connection", "status")
-        assert process.wait(60) == 137 and "with status 137" in watched.text("#connection")
+        assert process.wait(240) == 137 and "with status 137" in watched.text("#connection")
         watched.wait_text("#verdict", "rank 1")
         assert watched.text("#events").count("SIGKILL") >= 1
         assert not watched.problems
@@ -163,7 +163,7 @@ def test_generations_of_an_elastic_job(launcher: Launcher, tmp_path: Path, chrom
         assert options == ["all ranks", "rank 0", "rank 1", "rank 1 (process 2)", "rank 2 (process 3)"]
         (tmp_path / "end").touch()
         watched.wait_text("#connection", "with status 0")
-        assert process.wait(60) == 0 and not watched.problems
+        assert process.wait(240) == 0 and not watched.problems
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_a_stream_that_broke_begins_anew(launcher: Launcher, script: Script, end
             watched.wait(rows_there(2))
             end.touch()
             watched.wait_text("#connection", "with status 0")
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
 
 
 @pytest.mark.slow
@@ -199,12 +199,13 @@ def test_a_job_is_replayed_from_its_file(
     ):
         watched = opened(chromium, address)
         watched.wait("Number(document.querySelector('#tile-elapsed').textContent.slice(-2)) >= 6")
+        watched.wait("Number(document.querySelector('#tile-count').textContent) > 50")
         with watched.page.expect_download() as saved:
             watched.page.click("#save")
         early = Path(saved.value.path())
         end.touch()
         watched.wait_text("#connection", "ended")
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
     assert history.read_bytes().startswith(early.read_bytes()[:1000])
     for path, how in ((history, "ended after"), (early, "replay")):
         with served(path) as address:
@@ -285,4 +286,4 @@ def served(path: Path) -> Iterator[str]:
             yield address
         finally:
             tool.send_signal(signal.SIGINT)
-            assert tool.wait(20) == 0
+            assert tool.wait(100) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Callable, Dict, List
 
 import pytest
-from launch.launcher import Launcher, eventually
+from launch.launcher import PATIENT, Launcher, eventually
 
 from ddl.errors import ProtocolError
 from ddl.launch.dumps import DumpPieces, dump_folder, pieces_of, write_dumps
@@ -71,7 +71,7 @@ def last_call(dump: RankDump) -> str:
 
 @pytest.mark.parametrize("hosts", [HERE, TWO_HOSTS])
 def test_a_failed_job_leaves_the_dumps_of_all_ranks(launcher: Launcher, script: Script, hosts: List[str]) -> None:
-    done = launcher.run(*hosts, script(TRAIN))
+    done = launcher.run(*hosts, script(TRAIN), constants=PATIENT)
     assert done.returncode == 137
     folder = folder_in(done.stderr)
     assert folder.parent == dump_folder(None, os.environ)
@@ -88,7 +88,8 @@ def test_a_failed_job_leaves_the_dumps_of_all_ranks(launcher: Launcher, script: 
 
 
 def test_a_rank_that_raises_leaves_what_it_did(launcher: Launcher, script: Script) -> None:
-    done = launcher.run(*HERE, script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError(step)")))
+    program = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError(step)"))
+    done = launcher.run(*HERE, program, constants=PATIENT)
     dumps = dumps_in(folder_in(done.stderr))
     assert {rank: dump.exit for rank, dump in dumps.items()} == {0: 1, 1: 1}
     assert dumps[1].record.communicators[0].submitted == 11
@@ -99,15 +100,21 @@ import ddl, numpy as np
 ddl.init()
 print("begun")
 def reads_forever():
+    open(__file__ + ".reads", "w").close()
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
 ddl.allreduce_(np.ones(3))
 if rank == 1:
     reads_forever()
+while not os.path.exists(__file__ + ".reads"):
+    time.sleep(0.01)
+if len(sys.argv) > 2:
+    ddl.world().set_timeout(float(sys.argv[2]))
 ddl.allreduce_(np.ones(4))
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", [HERE, TWO_HOSTS])
 def test_sigquit_shows_what_a_job_does_and_ends_nothing(
     launcher: Launcher, script: Script, hosts: List[str], tmp_path: Path
@@ -137,12 +144,17 @@ def test_sigquit_shows_what_a_job_does_and_ends_nothing(
     assert job.wait(60) == 0
 
 
+#: Rank 1 has all the time that it needs to say what it does.
+ANSWERS = {"ddl.records.stacks.PATIENCE": 100.0}
+
+
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", [HERE, TWO_HOSTS])
 def test_a_job_that_ends_badly_says_who_is_to_blame(
     launcher: Launcher, script: Script, hosts: List[str], tmp_path: Path
 ) -> None:
     """Rank 1 is in the user's code at the others' deadline. ddlrun ends it, which is nobody's fault."""
-    done = launcher.run(*hosts, "--timeout", "2", script(STUCK), str(tmp_path / "never"))
+    done = launcher.run(*hosts, script(STUCK), str(tmp_path / "never"), "1", constants=ANSWERS)
     lines = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: ") and "warning" not in line]
     words = lines[-5:]
     assert words[0].startswith("ddlrun: stuck in user code: rank 1 (host ") and "in reads_forever; 1 rank" in words[0]
@@ -194,6 +206,7 @@ def next_line(job: subprocess.Popen[str]) -> str:
     return line
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", [("-np", "3"), ("-H", "localhost:2,127.0.0.1:1")])
 def test_an_elastic_job_leaves_dumps_of_each_failure_and_goes_on(
     launcher: Launcher, script: Script, hosts: List[str]

@@ -13,6 +13,8 @@ from typing import Callable, List
 import pytest
 from launch.launcher import Launcher, eventually, zombies_of
 
+from ddl.launch.elastic_course import _ONE_CAUSE
+
 pytestmark = pytest.mark.processes
 Script = Callable[[str], str]
 #: Ranks wait for files, so that what comes first is no matter of luck.
@@ -31,6 +33,16 @@ def lines_of(process: subprocess.Popen[str], count: int) -> List[str]:
     return [process.stdout.readline() for _ in range(count)]
 
 
+def wait_until_told(process: subprocess.Popen[str], pattern: str) -> str:
+    """Wait until ddlrun has printed a line that matches; return all that it has printed so far."""
+    assert process.stderr is not None
+    lines = [process.stderr.readline()]
+    while not re.search(pattern, lines[-1]):
+        assert lines[-1], f"ddlrun has not said {pattern!r}, but {lines}"
+        lines.append(process.stderr.readline())
+    return "".join(lines)
+
+
 def test_what_ranks_are_told(launcher: Launcher) -> None:
     done = launcher.run("-np", "2", "--elastic", "sh", "-c", 'echo "$DDL_ELASTIC $DDL_INCARNATION $DDL_SIZE"')
     assert (done.returncode, done.stderr) == (0, "")
@@ -43,17 +55,19 @@ def test_a_rank_that_fails_does_not_end_the_job(launcher: Launcher, script: Scri
     text = """
 if rank == 1:
     os.kill(os.getpid(), 9)
-while os.path.exists(f"/proc/{os.getppid()}") and time.time() < float(sys.argv[1]):
-    time.sleep(0.05)
+wait("go")
 print("end", rank)
 """
-    done = launcher.run("-np", "3", "--min-np", "2", script(text), str(time.time() + 2))
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["[0] end 0", "[2] end 2"]
-    told = done.stderr.splitlines()
-    assert re.fullmatch(r"ddlrun: rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); 2 ranks go on", told[0])
+    program = script(WAIT + text)
+    process = launcher.start("-np", "3", "--min-np", "2", program)
+    told = wait_until_told(process, "")
+    assert re.fullmatch(r"ddlrun: rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); 2 ranks go on\n", told)
+    Path(program).with_name("go").touch()
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert sorted(out.splitlines()) == ["[0] end 0", "[2] end 2"]
     lost = "ranks that were lost: 1; that left: 0; that came: 0, of which 0 in place of lost ones"
-    assert told[1:] == [f"ddlrun: {lost}"]
+    assert err == f"ddlrun: {lost}\n"
 
 
 def test_a_process_is_started_in_place_of_a_lost_one(launcher: Launcher, script: Script) -> None:
@@ -66,9 +80,9 @@ else:
     names = "INCARNATION RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split()
     print(*(os.environ["DDL_" + name] for name in names))
     touch("came")
-    time.sleep(60)
+    time.sleep(600)
 """
-    done = launcher.run("-np", "2", "--elastic", "--max-restarts", "1", "--elastic-timeout", "1", script(WAIT + text))
+    done = launcher.run("-np", "2", "--elastic", "--max-restarts", "1", script(WAIT + text))
     assert done.returncode == 0
     assert done.stdout.splitlines() == ["[2] 2 2 3 1 2 0 1"]
     told = re.sub(r"pid \d+", "pid", done.stderr).splitlines()
@@ -93,6 +107,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_of_lost_processes_none_is_kept(launcher: Launcher, script: Script) -> None:
     program = script(WAIT + SOME_FAIL)
     process = launcher.start("-np", "2", "--elastic", "--max-restarts", "100", program)
@@ -108,15 +123,19 @@ def test_too_few_ranks_end_the_job_with_the_status_of_the_last_failure(launcher:
 if rank == 2:
     sys.exit(4)
 if rank == 1:
-    time.sleep(1.5)  # longer than what may have one cause
+    wait("go")
     print("last words", file=sys.stderr)
     sys.exit(5)
-time.sleep(60)
+time.sleep(600)
 """
-    begin = time.monotonic()
-    done = launcher.run("-np", "3", "--min-np", "2", script(text))
-    assert done.returncode == 5 and time.monotonic() - begin < 12
-    told = re.sub(r"pid \d+", "pid", done.stderr).splitlines()
+    program = script(WAIT + text)
+    process = launcher.start("-np", "3", "--min-np", "2", program)
+    wait_until_told(process, r"rank 2 \(pid \d+\) exited with status 4")
+    time.sleep(_ONE_CAUSE + 0.1)  # the next failure has another cause
+    Path(program).with_name("go").touch()
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 5
+    told = re.sub(r"pid \d+", "pid", err).splitlines()
     assert told[-3:] == [
         "ddlrun: 1 rank left, and --min-np is 2; --max-restarts 0 allows no other process in place of a lost one; the "
         "last change: rank 1 (pid) exited with status 5",
@@ -129,20 +148,28 @@ def test_ranks_that_fail_together_are_named_by_the_first(launcher: Launcher, scr
     text = """
 if rank == 1:
     sys.exit(4)
-time.sleep(0.4)
+wait("go")
 sys.exit(f"rank {rank} noticed")
 """
-    done = launcher.run("-np", "3", "--elastic", script(text))
-    assert done.returncode == 4
-    assert "no rank is left that holds the state of the training" in done.stderr
-    assert re.search(r"ddlrun: rank 1 \(pid \d+\) exited with status 4\n$", done.stderr)
+    program = script(WAIT + text)
+    constants = {"ddl.launch.elastic_course._ONE_CAUSE": 100.0}  # on a slow machine that may be together, too
+    process = launcher.start("-np", "3", "--elastic", program, constants=constants)
+    wait_until_told(process, r"rank 1 \(pid \d+\) exited with status 4")
+    Path(program).with_name("go").touch()
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 4
+    assert "no rank is left that holds the state of the training" in err
+    assert re.search(r"ddlrun: rank 1 \(pid \d+\) exited with status 4\n$", err)
 
 
 def test_a_failure_after_the_first_rank_has_ended_well_counts(launcher: Launcher, script: Script) -> None:
-    program = script("time.sleep(1) if rank == 1 else None; sys.exit(7 * rank)")
-    done = launcher.run("-np", "2", "--elastic", program)
-    assert done.returncode == 7
-    assert re.search(r"ddlrun: rank 1 \(pid \d+\) exited with status 7\n$", done.stderr)
+    program = script(WAIT + "wait('go') if rank == 1 else None; sys.exit(7 * rank)")
+    process = launcher.start("-np", "2", "--elastic", "--verbose", program)
+    wait_until_told(process, r"rank 0 \(pid \d+\) exited with status 0")
+    Path(program).with_name("go").touch()
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 7
+    assert re.search(r"ddlrun: rank 1 \(pid \d+\) exited with status 7\n$", err)
 
 
 def test_a_lost_rank_takes_its_children_along(launcher: Launcher, script: Script) -> None:
@@ -257,17 +284,18 @@ print("still", rank, flush=True)
     assert "2 of its processes here go on without it" in err
 
 
+@pytest.mark.slow
 def test_many_restarts_leave_no_descriptor_open(launcher: Launcher, script: Script) -> None:
     text = """
 if rank == 0:
     wait("done")
-elif rank == 60:
+elif rank == 40:
     touch("done")
 else:
     os._exit(1)
 """
     program = script(WAIT + text)
-    options = ("-np", "2", "--elastic", "--max-restarts", "59", "--blacklist-cooldown-range", "0.01", "0.01")
+    options = ("-np", "2", "--elastic", "--max-restarts", "39", "--blacklist-cooldown-range", "0.01", "0.01")
     process = launcher.start(*options, program)
     assert process.stderr is not None
     counts = []
@@ -275,5 +303,6 @@ else:
         if "was started" in line:
             counts.append(len(os.listdir(f"/proc/{process.pid}/fd")))
     process.communicate(timeout=240)
-    assert process.returncode == 0 and len(counts) == 59
-    assert max(counts[30:]) <= max(counts[:10]), counts
+    assert process.returncode == 0 and len(counts) == 39
+    # Pipes of a process or two may still be open; if each left a descriptor behind, there would be 30 more.
+    assert max(counts[30:]) <= max(counts[:10]) + 10, counts

@@ -253,5 +253,5 @@ def test_who_is_interrupted_or_killed_leaves_no_rank(number: int, launcher: Laun
     process.send_signal(number)
     out, _ = process.communicate(timeout=240)
     assert (process.returncode, out) == ((7, "interrupted\n") if number == signal.SIGINT else (-signal.SIGKILL, ""))
-    assert eventually(lambda: not launcher.alive(), 5)
+    assert eventually(lambda: not launcher.alive())
     assert not list(tmp_path.glob("ddl-run-*"))

@@ -228,11 +228,11 @@ def test_all_hosts_blacklisted(play: Play, framework: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_min_hosts_timeout(play: Play, framework: str) -> None:
-    options = ("-np", "4", "--min-np", "4", "--max-np", "4", "--elastic-timeout", "1")
+    options = ("-np", "4", "--min-np", "4", "--max-np", "4", "--elastic-timeout", "8")
     outcome = play(framework, *options, hosts=[BOTH], ends=RANK_0, sizes=NEVER)
     assert outcome.status == 1 and outcome.column("size") == [4]
     assert any(
-        "3 ranks left, and --min-np is 4, since 1 s (--elastic-timeout); the last change: rank 0 (host localhost, " in x
+        "3 ranks left, and --min-np is 4, since 8 s (--elastic-timeout); the last change: rank 0 (host localhost, " in x
         for x in outcome.told
     ), outcome.errors
 

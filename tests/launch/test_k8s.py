@@ -246,6 +246,7 @@ def image(launcher: Launcher, tmp_path: Path) -> Iterator[Any]:
     yield lambda *options: Pods(launcher, tmp_path, printed("--launcher", "k8s", "--dry-run", "--image", "x", *options))
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize(("kind", "order"), [("job", (1, 2, 0)), ("jobset", (0, 2, 1))])
 def test_the_ranks_of_the_pods_meet(image: Any, kind: str, order: List[int]) -> None:
@@ -290,16 +291,14 @@ def test_a_rank_that_fails_in_another_pod_is_named_in_the_first(image: Any) -> N
 @pytest.mark.processes
 def test_a_pod_that_is_told_to_end_ends_the_job(image: Any) -> None:
     """As when a node is drained: the pod's first process gets SIGTERM, and would be killed 30 seconds later."""
-    job = image("-np", "2", "--pods", "2", "sh", "-c", "echo on; exec sleep 60")
+    job = image("-np", "2", "--pods", "2", "sh", "-c", "echo on; exec sleep 600")
     head, other = job.start(0), job.start(1)
     assert head.stdout is not None
     assert sorted(head.stdout.readline() for _ in range(2)) == ["[0] on\n", "[1] on\n"]
-    begin = time.monotonic()
     os.kill(first_of(other.pid), signal.SIGTERM)
     _, err = head.communicate(timeout=240)
     other.communicate(timeout=240)
     assert (head.returncode, err) == (1, "ddlrun: host ddl-1 (rank 1): its agent was told to stop by SIGTERM\n")
-    assert time.monotonic() < begin + 10
 
 
 @pytest.mark.processes
@@ -320,17 +319,16 @@ def test_a_head_that_never_comes_is_named(image: Any) -> None:
     assert "pod 0 was not reached at ddl-0.ddl:" in err and "is there a headless Service" in err
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_pod_with_another_secret_is_refused(image: Any) -> None:
-    job = image("-np", "2", "--pods", "2", "--start-timeout", "3", "true")
-    other = job.start(1, DDL_SECRET="ab" * 32, DDL_START_TIMEOUT="40")
-    # The head listens for three seconds only, so the other pod must be calling before that.
-    assert eventually(lambda: first_of(other.pid) and catches(first_of(other.pid), signal.SIGTERM))
-    head = job.start(0)
+    job = image("-np", "2", "--pods", "2", "echo", "started")
+    head, other = job.start(0), job.start(1, DDL_SECRET="ab" * 32)
     _, err = other.communicate(timeout=240)
     assert other.returncode == 2 and "cannot join the store" in err
-    _, err = head.communicate(timeout=240)
-    assert head.returncode == 1 and "no agent has called from ddl-1 within 3 s" in err
+    os.kill(first_of(head.pid), signal.SIGTERM)  # it would wait for the right one for ten minutes
+    out, err = head.communicate(timeout=240)
+    assert (head.returncode, out) == (128 + signal.SIGTERM, "") and "stopped by SIGTERM" in err
 
 
 def test_the_secret_is_not_left_for_the_head_to_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:

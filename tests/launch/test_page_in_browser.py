@@ -82,6 +82,7 @@ def test_rails_are_lines_of_their_own(chromium: Any, capfd: pytest.CaptureFixtur
     assert not watched.problems
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hosts", [1, 2, 8, 9])
 def test_a_phone_has_no_horizontal_scrollbar(hosts: int, chromium: Any, capfd: pytest.CaptureFixture[str]) -> None:
     job = SimulatedJob(hosts, 3, rails=2)
@@ -120,6 +121,7 @@ def contrast(watched: Watched, selector: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_can_be_read(scheme: str, chromium: Any, capfd: pytest.CaptureFixture[str]) -> None:
     job = SimulatedJob(2, 2)

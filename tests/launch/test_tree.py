@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from launch.launcher import Launcher, eventually, zombies_of
+from launch.launcher import PATIENT, Launcher, eventually, zombies_of
 
 pytestmark = pytest.mark.processes
 Script = Callable[[str], str]
@@ -65,7 +65,7 @@ try:
 except KeyboardInterrupt:
     print("cleaned up", rank)
 """
-    process = launcher.start("-np", "2", script(text))
+    process = launcher.start("-np", "2", script(text), constants=PATIENT)
     assert process.stdout is not None
     for _ in range(2):
         assert "ready" in process.stdout.readline()

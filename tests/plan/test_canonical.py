@@ -69,6 +69,7 @@ def layouts(size):
                 yield topology.with_order(ranks)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("size", range(2, 14))
 @pytest.mark.parametrize("algorithm", sorted(CANONICAL))
 def test_every_layout_is_proved_to_add_along_the_tree(algorithm, size):

@@ -132,6 +132,7 @@ def test_an_eager_root_waits_for_nobody(root):
         assert Kind.AWAIT not in kinds
 
 
+@pytest.mark.few(65)
 @pytest.mark.parametrize("text", ["64", "8x8", "4x16", "4x4x4", "2x2x2x2x2x2"])
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))
 def test_a_plan_is_no_longer_than_a_few_lines_per_rank(collective, algorithm, text):

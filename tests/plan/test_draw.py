@@ -87,6 +87,7 @@ def check(drawing: ElementTree.Element) -> None:
                 assert apart(place, other) or nested, (kind, place, other)
 
 
+@pytest.mark.few(280)
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("text", ["1", "2", "5", "3x4", "2x1x3", "2x2x2x2"])
 @pytest.mark.parametrize("shared", [0, 1])

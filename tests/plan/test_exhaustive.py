@@ -26,6 +26,7 @@ def topologies(size: int):
     yield Topology.flat(size, shared=True).with_order(order)
 
 
+@pytest.mark.few(35)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))
 def test_every_plan_is_proved(collective, algorithm, size):

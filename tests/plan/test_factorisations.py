@@ -25,6 +25,7 @@ def test_all_factorisations_are_here():
     assert len(MODES) == len(set(MODES)) == 20 + 16 + 48
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize("text", MODES)
 @pytest.mark.parametrize("shared", [0, 1])
 def test_allreduce(text, shared):
@@ -44,6 +45,7 @@ def test_allreduce(text, shared):
     assert meets == (2 if local > 1 else 0)
 
 
+@pytest.mark.few(110)
 @pytest.mark.parametrize("text", FEWER)
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("collective", [Collective.REDUCESCATTER, Collective.ALLGATHER], ids=lambda c: c.name)
@@ -56,6 +58,7 @@ def test_halves_of_allreduce(collective, text, shared):
     assert len(set(proof.chunks_sent)) == 1
 
 
+@pytest.mark.few(106)
 @pytest.mark.parametrize("text", FEWER)
 @pytest.mark.parametrize("collective", [Collective.BROADCAST, Collective.REDUCE], ids=lambda c: c.name)
 @pytest.mark.parametrize("shared", [0, 1])

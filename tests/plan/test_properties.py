@@ -52,6 +52,7 @@ def comes_out_right(plans, seed, in_place):
     return run(plans, inputs, lambda a, b: a + b, seed=seed, in_place=in_place) == expected
 
 
+@pytest.mark.few(21)
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, **ids)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(job=jobs(), seed=st.integers(0, 2**32))
@@ -95,6 +96,7 @@ def without(plan, index):
     return replace(plan, channels=(steps[:index] + steps[index + 1 :],))
 
 
+@pytest.mark.few(72)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, **ids)
 def test_no_step_of_any_plan_can_be_left_out(collective, algorithm, size):
@@ -153,6 +155,7 @@ def mutate(plans, draw):
     return plans
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, **ids)
 def test_what_verify_accepts_comes_out_right(collective, algorithm):
     """Among random mutants, the interpreter never finds a wrong result in one that was accepted."""

@@ -68,6 +68,7 @@ def test_messages_of_one_round_are_one_and_empty_ones_stay_apart() -> None:
     assert sorted(len(m.runs) for m in events.messages) == [0, 1]
 
 
+@pytest.mark.few(365)
 @pytest.mark.parametrize(("collective", "algorithm"), PAIRS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("text", ["1", "2", "5", "2x3", "3x2x2"])
 @pytest.mark.parametrize("shared", [0, 1])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
+import termios
 import threading
 import time
 from pathlib import Path
@@ -37,7 +40,8 @@ def send(sender: socket.socket, receiver: socket.socket, size: int) -> None:
     while size > 0:
         size -= len(receiver.recv(min(size, MIB)))
     thread.join()
-    time.sleep(0.1)
+    while struct.unpack("i", fcntl.ioctl(sender, termios.TIOCOUTQ, bytes(4))) != (0,):  # bytes not acknowledged
+        time.sleep(0.001)
 
 
 def name(sock: socket.socket) -> str:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Iterator, List
 
 import numpy as np
 import pytest
 import ranks
 
+from ddl.records import announcement
+from ddl.records import stacks as stacks_module
 from ddl.records.announcement import RecordsSocket, announce
 from ddl.records.memory import ProcessMemory
 from ddl.records.process import OutOfMemory, process_name, process_view
-from ddl.records.stacks import PATIENCE, STACKS_SIGNAL, python_stacks
+from ddl.records.stacks import STACKS_SIGNAL, python_stacks
 
 
 def asked_all_the_time():
     """Rank 0 asks both for their stacks while they reduce over shared memory and in the kernel."""
     import ddl
 
+    stacks_module.PATIENCE = 100.0  # on a busy machine, an answer may need longer than a user would wait for it
     pids = ddl.world().allgather_object(os.getpid())
     asked = 0
     for size in (1, 1000, 1 << 20) * 20:
@@ -33,17 +38,19 @@ def asked_all_the_time():
             stacks = python_stacks(pids)
             asked += all("asked_all_the_time" in stacks[pid] or "in wait" in stacks[pid] for pid in pids)
         assert (work.wait() == 2).all()
+    ranks.meet()  # until then both are here
     return asked
 
 
 @pytest.mark.processes
 def test_a_rank_that_is_asked_goes_on() -> None:
-    assert ranks.run(2, asked_all_the_time)[0] > 30  # of 60; a busy machine may make one late
+    assert ranks.run(2, asked_all_the_time)[0] == 60
 
 
 @pytest.fixture
-def program() -> Iterator[subprocess.Popen[str]]:
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """Start a process that holds Python's lock in a function of C, from where only a signal gets through."""
+    monkeypatch.setattr(stacks_module, "PATIENCE", 100.0)  # it answers, however busy the machine is
     text = """
         import re, sys
         from ddl.records.stacks import let_stacks_be_read
@@ -55,16 +62,17 @@ def program() -> Iterator[subprocess.Popen[str]]:
     line = [sys.executable, "-c", textwrap.dedent(text)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "True\n"
-        time.sleep(0.3)  # it has the lock by then
+        while not re.search(r"call first\):\n  File .* in match\n", python_stacks([process.pid])[process.pid]):
+            assert process.poll() is None  # it has not come to the function of C
         yield process
         process.kill()
 
 
 @pytest.mark.processes
 def test_a_process_that_holds_pythons_lock_shows_where_it_is(program: subprocess.Popen[str]) -> None:
-    for _ in range(2):  # each answer is what is new
-        stacks = python_stacks([program.pid])[program.pid]
-        assert "in holds_the_lock" in stacks and stacks.count("most recent call first") == 1
+    # Each answer is what is new. One that was interrupted while it was written may end with the next one.
+    stacks = "".join(python_stacks([program.pid])[program.pid] for _ in range(2))
+    assert stacks.count("in holds_the_lock") == stacks.count("most recent call first") == 2
     view = process_view(program.pid)
     assert view.state == "runs" and view.cpu_seconds is not None and view.run_delay is not None
 
@@ -91,12 +99,17 @@ def test_threads_that_come_and_go_are_not_disturbed() -> None:
     line = [sys.executable, "-c", textwrap.dedent(text)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
-        until, answers = time.monotonic() + 4, 0
-        while time.monotonic() < until:
+        answers = 0
+        while answers < 200:
             answers += "in busy" in python_stacks([process.pid])[process.pid]
             assert process.poll() is None
-        assert answers > 10
         process.kill()
+
+
+def is_signalled(pid: int) -> bool:
+    """Whether the signal for stacks waits for a process."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(lines["ShdPnd"], 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 @pytest.mark.processes
@@ -105,9 +118,8 @@ def test_a_process_that_cannot_answer_is_not_asked(program: subprocess.Popen[str
     while process_view(program.pid).state != "is stopped":
         time.sleep(0.01)
     with subprocess.Popen(["sleep", "60"]) as other:  # the signal would end it
-        begin = time.monotonic()
         assert python_stacks([program.pid, other.pid, 1 << 30]) == {program.pid: "", other.pid: "", 1 << 30: ""}
-        assert time.monotonic() - begin < PATIENCE
+        assert not is_signalled(program.pid)
         assert other.poll() is None
         other.kill()
     program.kill()
@@ -124,7 +136,7 @@ def test_a_handler_of_the_user_stays() -> None:
         print(let_stacks_be_read())
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True, timeout=240
     )
     assert done.stdout == "False\n"
 
@@ -147,7 +159,8 @@ def test_a_record_arrives_though_its_process_has_ended() -> None:
     assert not announce(listener.name, 0)  # nobody is there any more, and nothing happens
 
 
-def test_more_ranks_than_a_socket_queues_are_all_heard() -> None:
+def test_more_ranks_than_a_socket_queues_are_all_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcement, "_PATIENCE", 100.0)  # a hundred threads wait for this one to hear them
     listener = RecordsSocket()
     fd = os.memfd_create("ddl", os.MFD_CLOEXEC)
     with ThreadPoolExecutor(100) as pool:

@@ -29,7 +29,7 @@ def server() -> Iterator[StoreServer]:
 @pytest.fixture
 def connect(server: StoreServer) -> Iterator[Callable[[int], StoreClient]]:
     with contextlib.ExitStack() as stack:
-        yield lambda rank: stack.enter_context(StoreClient(server.address, SECRET, rank, 10))
+        yield lambda rank: stack.enter_context(StoreClient(server.address, SECRET, rank, 60))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def watch(server: StoreServer) -> Iterator[Callable[[int], WatchClient]]:
     opened: List[WatchClient] = []
 
     def open_one(rank: int) -> WatchClient:
-        opened.append(WatchClient(server.address, SECRET, rank, 10))
+        opened.append(WatchClient(server.address, SECRET, rank, 60))
         return opened[-1]
 
     yield open_one

@@ -23,9 +23,9 @@ from ddl.store.watch import WatchClient
 
 
 def works(server: StoreServer, secret: bytes, rank: int) -> None:
-    with StoreClient(server.address, secret, rank, 20) as client:
+    with StoreClient(server.address, secret, rank, 60) as client:
         client.set("a", "b")
-        assert client.get("a", 20) == "b"
+        assert client.get("a", 60) == "b"
 
 
 JUNK = {
@@ -44,16 +44,14 @@ def test_junk_is_cut_off(server: StoreServer, secret: bytes, name: str) -> None:
             stranger.sendall(JUNK[name])
         except ConnectionError:
             pass  # cut off already
-        assert hang_up_within(stranger, 20)
+        assert hang_up_within(stranger, 100)
     works(server, secret, 0)
     assert server.first_failure is None
 
 
 def test_a_wrong_secret_is_told_at_once(server: StoreServer, secret: bytes) -> None:
-    begin = time.monotonic()
     with pytest.raises(AuthError, match="rank 1 cannot join the store at .*secret"):
-        StoreClient(server.address, os.urandom(32), 1, 30)
-    assert time.monotonic() - begin < 15
+        StoreClient(server.address, os.urandom(32), 1, 1000)  # longer than the test may take
     works(server, secret, 1)
 
 
@@ -70,22 +68,22 @@ def test_many_silent_strangers_do_not_keep_ranks_out(server: StoreServer, secret
             stranger.close()
 
 
-@pytest.mark.alone
 def test_a_burst_of_junk_costs_a_bounded_number_of_handshakes_and_one_warning(
-    server: StoreServer, secret: bytes, caplog: pytest.LogCaptureFixture
+    server: StoreServer, secret: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strangers come back as fast as they are sent away; a rank gets in meanwhile."""
-    seconds, most = 2.0, 0
+    monkeypatch.setattr(newcomers, "_QUIET", 1000.0)  # longer than the test may take
+    most = served = 0
     begin = time.monotonic()
     with pestering(parse_address(server.address), strangers=8) as sent_away:
-        while time.monotonic() < begin + seconds:
+        while served < 5 * newcomers.PLACES:  # so often all places are taken, one after the other
             most = max(most, len(server._door._strangers))
             time.sleep(0.01)
+            served = sent_away[0]
         works(server, secret, 0)
-        took = time.monotonic() - begin
         served = sent_away[0]
-    assert took < seconds + 5
-    assert 0 < served <= newcomers.PLACES * (took / newcomers._LEAST + 1)
+        took = time.monotonic() - begin
+    assert served <= newcomers.PLACES * (took / newcomers._LEAST + 1)
     assert 0 < most <= newcomers.PLACES
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1 and warnings[0].startswith("the job's store: turned a connection away: the peer at ")
@@ -95,18 +93,12 @@ def test_a_burst_of_junk_costs_a_bounded_number_of_handshakes_and_one_warning(
 def test_a_slow_stranger_is_cut_off_though_it_keeps_sending(
     monkeypatch: pytest.MonkeyPatch, server: StoreServer, secret: bytes
 ) -> None:
-    monkeypatch.setattr(newcomers, "LONGEST", 0.5)
-    begin = time.monotonic()
-    with socket.create_connection(parse_address(server.address)) as stranger:
-        try:
-            while time.monotonic() < begin + 20:
+    with monkeypatch.context() as patch, socket.create_connection(parse_address(server.address)) as stranger:
+        patch.setattr(newcomers, "LONGEST", 0.5)
+        with pytest.raises(ConnectionError):
+            while True:  # the test's timeout is on
                 stranger.sendall(b"D")
                 time.sleep(0.05)
-                if time.monotonic() > begin + 1.5:
-                    break
-        except ConnectionError:
-            pass
-        assert hang_up_within(stranger, 20)
     works(server, secret, 0)
 
 
@@ -115,8 +107,8 @@ def test_a_proven_connection_that_says_nothing_is_cut_off(
 ) -> None:
     monkeypatch.setattr(server_connections, "HELLO_SECONDS", 0.3)
     with socket.create_connection(parse_address(server.address)) as silent:
-        prove_as_client(silent, secret, time.monotonic() + 5)
-        assert hang_up_within(silent, 20)
+        prove_as_client(silent, secret, time.monotonic() + 60)
+        assert hang_up_within(silent, 100)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +125,9 @@ def test_a_proven_connection_that_says_nothing_is_cut_off(
 )
 def test_a_rank_that_speaks_nonsense_is_cut_off(server: StoreServer, secret: bytes, hello: bytes) -> None:
     with socket.create_connection(parse_address(server.address)) as sock:
-        prove_as_client(sock, secret, time.monotonic() + 5)
+        prove_as_client(sock, secret, time.monotonic() + 60)
         sock.sendall(hello)
-        assert hang_up_within(sock, 20)
+        assert hang_up_within(sock, 100)
     assert server.first_failure is None
     works(server, secret, 0)
 
@@ -145,7 +137,7 @@ def test_a_rank_that_breaks_the_watch_protocol_is_the_culprit(
 ) -> None:
     broken, witness = watch(2), watch(0)
     broken.send({"type": "suspect", "comm": "0"})
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     message = {}
     while not message and time.monotonic() < deadline:
         message = witness.receive() or {}

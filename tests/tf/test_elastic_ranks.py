@@ -107,6 +107,7 @@ def with_fit() -> Dict[str, Any]:
     return {"rank": ddl.rank(), "sizes": sizes, "batch": 0, "weights": weights}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("function", [with_a_tape, with_fit])
 def test_a_rank_is_lost_and_another_joins(function: Any) -> None:
     with ElasticJob(3, function) as job:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import threading
 
 import pytest
 import ranks
+from negotiation.deadlines import expire
 
 tf = pytest.importorskip("tensorflow")
 
@@ -145,6 +147,7 @@ def classes():
     assert isinstance(caught.value, CollectiveMismatch)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_classes_are_those_of_horovod(way):
     ranks.run(2, classes, env=WAYS[way])
@@ -170,6 +173,7 @@ def loses_a_rank(mode):
     return type(caught.value).__qualname__
 
 
+@pytest.mark.few(2)
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rank_that_dies_is_named(mode):
@@ -194,13 +198,15 @@ def loses_a_rank_in_a_monitored_session():
 
 @pytest.mark.faults
 def test_a_monitored_session_ends_when_a_rank_has_died():
-    assert ranks.run(2, loses_a_rank_in_a_monitored_session, may_die=[1], timeout=60) == [None, 7]
+    assert ranks.run(2, loses_a_rank_in_a_monitored_session, may_die=[1]) == [None, 7]
 
 
 def waits():
     import ddl_tensorflow as ddl
 
     ddl.init()
+    ddl.barrier()
+    threading.Thread(target=expire, args=(ddl.global_process_set.negotiator,), daemon=True).start()
     if ddl.rank() == 0:
         with pytest.raises(ddl.Error, match="'allreduce.lonely'.*rank.* did not submit it"):
             tf.function(lambda: ddl.allreduce(tf.ones([2]), name="lonely"))()
@@ -211,7 +217,7 @@ def waits():
 
 @pytest.mark.faults
 def test_an_op_that_others_do_not_run_ends_at_its_deadline():
-    ranks.run(2, waits, initialise=False, env={"DDL_TIMEOUT": "1"})
+    ranks.run(2, waits, initialise=False)
 
 
 def test_without_a_compiler_it_is_said_once(tmp_path, monkeypatch):

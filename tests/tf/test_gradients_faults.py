@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import pytest
@@ -72,9 +71,7 @@ def differ():
 @pytest.mark.slow
 @pytest.mark.faults
 def test_ranks_with_different_gradients():
-    began = time.monotonic()
-    ranks.run(2, differ, initialise=False, env={"DDL_TIMEOUT": "60"})
-    assert time.monotonic() - began < 50  # nothing has waited for a deadline
+    ranks.run(2, differ, initialise=False)
 
 
 def loses_a_rank():
@@ -85,23 +82,23 @@ def loses_a_rank():
     ddl.init()
     model = small()
     model.compile(ddl.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
-    died = []
 
     class Dies(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 2:
-                died.append(time.monotonic())
+                ranks.meet()
                 if ddl.rank() == 1:
                     os._exit(7)
 
     with pytest.raises(errors.PeerLost, match=r"gradients.*lost rank 1") as caught:
         model.fit(np.ones([64, 4], "f"), np.ones([64, 1], "f"), batch_size=4, verbose=0, callbacks=[Dies()])
     assert isinstance(caught.value, tf.errors.OpError) and isinstance(caught.value, ConnectionError)
-    return time.monotonic() - died[0]
+    return type(caught.value).__qualname__
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_rank_that_dies_in_fit_is_named_within_a_second():
+def test_a_rank_that_dies_in_fit_is_named():
+    """And nobody waits for the deadline, which would be another error."""
     first, died, third = ranks.run(3, loses_a_rank, initialise=False, may_die=[1])
-    assert died == 7 and max(first, third) < 1.0
+    assert died == 7 and first == third == "PeerLost"

@@ -6,11 +6,13 @@ And infinite gradients on one rank: all ranks skip that step, whoever looks for 
 from __future__ import annotations
 
 import re
+import threading
 import time
 
 import numpy as np
 import pytest
 import ranks
+from negotiation.deadlines import expire
 
 from ddl import errors
 
@@ -80,9 +82,10 @@ def in_the_middle(kind):
     raise AssertionError(f"ranks went on; caught {caught}; the same weights: {everywhere(ddl, first, last)}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tape", "sparse", "optimizer"])
 def test_an_exception_in_the_middle_of_a_step(kind):
-    for rank, (name, text) in enumerate(ranks.run(2, in_the_middle, kind, initialise=False, env={"DDL_TIMEOUT": "30"})):
+    for rank, (name, text) in enumerate(ranks.run(2, in_the_middle, kind, initialise=False)):
         assert name == "CollectiveMismatch" and text.startswith(f"[rank {rank}/2"), text
         # TensorFlow may have counted the step before it failed, or not.
         match = re.search(r"rank 0 submitted .*step (\d+) \(modulo 16\).* but rank 1 .*step (\d+) \(modulo 16\)", text)
@@ -118,7 +121,7 @@ def after_averaging():
 
 
 def test_an_exception_while_variables_are_changed():
-    for name, text in ranks.run(2, after_averaging, initialise=False, env={"DDL_TIMEOUT": "30"}):
+    for name, text in ranks.run(2, after_averaging, initialise=False):
         assert name == "CollectiveMismatch" and "step 2 (modulo 16)" in text and "step 1 (modulo 16)" in text, text
 
 
@@ -132,15 +135,19 @@ def left_out():
     rank = ddl.rank()
     weight = keras.Variable([1.0, 2.0])
     optimizer = ddl.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    in_vain = threading.Thread(target=expire, args=(ddl.global_process_set.negotiator,), daemon=True)
     for number in range(4):
         if rank == 1 and number == 1:
             continue
+        if rank == 0 and number == 3:
+            in_vain.start()
         try:
             optimizer.apply([tf.fill([2], float(number + rank))], [weight])
         except errors.CommunicatorError as error:
             return number, str(error)
     if rank == 0:
         raise AssertionError("four steps with three")
+    in_vain.start()
     with pytest.raises(errors.Error) as caught:
         ddl.allreduce(1.0, name="the end")
     return int(optimizer.iterations), str(caught.value)
@@ -149,9 +156,9 @@ def left_out():
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_step_that_is_left_out():
-    (number, first), (steps, second) = ranks.run(2, left_out, initialise=False, env={"DDL_TIMEOUT": "2"})
+    (number, first), (steps, second) = ranks.run(2, left_out, initialise=False)
     assert (number, steps) == (3, 3)
-    # Whose deadline comes first tells both.
+    # Rank 0's deadline comes first, and it tells both.
     assert "gradients(float32 of shape 2" in first and re.search(r"rank\(s\) [01] did not submit it", first), first
     assert "'allreduce.the end'" in second and re.search(r"rank\(s\) [01] did not submit it", second), second
 

@@ -54,6 +54,7 @@ def of_keras():
             assert counts == expected, (name, counts)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["op", "numpy"])
 def test_optimizers_of_keras(way) -> None:
     ranks.run(2, of_keras, initialise=False, env={"DDL_TENSORFLOW_OP": "0"} if way == "numpy" else {})

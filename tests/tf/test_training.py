@@ -134,6 +134,7 @@ def eagerly(ddl):
         assert variable.numpy() - ddl.rank() == expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["op", "numpy"])
 def test_loops(way):
     ranks.run(2, loops, initialise=False, env={"DDL_TENSORFLOW_OP": "0"} if way == "numpy" else {})

@@ -98,6 +98,7 @@ def offered(shell: AnyShell, line: str) -> List[str]:
     return [word.rstrip("/=") for word in shell.complete(line)]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_shell_offers_exactly_what_fits(shell: AnyShell) -> None:
     wrong = {line: offered(shell, line) for line, words in EXACTLY.items() if set(offered(shell, line)) != words}
@@ -204,5 +205,5 @@ def test_shells_find_the_files_below_share(tmp_path: Path) -> None:
         if shutil.which(name) is None or (name == "bash" and not os.path.exists("/usr/share/bash-completion")):
             continue
         flags = ["--norc"] if name == "bash" else ["-f"] if name == "zsh" else []
-        done = subprocess.run([name, *flags, "-c", program], env=environ, capture_output=True, text=True, timeout=100)
+        done = subprocess.run([name, *flags, "-c", program], env=environ, capture_output=True, text=True, timeout=240)
         assert expected[name] in done.stdout, (name, done.stdout, done.stderr)

@@ -36,6 +36,7 @@ def child(program: str) -> str:
 x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers here")
 
 
+@pytest.mark.few(1)
 @x86_64
 @pytest.mark.parametrize(
     ("number", "problem"),

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(words: List[str], **environ: str) -> str:
-    done = subprocess.run(words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and not done.stderr, (words, done.stdout, done.stderr)
     return done.stdout
 

@@ -9,11 +9,11 @@ import select
 import struct
 import sys
 import termios
-import time
 from typing import List
 
 import pytest
 
+from ddl.tools import progress as progress_module
 from ddl.tools.progress import Progress, remaining_text
 
 END = "the end"  # written to the terminal last
@@ -37,24 +37,45 @@ def lines(capsys: pytest.CaptureFixture[str]) -> List[str]:
     return str(err).splitlines()
 
 
-def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+class Clock:
+    """The time as ``Progress`` sees it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    return clock
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     with Progress(3) as progress:
         progress.step("one")
-        time.sleep(0.2)
+        clock.now = 5.0
         progress.step("two")
+        clock.now = 14.0
         progress.step("three", 4)
     said = lines(capsys)
-    assert said == ["one", "two, about 1 s left", "three, about 1 s left"]
+    assert said == ["one", "two, about 10 s left", "three, about 14 s left"]
 
 
-def test_what_is_over_soon_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_over_soon_says_nothing(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     with Progress(3, after=60) as progress:
         for what in "abc":
+            clock.now += 19.0
             progress.step(what)
-    assert lines(capsys) == []
+        assert lines(capsys) == []
+        clock.now += 4.0
+        progress.step("d")
+    assert lines(capsys) == ["d"]
 
 
-def test_a_time_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_that_is_known(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     with Progress(seconds=100, name="ddl tune") as progress:
         progress.step("measuring")
     assert lines(capsys) == ["ddl tune: measuring, about 2 min left"]
@@ -64,13 +85,13 @@ def read_until(fd: int, end: str) -> str:
     """Read what ``fd``, a terminal, shows until ``end``: it may hand over in pieces what was written at once."""
     text = ""
     while not text.endswith(end):
-        assert select.select([fd], [], [], 10)[0], f"nothing after {text!r}"
+        assert select.select([fd], [], [], 100)[0], f"nothing after {text!r}"
         text += os.read(fd, 1 << 16).decode()
     return text
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     if installed:
         pytest.importorskip("tqdm")
     else:
@@ -81,6 +102,7 @@ def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(sys, "stderr", terminal)
         with Progress(2) as progress:
             progress.step("first")
+            clock.now = 1.0
             progress.step("second")
         terminal.write(END)
         terminal.flush()

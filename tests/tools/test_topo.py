@@ -178,7 +178,7 @@ def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_this_machine(tmp_path: Path) -> None:
     """Without hosts: ranks here, which share memory. Nothing but JSON on standard output where that is asked for."""
     program = [sys.executable, "-m", "ddl.tools"]
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 50}
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 240}
     done = subprocess.run([*program, "topo", "-np", "3"], **options)
     assert done.returncode == 0, done.stderr
     assert "├─ ranks 0–2 share memory (proved)" in done.stdout

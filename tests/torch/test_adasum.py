@@ -220,6 +220,7 @@ def one_rank_alone():
     return all(torch.equal(p, q) for p, q in zip(model.parameters(), alone.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_one_rank_takes_its_own_steps():
     assert ranks.run(1, one_rank_alone) == [True]

@@ -107,13 +107,16 @@ def sent_and_left(path, leaver):
     if r == leaver:
         for number in range(2):
             dist.send(torch.tensor([float(r), float(number)]), 1 - r)
+        dist.destroy_process_group()
+        ranks.meet()
     else:
-        time.sleep(1.0)  # it has left, and cannot be asked any more
+        ranks.meet()  # it has left, and cannot be asked any more
         for number in range(2):
             assert dist.recv(x) == leaver and x.tolist() == [leaver, number]
-    dist.destroy_process_group()
+        dist.destroy_process_group()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_who_receives_from_any_source_need_not_hurry(leaver: int, tmp_path) -> None:
     ranks.run(2, sent_and_left, str(tmp_path / "store"), leaver, initialise=False)
@@ -221,16 +224,23 @@ def test_the_end_is_quiet(line, tmp_path) -> None:
 
 
 def never_sent(path):
-    dist, r, n = begin(path, timeout=datetime.timedelta(seconds=2))
+    dist, r, n = begin(path)
     import ddl
 
+    for tag in (0, 3):  # connects
+        if r == 0:
+            dist.recv(torch.empty(1), 1, tag=tag)
+        else:
+            dist.send(torch.empty(1), 0, tag=tag)
+    ranks.meet()
     if r == 0:
+        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=1))
         with pytest.raises(ddl.CollectiveTimeout, match=r"recv\(1 x float32 from rank 1, tag 3\).* the same tag"):
             dist.recv(torch.empty(1), 1, tag=3)
     else:
         dist.isend(torch.empty(1), 0, tag=4)
         with pytest.raises(ddl.CollectiveTimeout):
-            for _ in range(100):
+            for _ in range(1000):
                 dist.send(torch.empty(1), 0)
                 time.sleep(0.1)
 
@@ -245,6 +255,7 @@ def dying(path):
     import ddl
 
     dist.barrier()
+    ranks.meet()
     if r == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     for arguments in ({"src": 1, "tag": 3}, {}, {"tag": 3}):

@@ -188,6 +188,7 @@ def test_no_false_alarm(transport, size):
     assert ranks.run(size, right_averages, DTYPES, **job) == [True] * size
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("codec", ["bf16", "fp16"])
 def test_no_false_alarm_where_the_wire_is_narrow(codec):

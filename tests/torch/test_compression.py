@@ -109,6 +109,7 @@ def test_all_ranks_have_the_same_bits_close_to_the_average(jobs, job):
             assert max(error.values()) > 0, "nothing was compressed"
 
 
+@pytest.mark.slow
 def test_powersgd_loses_nothing_in_the_long_run(jobs):
     """One product of rank 4 says little of a random matrix; the sum of many says most of it, and vectors are exact."""
     (results, _), _ = jobs["tcp"]

@@ -120,6 +120,7 @@ def ranks_come_and_go(workers: int, persistent: bool) -> None:
     assert again == used
 
 
+@pytest.mark.few(2)
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_each_sample_comes_once_while_ranks_come_and_go(workers: int, persistent: bool) -> None:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
+import pytest
 import torch
-from elastic import elastic_job
+from elastic import elastic_job, pace
 from elastic.elastic_job import ElasticJob
 
 import ddl
@@ -43,7 +44,7 @@ def train(weights_change_otherwise: bool) -> Dict[str, Any]:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
     training = ddl_torch.elastic.Training(model, optimizer, schedule=schedule)
     for _ in training.steps(itertools.count()):
-        if training.finished >= elastic_job.last_step():
+        if training.finished >= pace.last_step():
             break
         optimizer.zero_grad()
         generator = torch.Generator().manual_seed(1000 * training.finished + ddl.rank())
@@ -78,17 +79,19 @@ def with_newcomer(size: int, weights_change_otherwise: bool) -> Dict[int, Dict[s
     with ElasticJob(size, train, weights_change_otherwise) as job:
         job.wait_until(10)
         job.gain()
-        answers = job.finish()
+        answers = pace.finish(job)
     check(answers)
     return answers
 
 
+@pytest.mark.slow
 def test_the_state_comes_while_the_others_train() -> None:
     answers = with_newcomer(3, False)
     assert [answers[i]["bytes_followed"] for i in range(3)] == [0, 0, 0]
     assert answers[3]["bytes_followed"] > STATE
 
 
+@pytest.mark.slow
 def test_weights_that_change_beside_the_optimizer_are_noticed() -> None:
     """The digests differ, so the newcomer gets all of the state between two steps."""
     answers = with_newcomer(2, True)
@@ -103,36 +106,40 @@ def wait_until_asked(job: ElasticJob) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_a_rank_that_sends_the_state_dies() -> None:
     with ElasticJob(3, train, False) as job:
         job.wait_until(10)
         job.join()
         wait_until_asked(job)
         job.lose(1)
-        answers = job.finish()
+        answers = pace.finish(job)
     check(answers)
     assert sorted(answers) == [0, 2, 3] and job.news[0]["members"] == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_rank_dies_that_is_about_to_join() -> None:
     with ElasticJob(2, train, False) as job:
         job.wait_until(10)
         job.join()
         wait_until_asked(job)
         job.kill(2)
-        answers = job.finish()
+        answers = pace.finish(job)
     check(answers)
     # The others do not even notice, unless it was a member already.
     assert sorted(answers) == [0, 1] and len(job.news) in (0, 2)
 
 
+@pytest.mark.slow
 def test_three_ranks_join_at_once() -> None:
     with ElasticJob(2, train, False) as job:
         job.wait_until(10)
         for _ in range(3):
             job.join()
-        while len(job.news) == 0 or len(job.news[-1]["members"]) < 5:
-            job.wait_for_generation(len(job.news) + 1)
-        answers = job.finish()
+        news = job.wait_for_generation(1)
+        while len(news["members"]) < 5:
+            news = job.wait_for_generation(int(news["generation"]) + 1)
+        answers = pace.finish(job)
     check(answers)
     assert all(answers[i]["bytes_followed"] > STATE for i in (2, 3, 4))

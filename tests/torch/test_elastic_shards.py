@@ -15,7 +15,7 @@ import ranks
 import torch
 from docstrings import run_examples
 from documents import names_after, python_blocks
-from elastic import elastic_job
+from elastic import elastic_job, pace
 from elastic.elastic_job import ElasticJob
 
 import ddl
@@ -27,7 +27,7 @@ from ddl_torch.elastic.by_shards import TrainingByShards, deal
 SHARDS, PER_SHARD, LENGTH = 12, 4, 700  # the last step of an epoch has too few samples
 EPOCHS = 3
 STEPS = EPOCHS * -(-LENGTH // (SHARDS * PER_SHARD))
-PACE = 0.02  #: seconds that a step takes longer while the test wants to do something, and in the last epoch five times
+MOMENTS = 0.12  #: seconds: ranks come and go so long after one another at most, which is some steps
 
 
 def samples() -> torch.utils.data.TensorDataset:
@@ -50,8 +50,7 @@ def bits(model: torch.nn.Module) -> str:
 
 def pause(training: Any) -> None:
     elastic_job.reached(training.finished)
-    if not elastic_job.may_end():
-        time.sleep(PACE if training.epoch < EPOCHS - 1 else 5 * PACE)
+    pace.pause(STEPS - training.finished)
 
 
 def by_shards(workers: int = 0, after_step: Callable[[Any], None] = pause) -> Dict[str, Any]:
@@ -105,6 +104,7 @@ def test_the_number_of_ranks_changes_no_bit() -> None:
         check(job.finish())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_that_are_lost_and_join_change_no_bit(workers: int) -> None:
     with ElasticJob(4, by_shards, workers) as job:
@@ -127,7 +127,7 @@ def churn(job: ElasticJob, seed: int, actions: int) -> None:
     keep = chance.randrange(4)
     job.wait_until(2)
     for _ in range(actions):
-        time.sleep(chance.uniform(0, 6 * PACE))
+        time.sleep(chance.uniform(0, MOMENTS))
         if len(alive) > 2 and (len(alive) > 4 or chance.random() < 0.5):
             victim = chance.choice(sorted(alive - {keep}))
             alive.remove(victim)
@@ -190,13 +190,14 @@ def plain() -> Dict[str, Any]:
     batches = ddl_torch.elastic.ElasticBatches(dataset, 6)
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
     training = ddl_torch.elastic.Training(model, optimizer, batches, schedule=schedule)
-    for _ in training.epochs(EPOCHS):
+    for epoch in training.epochs(EPOCHS):
         for x, y in training.steps(loader):
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             schedule.step()
-            pause(training)
+            elastic_job.reached(training.finished)
+            pace.pause(((EPOCHS - epoch) * LENGTH - batches.state_dict()["position"]) // (6 * ddl.size()))
     return {"bits": bits(model), "log": [line.to_plain() for line in training.log]}
 
 
@@ -218,6 +219,7 @@ def check_replay(answers: Dict[int, Dict[str, Any]]) -> None:
     assert ranks.run(1, replayed, oldest["log"], 0.0, 0) == [oldest["bits"]]
 
 
+@pytest.mark.slow
 def test_a_replay_of_the_log_has_the_same_bits() -> None:
     with ElasticJob(4, plain) as job:
         job.wait_until(5)
@@ -245,6 +247,7 @@ def by_shards_and_its_replay() -> None:
     assert replayed(answer["log"], 0.2, 3) == answer["bits"]
 
 
+@pytest.mark.slow
 def test_a_training_by_shards_is_replayed_with_its_dropout() -> None:
     with ElasticJob(1, by_shards_and_its_replay) as job:
         job.finish()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 import ranks
 import torch
-from elastic import elastic_job
+from elastic import elastic_job, pace
 from elastic.elastic_job import ElasticJob
 
 import ddl
@@ -47,10 +46,8 @@ def train(options: Dict[str, Any]) -> Dict[str, Any]:
     training = ddl_torch.elastic.Training(model, optimizer, schedule=schedule)
     own = int(os.environ["DDL_RANK"])
     log: Dict[int, Optional[List[int]]] = {}
-    last = 1 << 30
-
     for _ in training.steps(itertools.count()):
-        if training.finished >= last:
+        if training.finished >= pace.last_step():
             break
         optimizer.zero_grad()
         x, y = batch(own, training.finished + 1)
@@ -62,15 +59,13 @@ def train(options: Dict[str, Any]) -> Dict[str, Any]:
         schedule.step()
         log[training.finished] = members if averaged else None
         elastic_job.reached(training.finished)
-        if last == 1 << 30 and elastic_job.may_end():
-            last = training.finished + 200  # far enough for all: they agree on it below
-            last = int(os.environ.get("LAST", last))
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     return {"log": log, "weights": weights.tolist(), "finished": training.finished, "changes": training.changes}
 
 
 def alone(members_of: Dict[int, List[int]], finished: int) -> torch.Tensor:
     """Train on one rank with the averages of the same batches."""
+    torch.set_num_threads(1)  # as the ranks have: others would wait for one another where there are no cores for them
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
@@ -101,32 +96,33 @@ def check(answers: List[Dict[str, Any]]) -> Dict[int, List[int]]:
 
 
 def test_nothing_happens() -> None:
-    with ElasticJob(3, train, {}, env={"LAST": "60"}) as job:
+    with ElasticJob(3, train, {}) as job:
         job.wait_until(5)
-        assert set(map(tuple, check(list(job.finish().values())).values())) == {(0, 1, 2)}
+        assert set(map(tuple, check(list(pace.finish(job).values())).values())) == {(0, 1, 2)}
 
 
 @pytest.mark.parametrize(
     "options", [{}, *(pytest.param(o, marks=pytest.mark.slow) for o in ({"overlap": True}, {"deterministic": True}))]
 )
 def test_ranks_are_lost_and_no_step_is_lost(options: Dict[str, Any]) -> None:
-    with ElasticJob(4, train, options, env={"LAST": "120"}) as job:
+    with ElasticJob(4, train, options) as job:
         job.wait_until(20)
         job.lose(2)
         job.wait_until(max(job.steps().values()) + 10)
         job.lose(0)
-        answers = list(job.finish().values())
+        answers = list(pace.finish(job).values())
     members_of = check(answers)
     assert {tuple(members) for members in members_of.values()} == {(0, 1, 2, 3), (0, 1, 3), (1, 3)}
 
 
+@pytest.mark.slow
 def test_ranks_join_and_leave_and_no_step_is_done_twice() -> None:
-    with ElasticJob(2, train, {}, env={"LAST": "150"}) as job:
+    with ElasticJob(2, train, {}) as job:
         job.wait_until(20)
         job.gain(steps=10)
         job.gain()
         job.lose(0)
-        answers = list(job.finish().values())
+        answers = list(pace.finish(job).values())
     sets = {tuple(members) for members in check(answers).values()}
     assert sets >= {(0, 1), (0, 1, 2), (1, 2, 3)}
 
@@ -165,9 +161,11 @@ def train_epochs(workers: int) -> Dict[str, Any]:
                 numbers = [int(number) for number in x.reshape(-1)]
                 used.append((epoch, training.finished, numbers[: len(numbers) - padding]))
             elastic_job.reached(training.finished)
+            pace.pause(((EPOCHS - epoch) * LENGTH - batches.state_dict()["position"]) // (4 * ddl.size()))
     return {"log": [record.to_plain() for record in training.log], "used": used, "weight": model.weight.tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_each_sample_is_used_exactly_once_in_an_epoch(workers: int) -> None:
     with ElasticJob(4, train_epochs, workers) as job:
@@ -205,8 +203,7 @@ def train_short_epochs() -> List[Tuple[int, int]]:
             optimizer.step()
             seen.append((epoch, training.log[-1].epoch))
             elastic_job.reached(training.finished)
-            if not elastic_job.may_end():
-                time.sleep(0.02 if epoch < 100 else 0.1)
+            pace.pause(149 - epoch)
     return seen
 
 

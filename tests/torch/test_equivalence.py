@@ -75,6 +75,7 @@ def on_rank(dtype_name):
     return sent
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -18,7 +18,7 @@ from torch_gpu import environment, fake_gpu, on_gpu
 import ddl
 import ddl_torch
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # the fake device of torch is compiled first
 #: What waits for results: the host, or a stream.
 WAITERS = pytest.mark.parametrize("waiter", ["host", "stream"])
 

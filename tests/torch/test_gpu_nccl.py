@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Callable, Dict, List
 
 import pytest
@@ -17,7 +16,7 @@ from torch_gpu import environment, fake_gpu, on_gpu
 import ddl
 import ddl_torch
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # the fake device of torch is compiled first
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,15 +127,14 @@ def loses_a_rank() -> str:
         ranks.meet()
         if ddl.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        begun = time.monotonic()
         texts: List[str] = []
         x = on_gpu(400_000)
         for _ in range(2):
             with pytest.raises(ddl.Error) as caught:
                 ddl_torch.allreduce_(x, op=ddl.Sum)
+            assert not isinstance(caught.value, ddl.CollectiveTimeout)  # it does not wait for the deadline
             texts.append(str(caught.value))
         torch.fake.current_stream().synchronize()  # no stream waits for ever
-        assert time.monotonic() - begun < 20
     return texts[0]
 
 

@@ -13,7 +13,7 @@ from torch_gpu import environment, fake_gpu
 
 import ddl_torch
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # the fake device of torch is compiled first
 STEPS = 3
 
 

@@ -15,7 +15,7 @@ from torch_gpu import environment, fake_gpu, on_gpu
 import ddl
 import ddl_torch
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # the fake device of torch is compiled first
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16]
 TYPES += [torch.int32, torch.int64, torch.complex64, torch.complex128]

@@ -38,10 +38,10 @@ def dying(path, victim):
     member.go_to(1, [handles[rank] for rank in left])
     assert member.group.get_error().name == "SUCCESS" and member.group.errored() is None
     assert member.numbers() == [left.index(member.first_rank), 2] and member.total() == 3
-    begun = time.monotonic()
+    member.meet(left)
     with pytest.raises(ddl.RendezvousError, match=f"ddl:{victim}:|rank {victim} ") as caught:
-        member.go_to(2, handles, seconds=1)
-    assert 0.9 < time.monotonic() - begun < 3 and "uuid 2 failed" in str(caught.value)
+        member.go_to(2, handles, seconds=3)  # in which these two have to come
+    assert "uuid 2 failed" in str(caught.value)
     assert "the next attempt needs a fresh number" in str(caught.value)
     assert member.numbers() == [left.index(member.first_rank), 2] and member.total() == 3  # as before
 
@@ -57,9 +57,11 @@ def dying_while_others_wait(path):
     member = Member(path)
     member.go_to(0, member.handles())
     if member.first_rank == 1:
-        time.sleep(0.3)
+        ranks.meet()
+        time.sleep(0.3)  # so that the others mostly wait by then
         os.kill(os.getpid(), signal.SIGKILL)
     work = member.dist.all_reduce(torch.ones(2), async_op=True)
+    ranks.meet()
     assert work.get_future_result().wait() == 2  # COMM_ERROR
     with pytest.raises(ddl.PeerLost, match="lost rank 1"):
         work.wait()
@@ -83,7 +85,7 @@ def dying_in_an_attempt(path):
     begun = time.monotonic()
     with pytest.raises(ddl.RendezvousError, match="uuid 1 failed"):
         member.go_to(1, handles)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 50  # it may take 100 s
     member.go_to(2, handles[:2])
     assert member.total() == 3
 
@@ -102,8 +104,8 @@ def late(path, victim):
         ranks.meet()
     begun = time.monotonic()
     with pytest.raises(ddl.RendezvousError, match="uuid 0 failed"):
-        member.go_to(0, handles, seconds=1)
-    assert time.monotonic() - begun < (0.5 if member.first_rank == victim else 3)
+        member.go_to(0, handles, seconds=100 if member.first_rank == victim else 1)
+    assert time.monotonic() - begun < 50
     if member.first_rank != victim:
         ranks.meet()
     member.fails(ddl.InvalidState, "no ranks yet")
@@ -133,10 +135,8 @@ def used_again(path):
     else:
         ranks.meet()
         for given in (handles, handles[::-1], handles[1:]):  # it has never used this number, and learns it all the same
-            begun = time.monotonic()
             with pytest.raises(RuntimeError, match="already used"):
                 member.go_to(7, given)
-            assert time.monotonic() - begun < 1
     ranks.meet()
     member.go_to(8, handles)
     assert member.total() == SUM
@@ -150,8 +150,12 @@ def differing(path):
     """Ranks that disagree on the order: nobody is in a group with wrong ranks."""
     member = Member(path)
     handles = member.handles()
-    with pytest.raises(RuntimeError, match="already used" if member.first_rank == 2 else "uuid 3 failed"):
-        member.go_to(3, handles if member.first_rank < 2 else [handles[0], *handles[:0:-1]], seconds=2)
+    if member.first_rank < 2:
+        with pytest.raises(RuntimeError, match="uuid 3 failed"):
+            member.go_to(3, handles, seconds=2)
+    else:  # it learns of the others' order whenever they come
+        with pytest.raises(RuntimeError, match="already used"):
+            member.go_to(3, [handles[0], *handles[:0:-1]])
     member.go_to(4, handles)
     assert member.total() == SUM
 
@@ -197,7 +201,8 @@ def timed_out(path):
     member = Member(path)
     member.go_to(0, member.handles())
     member.dist.barrier()
-    member.group.set_timeout(datetime.timedelta(milliseconds=50))
+    ranks.meet()
+    member.group.set_timeout(datetime.timedelta(milliseconds=500))
     if member.first_rank < 2:
         work = member.dist.all_reduce(torch.ones(2), async_op=True)
         assert work.get_future_result().wait() == 1  # TIMEOUT
@@ -228,11 +233,8 @@ def left_out(path):
         member.go_to(1, handles[:2])
         assert member.total() == 3
     else:
-        work = member.dist.all_reduce(torch.ones(1), async_op=True)
-        begun = time.monotonic()
         with pytest.raises(ddl.CommunicatorError, match="the process group was reconfigured|lost rank [01] "):
-            work.wait()
-        assert time.monotonic() - begun < 1
+            member.dist.all_reduce(torch.ones(1), async_op=True).wait()
         member.fails(ddl.CommunicatorError)
 
 
@@ -291,42 +293,52 @@ def test_several_backends_are_refused(tmp_path) -> None:
 
 
 WITHOUT_LAUNCHER = """
-import datetime, os, signal, sys, time
+import datetime, os, pathlib, signal, time
 import torch, torch.distributed as dist, torch.multiprocessing
 import ddl, ddl_torch
 
-def work(rank, port):
+PORT, LOST = pathlib.Path("port"), [pathlib.Path(f"lost.{rank}") for rank in (1, 2)]
+
+def wait_for(paths):
+    deadline = time.monotonic() + 150
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+def work(rank):
     assert not any(name.startswith("DDL_RANK") for name in os.environ)
+    if rank > 0:
+        wait_for([PORT])
+    port = int(PORT.read_text()) if rank > 0 else 0
     store = dist.TCPStore("127.0.0.1", port, 3, rank == 0, wait_for_workers=False)
+    if rank == 0:
+        PORT.with_name("draft").write_text(str(store.port))
+        PORT.with_name("draft").rename(PORT)
     dist.init_process_group("ddl", store=store, rank=rank, world_size=3, enable_reconfigure=True)
     store.set(f"handle/{rank}", dist._get_reconfigure_handle())
     handles = [store.get(f"handle/{other}").decode() for other in range(3)]
-    dist._reconfigure(0, handles, timeout=datetime.timedelta(seconds=30)).wait()
+    dist._reconfigure(0, handles, timeout=datetime.timedelta(seconds=100)).wait()
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x[0] == 3 and ddl.size() == 3
     if os.fork() == 0:  # a data loader's worker, say: it holds nothing open that its parent has
-        time.sleep(3)
+        wait_for(LOST)
         os._exit(0)
     if rank == 0:  # and torch's store with it
         os.kill(os.getpid(), signal.SIGKILL)
-    begun = time.monotonic()
     try:
         dist.all_reduce(x)
-    except ddl.PeerLost as error:
-        assert time.monotonic() - begun < 1, error
+        raise AssertionError("there were two ranks left of three")
+    except ddl.PeerLost:  # while that worker of rank 0 lives; torch's store ends with it
+        pathlib.Path(f"lost.{rank}").touch()
     try:
-        dist._reconfigure(1, handles[1:], timeout=datetime.timedelta(seconds=5))
+        dist._reconfigure(1, handles[1:], timeout=datetime.timedelta(seconds=100))
     except ddl.RendezvousError as error:
         assert "torch's store, in which the ranks meet, has ended" in str(error), error
         print("understood", flush=True)
 
 if __name__ == "__main__":
-    probe = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
-    port = probe.port
-    del probe
     spawn = torch.multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=work, args=(rank, port)) for rank in range(3)]
+    ranks = [spawn.Process(target=work, args=(rank,)) for rank in range(3)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 import pytest
 import torch
-from elastic import elastic_job
+from elastic import elastic_job, pace
 from elastic.elastic_job import ElasticJob
 
 import ddl
@@ -86,13 +86,13 @@ def train() -> Dict[str, Any]:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     optimizer = ddl_torch.DistributedOptimizer(optimizer, model.named_parameters())
-    batches = ddl_torch.elastic.ElasticBatches(10_000, 2)
+    batches = ddl_torch.elastic.ElasticBatches(100_000, 2)
     schedule = ddl_torch.elastic.ScaledLR(optimizer, batches, RAMP)
     training = ddl_torch.elastic.Training(model, optimizer, batches, scaled=schedule)
     seen: Dict[int, float] = {}
     for _ in training.epochs(1):
         for _ in training.steps(batches):
-            if training.finished >= elastic_job.last_step():
+            if training.finished >= pace.last_step():
                 return {"rates": seen, "weight": model.weight.tolist()}
             optimizer.zero_grad()
             model(torch.ones(1, 3)).sum().backward()
@@ -110,7 +110,7 @@ def test_all_ranks_have_the_same_rate_in_each_step() -> None:
         job.kill(1)
         job.wait_until(max(job.steps().values()) + 5)
         job.gain()
-        answers = job.finish()
+        answers = pace.finish(job)
     assert sorted(answers) == [0, 2, 3, 4]
     for step, rate in answers[4]["rates"].items():
         assert {answers[i]["rates"][step] for i in answers} == {rate}, step

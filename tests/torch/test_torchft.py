@@ -29,7 +29,7 @@ class Replica:
         from ddl_torch.torchft import ProcessGroupDDL
 
         self.number = int(os.environ["DDL_RANK"])
-        self.group = ProcessGroupDDL(timeout=datetime.timedelta(seconds=20))
+        self.group = ProcessGroupDDL(timeout=datetime.timedelta(seconds=100))
         file = Path(folder) / "port"
         if self.number == 0:
             self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -154,11 +154,10 @@ def resilient(folder):
             with pytest.raises(ddl.InvalidState, match="call configure"):
                 replica.total()
         else:
-            begun = time.monotonic()
-            with pytest.raises(ddl.CommunicatorError):
+            with pytest.raises(ddl.CommunicatorError) as caught:
                 for _ in range(100):  # a message between two others, and a broadcast from another, need no rank 2
                     verb(group, group.rank(), SIZE)
-            assert time.monotonic() - begun < 1
+            assert not isinstance(caught.value, ddl.CollectiveTimeout)  # nobody has waited for a deadline
             assert isinstance(group.errored(), ddl.CommunicatorError)
             replica.configure(f"{name}/2", (0, 1))
             verb(group, group.rank(), 2)
@@ -187,10 +186,10 @@ def leaving_while_others_wait(folder):
             else:
                 replica.group.shutdown()
         else:
-            begun = time.monotonic()
-            with pytest.raises(ddl.CommunicatorError):
+            with pytest.raises(ddl.CommunicatorError) as caught:
                 replica.total()
-            assert time.monotonic() - begun < 1.3 and isinstance(replica.group.errored(), ddl.CommunicatorError)
+            assert not isinstance(caught.value, ddl.CollectiveTimeout)
+            assert isinstance(replica.group.errored(), ddl.CommunicatorError)
         ranks.meet()
 
 
@@ -207,10 +206,9 @@ def left_out(folder, victim):
     assert replica.total() == 6
     ranks.meet()
     if replica.number == victim:
-        begun = time.monotonic()
-        with pytest.raises(ddl.CommunicatorError):
+        with pytest.raises(ddl.CommunicatorError) as caught:
             replica.total()
-        assert time.monotonic() - begun < 1.3
+        assert not isinstance(caught.value, ddl.CollectiveTimeout)
     else:
         time.sleep(0.3)
         replica.configure("second", tuple(rank for rank in range(SIZE) if rank != victim))
@@ -232,10 +230,9 @@ def dying(folder):
     ranks.meet()
     if replica.number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    begun = time.monotonic()
     with pytest.raises(ddl.PeerLost, match="lost rank 1"):
         replica.total()
-    assert isinstance(replica.group.errored(), ddl.PeerLost) and time.monotonic() - begun < 1
+    assert isinstance(replica.group.errored(), ddl.PeerLost)
     replica.configure("second", (2, 0))
     assert replica.total() == 3
 
@@ -268,14 +265,13 @@ def changing(folder):
     assert isinstance(group.errored(), ddl.Aborted)
     ranks.meet()
     if replica.number < 2:
-        begun = time.monotonic()
-        group.set_timeout(datetime.timedelta(seconds=1))
-        with pytest.raises(ddl.RendezvousError, match="rank 2 did not come within 1 s"):
+        group.set_timeout(datetime.timedelta(seconds=4))  # in which these two have to come
+        with pytest.raises(ddl.RendezvousError, match="rank 2 did not come within 4 s"):
             replica.configure("missing")
-        assert time.monotonic() - begun < 3 and isinstance(group.errored(), ddl.RendezvousError)
+        assert isinstance(group.errored(), ddl.RendezvousError)
         with pytest.raises(ddl.InvalidState, match="has no ranks"):
             replica.total()
-        group.set_timeout(datetime.timedelta(seconds=20))
+        group.set_timeout(datetime.timedelta(seconds=100))
     ranks.meet()
     replica.configure("last")
     assert replica.total() == 6

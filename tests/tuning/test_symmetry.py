@@ -51,6 +51,7 @@ def same(machine: Machine, topology: Topology, lines) -> None:
         assert ends == pytest.approx(reduced.ends[symmetry.representative(rank)], rel=1e-9)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", MACHINES)
 def test_default_layout(name: str) -> None:
     machine = MACHINES[name]
@@ -58,6 +59,7 @@ def test_default_layout(name: str) -> None:
     same(machine, laid_out(machine), lines)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("mode", ["x".join(map(str, sizes)) for sizes in ordered_factorisations(24)])
 def test_every_layout_of_racks(mode: str) -> None:
     """Two ranks x three hosts x four racks, as any dimensions: in some, only few ranks are alike."""
@@ -71,6 +73,7 @@ def test_every_layout_where_two_ranks_share_a_gpu(mode: str) -> None:
     same(machine, laid_out(machine, mode), (Line(2**63, "multiring", 512 * KIB, False, 2),))
 
 
+@pytest.mark.few(38)
 @pytest.mark.parametrize("algorithm", ["ring", "multiring", "recursive_doubling", "leaders", "tree"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("networks", [(8,), (2, 4), (3, 2), (7,)])

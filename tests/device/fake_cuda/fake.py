@@ -101,7 +101,7 @@ class Fake(DriverCalls):
         """Stop the driver's threads between commands, or let them go on."""
         self.library.fake_pause(int(paused))
 
-    def until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> None:
+    def until(self, condition: Callable[[], bool], *, timeout: float = 100.0) -> None:
         """Run commands, or let them run, until the condition holds; raise ``TimeoutError`` if it never does."""
         deadline = time.monotonic() + timeout
         while not condition():

@@ -103,7 +103,7 @@ void Driver::run_functions() {
 }
 
 int Driver::wait_for(Lock* lock, const Command* command) {
-  const auto patience = std::chrono::milliseconds(option(*this, "patience_ms", 10000));
+  const auto patience = std::chrono::milliseconds(option(*this, "patience_ms", 100000));
   const auto deadline = std::chrono::steady_clock::now() + patience;
   const auto ended = [&] { return command != nullptr ? command->state == Command::State::kDone : pending() == 0; };
   ++blocked;

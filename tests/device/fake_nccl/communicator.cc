@@ -61,7 +61,7 @@ int Communicator::begin() {
     if (errno == EEXIST) return reject(kInvalidUsage, "there are two ranks " + std::to_string(rank));
     return reject(kSystemError, "no mailbox (" + reason + ")");
   }
-  deadline_ = std::chrono::steady_clock::now() + settings().patience;
+  deadline_ = std::chrono::steady_clock::now() + patience();
   progress = Progress::kJoining;
   return kInProgress;
 }
@@ -89,7 +89,7 @@ int Communicator::join() {
 }
 
 void Communicator::finalize() {
-  deadline_ = std::chrono::steady_clock::now() + settings().patience;
+  deadline_ = std::chrono::steady_clock::now() + patience();
   progress = Progress::kFinalizing;
 }
 

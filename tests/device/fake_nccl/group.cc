@@ -1,6 +1,8 @@
 #include "group.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <mutex>
@@ -38,6 +40,8 @@ struct Devices {
   std::mutex mutex;
   std::map<int, std::list<Launched>> launched;
   std::map<int, std::vector<Launching>> launching;
+  std::map<int, uint64_t> meetings;  // how often two threads have launched at the same time
+  std::condition_variable met;
 };
 
 Devices& devices() {
@@ -57,20 +61,27 @@ class Launch {
   explicit Launch(const Communicator& communicator) : device_(communicator.device) {
     Devices& all = devices();
     std::string objection;
+    uint64_t meetings = 0;  // those before this launch
     {
       const std::lock_guard<std::mutex> lock(all.mutex);
+      meetings = all.meetings[device_];
       auto& launching = all.launching[device_];
       for (const Launching& other : launching) {
         objection = "two threads launch at the same time on device " + std::to_string(device_) + ": " +
                     other.communicator->text() + " and " + communicator.text();
       }
       launching.push_back({std::this_thread::get_id(), &communicator});
+      if (!objection.empty()) ++all.meetings[device_];
     }
+    all.met.notify_all();
     if (!objection.empty()) complain(objection);
     if (settings().ordered_threads) {
       driver()->access(ledger_word(device_), 1, 1, ("a launch of " + communicator.text()).c_str());
     }
-    if (settings().launch.count() > 0) std::this_thread::sleep_for(settings().launch);
+    if (settings().launch.count() > 0) {
+      std::unique_lock<std::mutex> lock(all.mutex);
+      all.met.wait_for(lock, settings().launch, [&] { return all.meetings[device_] > meetings; });
+    }
   }
   ~Launch() {
     Devices& all = devices();

@@ -26,7 +26,7 @@ def shared_id(nccl: Nccl) -> bytes:
         draft = file.with_suffix(".new")
         draft.write_bytes(nccl.unique_id())
         draft.rename(file)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not file.exists():
         assert time.monotonic() < deadline, "rank 0 made no id"
         time.sleep(0.002)

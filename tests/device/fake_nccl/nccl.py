@@ -78,7 +78,7 @@ def environment(
     *,
     host: Optional[str] = None,
     version: int = 23007,
-    patience: float = 10.0,
+    patience: float = 100.0,
     launch: float = 0.0,
     eager: bool = False,
     notices: bool = True,
@@ -90,12 +90,12 @@ def environment(
 
     Two ranks of a host must not share a GPU: give each rank its own by ``Fake.environment(physical=...)`` and
     ``ranks.run(env_of=...)``, as ``jobs.each_its_gpu`` does. ``host``: the host's name, where ranks are to be on
-    several. ``patience``: seconds until a wait for another rank is a violation, and ends. ``launch``: seconds that a
-    launch takes, so that launches of two threads meet. ``eager``: the first operation of a communicator that does not
-    block is queued at once; otherwise it is in progress until it is polled. ``notices``: an abort is an asynchronous
-    error on other ranks whose operations miss that rank; otherwise they learn nothing. ``ordered_threads``: launches
-    of two threads on one device need an order that the ledger knows. ``refuse``: the error of each entry whose calls
-    all fail. ``folder``: where ranks meet, if not in that of ``ranks.run``.
+    several. ``patience``: seconds until a wait for another rank is a violation, and ends. ``launch``: seconds for
+    which a launch waits for one of another thread, at most, so that they meet. ``eager``: the first operation of a
+    communicator that does not block is queued at once; otherwise it is in progress until it is polled. ``notices``: an
+    abort is an asynchronous error on other ranks whose operations miss that rank; otherwise they learn nothing.
+    ``ordered_threads``: launches of two threads on one device need an order that the ledger knows. ``refuse``: the
+    error of each entry whose calls all fail. ``folder``: where ranks meet, if not in that of ``ranks.run``.
     """
     settings = {
         "VERSION": version,
@@ -133,6 +133,7 @@ class Nccl:
         self.library.ncclGetLastError.argtypes, self.library.ncclGetErrorString.argtypes = [c_void_p], [c_int]
         self.library.fake_nccl_refuse.restype, self.library.fake_nccl_refuse.argtypes = None, [c_char_p, c_int, c_int]
         self.library.fake_nccl_calls.restype, self.library.fake_nccl_calls.argtypes = c_uint64, [c_char_p]
+        self.library.fake_nccl_patience.restype, self.library.fake_nccl_patience.argtypes = None, [c_int]
 
     # --- calls of the library ---
 
@@ -178,7 +179,7 @@ class Nccl:
         """Return what has befallen the communicator; 0: nothing, 7: the last call is in progress."""
         return self._number("ncclCommGetAsyncError", communicator)
 
-    def settle(self, communicator: int, *, timeout: float = 20.0) -> int:
+    def settle(self, communicator: int, *, timeout: float = 150.0) -> int:
         """Poll until the last call is no longer in progress, and return its error."""
         deadline = time.monotonic() + timeout
         while (code := self.asynchronous_error(communicator)) == IN_PROGRESS:
@@ -219,6 +220,10 @@ class Nccl:
         Entry "asynchronous" is what ``ncclCommGetAsyncError`` tells.
         """
         self.library.fake_nccl_refuse(_entry(entry).encode(), code, count)
+
+    def patience(self, seconds: float) -> None:
+        """Let waits for other ranks that begin from now on end after so many seconds, as violations."""
+        self.library.fake_nccl_patience(int(1000 * seconds))
 
     def calls(self, entry: str) -> int:
         """Return how often an entry was called, refused calls included."""

@@ -164,7 +164,7 @@ std::string Operation::hindrance(bool late, bool* waits) const {
 bool Operation::can_take() {
   if (over()) return true;
   const auto now = std::chrono::steady_clock::now();
-  if (deadline_ == std::chrono::steady_clock::time_point()) deadline_ = now + settings().patience;
+  if (deadline_ == std::chrono::steady_clock::time_point()) deadline_ = now + patience();
   bool waits = false;
   return !hindrance(now >= deadline_, &waits).empty() || !waits;
 }

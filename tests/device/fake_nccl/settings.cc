@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -66,12 +67,18 @@ Entries& entries() {
   return *all;
 }
 
+std::atomic<int>& patience_ms() {
+  static std::atomic<int> milliseconds(number_of("FAKE_NCCL_PATIENCE_MS", 100000));
+  return milliseconds;
+}
+
 }  // namespace
+
+std::chrono::milliseconds patience() { return std::chrono::milliseconds(patience_ms().load()); }
 
 const Settings& settings() {
   static const auto* const once = new Settings{
       number_of("FAKE_NCCL_VERSION", 23007),
-      std::chrono::milliseconds(number_of("FAKE_NCCL_PATIENCE_MS", 10000)),
       std::chrono::milliseconds(number_of("FAKE_NCCL_LAUNCH_MS", 0)),
       number_of("FAKE_NCCL_EAGER", 0) != 0,
       number_of("FAKE_NCCL_NOTICES", 1) != 0,
@@ -100,6 +107,8 @@ FAKE_EXPORT void fake_nccl_refuse(const char* entry, int code, int count) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.refusals[entry] = {code, count};
 }
+
+FAKE_EXPORT void fake_nccl_patience(int milliseconds) { patience_ms().store(milliseconds); }
 
 FAKE_EXPORT uint64_t fake_nccl_calls(const char* entry) {
   Entries& all = entries();
