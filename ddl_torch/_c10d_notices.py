@@ -49,8 +49,14 @@ class Notices:
             store.set(f"{to}/{number}", json.dumps([self._rank, *notice]))
 
     def listen(self) -> None:
-        """Handle what has come, and what comes from now on. Idempotent."""
+        """Handle what has come, and what comes from now on. Idempotent.
+
+        It also connects for what this rank has to tell, at the latest when it leaves. Rank 0, whose process mostly has
+        the store, may have ended by then, and torch tries for five minutes to reach a store that is gone.
+        """
         if self._thread is None:
+            with self._lock:
+                self._to_send()
             store = self._connect()
             store.add(f"{_LISTENING}/{self._rank}", 1)  # other than set, there when it returns
             store.set_timeout(_LONG)

@@ -55,6 +55,25 @@ def test_tags(tmp_path) -> None:
     ranks.run(2, tagged, str(tmp_path / "store"), initialise=False)
 
 
+def leaves_without_a_store(path):
+    """The process that has torch's store may be gone when the others leave."""
+    from ddl_torch._c10d_notices import Notices
+
+    dist, r, n = begin(path)
+    if r == 1:
+        dist.send(torch.ones(1), 2)
+    elif r == 2:
+        dist.recv(torch.ones(1), 1)
+    ranks.meet()
+    if r > 0:
+        Notices._connect = lambda notices: pytest.fail("it looks for the store when it leaves")
+    dist.destroy_process_group()
+
+
+def test_who_leaves_connects_to_nobody_any_more(tmp_path) -> None:
+    ranks.run(3, leaves_without_a_store, str(tmp_path / "store"), initialise=False)
+
+
 def anybody(path):
     dist, r, n = begin(path)
     for tag in (0, 4):
