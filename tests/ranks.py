@@ -233,6 +233,7 @@ def _collect(
                 processes[rank].join()
                 kind, answers[rank] = "died", Died(processes[rank].exitcode)
             if kind == "error" or (kind == "died" and rank not in may_die):
-                errors.append(f"--- rank {rank} ({kind}) ---\n{answers[rank]}")
+                last = str(answers[rank]).strip().rpartition("\n")[2]  # the error itself, behind its traceback
+                errors.append(f"--- rank {rank} ({kind}): {last} ---\n{answers[rank]}")
     assert not errors, "\n".join(errors)
     return answers
