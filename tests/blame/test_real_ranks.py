@@ -127,9 +127,11 @@ def while_running(function: Callable[[str], None], folder: Path, size: int, watc
                 time.sleep(0.01)
             watch(pids)
         finally:
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none hears of another one's end
+                for process in processes:
+                    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                        signal.pidfd_send_signal(process, number)
             for process in processes:
-                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
                 os.close(process)
 
     watchers: List[threading.Thread] = []
