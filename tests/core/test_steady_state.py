@@ -12,20 +12,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import secrets
 import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import psutil
 import pytest
 import ranks
+from bounds import at_most
 from core.jobs import connected
 
 import ddl
@@ -267,26 +268,25 @@ def test_an_idle_job_uses_no_core(transport: str) -> None:
     assert max(shares) <= 0.015, shares
 
 
-def wait_for_a_late_rank() -> float:
-    """Seconds of processor time in a barrier to which the last rank comes 2 s late."""
+def wait_for_a_late_rank() -> Tuple[float, float]:
+    """(seconds of processor time, seconds) in a barrier to which the last rank comes 2 s late."""
     for _ in range(50):
         ddl.barrier()
     ranks.meet()
     if ddl.rank() == ddl.size() - 1:
         time.sleep(2)
-    used = time.process_time()
+    used, start = time.process_time(), time.monotonic()
     ddl.barrier()
-    return time.process_time() - used
+    return time.process_time() - used, time.monotonic() - start
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("tcp", 2), ("hybrid", 4)])
 def test_waiting_for_a_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
-    for used in ranks.run(size, wait_for_a_late_rank, **connected(transport))[:-1]:
-        assert used < 0.05 * 2, f"{used:.3f} s of processor time in 2 s"
+    at_most(0.05, lambda: ranks.run(size, wait_for_a_late_rank, **connected(transport))[:-1], "of a core")
 
 
-def wait_for_an_always_late_rank(times: int) -> List[float]:
+def wait_for_an_always_late_rank(times: int) -> Tuple[float, float]:
     """(seconds of processor time, seconds) in barriers to each of which the last rank comes 5 ms late."""
     for _ in range(50):
         ddl.barrier()
@@ -295,28 +295,42 @@ def wait_for_an_always_late_rank(times: int) -> List[float]:
         if ddl.rank() == ddl.size() - 1:
             time.sleep(5e-3)
         ddl.barrier()
-    return [time.process_time() - used, time.monotonic() - start]
+    return time.process_time() - used, time.monotonic() - start
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "size"), [("shared", 2), ("tcp", 2), ("hybrid", 4)])
 def test_waiting_for_an_always_late_rank_uses_hardly_any_core(transport: str, size: int) -> None:
     """Who waits awake for as long as it does for a rank that is late for once, would use 10 % in shared memory."""
-    for used, waited in ranks.run(size, wait_for_an_always_late_rank, 300, **connected(transport))[:-1]:
-        assert used < 0.05 * max(waited, 1.5), f"{used:.3f} s of processor time in {waited:.2f} s"
+    at_most(0.05, lambda: ranks.run(size, wait_for_an_always_late_rank, 300, **connected(transport))[:-1], "of a core")
 
 
-def crowded(times: int) -> List[float]:
-    """(seconds of processor time, voluntary and other switches) for small operations of more ranks than cores."""
+def hand_overs(times: int) -> float:
+    """Seconds of processor time in which two threads of this process hand a byte to and fro, so often."""
+    (read_there, write_here), (read_here, write_there) = os.pipe(), os.pipe()
+
+    def other() -> None:
+        for _ in range(times):
+            os.write(write_there, os.read(read_there, 1))
+
+    thread, start = threading.Thread(target=other), time.process_time()
+    thread.start()
+    for _ in range(times):
+        os.write(write_here, b".")
+        os.read(read_here, 1)
+    thread.join()
+    return time.process_time() - start
+
+
+def crowded(times: int) -> Tuple[float, float]:
+    """Seconds of processor time for small operations of more ranks than cores, and for as many hand-overs."""
     step = ddl.prepare_allreduce(np.ones(1))
     for _ in range(20):
         step()
-    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
+    start = time.process_time()
     for _ in range(times):
         step()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    switches = [after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw]
-    return [time.process_time() - start, *switches]
+    return time.process_time() - start, hand_overs(times)
 
 
 def test_more_ranks_than_cores_get_on() -> None:
@@ -324,6 +338,4 @@ def test_more_ranks_than_cores_get_on() -> None:
     size = 2 * len(os.sched_getaffinity(0))
     if size > 16:
         pytest.skip("that many ranks are no test of a small machine")
-    answers = ranks.run(size, crowded, 2000)
-    print("seconds of processor time, voluntary switches, others:", answers)
-    assert max(seconds for seconds, *_ in answers) < 2, answers
+    at_most(20, lambda: ranks.run(size, crowded, 2000), "of hand-overs by hand")
