@@ -2,6 +2,9 @@
 
 On the CPU it is in shared memory, and the calls are prepared. On a GPU it is a tensor like any other; each call names
 the stream that is current then.
+
+PyTorch can give a storage other memory, for all tensors that share it: when one of them is put into a queue of
+``torch.multiprocessing``, or the storage is resized. What the core adds up stays where it was, so users ask ``moved``.
 """
 
 from __future__ import annotations
@@ -33,10 +36,25 @@ class FlatMemory:
             self._array = ddl.empty(length * dtype.itemsize, "uint8")
             self._array.fill(0)
             self.tensor = torch.from_numpy(self._array).view(dtype)
-        # What the core adds up: the same memory, of numbers that it knows. numpy has no bfloat16.
+        self._prepared: Dict[str, Callable[[], object]] = {}  # by name
+        self._look_at_tensor()
+
+    def _look_at_tensor(self) -> None:
+        """Find what the core adds up: the same memory, of numbers that it knows. numpy has no bfloat16."""
+        dtype = self.tensor.dtype
+        self._address = self.tensor.data_ptr()
         self._numbers = (torch.view_as_real(self.tensor) if dtype.is_complex else self.tensor).reshape(-1)
         self._wire: Any = self._numbers if self.on_gpu or dtype == torch.bfloat16 else self._numbers.numpy()
-        self._prepared: Dict[str, Callable[[], object]] = {}  # by name
+
+    @property
+    def moved(self) -> bool:
+        """Whether PyTorch has given the storage of ``tensor`` other memory, which nobody adds up."""
+        return self.tensor.data_ptr() != self._address
+
+    def come_back(self) -> None:
+        """Let ``tensor`` be another one, in the memory where it was at first; on the CPU alone."""
+        self.tensor = self.values()
+        self._look_at_tensor()
 
     @property
     def float32(self) -> bool:

@@ -5,6 +5,8 @@ bucket is sent, the result is waited for. Owned by a ``GradientReducer``; used b
 
 ``p.grad`` shares the bucket's memory, so that averages need not be copied out. A script may keep such a tensor. The
 bucket finds that out before it writes again, by the number of tensors that share its memory, and takes new memory then.
+A script may also have PyTorch move the memory of such a tensor, and of all that share it; the bucket looks for that
+where it begins, before it is sent and when it is received.
 
 On a GPU, gradients may come on any stream; who sends the bucket waits for all of these (``arrived``).
 """
@@ -65,18 +67,38 @@ class GradientBucket:
         self._postdivide = 1.0
         self.finish: Optional[Callable[[], object]] = None  # ends the all-reduce; None: it was not sent
         self._take_memory()
+        self._arrivals = StreamJoin(self._device) if self.on_gpu else None
         self.begin()
 
     def _take_memory(self) -> None:
         """Lie in new memory, all zeros: padding is sent, too."""
         self._memory = FlatMemory(self.length, self.dtype, self._device)
-        self._arrivals = StreamJoin(self._device) if self._memory.on_gpu else None
+        self._lie_in_memory()
+
+    def _lie_in_memory(self) -> None:
         self.flat = self._memory.tensor
         self.flags = self.flat[self.flags_offset :]
         for entry, offset in zip(self.entries, self._offsets):
             entry.place(self, self.flat, offset)
         self._storage = self.flat.untyped_storage()
-        self._users = storage_users(self._storage)  # with the memory's own views, without any p.grad
+        self._users = storage_users(self._storage)  # the memory's own views
+
+    def _found_moved(self) -> bool:
+        """If the storage has other memory, leave it to those who share it, and return True."""
+        if not self._memory.moved:
+            return False
+        if self.on_gpu:
+            self._take_memory()  # what it had was freed
+        else:
+            self._memory.come_back()
+            self._lie_in_memory()
+        return True
+
+    def leave_if_kept(self) -> None:
+        """Take new memory if a tensor that shares the old one is kept by others than this bucket's entries."""
+        users = storage_users(self._storage) - self._users
+        if users > 0 and users > sum(entry.users_of_memory() for entry in self.entries):
+            self._take_memory()
 
     @property
     def on_gpu(self) -> bool:
@@ -93,9 +115,8 @@ class GradientBucket:
 
         Takes new memory if a tensor that shares the old one is kept somewhere: it stays as it is.
         """
-        users = storage_users(self._storage) - self._users
-        if users > 0 and users > sum(entry.shares_memory() for entry in self.entries):
-            self._take_memory()
+        if not self._found_moved():
+            self.leave_if_kept()
         self.sent = self.kept = False
         self.finish = None
         self._postdivide = 1.0
@@ -178,6 +199,7 @@ class GradientBucket:
         """
         if self._arrivals is not None:
             self._arrivals.join()
+        self._found_moved()
         announcement.write(self.flags[len(self.entries) :], size)
         used = self.flags[: len(self.entries)]
         used.fill_(0 if announcement.abandoned else 1)
@@ -288,7 +310,7 @@ class GradientBucket:
         recorder = timeline.active()
         if recorder is not None:
             recorder.operation(f"bucket.{self.number}", "allreduce", self._sent_at, self._sent_at, time.monotonic())
-        self._written = self.flat._version != self._version
+        self._written = self._found_moved() or self.flat._version != self._version
         if self._postdivide != 1:
             self.flat.div_(self._postdivide)
         self.read_flags()
@@ -328,13 +350,11 @@ class GradientBucket:
         """
         replaced: List[Entry] = []
         unused = set(self.unused)
-        sharing = 0
         for i, entry in enumerate(self.entries):
             if entry.sparse or (unused and i in unused and not self.is_used(i)):
                 continue
             try:
-                sharing += entry.hand_out(communicator, op)
+                entry.hand_out(communicator, op)
             except Replaced:
                 replaced.append(entry)
-        self._users = storage_users(self._storage) - sharing
         return self.entries[:1] + replaced if self._written else replaced

@@ -69,6 +69,11 @@ class Entry:
         grad = self.parameter.grad
         return grad is not None and grad.layout == torch.strided and grad.data_ptr() == self._address
 
+    def users_of_memory(self) -> int:
+        """Return how many tensors share the bucket's memory that are this entry's: ``p.grad``, and what replaces it."""
+        grad = self.parameter.grad if self.shares_memory() else None
+        return len({id(tensor) for tensor in (grad, self._shared, self._refusing) if tensor is not None})
+
     def adopt_later(self) -> None:
         """Note that a gradient has come, which ``adopt`` is to find where it is."""
         assert self.parameter.grad is not None
@@ -83,11 +88,16 @@ class Entry:
 
         ``keeps``: what was copied stays in ``came``, unless somebody else has it, too, who may change it.
         """
-        grad, view = self.parameter.grad, self.view
+        grad = self.parameter.grad
+        if grad is not None and grad is self._shared and grad.data_ptr() == self._address:
+            return True
+        if self._shared is not None:  # p.grad was another tensor in this round, which a script may have kept
+            assert self.bucket is not None
+            self._shared = None
+            self.bucket.leave_if_kept()
         if grad is None:
             return False
-        if grad is self._shared:
-            return True
+        view = self.view
         assert view is not None
         self._check_type(grad, view)
         if grad.layout != torch.strided:
@@ -146,27 +156,28 @@ class Entry:
                 self._refusing = self.view.detach().as_subclass(_Awaited)
             self.parameter.grad = self._refusing
 
-    def hand_out(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> bool:
-        """Let ``p.grad`` be the average, which is in the bucket now; return whether it shares the bucket's memory.
+    def hand_out(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> None:
+        """Let ``p.grad`` be the average, which is in the bucket now.
 
-        Raises ``Replaced`` if ``p.grad`` is something else than it was when the bucket was sent.
+        Raises ``Replaced`` if ``p.grad``, or its memory, is something else than it was when the bucket was sent.
         """
         grad, shared, self._shared = self.parameter.grad, self._shared, None
-        if grad is shared and grad is not None and not self.sparse_dimensions:
-            return True
         if not (grad is None or grad is shared or grad is self._graph or grad is self._refusing):
             raise Replaced
+        if grad is shared and grad is not None and grad.data_ptr() != self._address:
+            raise Replaced
+        if grad is shared and grad is not None and not self.sparse_dimensions:
+            return
         assert self.view is not None
         if self.sparse_dimensions:
             self.parameter.grad = self.view.to_sparse(self.sparse_dimensions)
-            return False
+            return
         if self._graph is not None:
             with torch.enable_grad():
                 average: torch.Tensor = _Average.apply(self._graph, self.view, communicator, op)  # type: ignore[no-untyped-call]
             self.parameter.grad, self._graph = average, None
-            return False
+            return
         self.parameter.grad = self.view.detach()
-        return True
 
 
 class _Average(torch.autograd.Function):

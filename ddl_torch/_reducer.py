@@ -63,6 +63,7 @@ class GradientReducer:
         self._updates = PartialUpdates()
         self._recovery: Optional[Recovery] = None
         self._taken = False  # the step that comes has been taken by others, and this rank has its outcome
+        self._added: Sequence[Tuple[str, torch.Tensor]] = ()  # parameters that no round has seen yet
 
     # --- what the optimizer is about ---
 
@@ -112,6 +113,7 @@ class GradientReducer:
     ) -> None:
         """Take parameters on; they get places in the next ``lay_out`` or ``synchronize``: see ``BucketLayout.add``."""
         self._layout.add(parameters, groups or {}, sparse)
+        self._added = [*self._added, *parameters]
 
     def lay_out(self) -> None:
         """Give a place to every parameter that requires a gradient and has none. Collective if there is one."""
@@ -235,7 +237,7 @@ class GradientReducer:
                     raise
                 if not self._recover(lost, self._recovery):
                     return None
-        self.synchronized = True
+        self.synchronized, self._added = True, ()
         return error
 
     @property
@@ -299,6 +301,8 @@ class GradientReducer:
 
     def before_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Any]]:
         """Average what ``step`` is about to use; returns the arguments that it is to have instead, None: the same."""
+        if self._added and self.synchronized:
+            self._refuse_gradients_of_added()
         if self._skip:
             return None
         self._updates = PartialUpdates()
@@ -307,6 +311,15 @@ class GradientReducer:
         except BaseException:
             self._updates.show()
             raise
+
+    def _refuse_gradients_of_added(self) -> None:
+        for name, parameter in self._added:
+            if parameter.grad is not None:
+                raise ddl.InvalidState(
+                    f"{self._rounds.where} parameter {name!r} was added after the gradients of this step were "
+                    "averaged, and has one of this rank alone. Call add_param_group before backward(), or after step() "
+                    "and zero_grad(). The weights are as before this step"
+                )
 
     def after_step(self, kwargs: Dict[str, Any]) -> None:
         """Note that gradients have been used. A step that calls its base class's step comes here twice."""

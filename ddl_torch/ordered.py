@@ -19,6 +19,7 @@ import torch
 import ddl
 from ddl import Average, Communicator
 from ddl.adapter.rank_prefix import naming_rank
+from ddl.errors import InvalidState
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch._compat import for_core
 from ddl_torch._operations import check_op, summable
@@ -38,15 +39,22 @@ def prepare_allreduce(
 ) -> Callable[[], torch.Tensor]:
     """Return ``allreduce_`` of ``tensor`` as a function to be called again and again, at less cost per call.
 
-    Not collective; calls of the function are, and block. ``tensor`` must be contiguous. ``name`` appears in errors.
+    Not collective; calls of the function are, and block. ``tensor`` must be contiguous. ``name`` appears in errors. A
+    call raises ``InvalidState`` if the tensor has other memory by then (``set_``, or a queue between processes).
     """
     target = alias(tensor, "prepare_allreduce")
     op = parse_op(op, "prepare_allreduce")
     check_op(tensor, "prepare_allreduce", op)
     run = _of(communicator).prepare_allreduce(for_core(target), op=op, name=name)
     finish = written(tensor)
+    address = tensor.data_ptr()
 
     def call() -> torch.Tensor:
+        if tensor.data_ptr() != address:
+            raise InvalidState(
+                f"prepare_allreduce: the memory of the tensor{f' {name!r}' if name else ''} is another one now (set_, "
+                ".data, or a queue between processes); prepare the operation again"
+            )
         run()
         return finish(None)
 

@@ -229,10 +229,13 @@ class JobVerdicts:
         key = (comm, seq)
         out: Outgoing = []
         probing = self._rounds.get(key)
-        if probing is None:
+        # What ranks said before a deadline counts no more when it has come: they may have called it meanwhile.
+        overtaken = probing is not None and suspect["final"] and not probing.final
+        if probing is None or overtaken:
+            known = {} if probing is None else probing.suspects
             self._probes += 1
-            probing = Inquiry(self._probes, members, now + PROBE_GRACE, rank)
-            probing.waiting = set(members - self._departed.keys() - self._lost.keys() - {rank})
+            probing = Inquiry(self._probes, members, now + PROBE_GRACE, rank, suspects=dict(known))
+            probing.waiting = set(members - self._departed.keys() - self._lost.keys() - {rank} - known.keys())
             self._rounds[key] = probing
             question = probing.question(comm, seq)
             out = [(asked, question) for asked in sorted(probing.waiting & self._present)]

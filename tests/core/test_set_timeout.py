@@ -11,6 +11,7 @@ import ranks
 from core.jobs import connected
 
 import ddl
+from ddl.store.verdict import JobVerdicts
 
 pytestmark = pytest.mark.processes
 
@@ -71,3 +72,32 @@ def calls_again_with_less_time() -> List[str]:
 def test_a_shorter_deadline() -> None:
     first, _ = ranks.run(2, calls_again_with_less_time)
     assert first == ["CollectiveTimeout"] * 3
+
+
+def never_called(seconds: float) -> float:
+    """Rank 1 never comes; return when rank 0 called."""
+    ddl.allreduce(np.ones(3))
+    ddl.world().set_timeout(seconds)
+    called = time.monotonic()
+    if ddl.rank() == 0:
+        with pytest.raises(ddl.CollectiveTimeout, match="Timed out waiting for rank 1 .* has not called it"):
+            ddl.allreduce(np.ones(3))
+    ranks.meet()
+    return called
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seconds", [0.3, 0.9, 2.0])
+def test_nobody_is_judged_before_the_deadline(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store, which is in this process, is asked for a verdict when the deadline has come: a late rank may come."""
+    asked: List[float] = []
+    received = JobVerdicts.received
+
+    def note(verdicts: JobVerdicts, rank: int, message: Any, now: float) -> Any:
+        if message.get("final"):
+            asked.append(time.monotonic())
+        return received(verdicts, rank, message, now)
+
+    monkeypatch.setattr(JobVerdicts, "received", note)
+    called, _ = ranks.run(2, never_called, seconds)
+    assert asked and asked[0] >= called + seconds

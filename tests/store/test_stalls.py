@@ -21,6 +21,21 @@ def test_a_stall_is_asked_about_once_and_answered_to_who_asked() -> None:
     assert verdict.received(0, stalled(), 5.0) == told([1, 2, 3], probe(number=2))  # a new round
 
 
+def test_what_was_said_before_a_deadline_does_not_count_when_it_has_come() -> None:
+    """Rank 1 had not called it when it was asked, and has when the deadline comes; rank 2 is silent all the time."""
+    verdict = job(4)
+    assert verdict.received(0, stalled(), 1.0) == told([1, 2, 3], probe())
+    assert verdict.received(1, state(submitted=5, op="", last="broadcast 8 B"), 1.01) == []
+    assert verdict.received(3, stalled(), 1.02) == []
+    assert verdict.received(0, stalled(final=True), 1.1) == told([1, 2], probe(number=2))  # rank 3 waits, too
+    assert verdict.received(1, state(submitted=5, op=""), 1.11) == []  # of the first question: it had been on its way
+    assert verdict.received(1, {**state(), "probe": 2}, 1.12) == []
+    text = "rank 2 does not answer (stopped, or its host is unreachable or very slow)"
+    assert verdict.tick(1.1 + PROBE_GRACE) == []
+    judged = 1.1 + PROBE_GRACE + DOUBT_GRACE
+    assert verdict.tick(judged) == told([0, 1, 2, 3], fail(0, "CollectiveTimeout", 2, text))
+
+
 def test_stalls_of_different_operations_are_different_rounds() -> None:
     verdict = job(2)
     assert verdict.received(0, stalled(seq=7), 1.0) == told([1], probe(seq=7, number=1))
@@ -256,7 +271,7 @@ def test_the_deadline_of_one_makes_the_round_final_for_all() -> None:
     verdict = job(3)
     verdict.received(0, stalled(final=False), 1.0)
     verdict.received(1, stalled(final=True), 1.0)
-    [first, *_] = verdict.received(2, state(submitted=6, op=""), 1.0)
+    [first, *_] = verdict.received(2, state(2, submitted=6, op=""), 1.0)
     assert first[1]["type"] == "fail"
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import ranks
 
+import ddl
+
 torch = pytest.importorskip("torch")
 from torch_training import F64, both, data, half, linear  # noqa: E402 (it needs torch, which may not be there)
 
@@ -97,6 +99,29 @@ def groups(rank, wrap, model):
         optimizer.step()
         frozen = step in (3, 4)
         assert (first.weight.grad is None) == frozen
+
+
+def added_after_backward(rank, wrap, model):
+    """A group that is added when averages are there: fine without gradients, else refused; averaged from then on."""
+    first, last = model[0], model[2]
+    optimizer = wrap(torch.optim.SGD(first.parameters(), lr=0.1))
+    for step in range(4):
+        optimizer.zero_grad()
+        last.zero_grad()
+        (first if step == 0 else model)(half(data(step), rank)).pow(2).mean().backward()
+        if step == 0:
+            optimizer.add_param_group({"params": [last.weight]})
+        if step == 2:
+            optimizer.add_param_group({"params": [last.bias]})
+            if rank is not None:
+                before = [p.detach().clone() for p in model.parameters()]
+                with pytest.raises(
+                    ddl.InvalidState, match="'group 2 parameter 0' was added after the gradients of this"
+                ):
+                    optimizer.step()
+                assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+            continue
+        optimizer.step()
 
 
 def starts_frozen(rank, wrap, model):
@@ -209,7 +234,15 @@ def run_scripts(names):
 @pytest.mark.parametrize(
     "names",
     [
-        ["accumulate", "accumulates_less_later", "clip", "groups", "starts_frozen", "thaws_while_accumulating"],
+        [
+            "accumulate",
+            "accumulates_less_later",
+            "clip",
+            "groups",
+            "added_after_backward",
+            "starts_frozen",
+            "thaws_while_accumulating",
+        ],
         ["closures", "schedulers", "by_hand", "never_zeroed", "discards", "resumes", "grouped"],
     ],
     ids="+".join,

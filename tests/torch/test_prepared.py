@@ -131,3 +131,22 @@ def test_prepared(shm):
 @pytest.mark.processes
 def test_three_ranks():
     assert ranks.run(3, again_and_again, env={"OMP_NUM_THREADS": "1"}) == [2 * 73 * len(KINDS)] * 3
+
+
+def with_other_memory():
+    """What was prepared would go on with the old memory."""
+    import ddl_torch as ddl
+
+    x = torch.ones(3)
+    step = ddl.prepare_allreduce(x, op=ddl.Sum, name="totals")
+    step()
+    x.share_memory_()
+    with pytest.raises(ddl.InvalidState, match="the memory of the tensor 'totals' is another one now .* again"):
+        step()
+    assert x.tolist() == [2.0] * 3
+    ddl.prepare_allreduce(x, op=ddl.Sum)()
+    return x.tolist()
+
+
+def test_a_tensor_with_other_memory_is_refused():
+    assert ranks.run(2, with_other_memory) == [[4.0] * 3] * 2
