@@ -164,9 +164,8 @@ def slices_allreduced(
     factor, divisor = prescale * postscale, process_set.size() if op == Average else 1
     if values.dtype.is_integer and not factor == divisor == 1:
         gathered_slices = sums_of_rows(gathered_slices)
-    return tf.IndexedSlices(
-        scaled(gathered_slices.values, factor, divisor), gathered_slices.indices, slices.dense_shape
-    )
+    result = tf.cast(scaled(gathered_slices.values, factor, divisor), values.dtype)
+    return tf.IndexedSlices(result, gathered_slices.indices, slices.dense_shape)
 
 
 def gathered(tensors: Tensors, key: OperationKey) -> List[tf.Tensor]:

@@ -26,7 +26,7 @@ def scaled(tensor: tf.Tensor, factor: float, divisor: int = 1) -> tf.Tensor:
 
 
 def sums_of_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return the same with each index once: its rows are added up."""
+    """Return the same with each index once: its rows, which are integers, are added up as int64."""
     indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    values = tf.math.unsorted_segment_sum(tf.cast(slices.values, tf.int64), places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)

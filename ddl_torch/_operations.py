@@ -73,6 +73,16 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
         tensor.copy_(tensor.double().mul_(factor))
 
 
+def _widened(tensor: torch.Tensor, op: ddl.ReduceOp) -> torch.Tensor:
+    """Return memory for an average of integers on a GPU, whose sum may be more than their type holds; else ``tensor``.
+
+    On the CPU, the verbs of ``ddl`` see to it.
+    """
+    if tensor.is_cpu or op != ddl.Average or KINDS[tensor.dtype] != "i" or tensor.dtype.itemsize == 8:
+        return tensor
+    return torch.empty_like(tensor, dtype=torch.int64)
+
+
 def _factor(factor: Any, verb: str, name: str) -> float:
     """Return the factor as a number; a wrong one would be noticed in the middle of the verb only."""
     try:
@@ -96,13 +106,18 @@ def allreduce(
     check_op(source, verb, op)
     own = tensor if in_place else _clone(source, verb)
     target = memory_of(own, source if in_place else own, verb)
+    summed = _widened(target, op)
     finish = written(own)
 
     def scaled() -> Any:
         _scale(target, prescale)
-        return for_core(target)
+        if summed is not target:
+            summed.copy_(target)
+        return for_core(summed)
 
     def unscaled(_: Any) -> torch.Tensor:
+        if summed is not target:
+            target.copy_(summed)
         _scale(target, postscale)
         return finish(None)
 
@@ -147,7 +162,8 @@ def summable(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> Tuple[Any, Ca
     own = plain(tensor, verb)
     check_op(own, verb, op)
     if is_on_gpu(own):
-        return GpuTensor(own.contiguous()), lambda result: result
+        wide = own.long() if _widened(own, op) is not own else own
+        return GpuTensor(wide.contiguous()), lambda result: result.to(own.dtype)
     if own.dtype == torch.bfloat16:
         return to_array(own.float(), verb), lambda array: torch.from_numpy(array).bfloat16()
     return to_array(own, verb), lambda array: from_array(array, own.dtype)

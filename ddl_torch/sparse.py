@@ -38,6 +38,8 @@ def sparse_sum(tensor: torch.Tensor, op: ddl.ReduceOp, size: int) -> Operation[t
     def finish(results: Any) -> torch.Tensor:
         places, entries = gathered.finish(results)
         entries = entries.float() if dtype in _HALVES else entries
+        if op == ddl.Average and not (dtype.is_floating_point or dtype.is_complex):
+            entries = entries.long()  # their sum may be more than the type holds
         total = torch.sparse_coo_tensor(places.t(), entries, shape, check_invariants=False).coalesce()
         total = total / size if op == ddl.Average else total
         return total.to(dtype) if dtype in _HALVES else total

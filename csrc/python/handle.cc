@@ -17,6 +17,9 @@ constexpr Nanoseconds kPatience = 5 * kSecond;  // with a GPU that does not answ
 
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
 
+// Whether a sum that is divided afterwards may leave the type. (Of 64 bits there is no wider one.)
+bool wraps(DType dtype) { return dtype >= DType::kInt8 && dtype <= DType::kUInt64 && element_size(dtype) < 8; }
+
 }  // namespace
 
 Handle::Handle(const CommunicatorOptions& options)
@@ -104,6 +107,10 @@ Handle::Views Handle::views_of(const Call& call, const py::object& input, const 
   }
   if (call.op == ReduceOp::kAverage && views.any().dtype == DType::kBool && (views.has_in || views.has_out)) {
     throw Error(ErrorKind::kInvalidArgument, "bool has no average; use op=Min (all) or op=Max (any)");
+  }
+  if (call.op == ReduceOp::kAverage && views.has_in && wraps(views.in.dtype)) {  // ddl/_comm/wide_average.py goes on
+    refuse(what, std::string("numbers of ") + name(views.in.dtype) +
+                     " may add up to more than the type holds before they are divided; pass them as int64");
   }
   if (call.residual && !call.residual.is_none()) {
     const ArrayView residual = view_of(call.residual, "residual", true);

@@ -14,8 +14,9 @@ import numpy as np
 from ddl import _core
 from ddl._comm import size_exchange
 from ddl._comm.arrays import as_array, as_real, check_complex, given, handed_out, instead, is_complex, memory, new_like
-from ddl._comm.gpu_arrays import GpuArray, ImportedWork, UnimportedArray, imported, is_on_gpu
+from ddl._comm.gpu_arrays import FinishedWork, GpuArray, UnimportedArray, imported, is_on_gpu
 from ddl._comm.nccl_allreduce import NcclAllreduce
+from ddl._comm.wide_average import call_widened, is_narrow, widened
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
@@ -46,7 +47,13 @@ class CoreCalls:
             work = self.by_nccl.start(call, label)
             if work is not None:
                 return work.wait()  # type: ignore[no-any-return]
-        result = self._core.run(call, label)
+        try:
+            result = self._core.run(call, label)
+        except InvalidArgument:
+            finish = widened(call)
+            if finish is None:
+                raise
+            return finish(self._core.run(call, label))  # type: ignore[no-any-return]
         return imported(result) if to_import else result
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
@@ -56,8 +63,14 @@ class CoreCalls:
             work = self.by_nccl.start(call, label)
             if work is not None:
                 return work  # type: ignore[return-value]  # it has the same methods
-        begun = self._core.start(call, label)
-        return ImportedWork(begun) if to_import else begun  # type: ignore[return-value]  # the same here
+        try:
+            begun = self._core.start(call, label)
+        except InvalidArgument:
+            finish = widened(call)
+            if finish is None:
+                raise
+            return FinishedWork(self._core.start(call, label), finish)  # type: ignore[return-value]  # the same here
+        return FinishedWork(begun, imported) if to_import else begun  # type: ignore[return-value]
 
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
@@ -67,6 +80,9 @@ class CoreCalls:
             self._core.call(collective, x, out, op, 0)
             return out
         except InvalidArgument as error:
+            if is_narrow(x, op):
+                call_widened(self._core, collective, x, out, op)
+                return out
             data, target = instead(error, verb, x, out, op=op)
         self._core.call(collective, data, target, op, 0)
         return out

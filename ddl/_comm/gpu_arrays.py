@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ddl import _core
 from ddl.errors import InvalidArgument
 
-__all__ = ["ElementType", "GpuArray", "GpuMemory", "ImportedWork", "UnimportedArray", "imported", "is_on_gpu"]
+__all__ = ["ElementType", "FinishedWork", "GpuArray", "GpuMemory", "UnimportedArray", "imported", "is_on_gpu"]
 
 GpuMemory = _core.GpuMemory
 
@@ -158,11 +158,12 @@ def imported(result: Any) -> Any:
     return tuple(map(imported, result)) if isinstance(result, tuple) else result
 
 
-class ImportedWork:
-    """A call under way whose result is an ``UnimportedArray``; to a caller, a ``ddl.Work``."""
+class FinishedWork:
+    """A call under way whose result ``finish`` makes when it has ended; to a caller, a ``ddl.Work``."""
 
-    def __init__(self, work: _core.Work) -> None:
+    def __init__(self, work: _core.Work, finish: Callable[[Any], Any]) -> None:
         self._work = work
+        self._finish: Optional[Callable[[Any], Any]] = finish
         self._lock = threading.Lock()
         self._result: Any = None
 
@@ -174,12 +175,12 @@ class ImportedWork:
         """Wait until it has ended and return its result; see ``ddl.Work``."""
         result = self._work.wait(timeout)
         with self._lock:
-            if self._result is None:
-                self._result = imported(result)
+            if self._finish is not None:
+                self._result, self._finish = self._finish(result), None
         return self._result
 
     def can_wait_on(self) -> bool:
-        """Return False: only what is complete can be imported."""
+        """Return False: only what is complete can be finished."""
         return False
 
     def wait_on(self, stream: int) -> bool:

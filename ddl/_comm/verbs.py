@@ -16,6 +16,7 @@ from ddl._comm.arrays import as_array, given, instead, is_complex, memory, reada
 from ddl._comm.core_calls import Call, CoreCalls
 from ddl._comm.gpu_arrays import GpuArray
 from ddl._comm.group import Group
+from ddl._comm.wide_average import WidePrepared, call_widened, is_narrow
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, OpLike, ReduceOp, parse_op
@@ -45,7 +46,8 @@ class Verbs:
 
         x: an array, a number or a list, of the same shape and type on every rank.
         op: ``ddl.Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product``, or the name of one, "sum". Averages of
-            integers are truncated towards zero; truth values have no average, complex numbers no order and no product.
+            integers are truncated towards zero, and added up as 64 bits, where the sum must fit; other sums wrap, as
+            numpy's. Truth values have no average, complex numbers no order and no product.
 
         All ranks get the same bits. Raises ``InvalidArgument`` before anything is sent; ``CollectiveMismatch`` if ranks
         call differently; ``PeerLost`` if a rank is lost; ``CollectiveTimeout`` if one does not come (DDL_TIMEOUT).
@@ -62,6 +64,9 @@ class Verbs:
             self._core.call(_ALLREDUCE, array, output, op)
             return output
         except InvalidArgument as error:
+            if is_narrow(array, op):
+                call_widened(self._core, Collective.ALLREDUCE, array, output, op)
+                return output
             data, target = instead(error, "allreduce", array, output, op=op)
         self._core.call(_ALLREDUCE, data, target, op)
         return output
@@ -81,6 +86,9 @@ class Verbs:
             self._core.call(_ALLREDUCE, x, x, op)
             return x
         except InvalidArgument as error:
+            if is_narrow(x, op):
+                call_widened(self._core, Collective.ALLREDUCE, x, x, op)
+                return x
             (data,) = instead(error, "allreduce_", x, op=op)
         self._core.call(_ALLREDUCE, data, data, op)
         return x
@@ -102,7 +110,10 @@ class Verbs:
         operator = parse_op(op, "prepare_allreduce")
         if is_complex(x):
             raise InvalidArgument(f"prepare_allreduce: x is {x.dtype}; pass x.view(x.real.dtype), the same memory")
-        return self._core.prepare(Collective.ALLREDUCE, memory("prepare_allreduce", x), operator, name, residual)
+        array = memory("prepare_allreduce", x)
+        if is_narrow(x, operator):
+            return WidePrepared(self._core, x, name)  # type: ignore[return-value]  # it has the same methods
+        return self._core.prepare(Collective.ALLREDUCE, array, operator, name, residual)
 
     def allreduce_async(self, x: Any, *, op: OpLike = Average, name: str = "") -> Work:
         """As ``allreduce``, without blocking: returns a ``Work`` whose ``wait()`` returns the result.
@@ -256,7 +267,13 @@ class Verbs:
 
         Where it would sleep, return what goes on instead; the arrays must live until that has ended.
         """
-        return self._core.attempt(Call(collective, x, out, None, op=op, root=root))
+        call = Call(collective, x, out, None, op=op, root=root)
+        try:
+            return self._core.attempt(call)
+        except InvalidArgument:
+            if collective != Collective.ALLREDUCE or not is_narrow(x, ReduceOp(op)):
+                raise
+        return self._calls.start(call)
 
     # --- barrier, send, recv ---
 

@@ -46,6 +46,20 @@ def slices(ddl, run):
         assert np.abs(got.numpy() / np.where(total, total, 1) - np.where(total, factor, 0)).max() < 1e-15
 
 
+def wide_sums(ddl, run):
+    """An average of integers does not wrap, though their sum is more than the type holds."""
+    for dtype in (np.uint8, np.int8, np.int16, np.int32):
+        own = tf.constant([[np.iinfo(dtype).max - 2 * ddl.rank(), np.iinfo(dtype).min]] * 3, dtype)
+        size = ddl.size()
+        wanted = [[np.iinfo(dtype).max - (size - 1), np.iinfo(dtype).min]]
+        assert run(lambda x: ddl.allreduce(x, name="mean"), own).numpy().tolist() == wanted * 3, dtype
+        assert run(lambda x: ddl.grouped_allreduce([x, x])[1], own).numpy().tolist() == wanted * 3, dtype
+        assert run(lambda x: ddl.reducescatter(x, op=ddl.Average), own[:size]).numpy().tolist() == wanted, dtype
+        rows = tf.IndexedSlices(own[:1], tf.constant([2]), tf.constant([4, 2]))
+        got = run(lambda x: tf.convert_to_tensor(ddl.allreduce(x, name="rows")), rows)
+        assert got.dtype == dtype and got.numpy()[2:3].tolist() == wanted, dtype
+
+
 def sixteen_bits(ddl, run):
     """A factor is no number of 16 bits: only the product is."""
     size = ddl.size()
@@ -105,7 +119,7 @@ def everything():
     import ddl_tensorflow as ddl
 
     for run in MODES:
-        for check in (slices, sixteen_bits, gradients, exchanged):
+        for check in (slices, wide_sums, sixteen_bits, gradients, exchanged):
             check(ddl, run)
 
 
