@@ -13,7 +13,8 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ddl_torch._c10d_lifetime import keep_what_reducers_hold
 from ddl_torch._c10d_monitored_barrier import extend_torch
-from ddl_torch._rendezvous import by_launcher, communicator_for, seconds_of
+from ddl_torch._compat import timeout_given
+from ddl_torch._rendezvous import by_launcher, communicator_for
 from ddl_torch._streams import GPU_TYPES
 from ddl_torch.process_group import DDLProcessGroup
 from ddl_torch.reconfigurable import ReconfigurableProcessGroup
@@ -32,12 +33,12 @@ def register() -> None:
 
 def _create(options: Any, _: Any) -> DDLProcessGroup:
     """Called by ``dist.init_process_group`` and ``new_group``, on the ranks of the group."""
-    members, store, seconds = list(options.global_ranks_in_group), options.store, seconds_of(options.timeout)
+    members, store, seconds = list(options.global_ranks_in_group), options.store, timeout_given(options.timeout)
     if getattr(options, "enable_reconfigure", False):
         return ReconfigurableProcessGroup(store, options.group_rank, options.group_size, seconds)
     default = dist.group.WORLD if members else None
     if isinstance(default, ReconfigurableProcessGroup):  # its ranks need not be those of DDL's job
         part = default.communicator.subset(members, timeout=seconds)
         return DDLProcessGroup(part, part.close, store, seconds)
-    communicator, leave = communicator_for(store, options.group_rank, options.group_size, members, options.timeout)
+    communicator, leave = communicator_for(store, options.group_rank, options.group_size, members, seconds)
     return DDLProcessGroup(communicator, leave, store, seconds)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+import sys
 import warnings
 from typing import Any, Callable, Optional, Tuple
 
 import torch
+from torch.distributed import default_pg_timeout
 
 from ddl_torch._streams import memory
 
@@ -18,6 +21,7 @@ __all__ = [
     "no_reconfigure",
     "question_of_tracing",
     "storage_users",
+    "timeout_given",
     "warn_if_newer",
 ]
 
@@ -81,6 +85,19 @@ def question_of_tracing() -> Callable[[], bool]:
     from torch._dynamo.external_utils import is_compiling  # torch 2.1
 
     return is_compiling
+
+
+def timeout_given(timeout: datetime.timedelta) -> Optional[float]:
+    """Return the seconds that a script gave a process group; None if it gave none, and ``timeout`` is torch's default.
+
+    Called by what torch calls to make a group. That gets a number, and torch's default is one that a script may give,
+    too. Only torch's own variable tells the two apart: it is that very object where nobody gave another.
+    """
+    if timeout != default_pg_timeout:
+        return timeout.total_seconds()
+    given = sys._getframe(2).f_locals.get("timeout")
+    explicit = isinstance(given, datetime.timedelta) and given is not default_pg_timeout
+    return timeout.total_seconds() if explicit else None
 
 
 _RECONFIGURES = (2, 14)  # the first release that has ``enable_reconfigure``

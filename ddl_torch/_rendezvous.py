@@ -16,20 +16,20 @@ import ddl
 from ddl import Communicator, ConfigError, api
 from ddl.adapter.rendezvous import Identity, Settings, StoreClient, launched, parse_address
 
-__all__ = ["by_launcher", "communicator_for", "seconds_of"]
+__all__ = ["by_launcher", "communicator_for"]
 
 _stores = itertools.count()  # those made here, by all ranks alike
 
 
 def communicator_for(
-    store: Store, rank: int, size: int, members: List[int], timeout: datetime.timedelta
+    store: Store, rank: int, size: int, members: List[int], seconds: Optional[float]
 ) -> Tuple[Communicator, Callable[[], None]]:
     """Return a communicator for ``rank`` of ``size``, and what ends it.
 
     ``members`` are ranks of the default group; empty: this is the default group, whose ranks find one another by
-    ddlrun, or by what rank 0 puts into ``store``. A ``timeout`` other than torch's default is that of each operation.
+    ddlrun, or by what rank 0 puts into ``store``. ``seconds``: of each operation; None: DDL's own deadline.
     """
-    seconds, own_rank = seconds_of(timeout), members[rank] if members else rank
+    own_rank = members[rank] if members else rank
     if members and len(members) < ddl.size():
         part = ddl.world().subset(members, timeout=seconds)
         return part, part.close
@@ -48,11 +48,6 @@ def communicator_for(
         return world, ddl.shutdown
     own = world.subset(members or range(size), timeout=seconds)
     return own, ddl.shutdown if begun_here else own.close
-
-
-def seconds_of(timeout: datetime.timedelta) -> Optional[float]:
-    """Return the seconds of a group's operations; None, for DDL's own, if ``timeout`` is torch's default."""
-    return None if timeout == default_pg_timeout else timeout.total_seconds()
 
 
 def _who(store: Store, rank: int, size: int) -> Tuple[Identity, Settings]:

@@ -99,6 +99,35 @@ def test_the_timeout_of_the_group(tmp_path) -> None:
     ranks.run(2, late, str(tmp_path / "store"), initialise=False)
 
 
+def with_deadlines(path, given):
+    """The seconds of the default group, of one more like it, and of one with half an hour."""
+    from torch.distributed import default_pg_timeout
+
+    options = {} if given is None else {"timeout": default_pg_timeout if given == "torch's" else given}
+    dist, r, n = begin(path, **options)
+    half_an_hour = datetime.timedelta(minutes=30)
+    groups = [dist.group.WORLD, dist.new_group([0, 1], **options), dist.new_group([1, 0], timeout=half_an_hour)]
+    if given == half_an_hour:
+        groups.append(torch.distributed.device_mesh.init_device_mesh("cpu", (2,)).get_group())
+    return [group.communicator.timeout for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (None, [77.0, 77.0, 1800.0]),
+        ("torch's", [77.0, 77.0, 1800.0]),
+        (datetime.timedelta(minutes=30), [1800.0] * 4),
+        (datetime.timedelta(minutes=31), [1860.0, 1860.0, 1800.0]),
+    ],
+    ids=["none", "torch's", "30 min", "31 min"],
+)
+def test_half_an_hour_is_a_deadline_as_any_other(given, seconds, tmp_path) -> None:
+    """torch's own default is half an hour as well; there DDL_TIMEOUT counts."""
+    env = {"DDL_TIMEOUT": "77"}
+    assert ranks.run(2, with_deadlines, str(tmp_path / "store"), given, initialise=False, env=env) == [seconds] * 2
+
+
 def late_for_a_barrier(path):
     dist, r, n = begin(path)
     import ddl
