@@ -2,7 +2,7 @@
 
 * ``-H a:4,b:4`` as horovodrun and mpirun write it; ``-H a,b`` leaves the slots open (``place`` divides the ranks);
 * a hostfile as horovodrun, Open MPI, MPICH or IBM's ddlrun read it: one host per line, ``b``, ``b:4``, ``b slots=4``
-  (other ``name=value`` pairs are Open MPI's and mean nothing here), ``#`` begins a comment;
+  (also Open MPI's ``max_slots=8``, which means nothing here), ``#`` begins a comment;
 * Slurm's lists, ``node[01-04,07],other``, with counts such as ``4(x2),1``.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
+from ddl.text.spelling import did_you_mean
 
 __all__ = [
     "Host",
@@ -28,6 +29,8 @@ __all__ = [
 #: Letters, digits and what occurs in names, addresses (also IPv6 in brackets) and ``user@host``; never an option.
 _NAME = re.compile(r"(?!-)(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])", re.ASCII)
 _MOST_NODES = 1_000_000
+#: What may stand behind a host in a hostfile; all but the first are Open MPI's, who runs more ranks than slots by them.
+_KEYS = ("slots", "max_slots", "max-slots", "maxslots")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ def parse_hostfile(text: str, path: str) -> Tuple[Host, ...]:
                 name, value = "slots", name
             elif not equals:
                 raise ConfigError(f"{where}: {field!r}: write 'host slots=N' or 'host:N'")
+            if name not in _KEYS:
+                raise ConfigError(
+                    f"{where}: {field!r}: a hostfile has no {name!r}{did_you_mean(name, _KEYS)}; write 'host slots=N'"
+                )
             if name == "slots":
                 if host.slots is not None:
                     raise ConfigError(f"{where}: the slots of {host.name} stand there twice")

@@ -57,6 +57,8 @@ def test_hostfiles_of_everybody() -> None:
         ("a slots=4\nb slots=four\n", "hosts:2: 'slots=four': 'four' is not a number"),
         ("a:2 slots=2\n", "hosts:1: the slots of a stand there twice"),
         ("a some thing\n", "hosts:1: 'some': write 'host slots=N'"),
+        ("a lots=1\n", "hosts:1: 'lots=1': a hostfile has no 'lots' .did you mean 'slots'..; write 'host slots=N'"),
+        ("a slots=1\nb slots=1 port=22\n", "hosts:2: 'port=22': a hostfile has no 'port'; write"),
         ("a slots=1\nb\n", "hosts: some hosts have slots, but b has none"),
     ]:
         with pytest.raises(ConfigError, match=match):
