@@ -196,11 +196,11 @@ def test_a_closed_client_says_so(connect: Connect) -> None:
 def test_closing_leaves_no_thread_and_no_descriptor(secret: bytes) -> None:
     def sockets() -> Set[str]:
         """By their numbers in the kernel. (What others have left here may go meanwhile.)"""
-        found = set()
+        numbers = set()
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # it was that of the folder
-                found.add(os.readlink(f"/proc/self/fd/{name}"))
-        return found
+                numbers.add(os.readlink(f"/proc/self/fd/{name}"))
+        return numbers
 
     before, threads = sockets(), set(threading.enumerate())
     with StoreServer(secret, 2) as server:

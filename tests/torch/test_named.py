@@ -329,8 +329,9 @@ def test_an_operation_that_others_do_not_submit_ends_at_its_deadline_on_all_rank
     answers = ranks.run(2, run_missing, env={"DDL_TIMEOUT": "5"})
     timeouts = [answer for answer in answers if answer.startswith("CollectiveTimeout")]
     why = "which not all ranks had submitted: nothing after 5 s (DDL_TIMEOUT): rank(s)"
-    assert timeouts and all(why in answer for answer in timeouts), answers
-    assert any("'allreduce.lonely': allreduce(float32 of shape 1, op=Average)" in answer for answer in answers), answers
+    told = "\n".join(answers)
+    assert timeouts and all(why in answer for answer in timeouts), told
+    assert any("'allreduce.lonely': allreduce(float32 of shape 1, op=Average)" in answer for answer in answers), told
 
 
 def run_dying():
