@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddl.errors import ProtocolError
 from ddl.store.auth import encode_frame
@@ -69,6 +69,9 @@ class Requests:
         self._rounds: Dict[int, _CheckIn] = {}
         self._meetings: Dict[Tuple[str, str], _Meeting] = {}  # by their counters and ranks, as text
         self._gone: Dict[int, str] = {}  # how ranks ended that will not come any more
+        self._last_round: Dict[int, int] = {}  # by rank: the round of its last check-in
+        self._first_round: Dict[int, int] = {}  # by rank: what its program of now calls round 0
+        self._disconnected: Set[int] = set()  # ranks whose connection has gone since they checked in
 
     def handle(self, rank: int, message: Message, now: float, refused: str = "") -> Replies:
         """Answer a request of a rank; ProtocolError if it is not one. ``refused``: why the rank is answered no more."""
@@ -90,6 +93,7 @@ class Requests:
             round_number = message.get("round")
             if type(round_number) is not int:
                 raise ProtocolError(f"rank {rank} checked in to round {round_number!r:.100}, which is no number")
+            round_number = self._round_of(rank, round_number)
             return self._check_in(rank, round_number, _text(rank, message, "value"), waiter)
         if asked == "meet":
             meeting = _text(rank, message, "key"), _text(rank, message, "ranks")
@@ -103,6 +107,7 @@ class Requests:
     def dropped(self, rank: int) -> None:
         """Forget what a rank waits for: its connection is gone. What it has checked in stays."""
         self._gets.pop(rank, None)
+        self._disconnected.add(rank)
         for checking in self._rounds.values():
             checking.waiters.pop(rank, None)
         for key, meeting in list(self._meetings.items()):
@@ -189,6 +194,17 @@ class Requests:
         self._gets[rank] = (key, waiter)
         return []
 
+    def _round_of(self, rank: int, number: int) -> int:
+        """Return the round that a rank calls ``number``.
+
+        A rank may run one program after the other, and each counts from 0. (A second process beside one that is still
+        there does not get this far: the store lets nobody else in as this rank.)
+        """
+        last, own = self._last_round.get(rank, -1), number + self._first_round.get(rank, 0)
+        if own <= last and rank in self._disconnected:
+            self._first_round[rank], own = last + 1 - number, last + 1
+        return own
+
     def _check_in(self, rank: int, number: int, value: str, waiter: _PendingRequest) -> Replies:
         checking = self._rounds.setdefault(number, _CheckIn())
         problem = _too_long(f"check-in value of rank {rank}", value, VALUE_LIMIT)
@@ -204,6 +220,8 @@ class Requests:
             return [(rank, encode_frame({"number": waiter.number, "error": problem}))]
         checking.values[rank] = value
         checking.waiters[rank] = waiter
+        self._last_round[rank] = number
+        self._disconnected.discard(rank)
         how = next((how for absent, how in self._gone.items() if absent not in checking.values), None)
         if how is not None:
             return self._finish(number, gone=how)

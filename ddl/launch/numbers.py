@@ -1,0 +1,35 @@
+"""Numbers on the command line: a file of its own, as cli.py and what it imports both read them."""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from ddl.errors import ConfigError
+
+__all__ = ["seconds", "whole_number"]
+
+
+def whole_number(option: str, text: Optional[str], least: int = 1) -> Optional[int]:
+    """Return the value of ``option``; None if it was not given. ConfigError if it is no number from ``least`` up."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or int(text) < least:
+        raise ConfigError(f"{option} {text}: it must be a whole number from {least} up")
+    return int(text)
+
+
+def seconds(name: str, text: Optional[str]) -> Optional[float]:
+    """Return the value of the option or variable ``name``; None if it was not given. ConfigError if it is not above 0.
+
+    Fractions are allowed.
+    """
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:  # also refuses nan
+        raise ConfigError(f"{name} {text}: it must be a number of seconds above 0")
+    return value
