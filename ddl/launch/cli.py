@@ -27,9 +27,9 @@ from ddl.launch.launchers import Start, k8s, mpi, slurm, ssh
 from ddl.launch.layout import JobLayout, arrange
 from ddl.launch.listening import ListeningAddress
 from ddl.launch.local_job import LocalJob
+from ddl.launch.numbers import seconds, whole_number
 from ddl.launch.options import OPTIONS, USAGE, parser, values_of
 from ddl.launch.placement import Placement, parse_rankfile, place
-from ddl.launch.whole_number import whole_number
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
@@ -141,6 +141,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         command=_command(program, {**environ, **extra}) if pod_job is None else _in_image(program),
         environ=tuple(extra.items()),
         output_dir=given.output_dir,
+        grace=seconds("--grace", given.grace),
         dump_dir=given.dump_dir,
         timeline=given.timeline,
         timeline_mb=whole_number("--timeline-mb", given.timeline_mb) or 200,

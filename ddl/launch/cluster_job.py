@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.bootstrap.environ import Settings
+from ddl.launch import grace
 from ddl.launch.cluster_dumps import ClusterDumps
 from ddl.launch.cluster_host import ClusterHost
 from ddl.launch.config import RunConfig
@@ -27,7 +28,7 @@ from ddl.launch.control import Entrance, Invitation, assignment_of, gone_since
 from ddl.launch.dumps import KeptDumps, keep_dumps
 from ddl.launch.failures import Exit, first_failure
 from ddl.launch.guard import Guard
-from ddl.launch.host_agent import EXIT_GRACE, KILL_GRACE, LAST_OUTPUT
+from ddl.launch.host_agent import LAST_OUTPUT
 from ddl.launch.hosts import bare_name
 from ddl.launch.job_display import JobDisplay
 from ddl.launch.launchers import Start
@@ -44,9 +45,15 @@ from ddl.store.interfaces import addresses_towards
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 
-__all__ = ["ClusterJob"]
+__all__ = ["ClusterJob", "and_give_up"]
 
 _SHOWN = 3  # connections that cannot be made, before they are counted
+
+
+def and_give_up(due: grace.Due) -> grace.Due:
+    """Return when signals are sent, and behind them when agents are given up that are still there: a 0."""
+    last, _ = due[-1]
+    return [*due, (last + 2.0, 0)]
 
 
 class ClusterJob:
@@ -292,6 +299,8 @@ class ClusterJob:
                 self._look_at_launches()
             elif number == signal.SIGQUIT:
                 self._dump_wanted()
+            elif number in grace.FORWARDED:
+                self._forward(number)
             else:
                 self._told(number)
         drain(self._news_reader)
@@ -387,9 +396,7 @@ class ClusterJob:
     def _stop_soon(self) -> None:
         """Something failed: the others get a moment to fail by themselves, and say so."""
         if not self._signals_due and not self._stopping:
-            now = time.monotonic()
-            self._signals_due = [(now + EXIT_GRACE, signal.SIGTERM), (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL)]
-            self._signals_due.append((now + EXIT_GRACE + 4 * KILL_GRACE, 0))
+            self._signals_due = and_give_up(grace.when_failed(time.monotonic(), self._config.grace))
             self._dumps.ask_at_end(self._recording)
 
     def _dump_wanted(self) -> None:
@@ -420,21 +427,18 @@ class ClusterJob:
                     self._server.post(host.number, {"type": "took", "stream": stream, "bytes": host.unasked[stream]})
                     host.unasked[stream] = 0
 
+    def _forward(self, number: int) -> None:
+        """Pass a signal on to the ranks that means something to the program alone."""
+        self._post_all(lambda _: {"type": "forward", "number": number})
+
     def _told(self, number: int) -> None:
         """Somebody wants ddlrun to stop. Told twice, stop at once."""
         now = time.monotonic()
-        first = signal.SIGTERM if number == signal.SIGPIPE else number
         if self._stop_signal:
-            self._signals_due = [(now, signal.SIGKILL), (now + 2 * KILL_GRACE, 0)]
+            self._signals_due = and_give_up([(now, signal.SIGKILL)])
         else:
             self._stop_signal = number
-            end = now + EXIT_GRACE
-            self._signals_due = [
-                (now, first),
-                (end, signal.SIGTERM),
-                (end + KILL_GRACE, signal.SIGKILL),
-                (end + 4 * KILL_GRACE, 0),
-            ]
+            self._signals_due = and_give_up(grace.when_told(number, now, self._config.grace))
 
     def _signal(self, number: int) -> None:
         """Let every agent stop its ranks by a signal; 0: give up on agents that are still there."""

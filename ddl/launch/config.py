@@ -34,6 +34,7 @@ class RunConfig:
     command: Tuple[str, ...]
     environ: Tuple[Tuple[str, str], ...] = ()  #: variables beyond ddlrun's own environment
     output_dir: Optional[str] = None  #: write rank.N.out and rank.N.err there instead of forwarding
+    grace: Optional[float] = None  #: seconds that ranks have to end by themselves; None: see grace.py
     dump_dir: Optional[str] = None  #: keep dumps of jobs that failed there; None: where the user's are kept
     timeline: Optional[str] = None  #: write what all ranks do into this file
     timeline_mb: int = 200  #: megabytes that it may have

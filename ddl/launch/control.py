@@ -107,6 +107,7 @@ class Assignment:
     verbose: bool
     interface: str  #: name or address of the network interface for data; empty: the one that leads to ddlrun
     timestamps: bool = False
+    grace: Optional[float] = None  #: seconds that ranks have to end by themselves; None: see grace.py
     dump_dir: Optional[str] = None  #: keep dumps there if ddlrun is lost; None: where the user's are kept
     elastic: bool = False  #: processes come and go
     returning: bool = False  #: this host may be lost, and call again
@@ -141,6 +142,7 @@ class Assignment:
             prefix=self.prefix,
             verbose=self.verbose,
             timestamps=self.timestamps,
+            grace=self.grace,
             dump_dir=self.dump_dir,
             elastic=ElasticOptions(min_np=1, max_np=None) if self.elastic else None,  # ddlrun sees to its numbers
         )
@@ -185,6 +187,7 @@ def assignment_of(config: RunConfig, placement: Placement, host: int, returns: i
         verbose=config.verbose,
         interface=config.interface,
         timestamps=config.timestamps,
+        grace=config.grace,
         dump_dir=None if config.dump_dir is None else os.path.abspath(config.dump_dir),
         elastic=config.elastic is not None,
         returning=config.elastic is not None and named and placement.hosts[host] in config.elastic.returning,

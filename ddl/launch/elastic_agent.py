@@ -17,7 +17,8 @@ from typing import Any, List, Mapping, Sequence
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
-from ddl.launch.host_agent import KILL_GRACE, Worker
+from ddl.launch.grace import KILL_GRACE
+from ddl.launch.host_agent import Worker
 from ddl.launch.processes import signal_group
 from ddl.launch.rank_environ import newcomer
 from ddl.launch.remote_agent import RemoteHostAgent

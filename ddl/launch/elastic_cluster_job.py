@@ -20,8 +20,9 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ddl.errors import ConfigError
+from ddl.launch import grace
 from ddl.launch.cluster_host import ClusterHost
-from ddl.launch.cluster_job import ClusterJob
+from ddl.launch.cluster_job import ClusterJob, and_give_up
 from ddl.launch.config import RunConfig
 from ddl.launch.control import Entrance, assignment_of
 from ddl.launch.elastic_course import ElasticCourse
@@ -29,7 +30,6 @@ from ddl.launch.elastic_events import ProcessEnded, StartProcess
 from ddl.launch.elastic_store import MOST_HOSTS, elastic_store, leave, lost
 from ddl.launch.failures import ends_kept
 from ddl.launch.guard import Guard
-from ddl.launch.host_agent import EXIT_GRACE, KILL_GRACE
 from ddl.launch.launchers import Start, slurm, ssh
 from ddl.launch.loop import Handlers
 from ddl.launch.placement import Placement
@@ -271,9 +271,7 @@ class ElasticClusterJob(ClusterJob):
         if not self._running:
             self._problem = self._course.problem
             return
-        now = time.monotonic()
-        end = now + EXIT_GRACE + 4 * KILL_GRACE
-        self._signals_due = [(now, signal.SIGTERM), (now + EXIT_GRACE, signal.SIGKILL), (end, 0)]
+        self._signals_due = and_give_up(grace.when_given_up(time.monotonic(), self._config.grace))
 
     # --- the end ---
 

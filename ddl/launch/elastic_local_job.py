@@ -15,11 +15,12 @@ from typing import List, Optional
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import InternalError, ResourceError
+from ddl.launch import grace
 from ddl.launch.config import RunConfig
 from ddl.launch.elastic_course import ElasticCourse
 from ddl.launch.elastic_events import ProcessEnded, StartProcess
 from ddl.launch.elastic_store import elastic_store, leave
-from ddl.launch.host_agent import EXIT_GRACE, Worker
+from ddl.launch.host_agent import Worker
 from ddl.launch.local_job import LocalJob
 from ddl.launch.loop import Handlers
 from ddl.launch.output import Stream
@@ -136,8 +137,7 @@ class ElasticLocalJob(LocalJob):
 
     def give_up(self) -> None:
         """End all processes."""
-        now = time.monotonic()
-        self._signals_due = [(now, signal.SIGTERM), (now + EXIT_GRACE, signal.SIGKILL)]
+        self._signals_due = grace.when_given_up(time.monotonic(), self._config.grace)
 
     # --- the end ---
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.hosts import Host
-from ddl.launch.whole_number import whole_number
+from ddl.launch.numbers import seconds, whole_number
 
 __all__ = ["ElasticOptions", "check_company", "elastic_options", "smallest_size", "words_of"]
 
@@ -136,8 +136,8 @@ def elastic_options(
         min_np=min_np,
         max_np=max_np if max_np is not None or script else size,
         hosts=places,
-        timeout=_seconds("--elastic-timeout", given["elastic_timeout"])
-        or _seconds(_TIMEOUT_VARIABLE, environ.get(_TIMEOUT_VARIABLE))
+        timeout=seconds("--elastic-timeout", given["elastic_timeout"])
+        or seconds(_TIMEOUT_VARIABLE, environ.get(_TIMEOUT_VARIABLE))
         or _TIMEOUT,
         discovery_script=script,
         slots_per_host=whole_number("--slots-per-host", given["slots_per_host"]),
@@ -170,23 +170,11 @@ def words_of(options: ElasticOptions) -> List[str]:
     return words
 
 
-def _seconds(name: str, text: Optional[str]) -> Optional[float]:
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:  # also refuses nan
-        raise ConfigError(f"{name} {text}: it must be a number of seconds above 0")
-    return value
-
-
 def _range(texts: Optional[List[str]]) -> Optional[Tuple[float, float]]:
     if texts is None:
         return None
     name = "--blacklist-cooldown-range"
-    low, high = (_seconds(name, text) or 0.0 for text in texts)
+    low, high = (seconds(name, text) or 0.0 for text in texts)
     if not 0 < low <= high:
         raise ConfigError(f"{name} {' '.join(texts)}: write the shorter time first, as {name} 10 100")
     return low, high

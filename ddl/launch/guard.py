@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple
 
+from ddl.launch.grace import FORWARDED
 from ddl.launch.output import FileStream, Sink, Stream
 from ddl.launch.processes import signal_group
 
@@ -103,7 +104,7 @@ class _Duties:
 def _stand_guard(theirs: socket.socket, scratch: Optional[Path], lasting: bool) -> NoReturn:
     try:
         os.setsid()  # out of reach of the terminal's Ctrl-C, and of a kill of ddlrun's whole group
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *FORWARDED):
             signal.signal(number, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
         # The reader of ddlrun's output must not wait for this process, unless there is still output to come.

@@ -24,6 +24,7 @@ from typing import Callable, Deque, Iterator, List, Mapping, Optional, Sequence,
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
+from ddl.launch import grace
 from ddl.launch.config import RunConfig
 from ddl.launch.failures import Exit, ends_kept
 from ddl.launch.guard import Guard, Outflow
@@ -38,10 +39,8 @@ from ddl.records.dump import RankDump
 from ddl.records.follow import RankNews
 from ddl.records.sample import RankSample
 
-__all__ = ["EXIT_GRACE", "KILL_GRACE", "HostAgent", "Worker"]
+__all__ = ["HostAgent", "Worker"]
 
-EXIT_GRACE = 1.0  #: seconds that ranks have to end by themselves after the first failure or Ctrl-C
-KILL_GRACE = 0.5  #: seconds between asking a process to end and killing it
 LAST_OUTPUT = 1.0  #: seconds to read on after all ranks have ended: somebody else may hold a pipe open
 
 
@@ -270,6 +269,8 @@ class HostAgent:
         for number in numbers:
             if number == signal.SIGQUIT:
                 self.dump_wanted()
+            elif number in grace.FORWARDED:
+                self.forward(number)
             elif number != signal.SIGCHLD:
                 self.stop(number)
         if signal.SIGCHLD in numbers:
@@ -346,10 +347,7 @@ class HostAgent:
             failed = failed and self.ends_job(worker)
             self._dump_due |= failed
             if failed and not self._signals_due and not self._stopping:
-                self._signals_due = [
-                    (now + EXIT_GRACE, signal.SIGTERM),
-                    (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL),
-                ]
+                self._signals_due = grace.when_failed(now, self._config.grace)
         if not ended and now > self._orphans_seen + 1.0:  # looking for them is not free
             self._orphans_seen = now
             self._orphans()
@@ -361,12 +359,13 @@ class HostAgent:
             self._signals_due = [(now, signal.SIGKILL)]
         else:
             self._stop_signal = number
-            first = signal.SIGTERM if number == signal.SIGPIPE else number
-            self._signals_due = [
-                (now, first),
-                (now + EXIT_GRACE, signal.SIGTERM),
-                (now + EXIT_GRACE + KILL_GRACE, signal.SIGKILL),
-            ]
+            self._signals_due = grace.when_told(number, now, self._config.grace)
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on that means something to the program alone: to ranks, and not to what they have started."""
+        for worker in self._workers:
+            if worker.exit is None:
+                os.kill(worker.process.pid, number)  # not waited for: the pid is still its own
 
     def _send(self, number: int) -> None:
         """Send a signal to all ranks and to what they started. A pid stays a rank's until ``run`` waits for it."""
@@ -410,10 +409,10 @@ class HostAgent:
         orphans = self._orphans()
         while orphans:
             now = time.monotonic()
-            if now > begin + 4 * KILL_GRACE:
+            if now > begin + 4 * grace.KILL_GRACE:
                 self.say(f"processes {orphans} cannot be killed")
                 return
-            number = signal.SIGTERM if politely and now < begin + KILL_GRACE else signal.SIGKILL
+            number = signal.SIGTERM if politely and now < begin + grace.KILL_GRACE else signal.SIGKILL
             for pid in orphans:
                 os.kill(pid, number)  # our own child, not waited for: the pid cannot be anybody else's
             self._send(number)

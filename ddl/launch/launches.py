@@ -13,8 +13,8 @@ from typing import Iterator, List, Optional, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.control import INVITATION, Invitation
+from ddl.launch.grace import KILL_GRACE
 from ddl.launch.guard import Guard
-from ddl.launch.host_agent import KILL_GRACE
 from ddl.launch.launchers import Start
 from ddl.launch.output import Outlet, Stream
 from ddl.launch.processes import signal_group

@@ -9,6 +9,8 @@ import socket
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
+from ddl.launch.grace import FORWARDED
+
 __all__ = ["Handlers", "catch_signals", "drain", "wait_once"]
 
 #: By descriptor: the events of poll(2) to wait for, and what to do then.
@@ -43,7 +45,8 @@ def catch_signals() -> Tuple[socket.socket, Callable[[], None]]:
     waker.setblocking(False)
     old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     old: Dict[int, Any] = {}
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    for number in (signal.SIGCHLD, *stopping, *FORWARDED):
         # Who started us with a signal ignored (nohup) wants us to survive it.
         if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             old[number] = signal.signal(number, lambda *_: None)

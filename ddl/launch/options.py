@@ -139,6 +139,14 @@ _OUTPUT: Tuple[_Option, ...] = (
     ),
     (("-q", "--quiet"), {"action": "store_true", "help": "show no line about the job at the bottom of a terminal"}),
     (
+        ("--grace",),
+        {
+            "metavar": "SECONDS",
+            "help": "how long ranks have to end by themselves, and to save what they have, before they are killed; "
+            "without: 30 when ddlrun is told to stop, 10 when another rank has failed",
+        },
+    ),
+    (
         ("--dump-dir",),
         {
             "metavar": "DIR",

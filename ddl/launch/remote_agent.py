@@ -16,10 +16,11 @@ from typing import Any, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import PeerLost
+from ddl.launch import grace
 from ddl.launch.clocks import clock_message
 from ddl.launch.control import Assignment, cut_off
 from ddl.launch.dumps import keep_dumps, pieces_of
-from ddl.launch.host_agent import KILL_GRACE, HostAgent, Worker
+from ddl.launch.host_agent import HostAgent, Worker
 from ddl.launch.loop import Handlers
 from ddl.records.dump import JobEnd, RankDump
 from ddl.records.follow import RankNews, news_message, news_pieces
@@ -154,7 +155,11 @@ class RemoteHostAgent(HostAgent):
     def obey(self, message: Mapping[str, Any]) -> None:
         """Do what ddlrun wants."""
         if message["type"] == "signal":
-            super().stop(message["number"])
+            # Its own word to stop, as Slurm gives it to both, an agent has heard already: that is no second one.
+            if message["number"] == signal.SIGKILL or not self._stop_signal:
+                super().stop(message["number"])
+        elif message["type"] == "forward":
+            self.forward(message["number"])
         elif message["type"] == "finish":
             self._finished = True
         elif message["type"] == "sample":
@@ -200,8 +205,7 @@ class RemoteHostAgent(HostAgent):
         """ddlrun is gone, and these ranks still run: end them."""
         if running and not self._stopping and not self._stop_signal:
             self._last_words(running)
-        now = time.monotonic()
-        self._signals_due = [(now, signal.SIGTERM), (now + KILL_GRACE, signal.SIGKILL)]
+        self._signals_due = grace.when_told(signal.SIGTERM, time.monotonic(), self._config.grace)
 
     def _last_words(self, running: List[Worker]) -> None:
         """Say why the ranks are ended: where ssh or srun may still carry it, and in the files of their output.

@@ -21,7 +21,8 @@ import ddl
 ROOT = str(Path(ddl.__file__).parent.parent)
 
 #: Ranks have all the time that they need to end by themselves, once another one has failed or Ctrl-C was pressed.
-PATIENT = {"ddl.launch.host_agent.EXIT_GRACE": 100.0}
+PATIENT = {"ddl.launch.grace.FAILED": 100.0, "ddl.launch.grace.TOLD": 100.0}
+_IMPATIENT = {"ddl.launch.grace.FAILED": 1.0, "ddl.launch.grace.TOLD": 1.0}
 _CHANGED = str(Path(__file__).with_name("changed_constants"))
 #: A script that names hosts is not taken for one that hangs. Agents of hosts wait for one another, and for names.
 _PATIENT_WITH_SCRIPTS = {"ddl.launch.discovery.PATIENCE": 100.0}
@@ -62,7 +63,8 @@ class Launcher:
         """Start ddlrun, or the program ``command``. ``constants``: of ddlrun and its agents, by their whole names."""
         name, _, value = self.mark.partition("=")
         environ = {**os.environ, "PYTHONPATH": ROOT, name: value, **options.pop("environ", {})}
-        constants: Dict[str, float] = options.pop("constants", {})
+        usual = {} if "command" in options else _IMPATIENT  # pods have a sitecustomize of their own
+        constants: Dict[str, float] = {**usual, **options.pop("constants", {})}
         if "--host-discovery-script" in arguments:
             constants = {**_PATIENT_WITH_SCRIPTS, **constants}
         if {"-H", "--host-discovery-script"} & set(arguments):

@@ -1,4 +1,4 @@
-"""A rank may run one DDL program after the other, before it begins itself, or beside none: each is a job of all ranks."""
+"""A rank may run one DDL program after the other, or before it begins itself: each is a job of all ranks."""
 
 from __future__ import annotations
 

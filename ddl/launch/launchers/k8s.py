@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddl._version import __version__
 from ddl.errors import ConfigError
+from ddl.launch import grace
 from ddl.launch.config import PodJob, RunConfig
 from ddl.launch.elastic_options import ElasticOptions, words_of
 from ddl.launch.pods import FAILURES, FINAL
@@ -202,6 +203,7 @@ def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
     return {
         **subdomain,
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(grace.TOLD if config.grace is None else config.grace) + 10,
         "automountServiceAccountToken": False,  # nobody in there talks to Kubernetes
         "enableServiceLinks": False,  # variables named after other people's services: DDL_PORT for one called ddl
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -234,6 +236,7 @@ def _command(config: RunConfig, job: PodJob) -> List[str]:
     arguments += ["--output-dir", config.output_dir] if config.output_dir is not None else []
     if config.timeline is not None:  # a path in pod 0
         arguments += ["--timeline", config.timeline, "--timeline-mb", str(config.timeline_mb)]
+    arguments += [] if config.grace is None else ["--grace", f"{config.grace:g}"]
     arguments += [] if config.prefix else ["--no-prefix"]
     arguments += ["--verbose"] if config.verbose else []
     arguments += [] if config.metrics is None else ["--metrics", format_address(*config.metrics)]
