@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, List
 
-from ddl import errors
+from ddl import at_exit, errors
 from ddl._version import __version__
 from ddl.errors import *
 from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum

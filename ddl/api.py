@@ -5,7 +5,6 @@ The verbs here are those of ``Communicator``, on all ranks of the job; their doc
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import inspect
 import logging
@@ -15,6 +14,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
+from ddl import at_exit
 from ddl._comm import elastic
 from ddl._comm.group import Group
 from ddl._comm.job import Job
@@ -159,7 +159,7 @@ def begin_job(identity: Identity, settings: Settings, round: int = 0) -> Communi
         raise
     if not _state.hooked:
         _state.hooked = True
-        atexit.register(leave_all)
+        at_exit.register(leave_all)
         os.register_at_fork(after_in_child=_forget_in_child)
     _state.jobs.add(job)
     return world

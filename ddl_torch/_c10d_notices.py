@@ -6,13 +6,14 @@ it sleeps in the store until one comes.
 
 from __future__ import annotations
 
-import atexit
 import json
 import threading
 from datetime import timedelta
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from torch._C._distributed_c10d import PrefixStore, Store
+
+from ddl import at_exit
 
 __all__ = ["Notices"]
 
@@ -37,7 +38,7 @@ class Notices:
         self._thread: Optional[threading.Thread] = None
         self._size = size if rank == 0 and self.possible else 0
         if self._size > 1:
-            atexit.register(self.close)
+            at_exit.register(self.close)
         self._lock = threading.Lock()
         self.error: Optional[Exception] = None  #: why none can come any more
 
@@ -65,7 +66,7 @@ class Notices:
 
     def close(self, last: Sequence[Tuple[Any, ...]] = ()) -> None:
         """Send the ``last`` ones, each a rank and its notice, and end the thread. Idempotent."""
-        atexit.unregister(self.close)
+        at_exit.unregister(self.close)
         thread, self._thread = self._thread, None
         others, self._size = range(1, self._size), 0
         try:

@@ -10,7 +10,6 @@ and its number or prefix cannot be used again on any of them.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import datetime
@@ -25,7 +24,7 @@ from typing import Any, List, NoReturn, Optional, Sequence
 
 from torch._C._distributed_c10d import Store
 
-from ddl import Communicator, CommunicatorError, InvalidArgument, InvalidState, RendezvousError, api
+from ddl import Communicator, CommunicatorError, InvalidArgument, InvalidState, RendezvousError, api, at_exit
 from ddl.adapter.rendezvous import Identity, Settings, StoreServer, launched
 
 __all__ = ["JobOfGroup", "MeetingAttempt", "MeetingFailed", "RankHandle"]
@@ -201,7 +200,7 @@ class JobOfGroup:
         self._usual = usual
         self._retired: Any = None
         if server is not None:
-            atexit.register(self._close_at_exit)
+            at_exit.register(self._close_at_exit)
 
     def settle(self) -> None:
         """Note that all ranks have come."""
@@ -216,9 +215,9 @@ class JobOfGroup:
         self._retired = api.end_job(self.world)
         server, self._server = self._server, None
         if server is not None:
-            atexit.unregister(self._close_at_exit)
+            at_exit.unregister(self._close_at_exit)
             limit = self.world.timeout if patience is None else patience
-            atexit.register(server.close_when_alone, limit)  # where this process ends before the thread
+            at_exit.register(server.close_when_alone, limit)  # where this process ends before the thread
             threading.Thread(target=_end, args=(server, limit), name="ddl-torch", daemon=True).start()
 
     def _close_at_exit(self) -> None:
@@ -229,4 +228,4 @@ class JobOfGroup:
 
 def _end(server: StoreServer, patience: float) -> None:
     server.close_when_alone(patience)
-    atexit.unregister(server.close_when_alone)
+    at_exit.unregister(server.close_when_alone)

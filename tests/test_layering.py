@@ -17,12 +17,13 @@ CSRC = ROOT / "csrc"
 # --- Python ---
 
 #: What a user imports; adapters are users.
-PUBLIC = "ddl api communicator errors memory reduce_op topology"
+PUBLIC = "ddl api at_exit communicator errors memory reduce_op topology"
 #: Room of ``ddl`` -> what of it that may import besides itself, from the bottom up. A module is in the room with the
 #: longest name that its own begins with. "ddl" is the package itself, not all in it; "*" is all that is installed.
 RULES = {
     "_core": "",
     "_version": "",
+    "at_exit": "",
     "errors": "",
     "text": "errors",
     "topology": "errors",
@@ -32,7 +33,7 @@ RULES = {
     "store": "errors",
     "blame": "errors text records store.rank_names",
     "bootstrap.environ": "errors store",
-    "bootstrap": "errors text store bootstrap.environ _core",
+    "bootstrap": "at_exit errors text store bootstrap.environ _core",
     "launch": "errors text store records blame bootstrap.environ _version",
     "plan": "errors topology",
     "plan.lower": "errors topology plan _core",  # it hands plans to the core
@@ -42,7 +43,7 @@ RULES = {
     "_comm": "errors topology plan tuning reduce_op store bootstrap records _version _core",
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
-    "api": "errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
+    "api": "at_exit errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
     "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
     "adapter.steps": "_core",  # its one call is a part of every training step
     "elastic": "adapter",

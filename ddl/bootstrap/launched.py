@@ -8,7 +8,6 @@ if the program has one, else by a file that only this user can read, in a direct
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -22,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from ddl import at_exit
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import ConfigError, RendezvousError
 from ddl.store.address import format_address, parse_address
@@ -163,7 +163,7 @@ def join(process: Launched, share: Share, settings: Settings) -> Identity:
     if _KeptState.identity is None:
         _KeptState.identity, server = meet(process, share, settings)
         if server is not None:
-            atexit.register(server.close_when_alone, settings.timeout)
+            at_exit.register(server.close_when_alone, settings.timeout)
     return _KeptState.identity
 
 
@@ -273,7 +273,7 @@ def _by_pmi(fd: int, text: Optional[str]) -> str:
             ask("finalize")
 
     ask("init pmi_version=1 pmi_subversion=1")
-    atexit.register(leave)
+    at_exit.register(leave)
     space = ask("get_my_kvsname")["kvsname"]
     if text is not None:  # values hold no blanks
         ask(f"put kvsname={space} key=ddl value={text.encode().hex()}")
@@ -286,7 +286,7 @@ def _by_file(path: Path, text: Optional[str], process: Launched, patience: float
         if text is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(path, text)
-            atexit.register(_remove, path)
+            at_exit.register(_remove, path)
             return text
     except OSError as error:
         raise ConfigError(
