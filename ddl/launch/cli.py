@@ -30,6 +30,7 @@ from ddl.launch.local_job import LocalJob
 from ddl.launch.numbers import seconds, whole_number
 from ddl.launch.options import OPTIONS, USAGE, parser, values_of
 from ddl.launch.placement import Placement, parse_rankfile, place
+from ddl.launch.processes import open_standard_streams
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
@@ -295,6 +296,7 @@ def _in_image(program: Sequence[str]) -> Tuple[str, ...]:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``ddlrun``; return its exit status: 2 for bad usage, else that of the job."""
+    open_standard_streams()
     try:
         config = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
     except ConfigError as error:

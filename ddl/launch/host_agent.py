@@ -264,7 +264,11 @@ class HostAgent:
         for sink in self._sinks:
             if sink.waiting:
                 handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
-        wait_once(handlers, until)
+        dues = [due for due in (until, *(stream.due for stream in self._reading)) if due is not None]
+        wait_once(handlers, min(dues, default=None))
+        for stream in self._reading:
+            if stream.due is not None and stream.due <= time.monotonic():
+                stream.pass_part()
         numbers = drain(self._woken)
         for number in numbers:
             if number == signal.SIGQUIT:

@@ -2,6 +2,9 @@
 
 One thread uses it, host_agent.py's loop, which must never wait for the reader of ddlrun's output: a ``Sink`` queues,
 and writes only what its descriptor takes at once. A line may end in a carriage return, so progress bars keep moving.
+
+What has no ending is passed on when nothing more has come for ``PROMPT_SECONDS``, as somebody is asked something
+(``input()``, a debugger), or when it is very long. If another rank prints before the rest comes, it begins a new line.
 """
 
 from __future__ import annotations
@@ -15,10 +18,21 @@ from typing import IO, Callable, Deque, List, Optional, Protocol
 
 from ddl.launch.tail import for_report
 
-__all__ = ["BACKLOG_LIMIT", "ERASE", "LONGEST_LINE", "FileStream", "Outlet", "Sink", "Stream", "prefix_of"]
+__all__ = [
+    "BACKLOG_LIMIT",
+    "ERASE",
+    "LONGEST_LINE",
+    "PROMPT_SECONDS",
+    "FileStream",
+    "Outlet",
+    "Sink",
+    "Stream",
+    "prefix_of",
+]
 
 BACKLOG_LIMIT = 1 << 20  #: bytes in a sink's queue above which nothing more should be read for it
-LONGEST_LINE = 64 << 10  #: bytes; what is longer is cut into several lines
+LONGEST_LINE = 1 << 20  #: bytes; of what is longer, a part is passed on before its end has come
+PROMPT_SECONDS = 0.1  #: after which a part of a line is passed on without its end
 TAIL_LINES = 100  # kept, of which a report shows some
 _TAIL_WIDTH = 2000  # bytes kept of each line of the tail
 ERASE = b"\x1b[K"  #: erases from the cursor to the end of the line
@@ -46,16 +60,17 @@ class Outlet(Protocol):
         """Whether ``write_some`` has something to do."""
 
     def put(self, data: bytes, source: object) -> None:
-        """Take whole lines of one source."""
+        """Take lines of one source; the last one may go on in what comes next."""
 
     def write_some(self) -> bool:
         """Pass on what can be passed on at once; return False if nobody takes it any more."""
 
 
 class _Cursor:
-    """Where the cursor of a terminal is."""
+    """Where the next byte will stand."""
 
-    returned: Optional[object] = None  # whose line stands where the next will be written over it
+    source: Optional[object] = None  # whose line has not ended there; None: it is the beginning of a line
+    returned = False  # that line stands where the next will be written over it: a progress bar
 
 
 class Sink:
@@ -81,21 +96,24 @@ class Sink:
         return self.backlog > 0
 
     def put(self, data: bytes, source: object) -> None:
-        """Queue whole lines of one source."""
+        """Queue lines of one source; the last one may go on in what comes next."""
         if self.tap is not None:
             self.tap(data)
         if self._broken:
             return
-        if self.terminal and self.has_bar_of_another(source):
+        if self.has_line_of_another(source) and not self._place.returned:
+            data = b"\n" + data
+        elif self.has_line_of_another(source) and self.terminal:
             data = ERASE + data  # else the rest of another rank's progress bar would show behind this line
-        self._place.returned = source if data.endswith(b"\r") else None
+        self._place.source = None if data.endswith(b"\n") else source
+        self._place.returned = data.endswith(b"\r")
         self.last = source
         self._queue.append(data)
         self.backlog += len(data)
 
-    def has_bar_of_another(self, source: object) -> bool:
-        """Whether a line of another source than this stands where the next will be written over it."""
-        return self._place.returned not in (None, source)
+    def has_line_of_another(self, source: object) -> bool:
+        """Whether a line of another source than this has not ended: a progress bar, or a question."""
+        return self._place.source not in (None, source)
 
     def _shares_terminal(self, other: Sink) -> bool:
         return self.terminal and other.terminal and os.ttyname(self.fd) == os.ttyname(other.fd)
@@ -127,6 +145,7 @@ class _Lines:
         self._prefix = prefix
         self._timestamps = timestamps
         self._rest = b""
+        self._begun = False  # a part of this line has been passed on
         self._returned = False  # the last byte was a carriage return: a newline may still belong to it
         self._bar = False  # the last line kept is a progress bar: the next one takes its place
         self.tail: Deque[bytes] = collections.deque(maxlen=TAIL_LINES)
@@ -143,25 +162,51 @@ class _Lines:
         for ending in _ENDING.finditer(data):
             text = self._rest + data[start : ending.start()]
             start, self._rest = ending.end(), b""
-            if text or ending[0] != b"\r":  # a bar that begins by returning is no empty line
+            if text or self._begun or ending[0] != b"\r":  # a bar that begins by returning is no empty line
                 out.append(self._line(text, ending[0]))
         self._rest += data[start:]
-        while len(self._rest) >= LONGEST_LINE:
-            out.append(self._line(self._rest[:LONGEST_LINE], b"\n"))
-            self._rest = self._rest[LONGEST_LINE:]
+        if len(self._rest) >= LONGEST_LINE:
+            out.append(self.part())
         return b"".join(out)
+
+    @property
+    def has_part(self) -> bool:
+        """Whether there is something of a line that has not ended."""
+        return bool(self._rest)
+
+    def part(self) -> bytes:
+        """Return what has come of a line that has not ended, up to its last whole character."""
+        end = _end_of_characters(self._rest)
+        text, self._rest = self._rest[:end], self._rest[end:]
+        return self._line(text, b"") if text else b""
 
     def finish(self) -> bytes:
         """Return the last line if it had no ending; now it has one."""
         rest, self._rest = self._rest, b""
-        return self._line(rest, b"\n") if rest else b""
+        return self._line(rest, b"\n") if rest or self._begun else b""
 
     def _line(self, text: bytes, ending: bytes) -> bytes:
-        if self._bar and self.tail:
-            self.tail.pop()
-        self.tail.append(text[:_TAIL_WIDTH])
-        self._bar = ending == b"\r"
-        return (_now() if self._timestamps else b"") + self._prefix + text + ending
+        head = b""
+        if self._begun:
+            self.tail[-1] = (self.tail[-1] + text)[:_TAIL_WIDTH]
+        else:
+            if self._bar and self.tail:
+                self.tail.pop()
+            self.tail.append(text[:_TAIL_WIDTH])
+            head = (_now() if self._timestamps else b"") + self._prefix
+        self._begun, self._bar = not ending, ending == b"\r"
+        return head + text + ending
+
+
+def _end_of_characters(data: bytes) -> int:
+    """Return where the last whole character of UTF-8 ends, or all of ``data`` if it is none."""
+    for back, byte in enumerate(reversed(data[-3:]), 1):
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if back < length else len(data)
+    return len(data)
 
 
 class Stream:
@@ -171,6 +216,7 @@ class Stream:
         self._pipe = pipe
         self.sink: Optional[Outlet] = sink
         self._lines = _Lines(prefix, timestamps)
+        self.due: Optional[float] = None  #: when ``pass_part`` is to be called, by ``time.monotonic``; None: never
 
     @property
     def tail(self) -> List[str]:
@@ -185,7 +231,14 @@ class Stream:
         """Read what is there and pass it on; return False at the end. Call it when the pipe is readable."""
         data = os.read(self.fileno(), 1 << 16)
         self._pass_on(self._lines.feed(data) if data else self._lines.finish(), data)
+        waits = self._lines.has_part and self.sink is not None
+        self.due = time.monotonic() + PROMPT_SECONDS if waits else None
         return bool(data)
+
+    def pass_part(self) -> None:
+        """Pass on a line that has not ended yet."""
+        self.due = None
+        self._pass_on(self._lines.part(), b"")
 
     def add(self, line: bytes) -> None:
         """Pass on a line that is not the rank's own."""
@@ -210,6 +263,7 @@ class FileStream(Stream):
         self._pipe = pipe
         self.sink = None
         self._lines = _Lines(b"", False)  # for the tail
+        self.due = None
         self._file = open(path, "ab" if go_on else "wb", buffering=0)
 
     def close(self) -> None:

@@ -12,14 +12,29 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 from typing import Callable, Dict, Optional
 
 from ddl.errors import ResourceError
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "signal_group"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "open_standard_streams", "signal_group"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+def open_standard_streams() -> None:
+    """Open ``/dev/null`` in place of standard streams that are closed, before other files take their numbers."""
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, fd)  # ranks inherit it
+            if opened != fd:
+                os.close(opened)
+        if getattr(sys, name) is None:  # so Python leaves it where it found it closed
+            setattr(sys, name, open(fd, mode, closefd=False))
 
 
 def _libc() -> ctypes.CDLL:

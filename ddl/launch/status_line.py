@@ -30,9 +30,9 @@ class StatusLine:
     def show(self, now: JobNow, elapsed: float) -> None:
         """Show how a job is that has run for ``elapsed`` seconds; once in a second at most.
 
-        If a rank has a progress bar there, nothing is shown.
+        If a rank has a progress bar there, or asks something, nothing is shown.
         """
-        if time.monotonic() < self._next or self._sink.has_bar_of_another(self):
+        if time.monotonic() < self._next or self._sink.has_line_of_another(self):
             return
         self._next = time.monotonic() + INTERVAL / 2
         columns = os.get_terminal_size(self._sink.fd).columns
@@ -41,5 +41,5 @@ class StatusLine:
 
     def hide(self) -> None:
         """Take the line away, if it is the last one."""
-        if self._shown and not self._sink.has_bar_of_another(self):
-            self._sink.put(ERASE, self)
+        if self._shown and not self._sink.has_line_of_another(self):
+            self._sink.put(ERASE + b"\r", self)

@@ -179,6 +179,29 @@ def test_a_rank_that_ends_early_and_well_is_normal(launcher: Launcher, script: S
     assert done.returncode == 0 and "[1] end 1" in done.stdout
 
 
+def test_a_question_is_seen_before_it_is_answered(launcher: Launcher, script: Script) -> None:
+    text = "print('name?', end=' ', flush=True)\nprint(f'hello {input()}' if rank == 0 else 'nobody')"
+    process = launcher.start("-np", "1", script(text), stdin=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.read(len("[0] name? ")) == "[0] name? "
+    out, err = process.communicate("Ann\n", timeout=240)
+    assert (process.returncode, out, err) == (0, "hello Ann\n", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(launcher: Launcher, script: Script, tmp_path: Path, closed: str) -> None:
+    """What would be printed there is lost; the job is not."""
+    program = script(
+        f"open({str(tmp_path)!r} + f'/ran.{{rank}}', 'w').close(); print('out'); print('err', file=sys.stderr)"
+    )
+    line = f"exec {sys.executable} -m ddl.launch -np 2 {program} {closed}"
+    done = launcher.run("-c", line, command="bash")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("ran.*")) == ["ran.0", "ran.1"]
+    assert done.stdout.count("out") == (0 if ">&-" in closed.split() else 2)
+    assert done.stderr.count("err") == (0 if "2>&-" in closed.split() else 2)
+
+
 # --- failures ---
 
 

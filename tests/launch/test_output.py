@@ -77,12 +77,58 @@ def test_without_prefix_only_the_last_ending_is_added() -> None:
     assert Pipes(b"").show(*pieces) == text + (b"" if text.endswith(b"\n") else b"\n")
 
 
-def test_a_very_long_line_is_cut() -> None:
-    pieces = [b"x" * 50_000] * 5
-    shown = Pipes().show(*pieces, b"end\n")
-    lines = shown.split(b"\n")
-    assert [len(line) for line in lines[:3]] == [LONGEST_LINE + 4] * 3
-    assert b"".join(line[4:] for line in lines) == b"x" * 250_000 + b"end"
+def test_a_long_line_stays_whole() -> None:
+    pieces = [b"x" * 50_000] * 20
+    assert Pipes().show(*pieces, b"end\n") == b"[0] " + b"x" * 1_000_000 + b"end\n"
+
+
+def test_a_very_long_line_is_passed_on_in_parts_between_characters() -> None:
+    text = "äöü€𝄞".encode() * 180_000
+    assert len(text) > 2 * LONGEST_LINE
+    pieces = [text[i : i + 49_999] for i in range(0, len(text), 49_999)]
+    pipes = Pipes()
+    parts: List[bytes] = []
+    pipes.sink.tap = parts.append
+    assert pipes.show(*pieces, b"\n") == b"[0] " + text + b"\n"
+    assert len(parts) == 3 and all(part.decode() for part in parts)
+    assert [len(line) for line in pipes.stream.tail] == [len(text[:2000].decode(errors="replace"))]
+
+
+def test_a_question_is_passed_on_and_goes_on_behind_itself() -> None:
+    pipes = Pipes()
+    os.write(pipes.rank, b"name? ")
+    assert pipes.stream.pump() and pipes.stream.due is not None and pipes.shown() == b""
+    pipes.stream.pass_part()
+    assert pipes.shown() == b"[0] name? " and pipes.stream.due is None
+    os.write(pipes.rank, b"thanks\nnext\n")
+    assert pipes.stream.pump() and pipes.stream.due is None
+    assert pipes.shown() == b"thanks\n[0] next\n" and pipes.stream.tail == ["name? thanks", "next"]
+    os.close(pipes.rank)
+    pipes.close()
+
+
+def test_half_a_character_waits_for_the_rest() -> None:
+    pipes = Pipes()
+    os.write(pipes.rank, "né".encode()[:-1])
+    assert pipes.stream.pump()
+    pipes.stream.pass_part()
+    assert pipes.shown() == b"[0] n"
+    os.write(pipes.rank, "é".encode()[-1:] + b"?")
+    assert pipes.stream.pump()
+    pipes.stream.pass_part()
+    assert pipes.shown() == "é?".encode()
+    os.close(pipes.rank)
+    assert not pipes.stream.pump() and pipes.shown() == b"\n"
+    pipes.close()
+
+
+def test_who_prints_behind_a_question_begins_a_line() -> None:
+    pipes, other = Pipes(), object()
+    for data, source in ((b"[0] name? ", pipes), (b"[1] hello\n", other), (b"thanks\n", pipes), (b"[1] bye\n", other)):
+        pipes.sink.put(data, source)
+    assert pipes.shown() == b"[0] name? \n[1] hello\nthanks\n[1] bye\n"
+    os.close(pipes.rank)
+    pipes.close()
 
 
 def test_prefixes_are_aligned() -> None:
