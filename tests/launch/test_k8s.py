@@ -280,7 +280,7 @@ def test_ranks_know_their_pod_and_have_its_variables(image: Any) -> None:
 @pytest.mark.processes
 def test_a_rank_that_fails_in_another_pod_is_named_in_the_first(image: Any) -> None:
     program = '[ $DDL_RANK = 3 ] || exec sleep 60; echo "last words" >&2; exit 3'
-    job = image("-np", "4", "--pods", "2", "sh", "-c", program)
+    job = image("-np", "4", "--pods", "2", "--grace", "1", "sh", "-c", program)
     head, other = job.start(0), job.start(1)
     _, err = head.communicate(timeout=240)
     assert head.returncode == 3
@@ -291,7 +291,7 @@ def test_a_rank_that_fails_in_another_pod_is_named_in_the_first(image: Any) -> N
 @pytest.mark.processes
 def test_a_pod_that_is_told_to_end_ends_the_job(image: Any) -> None:
     """As when a node is drained: the pod's first process gets SIGTERM, and would be killed 30 seconds later."""
-    job = image("-np", "2", "--pods", "2", "sh", "-c", "echo on; exec sleep 600")
+    job = image("-np", "2", "--pods", "2", "--grace", "1", "sh", "-c", "echo on; exec sleep 600")
     head, other = job.start(0), job.start(1)
     assert head.stdout is not None
     assert sorted(head.stdout.readline() for _ in range(2)) == ["[0] on\n", "[1] on\n"]
