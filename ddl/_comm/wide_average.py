@@ -23,14 +23,18 @@ _WIDE = np.dtype(np.int64)
 
 
 def _on_host(x: Any) -> Optional[np.ndarray]:
-    """Return the memory of an array on the CPU; None for any other."""
+    """Return the memory of an array on the CPU of a type that numpy has; None for any other."""
     if isinstance(x, np.ndarray):
         return x
     if isinstance(x, GpuArray) or is_on_gpu(x):
         return None
     if getattr(x, "is_cpu", False):  # torch's, which numpy would take for memory that must not be written
-        return x.detach().numpy()  # type: ignore[no-any-return]
-    return np.from_dlpack(x) if hasattr(x, "__dlpack__") else None
+        known = not x.is_floating_point()  # numpy lacks some of those
+        return x.detach().numpy() if known else None
+    try:
+        return np.from_dlpack(x) if hasattr(x, "__dlpack__") else None
+    except (BufferError, RuntimeError, TypeError):  # of a type that numpy lacks, so these are no integers
+        return None
 
 
 def is_narrow(x: Any, op: ReduceOp) -> bool:

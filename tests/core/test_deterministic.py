@@ -36,17 +36,20 @@ def inputs(dtype: str, size: int, count: int) -> np.ndarray:
 
 
 def added(rows: np.ndarray, average: bool) -> np.ndarray:
-    """Add along the tree; each sum is rounded to the type, an average after its division. Float16 adds as float32."""
+    """Add along the tree; each sum is rounded to the type, an average after its division. Float16 adds as float32.
+
+    Averages of integers are exact, and truncated.
+    """
     size = len(rows)
     if size == 1:
         return rows[0]
+    if average and rows.dtype.kind == "i":
+        return np.trunc(rows.sum(0, dtype=np.int64) / size).astype(rows.dtype)
     cut = 1 << ((size - 1).bit_length() - 1)
     left, right = added(rows[:cut], False), added(rows[cut:], False)
     wide = np.dtype(np.float32 if rows.dtype == np.float16 else rows.dtype)
     total = left.astype(wide) + right.astype(wide)
-    if average:
-        total = np.trunc(total / size) if wide.kind == "i" else total / wide.type(size)
-    return total.astype(rows.dtype)
+    return (total / wide.type(size) if average else total).astype(rows.dtype)
 
 
 def tree_on(comm: ddl.Communicator) -> int:

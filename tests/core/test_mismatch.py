@@ -29,7 +29,7 @@ Call = Callable[[ddl.Communicator], Any]
 
 #: name: (what most ranks call, what one rank calls, words of both sides)
 CASES: Dict[str, Tuple[Call, Call, List[str]]] = {
-    "type": (lambda c: c.allreduce(f32(SMALL)), lambda c: c.allreduce(np.ones(SMALL, np.int32)), ["float32", "int32"]),
+    "type": (lambda c: c.allreduce(f32(SMALL)), lambda c: c.allreduce(np.ones(SMALL)), ["float32", "float64"]),
     "count": (lambda c: c.allreduce(f32(10)), lambda c: c.allreduce(f32(11)), ["10 x", "11 x"]),
     "operator": (
         lambda c: c.allreduce(f32(SMALL), op=ddl.Sum),
@@ -45,8 +45,8 @@ CASES: Dict[str, Tuple[Call, Call, List[str]]] = {
     "barrier": (barrier, lambda c: c.allreduce(f32(1)), ["barrier", "allreduce"]),
     "large type": (
         lambda c: c.allreduce(f32(LARGE)),
-        lambda c: c.allreduce(np.ones(LARGE, np.int32)),
-        ["float32", "int32"],
+        lambda c: c.allreduce(np.ones(LARGE)),
+        ["float32", "float64"],
     ),
     "large count": (lambda c: c.allreduce(f32(LARGE)), lambda c: c.allreduce(f32(LARGE + 1)), ["40000", "40001"]),
     "large root": (
