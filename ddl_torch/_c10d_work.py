@@ -23,6 +23,7 @@ from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
 from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
+from ddl_torch._tensors import writing
 
 __all__ = ["ThreadPerWork", "GroupWork", "Waiter", "error_type", "result_of"]
 
@@ -188,7 +189,7 @@ class GroupWork(dist.Work):
 
     def _finish(self) -> None:
         """Write the outputs, once. What raises an error does so again in the next call."""
-        with self._lock, torch.no_grad():
+        with self._lock, writing(*self._outputs):
             self._write()
 
     def _run_finishes(self) -> None:

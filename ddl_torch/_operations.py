@@ -18,7 +18,7 @@ from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported
 from ddl_torch._compat import for_core
 from ddl_torch._streams import GpuTensor, StreamOfCall, is_on_gpu
-from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, written
+from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, writing, written
 from ddl_torch.adasum import adasum_
 
 __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped"]
@@ -67,10 +67,11 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
     """Multiply in place; integers as float64, truncated."""
     if factor == 1.0:
         return
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.mul_(factor)
-    else:
-        tensor.copy_(tensor.double().mul_(factor))
+    with writing(tensor):
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.mul_(factor)
+        else:
+            tensor.copy_(tensor.double().mul_(factor))
 
 
 def _widened(tensor: torch.Tensor, op: ddl.ReduceOp) -> torch.Tensor:
@@ -112,12 +113,14 @@ def allreduce(
     def scaled() -> Any:
         _scale(target, prescale)
         if summed is not target:
-            summed.copy_(target)
+            with writing(summed):
+                summed.copy_(target)
         return for_core(summed)
 
     def unscaled(_: Any) -> torch.Tensor:
         if summed is not target:
-            target.copy_(summed)
+            with writing(target):
+                target.copy_(summed)
         _scale(target, postscale)
         return finish(None)
 

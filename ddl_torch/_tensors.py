@@ -7,7 +7,7 @@ numpy lacks travels as an integer type of the same size.
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Generic, Optional, TypeVar
+from typing import Any, Callable, ContextManager, Generic, Optional, TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from ddl.adapter.operations import Waitable
 from ddl_torch._compat import mark_written
 from ddl_torch._streams import GpuTensor, is_on_gpu, refuse_capture
 
-__all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "memory_of", "plain", "to_array", "written"]
+__all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "memory_of", "plain", "to_array", "writing", "written"]
 
 T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -126,6 +126,14 @@ def written(tensor: torch.Tensor) -> Callable[[Any], torch.Tensor]:
         return tensor
 
     return finish
+
+
+def writing(*tensors: torch.Tensor) -> ContextManager[Any]:
+    """Return the mode in which torch lets anybody write to ``tensors``, behind the caller's back.
+
+    What was made in inference mode may be written to in that mode only, whichever thread does it, and when.
+    """
+    return torch.inference_mode() if any(tensor.is_inference() for tensor in tensors) else torch.no_grad()
 
 
 def carrier(dtype: torch.dtype, verb: str) -> torch.dtype:
