@@ -44,6 +44,10 @@ __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":  # asked for before it is imported, and perhaps it was never built
+        from ddl.text.unbuilt import check_built
+
+        check_built(__path__)
     if name not in _LAZY:
         from ddl.text.spelling import no_attribute
 
