@@ -23,6 +23,7 @@ PUBLIC = "ddl api at_exit communicator errors memory reduce_op topology"
 RULES = {
     "_core": "",
     "_version": "",
+    "__main__": "tools",
     "at_exit": "",
     "errors": "",
     "text": "errors",

@@ -38,6 +38,7 @@ __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
 _ALIASES = {"-np": "--num-proc", "-n": "--num-proc"}
 _VARIABLES = {"--timeout": "DDL_TIMEOUT", "--start-timeout": "DDL_START_TIMEOUT"}
 _MAYBE = {name for names, keywords in OPTIONS if keywords.get("nargs") == "?" for name in names}  # have a value, or not
+_ABOUT_RANKS = ("-np", "--np", "-n", "--num-proc", "-H", "--hosts", "--hostfile")
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
 
 #: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
@@ -121,7 +122,10 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         hosts = () if layout.placement is None else _filled(layout.placement)
         returning = hosts[1:]  # pod 0 is where ddlrun runs
     else:
-        layout, hosts = _layout(given, launcher, environ)
+        try:
+            layout, hosts = _layout(given, launcher, environ)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_behind_program(given, program)}") from error
         returning = ()
     elastic = elastic_options(vars(given), environ, layout.size, hosts, returning)
     if elastic is not None and elastic.max_np is not None and layout.placement is not None:
@@ -241,6 +245,17 @@ def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -
     return layout, hosts
 
 
+def _behind_program(given: argparse.Namespace, program: Sequence[str]) -> str:
+    """Return what to say of options about ranks that stand behind the program, where none stands before it."""
+    behind = [word for word in program[1:] if word in _ABOUT_RANKS]
+    if not behind or any((given.num_proc, given.hosts, given.hostfile, given.rankfile)):
+        return ""
+    return (
+        f"; {behind[0]} stands behind {program[0]}, which gets it: options of ddlrun come before the program, as in "
+        f"'ddlrun {behind[0]} … {program[0]}'"
+    )
+
+
 def _filled(placement: Placement) -> Tuple[Host, ...]:
     """Return the hosts of a placement, each with as many slots as it has ranks."""
     return tuple(Host(name, len(ranks)) for name, ranks in zip(placement.hosts, placement.ranks))
@@ -282,9 +297,17 @@ def _command(program: Sequence[str], environ: Dict[str, str]) -> Tuple[str, ...]
     path = shutil.which(name, path=environ.get("PATH", os.defpath))
     if path is None:
         where = "is not an executable file" if os.path.exists(name) else "was not found"
-        hint = "" if os.sep in name else f" on the PATH; is it ./{name}?"
+        hint = "" if os.sep in name else " on the PATH" + _meant(name, environ.get("PATH", os.defpath))
         raise ConfigError(f"the program {name!r} {where}{hint}")
     return (path, *arguments)
+
+
+def _meant(name: str, path: str) -> str:
+    """Return which program may be meant by one that is not on ``path``."""
+    if os.path.exists(name):
+        return f"; is it ./{name}?"
+    folders = [folder for folder in path.split(os.pathsep) if os.path.isdir(folder)]
+    return did_you_mean(name, sorted({program for folder in folders for program in os.listdir(folder)}, key=len))
 
 
 def _in_image(program: Sequence[str]) -> Tuple[str, ...]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Callable, Deque, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity
-from ddl.errors import ResourceError
+from ddl.errors import ConfigError, ResourceError
 from ddl.launch import grace
 from ddl.launch.config import RunConfig
 from ddl.launch.failures import Exit, ends_kept
@@ -190,7 +190,10 @@ class HostAgent:
     def _start(self, ranks: Sequence[Identity]) -> None:
         config = self._config
         if config.output_dir is not None:
-            os.makedirs(config.output_dir, exist_ok=True)
+            try:
+                os.makedirs(config.output_dir, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"--output-dir {config.output_dir}: it cannot be made: {error.strerror}") from error
         if ranks:
             threads = threads_of_ranks(config, ranks[0].local_size, os.environ)
             if threads:

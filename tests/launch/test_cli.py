@@ -71,7 +71,9 @@ WRONG: Dict[str, List[str]] = {
     "unknown option --nonsense": ["--nonsense", "-np", "2", "true"],
     "unknown option --time (did you mean '--timeout'?)": ["--time=3", "-np", "2", "true"],
     "option --verbose takes no value": ["--verbose=yes", "-np", "2", "true"],
-    "was not found on the PATH; is it ./": ["-np", "2", "no-such-program"],
+    "the program 'no-such-program' was not found on the PATH": ["-np", "2", "no-such-program"],
+    "the program 'tru' was not found on the PATH (did you mean 'true'?)": ["-np", "2", "tru"],
+    "is missing: -np N; -np stands behind true, which gets it: options of ddlrun": ["true", "-np", "2"],
     "'/no/such' was not found": ["-np", "2", "/no/such"],
     "is not an executable file": ["-np", "2", "/etc/passwd"],
     "there is no program 'no-such.py'": ["-np", "2", "no-such.py"],
@@ -91,6 +93,13 @@ def test_bad_usage_is_said_clearly(message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(*WRONG[message])
     assert message in str(caught.value)
+
+
+def test_a_program_that_is_here_and_not_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").touch()
+    with pytest.raises(ConfigError, match=r"'train\.sh' is not an executable file on the PATH; is it \./train\.sh\?"):
+        parsed("-np", "2", "train.sh")
 
 
 def test_bad_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,6 +202,12 @@ def test_closed_streams(launcher: Launcher, script: Script, tmp_path: Path, clos
     assert done.stderr.count("err") == (0 if "2>&-" in closed.split() else 2)
 
 
+def test_a_folder_for_output_that_cannot_be_made(launcher: Launcher) -> None:
+    done = launcher.run("-np", "1", "--output-dir", "/proc/foo", "true")
+    assert done.returncode == 2
+    assert done.stderr == "ddlrun: --output-dir /proc/foo: it cannot be made: No such file or directory\n"
+
+
 # --- failures ---
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import List
 
 import pytest
 
+import ddl
 from ddl.tools.cli import main
+
+ROOT = str(Path(ddl.__file__).parent.parent)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +39,11 @@ def test_a_picture_that_was_written_is_named(tmp_path: Path, capsys: pytest.Capt
     assert main(["plan", "4", "--algorithm", "ring", "--verify", "--svg", str(path)]) == 0
     out, err = capsys.readouterr()
     assert err == f"wrote {path} ({path.stat().st_size / 1024:.3g} KiB)\n" and "wrote" not in out
+
+
+@pytest.mark.parametrize("module", ["ddl", "ddl.tools"])
+def test_the_command_by_its_module(module: str) -> None:
+    """For machines on whose PATH there is no ``ddl``."""
+    line = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": ROOT})
+    assert (done.returncode, done.stdout) == (0, f"ddl {ddl.__version__}\n")
