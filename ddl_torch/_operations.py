@@ -176,14 +176,14 @@ def reducescatter(tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, posts
     """Reduce-scatter the rows."""
     prescale = _factor(prescale, "reducescatter", "prescale_factor")
     postscale = _factor(postscale, "reducescatter", "postscale_factor")
+    if op == ddl.Adasum:  # of whatever type
+        raise NotSupported(
+            "reducescatter: op=ddl.Adasum is there for all-reduces only; use allreduce, and take your rows"
+        )
     check_op(plain(tensor, "reducescatter"), "reducescatter", op)
     own = plain(tensor, "reducescatter") if prescale == 1.0 else _copy(tensor, "reducescatter")
     if own.ndim == 0:
         raise ddl.InvalidArgument("reducescatter: a tensor without dimensions has no rows to scatter")
-    if op == ddl.Adasum:
-        raise NotSupported(
-            "reducescatter: op=ddl.Adasum is there for all-reduces only; use allreduce, and take your rows"
-        )
     _scale(own, prescale)
     array, unsum = summable(own, "reducescatter", op)
 

@@ -62,6 +62,7 @@ def errors() -> List[Tuple[bool, str]]:
         )
         for error in (
             refused(lambda: hvd.reducescatter(x, op=hvd.Adasum)),
+            refused(lambda: hvd.reducescatter(x.int(), op=hvd.Adasum)),
             refused(lambda: hvd.reducescatter_async(x, op="adasum")),
             refused(lambda: hvd.grouped_reducescatter([x], op=hvd.Adasum)),
             refused(lambda: hvd.sparse_allreduce_async(x.to_sparse(), "x", hvd.Adasum)),
@@ -146,6 +147,6 @@ def everything() -> List[Tuple[bool, str]]:
 @pytest.mark.slow
 def test_what_scripts_for_horovod_do() -> None:
     for rank, answers in enumerate(ranks.run(2, everything)):
-        assert len(answers) == 4
+        assert len(answers) == 5
         for right, text in answers:
             assert right and text.startswith(f"NotSupported: [rank {rank}/2 host ") and "op=ddl.Adasum" in text, text
