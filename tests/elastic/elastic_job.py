@@ -25,7 +25,7 @@ from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 
 _LIMITS = ElasticLimits(patience=100, script_patience=100)
-PATIENCE = 150.0  #: seconds that a test waits for anything: Theano may have to compile first
+PATIENCE = 280.0  #: seconds that a test waits for anything: Theano may have to compile first, beside other compilers
 
 
 def reached(step: int) -> None:
