@@ -24,6 +24,7 @@ from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
 from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
 from ddl_torch._tensors import writing
+from ddl_torch._untraced import untraced
 
 __all__ = ["ThreadPerWork", "GroupWork", "Waiter", "error_type", "result_of"]
 
@@ -128,6 +129,7 @@ def _no() -> bool:
     return False
 
 
+@untraced
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
 

@@ -6,9 +6,11 @@ import datetime
 import re
 import sys
 import warnings
+from types import CodeType
 from typing import Any, Callable, Optional, Tuple
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.distributed import default_pg_timeout
 
 from ddl_torch._streams import memory
@@ -17,6 +19,7 @@ __all__ = [
     "NEWEST",
     "for_core",
     "mark_written",
+    "never_compile",
     "newer_than_tested",
     "no_reconfigure",
     "question_of_tracing",
@@ -113,6 +116,15 @@ def no_reconfigure(version: str = torch.__version__) -> str:
             "update torch, or use ddl_torch.torchft.ProcessGroupDDL, which works with any"
         )
     return 'the group was made without it; pass enable_reconfigure=True to init_process_group("ddl")'
+
+
+def never_compile(code: CodeType) -> None:
+    """Let TorchDynamo run frames of ``code`` as they are. (Other frames that these call are others.)"""
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip, usual = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, usual))
+    else:
+        eval_frame.skip_code(code)  # type: ignore[attr-defined]  # the older way
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:

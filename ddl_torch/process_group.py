@@ -23,6 +23,7 @@ from ddl_torch._c10d_monitored_barrier import barrier_within, monitored_barrier,
 from ddl_torch._c10d_verbs import C10dVerbs
 from ddl_torch._c10d_work import GroupWork, ThreadPerWork, Waiter, error_type
 from ddl_torch._compat import no_reconfigure
+from ddl_torch._untraced import untraced
 
 __all__ = ["DDLProcessGroup"]
 
@@ -32,6 +33,7 @@ Tensors = Sequence[torch.Tensor]
 _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d asks of no backend
 
 
+@untraced
 class DDLProcessGroup(_Base):  # type: ignore[misc]
     """c10d's verbs on one communicator, for tensors on the CPU and on GPUs. ``leave`` ends it.
 

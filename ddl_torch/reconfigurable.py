@@ -19,6 +19,7 @@ from ddl import InvalidState, api
 from ddl.adapter.rendezvous import Settings
 from ddl_torch._c10d_work import GroupWork
 from ddl_torch._job_of_group import JobOfGroup, MeetingAttempt, RankHandle
+from ddl_torch._untraced import untraced
 from ddl_torch.process_group import DDLProcessGroup
 
 __all__ = ["ChangingProcessGroup", "ReconfigurableProcessGroup"]
@@ -115,6 +116,7 @@ class ChangingProcessGroup(DDLProcessGroup):
             delattr(self, name)
 
 
+@untraced
 class ReconfigurableProcessGroup(ChangingProcessGroup):
     """The group that ``init_process_group("ddl", enable_reconfigure=True)`` makes, without any communication.
 

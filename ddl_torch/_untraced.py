@@ -1,0 +1,39 @@
+"""Keeps TorchDynamo out of the backend: torch calls its methods out of C++, also while a compiled function runs.
+
+Dynamo then compiles each frame of Python that begins, and fails in these, as a group is no value that it knows. What
+``torch.compiler.disable`` does takes longer in each call, and imports the compiler, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, TypeVar
+
+from torch._C._dynamo.eval_frame import set_eval_frame
+
+from ddl_torch._compat import never_compile
+
+__all__ = ["untraced"]
+
+C = TypeVar("C", bound=type)
+
+
+def untraced(kind: C) -> C:
+    """Have all methods of a class, and what they call, run as they are."""
+    for name, method in list(vars(kind).items()):
+        if inspect.isfunction(method) and not name.startswith("__"):
+            setattr(kind, name, _untraced(method))
+    return kind
+
+
+def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            set_eval_frame(before)
+
+    never_compile(call.__code__)  # that of all methods: else Dynamo would begin with this frame
+    return functools.wraps(method)(call)
