@@ -16,13 +16,12 @@ import select
 import shutil
 import signal
 import socket
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple
 
 from ddl.launch.grace import FORWARDED
-from ddl.launch.output import PROMPT_SECONDS, FileStream, Sink, Stream
+from ddl.launch.output import FileStream, Sink, Stream
 from ddl.launch.processes import signal_group
 
 __all__ = ["Guard", "Outflow"]
@@ -154,14 +153,10 @@ def _copy(duties: _Duties) -> None:
         poller.register(fd, select.POLLIN)
     _write_out(sinks)
     while streams:
-        asked = any(stream.due is not None for stream in streams.values())
-        for fd, _ in poller.poll(1000 * PROMPT_SECONDS if asked else None):
+        for fd, _ in poller.poll():
             if not streams[fd].pump():
                 poller.unregister(fd)
                 streams.pop(fd).close()
-        for stream in streams.values():
-            if stream.due is not None and stream.due <= time.monotonic():
-                stream.pass_part()
         _write_out(sinks)
 
 

@@ -31,7 +31,7 @@ from ddl.launch.guard import Guard, Outflow
 from ddl.launch.job_watch import INTERVAL
 from ddl.launch.loop import Handlers, catch_signals, drain, wait_once
 from ddl.launch.output import BACKLOG_LIMIT, FileStream, Outlet, Stream, prefix_of
-from ddl.launch.processes import adopt_orphans, children, die_with_parent, signal_group
+from ddl.launch.processes import adopt_orphans, children, die_with_parent, reads_input, signal_group
 from ddl.launch.rank_environ import meeting_point, rank_environ, threads_of_ranks
 from ddl.launch.recordings import VARIABLE, Recordings
 from ddl.launch.trace_pace import TracePace
@@ -269,9 +269,7 @@ class HostAgent:
                 handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
         dues = [due for due in (until, *(stream.due for stream in self._reading)) if due is not None]
         wait_once(handlers, min(dues, default=None))
-        for stream in self._reading:
-            if stream.due is not None and stream.due <= time.monotonic():
-                stream.pass_part()
+        self._show_questions()
         numbers = drain(self._woken)
         for number in numbers:
             if number == signal.SIGQUIT:
@@ -293,6 +291,17 @@ class HostAgent:
             self._look()  # a rank that ended by now ended by itself
             self._dump_if_due()
             self._send(self._signals_due.pop(0)[1])
+
+    def _show_questions(self) -> None:
+        """Pass on what ranks have printed that now wait for an answer."""
+        now = time.monotonic()
+        for worker in self._workers:
+            for stream in worker.streams:
+                if stream.due is not None and stream.due <= now:
+                    if reads_input(worker.process.pid):
+                        stream.pass_part()
+                    else:
+                        stream.look_later()
 
     def _forget_ended(self) -> None:
         """Forget ranks of which nothing more can come or be asked: an elastic job may lose any number."""

@@ -3,8 +3,9 @@
 One thread uses it, host_agent.py's loop, which must never wait for the reader of ddlrun's output: a ``Sink`` queues,
 and writes only what its descriptor takes at once. A line may end in a carriage return, so progress bars keep moving.
 
-What has no ending is passed on when nothing more has come for ``PROMPT_SECONDS``, as somebody is asked something
-(``input()``, a debugger), or when it is very long. If another rank prints before the rest comes, it begins a new line.
+What has no ending is passed on when the rank waits for its input (``input()``, a debugger), or when it is very long:
+not before, as a rank that prints in blocks stops in the middle of a line, and others would print in between. If another
+rank does print before the rest comes, it begins a new line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ __all__ = [
     "BACKLOG_LIMIT",
     "ERASE",
     "LONGEST_LINE",
-    "PROMPT_SECONDS",
     "FileStream",
     "Outlet",
     "Sink",
@@ -32,7 +32,8 @@ __all__ = [
 
 BACKLOG_LIMIT = 1 << 20  #: bytes in a sink's queue above which nothing more should be read for it
 LONGEST_LINE = 1 << 20  #: bytes; of what is longer, a part is passed on before its end has come
-PROMPT_SECONDS = 0.1  #: after which a part of a line is passed on without its end
+_PROMPT_SECONDS = 0.1  #: after which a rank that has printed a part of a line may be waiting for an answer
+_LONGEST_WAIT = 2.0  #: seconds between two looks whether it is
 TAIL_LINES = 100  # kept, of which a report shows some
 _TAIL_WIDTH = 2000  # bytes kept of each line of the tail
 ERASE = b"\x1b[K"  #: erases from the cursor to the end of the line
@@ -216,7 +217,8 @@ class Stream:
         self._pipe = pipe
         self.sink: Optional[Outlet] = sink
         self._lines = _Lines(prefix, timestamps)
-        self.due: Optional[float] = None  #: when ``pass_part`` is to be called, by ``time.monotonic``; None: never
+        self.due: Optional[float] = None  #: when to look whether the rank waits for input, by ``time.monotonic``
+        self._wait = _PROMPT_SECONDS
 
     @property
     def tail(self) -> List[str]:
@@ -231,14 +233,20 @@ class Stream:
         """Read what is there and pass it on; return False at the end. Call it when the pipe is readable."""
         data = os.read(self.fileno(), 1 << 16)
         self._pass_on(self._lines.feed(data) if data else self._lines.finish(), data)
-        waits = self._lines.has_part and self.sink is not None
-        self.due = time.monotonic() + PROMPT_SECONDS if waits else None
+        self._wait = _PROMPT_SECONDS
+        unfinished = self._lines.has_part and self.sink is not None
+        self.due = time.monotonic() + self._wait if unfinished else None
         return bool(data)
 
     def pass_part(self) -> None:
         """Pass on a line that has not ended yet."""
         self.due = None
         self._pass_on(self._lines.part(), b"")
+
+    def look_later(self) -> None:
+        """The rank does not wait for input: look again, less and less often until more has come."""
+        self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        self.due = time.monotonic() + self._wait
 
     def add(self, line: bytes) -> None:
         """Pass on a line that is not the rank's own."""

@@ -13,14 +13,31 @@ import errno
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Callable, Dict, Optional
 
 from ddl.errors import ResourceError
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "open_standard_streams", "signal_group"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "open_standard_streams", "reads_input", "signal_group"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_READ = {"x86_64": "0", "aarch64": "63"}  # the number of read(2)
+
+
+def reads_input(pid: int) -> bool:
+    """Return whether a process, or one that it has started, is stopped in a read of its standard input."""
+    try:
+        words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
+        # "0 0x5 …": the number of the call and its arguments. A debugger opens /dev/stdin anew.
+        if len(words) > 1 and words[0] == _READ.get(os.uname().machine):
+            read, standard = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (int(words[1], 16), 0))
+            if read == standard:
+                return True
+        started = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:  # it has ended, or belongs to somebody else
+        return False
+    return any(reads_input(int(child)) for child in started)
 
 
 def open_standard_streams() -> None:

@@ -179,13 +179,37 @@ def test_a_rank_that_ends_early_and_well_is_normal(launcher: Launcher, script: S
     assert done.returncode == 0 and "[1] end 1" in done.stdout
 
 
-def test_a_question_is_seen_before_it_is_answered(launcher: Launcher, script: Script) -> None:
-    text = "print('name?', end=' ', flush=True)\nprint(f'hello {input()}' if rank == 0 else 'nobody')"
+@pytest.mark.parametrize("read", ["input()", "open('/dev/stdin').readline().strip()"])
+def test_a_question_is_seen_before_it_is_answered(launcher: Launcher, script: Script, read: str) -> None:
+    text = f"print('name?', end=' ', flush=True)\nprint('hello', {read})"
     process = launcher.start("-np", "1", script(text), stdin=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.read(len("[0] name? ")) == "[0] name? "
     out, err = process.communicate("Ann\n", timeout=240)
     assert (process.returncode, out, err) == (0, "hello Ann\n", "")
+
+
+def test_a_line_that_comes_in_two_parts_stays_whole(launcher: Launcher, script: Script) -> None:
+    """As of a rank that prints in blocks, and is held up between two of them, while another one prints."""
+    text = """
+half, whole = (os.path.join(os.path.dirname(__file__), name) for name in ("half", "whole"))
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+if rank == 0:
+    os.write(1, b"one ")
+    open(half, "w").close()
+    wait_for(whole)
+    time.sleep(1)
+    os.write(1, b"line\\n")
+else:
+    wait_for(half)
+    time.sleep(1)
+    os.write(1, b"another\\n")
+    open(whole, "w").close()
+"""
+    done = launcher.run("-np", "2", script(text))
+    assert (done.returncode, done.stdout) == (0, "[1] another\n[0] one line\n")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
