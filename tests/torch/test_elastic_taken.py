@@ -22,10 +22,10 @@ import ddl_torch
 LOST = 9  #: the number of a process that both ranks have dealt samples to, and that is gone
 
 
-def wait_for_rank_0() -> None:
-    """Return when it has finished the step."""
+def wait_for(name: str) -> None:
+    """Return when the other rank has made that file."""
     deadline = time.monotonic() + elastic_job.PATIENCE
-    while not Path(os.environ["RANKS_FOLDER"], "step.0").exists():
+    while not Path(os.environ["RANKS_FOLDER"], name).exists():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -51,12 +51,14 @@ def take(is_done_again: bool) -> Dict[str, Any]:
         optimizer.zero_grad()
         model(torch.full((1, 3), float(step), dtype=torch.float64)).sum().backward()
         if step == 2 and ddl.rank() == 1:  # as if its round had been broken off, and only that of this rank
-            wait_for_rank_0()
+            Path(os.environ["RANKS_FOLDER"], "round.1").touch()  # it has ended in truth: a change would break it off
+            wait_for("step.0")
             assert not optimizer._ddl._recover(ddl.PeerLost("a rank is lost"), training._recover)
         optimizer.step()
         schedule.step()
         rates.append(optimizer.param_groups[0]["lr"])
         if step == 2 and ddl.rank() == 0:
+            wait_for("round.1")
             elastic_job.reached(step)
             training._change(between_steps=True)
         if step == 4:
