@@ -115,6 +115,7 @@ bool Transfer::wait_on(StreamHandle stream) {
 bool Transfer::arrived(uint64_t piece) {
   if (failed_.load(std::memory_order_acquire)) return true;
   if (!arrived_.reached(static_cast<uint32_t>(piece) + 1)) return false;
+  if (noted_ > piece) return true;
   for (; noted_ <= piece; ++noted_) {
     driver_.note_acquire_at_least(arrived_.value, arrived_.base + static_cast<uint32_t>(noted_) + 1);
     for (const StagedArray* array : {&in_, &out_}) {
@@ -124,6 +125,7 @@ bool Transfer::arrived(uint64_t piece) {
       }
     }
   }
+  driver_.note_release(&noted_);  // the piece may leave by another thread, which drives the lane after this one
   return true;
 }
 
@@ -132,6 +134,7 @@ void Transfer::check() {
 }
 
 void Transfer::left(uint64_t piece) {
+  driver_.note_acquire(&noted_);
   driver_.note_release(&left_[piece]);
   left_[piece].store(true, std::memory_order_release);
   if (!behind_words_) {
