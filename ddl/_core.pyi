@@ -1,6 +1,6 @@
 """Signatures of the native core (csrc/python). Private: only ``ddl`` itself imports it."""
 
-from typing import Any, Callable, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generic, List, Optional, Sequence, Set, Tuple, TypeVar
 
 from typing_extensions import Buffer
 
@@ -107,6 +107,9 @@ class Report:
     @property
     def final(self) -> bool:
         """Whether the deadline has come, so that a verdict must come, too."""
+    @property
+    def waited(self) -> float:
+        """Seconds that the operation has waited, where it has stalled."""
     @property
     def rail(self) -> int:
         """Which rail to the peer; the job goes on over the others."""
@@ -242,6 +245,13 @@ class Communicator:
     @property
     def submitted(self) -> int: ...
     def operation_text(self, sequence: int) -> str: ...
+    def call_text(self, sequence: int) -> str:
+        """Return ``operation_text`` for people, with the number and the label."""
+    def sleepers(self) -> List[Tuple[int, int, int]]:
+        """Return the threads that sleep until an operation ends, its number (0: a message), and which rank it needs.
+
+        -1: all; below: not known.
+        """
     def awaits_gpu(self, sequence: int) -> bool: ...
     @property
     def in_use(self) -> bool: ...
@@ -373,6 +383,9 @@ def arena_fd() -> int: ...
 def arena_bytes() -> int: ...
 def arena_used() -> int: ...
 def arena_offset(buffer: Any) -> int: ...
+def submitters() -> Set[int]:
+    """Return the identifiers of threads that have submitted an operation; some may have ended."""
+
 def stream_of(slot: int, channel: int) -> int: ...
 def reduce_arrays(
     dtype: str, op: str, dsts: Sequence[Any], srcs: Sequence[Any], divisor: int = 1, kernels: Optional[str] = None

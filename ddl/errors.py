@@ -49,6 +49,7 @@ __all__ = [
 class Error(Exception):
     """Root of everything DDL raises on purpose."""
 
+    reason = ""  #: the text without whose error it is, and in which operation; empty: the same as the text
     who = ""  #: whose error it is, ``[rank 1/4 host b]``, if the text does not say so; the message begins with it
 
     def __str__(self) -> str:

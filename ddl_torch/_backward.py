@@ -20,6 +20,9 @@ from typing import Dict, List, Optional, Protocol, Tuple
 
 import torch
 
+import ddl
+from ddl.text.tracebacks import brief
+
 __all__ = ["BackwardListener", "BackwardPasses"]
 
 _OUTSIDE = -1  # PyTorch's number of a graph task where none runs
@@ -114,14 +117,19 @@ class BackwardPasses:
 
 def _end(task: int) -> None:
     """Serve every reducer, also where one before raises: other ranks may be fine, and wait for this one."""
-    errors = []
+    errors: List[Exception] = []
     for passes, number in sorted(_ending.pop(task, []), key=lambda pair: pair[0]._order):
         try:
             passes.end(number, task)
         except Exception as error:
             errors.append(error)
-    if errors:
+    if not errors:
+        return
+    try:
         raise errors[0]
+    except ddl.Error as error:
+        brief(error)
+        raise
 
 
 def _forget_failed() -> None:

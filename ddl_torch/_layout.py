@@ -13,6 +13,7 @@ import torch
 import ddl
 from ddl.adapter.buckets import Gradient, assign
 from ddl.adapter.compression import fastest
+from ddl.text.tracebacks import brief
 from ddl_torch import _overlap
 from ddl_torch._compat import question_of_tracing
 from ddl_torch._gradient_bucket import GradientBucket
@@ -111,8 +112,13 @@ class BucketLayout:
 
         def gradient_came() -> None:
             alive = listener()
-            if alive is not None:
+            if alive is None:
+                return
+            try:
                 alive.gradient_came(entry)
+            except ddl.Error as error:
+                brief(error)
+                raise
 
         # What it does is no part of a graph: compiled autograd, which traces hooks, is to call it. All others are
         # spared the microseconds that it takes to tell the compiler so.

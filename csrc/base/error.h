@@ -27,11 +27,15 @@ ErrorKind error_kind(const std::string& name);
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  // `reason`: the message without who failed in which operation, for those who know the operation by another name.
+  Error(ErrorKind kind, const std::string& message, const std::string& reason = "")
+      : std::runtime_error(message), kind_(kind), reason_(reason) {}
   ErrorKind kind() const { return kind_; }
+  const std::string& reason() const { return reason_; }
 
  private:
   ErrorKind kind_;
+  std::string reason_;
 };
 
 // This process has lost its connection to a peer. `reason` completes "lost rank 3: ".

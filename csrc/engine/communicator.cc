@@ -18,6 +18,7 @@ Communicator::Communicator(const CommunicatorOptions& options)
       timeout_(options.timeout),
       owner_pid_(process_id()),
       neighbourhood_(options.rank, options.size),
+      sleepers_(options.rank),
       recorder_(options.rank, options.size, options.recorded, std::max<uint32_t>(1, options.recorded / 2)),
       failure_(options.rank, &recorder_),
       links_(options.rank, options.connections, neighbourhood_, &recorder_, &failure_) {
@@ -136,6 +137,7 @@ void Communicator::prepare(Operation* operation) const {
 
 void Communicator::number(Operation* operation) {
   check();
+  note_submitter();
   operation->rewind();
   operation->timeout = timeout_.load(std::memory_order_relaxed);  // it may have changed since `prepare`
   Descriptor& descriptor = operation->descriptor;
@@ -173,6 +175,7 @@ bool Communicator::run(const std::shared_ptr<Operation>& operation, Caller* call
     number(operation.get());
     drives = lane.enter_and_submit(operation, caller->sleeps());
   }
+  caller->await(&sleepers_, operation.get());
   if (operation->pieces > 1) caller->let_go();
   if (drives) {
     lane.run(operation->work, caller);
@@ -185,6 +188,7 @@ bool Communicator::run(const std::shared_ptr<Operation>& operation, Caller* call
 bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* caller) {
   if (operation.work.done()) return true;
   caller->let_go();
+  if (timeout < 0) caller->await(&sleepers_, &operation);
   const Nanoseconds limit = timeout < 0 ? std::numeric_limits<Nanoseconds>::max() : now_ns() + timeout;
   Nanoseconds asked = 0;
   while (!operation.work.done()) {
@@ -200,6 +204,7 @@ bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* calle
     operation.work.sleep(std::min<Nanoseconds>(limit - now, 50 * kMillisecond));
     if (now - asked >= 100 * kMillisecond) {
       asked = now;
+      caller->note_sleep();
       if (caller->interrupted()) {
         fail(ErrorKind::kAborted, options_.rank, "interrupted by a signal while waiting", true);
       }
@@ -224,6 +229,12 @@ void Communicator::fail(ErrorKind kind, int culprit, const std::string& reason, 
   }
   failure_.fail(kind, culprit, reason, operation, tell);
   for (auto& lane : lanes_) lane->wake();
+}
+
+std::string Communicator::call_text(uint64_t sequence) const {
+  const Lock lock(lock_);
+  Operation operation;
+  return recorder_.recall(sequence, &operation.descriptor, &operation.label) ? operation.text() : "";
 }
 
 std::string Communicator::operation_text(uint64_t sequence) const {

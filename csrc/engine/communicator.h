@@ -95,6 +95,10 @@ class Communicator {
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);
   // The text of this rank's operation number `sequence`. "": not submitted yet, or too long ago.
   std::string operation_text(uint64_t sequence) const;
+  // The same for people: with its label. `allreduce #417 "bucket.4" (16777216 x float32, sum)`
+  std::string call_text(uint64_t sequence) const;
+  // The threads of users that sleep until an operation has ended, without a limit of their own.
+  const Sleepers& sleepers() const { return sleepers_; }
   // Whether operation number `sequence` waits for this rank's own data, on its GPU.
   bool awaits_gpu(uint64_t sequence) const;
   uint64_t submitted() const { return recorder_.submitted(); }
@@ -116,6 +120,7 @@ class Communicator {
   std::atomic<Nanoseconds> timeout_;
   const int owner_pid_;
   Neighbourhood neighbourhood_;
+  Sleepers sleepers_;
   Recorder recorder_;
   Failure failure_;
   Links links_;

@@ -133,21 +133,21 @@ void Failure::fail(ErrorKind kind, int culprit, const std::string& reason, const
 
 void Failure::fail_locked(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation) {
   if (state_.load() == State::kFailed) return;
-  std::string message = who_;
-  if (!operation.empty()) message += " " + operation + ":";
+  std::string why;
   const bool lost = kind == ErrorKind::kPeerLost || kind == ErrorKind::kCollectiveTimeout;
   if (lost && culprit == rank_) {
     // This rank is alive, and does not wait for itself.
-    message += kind == ErrorKind::kCollectiveTimeout ? " Timed out on the other ranks, which have given this rank up:"
-                                                     : " the other ranks have given this rank up:";
+    why = kind == ErrorKind::kCollectiveTimeout ? "Timed out on the other ranks, which have given this rank up: "
+                                                : "the other ranks have given this rank up: ";
   } else if (culprit >= 0 && culprit < static_cast<int>(rank_names_.size())) {
-    const char* what = kind == ErrorKind::kPeerLost            ? " lost "
-                       : kind == ErrorKind::kCollectiveTimeout ? " Timed out waiting for "
-                                                               : " failed because of ";
-    message += what + rank_names_[culprit] + ":";
+    const char* what = kind == ErrorKind::kPeerLost            ? "lost "
+                       : kind == ErrorKind::kCollectiveTimeout ? "Timed out waiting for "
+                                                               : "failed because of ";
+    why = what + rank_names_[culprit] + ": ";
   }
-  message += " " + reason;
-  error_.emplace(kind, message);
+  why += reason;
+  const std::string message = who_ + (operation.empty() ? "" : " " + operation + ":") + " " + why;
+  error_.emplace(kind, message, why);
   recorder_->note_failure(std::string(name(kind)) + ": " + message);
   state_.store(State::kFailed, std::memory_order_release);
 }

@@ -29,11 +29,12 @@ struct Report {
   uint64_t sequence = 0;
   ErrorKind kind = ErrorKind::kInternalError;
   int peer = -1;
-  std::string reason;     // "connection closed by the peer while receiving"
-  std::string operation;  // Descriptor::text of what this rank is in
-  bool final = false;     // the deadline is here: a verdict must come
-  int rail = -1;          // kRail: which one to the peer; the job goes on over the others
-  bool works = false;     // kRail: again
+  std::string reason;      // "connection closed by the peer while receiving"
+  std::string operation;   // Descriptor::text of what this rank is in
+  bool final = false;      // the deadline is here: a verdict must come
+  Nanoseconds waited = 0;  // kStalled: for how long
+  int rail = -1;           // kRail: which one to the peer; the job goes on over the others
+  bool works = false;      // kRail: again
 };
 
 class Failure {

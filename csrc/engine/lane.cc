@@ -322,6 +322,7 @@ bool Lane::wait(Waiting* waiting, Caller* caller) {
   if (slept) expectation_.slept(after - waiting->since, spin + patience_.yield, !sockets_.empty(), &waiting->late);
   if (after - waiting->looked >= kSlowChecks) {
     waiting->looked = after;
+    if (caller != nullptr) caller->note_sleep();
     check_on_peers();
     check_deadlines(after);
     failure_->settle(after);

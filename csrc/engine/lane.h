@@ -20,6 +20,7 @@
 #include "engine/executor.h"
 #include "engine/expectation.h"
 #include "engine/failure.h"
+#include "engine/sleepers.h"
 
 namespace ddl {
 
@@ -32,13 +33,33 @@ struct Patience {
 // A user's thread that waits for the engine.
 class Caller {
  public:
-  virtual ~Caller() = default;
+  Caller() = default;
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+  virtual ~Caller() {
+    if (asleep_) sleepers_->leave();
+  }
+  // It waits for the operation until that ends, and is among `sleepers` once it has waited for long.
+  void await(Sleepers* sleepers, const Operation* operation) {
+    sleepers_ = sleepers;
+    awaited_ = operation;
+  }
+  void note_sleep() {
+    if (asleep_ || sleepers_ == nullptr) return;
+    sleepers_->enter(*awaited_);
+    asleep_ = true;
+  }
   // The wait will take longer: release what other threads need (Python's lock).
   virtual void let_go() = 0;
   // True if the user has asked to stop (Ctrl-C). Called now and then.
   virtual bool interrupted() = 0;
   // False: instead of sleeping it leaves, and the progress thread goes on.
   virtual bool sleeps() const = 0;
+
+ private:
+  Sleepers* sleepers_ = nullptr;
+  const Operation* awaited_ = nullptr;
+  bool asleep_ = false;
 };
 
 class Lane {

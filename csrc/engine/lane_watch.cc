@@ -81,6 +81,7 @@ void Lane::check_deadlines(Nanoseconds now) {
     Report report = report_on(operation);
     report.type = Report::Type::kStalled;
     report.kind = ErrorKind::kCollectiveTimeout;
+    report.waited = now - operation.started;
     const std::vector<int> missing = executor->waiting_for();
     // About a send or receive, only the other end knows. About a collective, all ranks know.
     if (id_ == LaneId::kPointToPoint && !missing.empty()) report.peer = missing.front();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "python/bindings.h"
 #include "python/call_checks.h"
@@ -135,6 +136,15 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       "operation_text", [](Handle& h, uint64_t sequence) { return h.native().operation_text(sequence); },
       py::arg("sequence"));
   c.def(
+      "call_text", [](Handle& h, uint64_t sequence) { return h.native().call_text(sequence); }, py::arg("sequence"));
+  c.def("sleepers", [](Handle& h) {
+    std::vector<std::tuple<uint64_t, uint64_t, int>> sleepers;
+    for (const Sleeper& sleeper : h.native().sleepers().list()) {
+      sleepers.emplace_back(sleeper.thread, sleeper.sequence, sleeper.needs);
+    }
+    return sleepers;
+  });
+  c.def(
       "awaits_gpu", [](Handle& h, uint64_t sequence) { return h.native().awaits_gpu(sequence); },
       py::arg("sequence"));
   c.def_property_readonly("in_use", [](Handle& h) { return h.in_use(); });
@@ -152,6 +162,7 @@ void bind_communicator(py::module_& m) {
       .def_readonly("reason", &Report::reason)
       .def_readonly("operation", &Report::operation)
       .def_readonly("final", &Report::final)
+      .def_property_readonly("waited", [](const Report& report) { return seconds(report.waited); })
       .def_readonly("rail", &Report::rail)
       .def_readonly("works", &Report::works);
   py::class_<Totals>(m, "Totals", "What a communicator's collectives have taken so far; times in seconds.")
@@ -169,6 +180,7 @@ void bind_communicator(py::module_& m) {
   m.attr("LARGE_SLOTS") = kLargeSlots;
   m.attr("STREAMS") = kStreams;
   m.attr("VERDICT_PATIENCE") = seconds(Failure::kPatience);
+  m.def("submitters", &submitters);
   m.def("stream_of", &stream_of, py::arg("slot"), py::arg("channel"));
 }
 

@@ -14,7 +14,9 @@ void bind_errors(py::module_&) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const Error& error) {
       const py::object type = py::module_::import("ddl.errors").attr(name(error.kind()));
-      PyErr_SetString(type.ptr(), error.what());
+      const py::object raised = type(error.what());
+      if (!error.reason().empty()) raised.attr("reason") = error.reason();
+      PyErr_SetObject(type.ptr(), raised.ptr());
     }
   });
 }

@@ -16,7 +16,7 @@ from ddl import _core
 from ddl._comm.connector import Connector
 from ddl._comm.job import Job
 from ddl._comm.rebalance import Rebalance
-from ddl.bootstrap.agent_records import Member
+from ddl.bootstrap.agent_records import Member, NamedCalls
 from ddl.bootstrap.environ import WIRE_CODECS
 from ddl.errors import InternalError, ResourceError
 from ddl.plan import build
@@ -128,7 +128,7 @@ class Group:
                 self._rebalance = Rebalance(core, self.rank, self.size, self.late, self._use_late)
             elif self.rank == 0 and number % WORLDS == 0:
                 log.warning("rank 0: DDL_REBALANCE changes nothing here: %s", obstacle)
-        self._member = Member(number, core, self.ranks)
+        self._member = Member(number, core, self.ranks, f"communicator {number}" if number % WORLDS else "")
         if job.agent is not None:
             job.agent.add(self._member)
             if number % WORLDS and set(self.ranks) == set(job.members):
@@ -160,6 +160,11 @@ class Group:
         host += f" generation {self.job.generation}" if self.job.generation else ""
         part = "" if self.size == identity.size else f" as rank {self.rank}/{self.size} of communicator {self.number}"
         return f"[rank {identity.rank}/{identity.size}{host}{part}]"
+
+    @property
+    def named_calls(self) -> NamedCalls:
+        """What users have submitted under a name, where this group only agrees on such."""
+        return self._member.named
 
     # --- planning ---
 

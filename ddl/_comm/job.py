@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -179,6 +180,7 @@ class Job:
             rail_ends_of=self._rail_ends,
             congestion=self.settings.congestion,
             generations=self.generations,
+            ranks_per_core=identity.local_size / len(os.sched_getaffinity(0)),
         )
         self.me = me = Peer(
             rank=self.number,

@@ -21,7 +21,11 @@ __all__ = ["PATIENCE", "blame"]
 
 PATIENCE = 5.0  #: seconds that a rank of a job that runs waits at least, before another one is blamed for it
 _SHOWN = 4
+_SAME_ORDER = "let all ranks make these calls in the same order, or use the _async forms and wait for all at the end"
 _NOT_FINITE = re.compile(r"InvalidState: .*\bis \(?[-+]?(?:nan|inf)\S* on rank (\d+)")
+_DEADLOCK = re.compile(
+    r"CollectiveMismatch: .*?(the ranks wait for one another, and none of them can go on): (.*); all "
+)
 _OVERFLOW = re.compile(r"InvalidState: .*\badd up to more than \S+ holds")
 
 
@@ -34,7 +38,7 @@ def blame(dumps: Sequence[RankDump], end: Optional[JobEnd] = None, *, patience: 
     view = JobView(dumps, end)
     edges = waits(view, patience)
     graph = WaitGraph(edges)
-    findings = [*_launcher_lost(view), *mismatches(view), *_not_finite(view)]
+    findings = [*_launcher_lost(view), *mismatches(view), *_not_finite(view), *_proven_deadlock(view)]
     findings += _of_ranks(view, graph, ended=not any(finding.kind == "not finite" for finding in findings))
     findings += [_ring(view, graph, ring) for ring in graph.cycles()]
     if not findings:
@@ -97,7 +101,7 @@ def _ring(view: JobView, graph: WaitGraph, ring: Sequence[WaitEdge]) -> Finding:
             host,
             f"{chain}{', …' if len(ring) > _SHOWN else ''}: none of them can go on",
             lines,
-            "let all ranks make these calls in the same order, or use the _async forms and wait for all at the end",
+            _SAME_ORDER,
         )
     advice = "if this stays so, look at the network between the hosts: ddl doctor"
     if any(edge.why == LOST for edge in ring):
@@ -148,6 +152,23 @@ def _not_finite(view: JobView) -> Iterator[Finding]:
                 else "scale the loss down: docs/check.md",
             )
             return
+
+
+def _proven_deadlock(view: JobView) -> Iterator[Finding]:
+    """Return the finding about ranks of which the job's store knew that they wait for one another."""
+    told = {number: _DEADLOCK.search(view.failure(number)) for number in view.dumps}
+    numbers = [number for number, found in told.items() if found is not None]
+    for number in numbers[:1]:
+        found = told[number]
+        assert found is not None
+        yield Finding(
+            "deadlock",
+            tuple(map(view.rank, numbers)),
+            same_host(view, numbers),
+            found[1],
+            tuple(found[2].split("; ")[: 2 * _SHOWN]),
+            _SAME_ORDER,
+        )
 
 
 def _rest(view: JobView, edges: Sequence[WaitEdge]) -> List[Finding]:
@@ -202,6 +223,6 @@ def _with_verdict(view: JobView, findings: List[Finding]) -> List[Finding]:
             f"{verdict.get('kind', 'failed')}: {who}{verdict.get('reason', '')}"
         )
     began = view.end.first
-    if began is not None and began not in first.ranks:
+    if began is not None and began not in first.ranks and first.kind != "not finite":  # of which all ranks are told
         lines.append(f"but the launcher says that the failure began with rank {began}")
     return [dataclasses.replace(first, evidence=(*first.evidence, *lines)), *findings[1:]]

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import List, Optional
+
+from ddl.text.stack_frames import StackFrame, innermost_of_user
 
 __all__ = ["StackFrame", "in_user_code", "main_stack", "user_frame"]
 
 _FRAME = re.compile(r'^\s*File "([^"]*)", line (\d+|\?\?\?) in (.*)$')
-_ROOT = re.escape(str(Path(__file__).resolve().parents[2]))
-#: DDL where it is installed, or in this checkout.
-_OWN = re.compile(rf"(?:{_ROOT}|.*/(?:site|dist)-packages)/ddl(?:_[a-z]+)?/")
-#: Python's own library, and what is frozen into the interpreter.
-_LIBRARY = re.compile(r"<frozen |.*/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)")
-
-
-@dataclass(frozen=True)
-class StackFrame:
-    """A line of a stack."""
-
-    file: str
-    line: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}, line {self.line}, in {self.function}"
-
-    @property
-    def is_library(self) -> bool:
-        """Whether it is Python's own library."""
-        return _LIBRARY.match(self.file) is not None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is DDL."""
-        return _OWN.match(self.file) is not None
 
 
 def main_stack(stacks: str) -> List[StackFrame]:
@@ -59,5 +32,4 @@ def in_user_code(stacks: str) -> bool:
 
 def user_frame(stacks: str) -> Optional[StackFrame]:
     """Return the innermost frame of the main thread that is the user's: not Python's, not DDL's, not installed."""
-    frames = [frame for frame in main_stack(stacks) if not frame.is_library and not frame.is_own]
-    return next((frame for frame in frames if "-packages/" not in frame.file), frames[0] if frames else None)
+    return innermost_of_user(main_stack(stacks))

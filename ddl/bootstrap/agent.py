@@ -25,17 +25,20 @@ from ddl.bootstrap.generations import KINDS, Generations
 from ddl.bootstrap.process_ends import ProcessEnds
 from ddl.bootstrap.rail_news import RailEnds, RailNews
 from ddl.bootstrap.stragglers import Stragglers
+from ddl.bootstrap.whereabouts import call_in, where_is
 from ddl.errors import Error
 from ddl.store.newcomers import Complaints, Door, in_a_thread
 from ddl.store.shortage import Shortage
 from ddl.store.verdict import ALL
 from ddl.store.watch import WatchClient
+from ddl.text.units import counted, duration
 
 __all__ = ["Agent"]
 
 log = logging.getLogger("ddl")
 
 _PARTING_SECONDS = 1.0  # for the store to read a goodbye
+_CROWDED = 4  # ranks on a core: everything takes its time there, and who waits should know
 _REMEMBERED = 4096  # removed communicators: a goodbye names them all
 
 
@@ -55,8 +58,12 @@ class Agent:
         rail_ends_of: Callable[[int, int], RailEnds],
         congestion: str = "auto",
         generations: Optional[Generations] = None,
+        ranks_per_core: float = 0.0,
     ) -> None:
         self._rank = rank
+        self._crowd = (
+            f" ({ranks_per_core:.0f} ranks share each core of this host)" if ranks_per_core >= _CROWDED else ""
+        )
         self._generations = generations
         self._congestion = congestion
         self._watch = watch
@@ -300,7 +307,9 @@ class Agent:
             if report.type == "failed":
                 message.update(type="fail", kind=report.kind, culprit=culprit)
             else:
+                here = where_is(self._all_members())
                 message.update(type="suspect", kind=report.type, seq=report.sequence, peer=culprit)
+                message.update(waits=here.waits, doing=here.doing, seconds=report.waited)
                 message.update(op=report.operation, final=report.final, shortage=self.shortage.text)
                 message.update(awaits_gpu=member.core.awaits_gpu(report.sequence))
             self._watch.send(message)
@@ -351,7 +360,23 @@ class Agent:
         elif kind in KINDS and self._generations is not None:
             self._generations.heard(message)
         elif kind == "stall":
-            log.warning("rank %d: still waiting: %s", self._rank, message["text"])
+            self._say_what_is_awaited(message)
+
+    def _all_members(self) -> List[Member]:
+        with self._changed:
+            return list(self._members.values())
+
+    def _say_what_is_awaited(self, stall: Dict[str, Any]) -> None:
+        with self._changed:
+            member = self._members.get(stall["comm"])
+        if member is None:
+            return
+        others = f", as {counted(stall['others'], 'other rank')} {'does' if stall['others'] == 1 else 'do'}"
+        log.warning(
+            "rank %d: still waiting, for %s, in %s%s: %s%s",
+            *(self._rank, duration(stall["seconds"]), call_in(member, stall["seq"])),
+            *(others if stall["others"] > 0 else "", stall["text"], self._crowd),
+        )
 
     def _failed(self, failure: Dict[str, Any]) -> None:
         comm = failure["comm"]
@@ -379,16 +404,18 @@ class Agent:
             member = self._members.get(probe["comm"])
             if member is not None:
                 member.core.tend()  # somebody waits: perhaps for what this rank sent over a rail that is gone
+        here = where_is(self._all_members())
+        # This comes behind: what has not been called now had not been called when the threads slept.
         submitted = member.core.submitted if member is not None else 0
         text = member.core.operation_text(probe["seq"]) if member is not None else ""
-        last = member.core.operation_text(submitted) if member is not None else ""
         self._watch.send(
             {
                 "type": "state",
                 "probe": probe["probe"],
                 "submitted": submitted,
                 "op": text,
-                "last": last,
+                "waits": here.waits,
+                "doing": here.doing,
                 "shortage": self.shortage.text,
                 "awaits_gpu": member is not None and member.core.awaits_gpu(probe["seq"]),
                 "held": self._generations is not None and self._generations.is_held,

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple
 
 from ddl import _core
 
-__all__ = ["Arrivals", "Member"]
+__all__ = ["Arrivals", "Member", "NamedCalls"]
+
+
+def _none() -> List[str]:
+    return []
+
+
+@dataclass
+class NamedCalls:
+    """What users have submitted under a name, on a communicator whose own operations only agree on such.
+
+    ``waiting``: says what a thread waits for, by its identifier. ``texts``: of all that is pending, the oldest
+    first.
+    """
+
+    is_used: bool = False
+    waiting: Dict[int, Callable[[], str]] = field(default_factory=dict)
+    texts: Callable[[], List[str]] = _none
 
 
 @dataclass
 class Member:
-    """A communicator as the agent knows it. ``ranks[r]`` is the world rank of its rank ``r``."""
+    """A communicator as the agent knows it. ``ranks[r]`` is the world rank of its rank ``r``.
+
+    ``title``: what people call it; empty: it is that of all ranks.
+    """
 
     number: int
     core: _core.Communicator
     ranks: Tuple[int, ...]
+    title: str = ""
+    named: NamedCalls = field(default_factory=NamedCalls)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -71,7 +72,16 @@ def _verdict(dumps: Sequence[RankDump], end: JobEnd) -> List[str]:
     from ddl.blame.judge import blame
 
     findings = blame(dumps, end)
-    return last_words(findings) if findings and findings[0].kind not in ("dead", "unknown") else []
+    if not findings or findings[0].kind in ("dead", "unknown"):
+        return []
+    # What all ranks were told of stands there as the rank has said it that ended first.
+    shown = {_unsigned(line) for line in end.last_lines.get(-1 if end.first is None else end.first, ())}
+    return [words for words in last_words(findings) if _unsigned(words) not in shown]
+
+
+def _unsigned(line: str) -> str:
+    """Return what an error says, without which rank says so."""
+    return re.sub(r"\[rank \d+/\d+[^]]*\] ", "", line.strip())
 
 
 def write_dumps(folder: Path, dumps: Sequence[RankDump], end: JobEnd) -> Path:

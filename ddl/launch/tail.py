@@ -12,6 +12,8 @@ LINES = 20  #: that a report shows
 _ROOT = re.escape(str(Path(__file__).resolve().parents[2]))
 _FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+')
 _OWN = re.compile(rf"{_ROOT}/ddl(_[a-z]+)?/|<frozen ")
+#: What leads from the user's program to DDL, and back from a framework: an error of DDL's is not about that.
+_INSTALLED = re.compile(r".*/(site|dist)-packages/|.*/lib(64)?/python3[^/]*/")
 _CHAINS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -20,6 +22,8 @@ _CHAINS = (
 
 def for_report(lines: Sequence[str], most: int = LINES) -> List[str]:
     """Return the last ``most`` of ``lines`` without DDL's frames, and without tracebacks that had no others.
+
+    Where the error is one of DDL's, frames of what is installed are left out, too.
 
     If the last traceback has only frames of DDL, it is kept: the fault is DDL's, and these frames show it.
     """
@@ -49,11 +53,13 @@ def _without_own(lines: Sequence[str]) -> Tuple[List[str], int, int]:
     """Return the lines without DDL's frames, and how many frames were the user's and DDL's."""
     kept: List[str] = []
     users = own = 0
+    of_ddl = any(line.startswith("ddl.errors.") for line in lines)
     indent = -1  # of the frame of DDL's that we are in
     for line in lines:
         frame = _FRAME.match(line)
         if frame is not None:
-            is_own = _OWN.match(frame[2]) is not None
+            file = frame[2]
+            is_own = _OWN.match(file) is not None or (of_ddl and _INSTALLED.match(file) is not None)
             users, own = users + (not is_own), own + is_own
             indent = len(frame[1]) if is_own else -1
         elif indent >= 0 and len(line) - len(line.lstrip()) <= indent:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from functools import reduce
 from operator import or_
-from typing import Callable, Deque, Dict, Optional, Sequence, Union
+from typing import Callable, Deque, Dict, List, Optional, Sequence, Union
 
 from ddl import _core
 from ddl.communicator import Communicator
@@ -81,6 +81,8 @@ class Negotiator:
         self._rounds = 0  # that have ended
         self._error: Optional[Error] = None
         self._thread: Optional[threading.Thread] = None
+        self._calls = communicator._group.named_calls  # where the agent sees what is waited for
+        self._calls.is_used, self._calls.texts = True, _texts_of(self._pending)
 
     # --- submitting ---
 
@@ -106,8 +108,10 @@ class Negotiator:
                 else:
                     self._wake.notify_all()
             if self._driver is pending:
+                self._calls.waiting[threading.get_ident()] = request.text
                 self._drive(until=pending)
         finally:  # also where Ctrl-C came in between
+            self._calls.waiting.pop(threading.get_ident(), None)
             if pending is not None and self._driver is pending:
                 self._stop_driving()
         return pending.wait()
@@ -143,7 +147,7 @@ class Negotiator:
             self._check(request)
             if self._joining is not None:
                 raise InvalidState(f"{self._who} join: this rank has joined already")
-            pending = self._joining = Pending(request, self._overdue, self._in_words, _FOREVER)
+            pending = self._joining = self._new_pending(request, _FOREVER)
             self._agreement.join()
             self._call_thread()
         return pending
@@ -171,12 +175,15 @@ class Negotiator:
             request.name.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"{self._who} {request.text()}: a name must be Unicode text: {error}") from None
-        pending = Pending(request, self._overdue, self._in_words, self._timeout)
+        pending = self._new_pending(request, self._timeout)
         if request.name in self._pending:
             self._unnamed.append(pending)
         else:
             self._submit(pending)
         return pending
+
+    def _new_pending(self, request: Request, deadline: float) -> Pending:
+        return Pending(request, self._overdue, self._in_words, deadline, self._calls.waiting)
 
     def _submit(self, pending: Pending) -> None:
         self._pending[pending.request.name] = pending
@@ -355,7 +362,7 @@ class Negotiator:
 
     def _in_words(self, request: Request, error: Error, when: str = "") -> Error:
         """Return what has broken the communicator, in the words of an operation that it ends."""
-        return type(error)(f"{self._who} {request.text()}{when}: {error}")
+        return type(error)(f"{self._who} {request.text()}{when}: {error.reason or error}")
 
     def _error_of(self, request: Request) -> Error:
         """Return what has broken the communicator, for an operation that was waiting meanwhile."""
@@ -385,6 +392,11 @@ class Negotiator:
         self._fail(CollectiveTimeout(reason))
         # Nobody is blamed: this rank has only noticed it.
         self._communicator._core.fail("CollectiveTimeout", -1, f"{request.text()}: {reason}", True)
+
+
+def _texts_of(pending: Dict[str, Pending]) -> Callable[[], List[str]]:
+    """Return a function that says what is pending, the oldest first. It does not keep a negotiator alive."""
+    return lambda: [operation.request.text() for operation in list(pending.values())]
 
 
 def _as_error(error: BaseException) -> Error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Dict, Optional, Protocol
 
 from ddl.communicator import Communicator
 from ddl.errors import CommunicatorError, Error, WaitTimeout
@@ -73,10 +73,12 @@ class Pending:
         overdue: Callable[[Pending], None],
         in_words: Callable[[Request, Error], Error],
         deadline: float,
+        waiting: Dict[int, Callable[[], str]],
     ) -> None:
         self.request = request
         self._overdue = overdue  # breaks the communicator, unless the operation was just about to be started
         self._in_words = in_words  # says of an error which operation it has ended
+        self._waiting = waiting  # what threads wait for that another one submits, by their identifiers
         self._submitted = self._started = time.monotonic()
         self._deadline = self._submitted + deadline
         self.round = 0  #: rounds of ballots that had ended when it was submitted
@@ -128,7 +130,14 @@ class Pending:
         limit = None if timeout is None else time.monotonic() + timeout
         if not self.agreed:
             until = self._deadline if limit is None else min(self._deadline, limit)
-            if not self.settled(max(0.0, until - time.monotonic())):
+            thread = threading.get_ident()
+            if limit is None:
+                self._waiting[thread] = self.request.text
+            try:
+                settled = self.settled(max(0.0, until - time.monotonic()))
+            finally:
+                self._waiting.pop(thread, None)
+            if not settled:
                 if until < self._deadline:
                     raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
                 self._overdue(self)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from ddl.errors import ProtocolError
 
-__all__ = ["Message", "Outgoing", "integer", "said_by", "text"]
+__all__ = ["Message", "Outgoing", "integer", "rows", "said_by", "seconds", "text"]
 
 _T = TypeVar("_T")
 
@@ -37,6 +37,26 @@ def text(rank: int, message: Message, key: str, default: Optional[str] = None, *
     if not isinstance(value, str):
         raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
     return value[:limit]
+
+
+def seconds(rank: int, message: Message, key: str, *, default: float) -> float:
+    """Return a field of what ``rank`` sent; ProtocolError if it is no finite number from 0 up."""
+    value = message.get(key, default)
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return float(value)
+
+
+def rows(rank: int, message: Message, key: str, *, width: int, most: int) -> List[Tuple[int, ...]]:
+    """Return a field of what ``rank`` sent, by default empty; ProtocolError if it is no list of lists of integers.
+
+    ``width``: integers of each; ``most``: of the list.
+    """
+    value = message.get(key, [])
+    good = isinstance(value, list) and len(value) <= most
+    if not good or not all(isinstance(row, list) and [type(n) for n in row] == [int] * width for row in value):
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return [tuple(row) for row in value]
 
 
 def said_by(rank: int, value: str, parse: Callable[[Any], _T]) -> _T:

@@ -7,8 +7,11 @@ from typing import Iterable, List
 __all__ = ["name_ranks"]
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3``, ``ranks 2, 5`` or ``ranks 2, 5-9`` for ascending ranks."""
+def name_ranks(ranks: Iterable[int], most: int = 0) -> str:
+    """Return ``rank 3``, ``ranks 2, 5`` or ``ranks 2, 5-9`` for ascending ranks.
+
+    ``most``: of more runs than that, only the first are named: ``ranks 2, 5-9, 12 and 31 more``.
+    """
     runs: List[List[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -16,5 +19,8 @@ def name_ranks(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     single = len(runs) == 1 and len(runs[0]) == 1
+    unnamed = sum(map(len, runs[most:])) if most else 0
+    runs = runs[:most] if most else runs
     names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"{'rank' if single else 'ranks'} {', '.join(names)}"
+    more = f" and {unnamed} more" if unnamed else ""
+    return f"{'rank' if single else 'ranks'} {', '.join(names)}{more}"

@@ -12,12 +12,14 @@ events and the time, and delivers the messages that come back.
 (membership/), texts name it by its rank of now: see ``renumber``.
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
-peer, reason, op, final [members: ranks, shortage]; ``fail`` comm, kind (an error class), culprit, reason [members];
-``state`` probe, submitted (-1: no member), op [last, shortage, awaits_gpu, held]. It is sent ``fail``, ``probe``
-(probe, comm, seq), ``stall`` (comm, seq, text) and ``departed`` (comm, peer: it has said goodbye; a rank that waits for
-its message is to look whether it comes). Operations count from 1; ``op`` is a text that says what the rank called as
-number seq, "" if it is not known; ``shortage`` what the rank lacks to make connections; a rank that is ``held`` waits
-until the store has said where all stop (membership/planned_stop.py), or is late as it had to.
+peer, reason, op, final [members: ranks, waits, doing, seconds, shortage, awaits_gpu]; ``fail`` comm, kind (an error
+class), culprit, reason [members]; ``state`` probe, submitted (-1: no member), op [waits, doing, shortage, awaits_gpu,
+held]. It is sent ``fail``, ``probe`` (probe, comm, seq), ``stall`` (comm, seq, seconds, others, text) and ``departed``
+(comm, peer: it has said goodbye; a rank that waits for its message is to look whether it comes). Operations count from
+1; ``op`` is a text that says what the rank called as number seq, "" if it is not known; ``waits`` and ``doing`` are
+those of deadlock.py; ``seconds`` how long the rank has waited, as it has said, and ``others`` how many wait besides;
+``shortage`` what it lacks to make connections; a rank that is ``held`` waits until the store has said where all stop
+(membership/planned_stop.py), or is late as it had to.
 """
 
 from __future__ import annotations
@@ -27,16 +29,21 @@ from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 from ddl.errors import ProtocolError
+from ddl.store.deadlock import Deadlocks, Wait
 from ddl.store.inquiry import Inquiry
-from ddl.store.messages import Message, Outgoing, integer, text
+from ddl.store.messages import Message, Outgoing, integer, rows, seconds, text
 from ddl.store.rank_names import name_ranks
 
-__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE"]
+__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "REPEAT"]
 
 ALL = -1  #: the communicator number that means every communicator
 LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before it is called unreachable
 PROBE_GRACE = 0.25  #: seconds that ranks have to answer a probe
 DOUBT_GRACE = 1.0  #: more seconds, before anybody is blamed, for ranks that answered the probes before this one
+REPEAT = 8.0  #: seconds until a rank may be told again that an operation waits; ranks ask every 10
+_NAMED = 6  # runs of ranks that a text names
+_SHOWN = 3  # ranks of a deadlock whose places a text shows
+_MOST_WAITS = 1000  # of one rank
 _CAUSE_LIMIT = 1000  #: characters of a failure that another one tells of
 
 _Key = Tuple[int, int]
@@ -78,6 +85,8 @@ class JobVerdicts:
         self._groups: Dict[int, FrozenSet[int]] = {}  # the ranks of communicators that somebody complained about
         self._suspicions: Dict[_Key, _Suspicion] = {}  # by (communicator, suspected rank)
         self._rounds: Dict[_Key, Inquiry] = {}  # by (communicator, operation)
+        self._deadlocks = Deadlocks()
+        self._told_of: Dict[int, Tuple[int, float]] = {}  # by communicator: of which stall a rank was told, and when
         self._probes = 0
         self._silent: Dict[
             int, int
@@ -98,7 +107,7 @@ class JobVerdicts:
         self._size = max(self._size, *(member + 1 for member in members))
 
     def _names(self, ranks: Iterable[int]) -> str:
-        return name_ranks(sorted(self._numbers.get(rank, rank) for rank in ranks))
+        return name_ranks(sorted(self._numbers.get(rank, rank) for rank in ranks), _NAMED)
 
     def joined(self, rank: int, now: float) -> Outgoing:
         """A rank opened its watch connection; it is told at once what failed before it came."""
@@ -114,6 +123,7 @@ class JobVerdicts:
         if rank not in self._present:
             return []
         self._present.discard(rank)
+        self._deadlocks.forget(rank)
         return self._fail(ALL, "PeerLost", rank, reason or "its process ended (connection closed without goodbye)")
 
     def lost(self, rank: int, reason: str) -> Outgoing:
@@ -142,7 +152,7 @@ class JobVerdicts:
                 out += self._fail(comm, "PeerLost", peer, suspicion.reason)
         for key, probing in list(self._rounds.items()):
             if probing.deadline <= now and key in self._rounds and not self._extended(probing, now):
-                out += self._judge(key)
+                out += self._judge(key, now)
         return out
 
     def _extended(self, probing: Inquiry, now: float) -> bool:
@@ -171,6 +181,7 @@ class JobVerdicts:
         if not isinstance(submitted, dict):
             raise ProtocolError(f"rank {rank}: 'submitted' of a goodbye is {submitted!r:.100}, not an object")
         self._present.discard(rank)
+        self._deadlocks.forget(rank)
         self._departed[rank] = _Goodbye(submitted, _LEFT + self._known_to(rank))
         out: Outgoing = []
         for comm, peer in list(self._suspicions):
@@ -179,7 +190,7 @@ class JobVerdicts:
         for key, probing in list(self._rounds.items()):
             probing.waiting.discard(rank)
             if not probing.waiting and key in self._rounds:
-                out += self._judge(key)
+                out += self._judge(key, now)
         return out
 
     def _known_to(self, rank: int) -> str:
@@ -212,6 +223,9 @@ class JobVerdicts:
         seq = integer(rank, message, "seq", low=0)
         suspect = {
             "op": text(rank, message, "op"),
+            "waits": self._waits(rank, message),
+            "doing": text(rank, message, "doing", default=""),
+            "seconds": seconds(rank, message, "seconds", default=0.0),
             "final": message.get("final") is True,
             "peer": integer(rank, message, "peer", low=-1, high=self._size - 1, default=-1),
             "reason": text(rank, message, "reason", default=""),
@@ -240,15 +254,17 @@ class JobVerdicts:
             question = probing.question(comm, seq)
             out = [(asked, question) for asked in sorted(probing.waiting & self._present)]
         probing.suspects[rank] = suspect
+        self._deadlocks.heard(rank, suspect["waits"], suspect["doing"])
         probing.waiting.discard(rank)  # who complains is alive, and has said what it called
-        return out if probing.waiting else out + self._judge(key)
+        return out if probing.waiting else out + self._judge(key, now)
 
     def _state(self, rank: int, message: Message, now: float) -> Outgoing:
         probe = integer(rank, message, "probe", low=0)
-        state = {
+        state: Message = {
             "submitted": integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
             "op": text(rank, message, "op"),
-            "last": text(rank, message, "last", default=""),
+            "waits": self._waits(rank, message),
+            "doing": text(rank, message, "doing", default=""),
             "shortage": text(rank, message, "shortage", default=""),
             "awaits_gpu": message.get("awaits_gpu") is True,
             "held": message.get("held") is True,
@@ -257,7 +273,9 @@ class JobVerdicts:
             if probing.probe == probe and rank in probing.waiting:
                 probing.states[rank] = state
                 probing.waiting.discard(rank)
-                return [] if probing.waiting else self._judge(key)
+                uncalled = key if 0 <= state["submitted"] < key[1] else None
+                self._deadlocks.heard(rank, state["waits"], state["doing"], uncalled)
+                return [] if probing.waiting else self._judge(key, now)
         return []  # an answer that came too late
 
     def _told(self, rank: int, message: Message) -> Outgoing:
@@ -277,7 +295,11 @@ class JobVerdicts:
             raise ProtocolError(f"rank {rank}: 'members' of a suspicion is {members!r:.100}, not a list of ranks")
         return frozenset(members)
 
-    def _judge(self, key: _Key) -> Outgoing:
+    def _waits(self, rank: int, message: Message) -> FrozenSet[Wait]:
+        waits = rows(rank, message, "waits", width=3, most=_MOST_WAITS)
+        return frozenset((comm, seq, needs) for comm, seq, needs in waits)
+
+    def _judge(self, key: _Key, now: float) -> Outgoing:
         """Decide a round of questions. Mismatches and dead ranks always count, slow ones only at the deadline."""
         comm, seq = key
         probing = self._rounds.pop(key)
@@ -302,13 +324,51 @@ class JobVerdicts:
         for rank in sorted(needed & self._departed.keys()):
             if not _had_submitted(self._departed[rank].submitted, comm, seq):
                 return self._fail(comm, "PeerLost", rank, self._departed[rank].reason)
+        stuck = [rank for rank in self._deadlocks.stuck() if rank in self._present]
+        refusal = self._refuse_deadlock(stuck) if stuck else []
+        if refusal:
+            return refusal
         culprit, reason = self._explain(probing, seq)
         if probing.final:
             return self._fail(comm, "CollectiveTimeout", culprit, reason)
         if culprit < 0:
             return []  # all are at it: the data takes its time, and nobody is to blame
-        stall = {"type": "stall", "comm": comm, "seq": seq, "text": reason}
-        return [(rank, stall) for rank in sorted(probing.suspects) if rank in self._present]
+        return self._tell_of_stall(key, probing, reason, now)
+
+    def _refuse_deadlock(self, stuck: List[int]) -> Outgoing:
+        """Ranks wait for one another in different communicators: fail all of these, with the same words."""
+        places: Dict[str, List[int]] = {}
+        for rank in stuck:
+            places.setdefault(self._deadlocks.doing(rank), []).append(rank)
+        shown = [
+            f"{self._names(ranks)} {doing if len(ranks) == 1 else doing.replace('waits', 'wait', 1)}"
+            for doing, ranks in list(places.items())[:_SHOWN]
+        ]
+        more = f" (and so on, for {len(stuck)} ranks in all)" if len(places) > _SHOWN else ""
+        reason = (
+            f"the ranks wait for one another, and none of them can go on: {'; '.join(shown)}{more}; all ranks must "
+            "make the same calls in the same order"
+        )
+        out: Outgoing = []
+        for comm in self._deadlocks.communicators(stuck):
+            out += self._fail(comm, "CollectiveMismatch", -1, reason)
+        for rank in stuck:
+            self._deadlocks.forget(rank)  # it has been told
+        return out
+
+    def _tell_of_stall(self, key: _Key, probing: Inquiry, reason: str, now: float) -> Outgoing:
+        """Have one rank say, now and then, what is waited for; of a message each that waits: others do not know it."""
+        comm, seq = key
+        waiting = [rank for rank in sorted(probing.suspects) if rank in self._present]
+        if seq != 0:
+            told_of, when = self._told_of.get(comm, (0, now))
+            if not waiting or (told_of == seq and now < when + REPEAT):
+                return []
+            self._told_of[comm] = seq, now
+            del waiting[1:]
+        called = probing.suspects.keys() | {r for r, state in probing.states.items() if state["submitted"] >= seq > 0}
+        stall = {"type": "stall", "comm": comm, "seq": seq, "others": len(called) - 1, "text": reason}
+        return [(rank, {**stall, "seconds": probing.suspects[rank]["seconds"]}) for rank in waiting]
 
     def _explain(self, probing: Inquiry, seq: int) -> Tuple[int, str]:
         answered = probing.states.keys() | probing.suspects.keys()
@@ -327,7 +387,8 @@ class JobVerdicts:
             rank = min(behind)
             others = [other for other in behind if other != rank]
             more = f" ({self._names(others)} {'has' if len(others) == 1 else 'have'} not called it either)"
-            return rank, f"{self._names([rank])} has not called it; {_last(behind[rank])}{more if others else ''}"
+            doing = f"; it {behind[rank]['doing']}" if behind[rank]["doing"] else ""
+            return rank, f"{self._names([rank])} has not called it{doing}{more if others else ''}"
         for rank, lack in probing.shortages().items():
             return rank, f"{self._names([rank])} cannot make the connections for it: {lack}"
         waiting = probing.awaiting_gpus()
@@ -365,13 +426,6 @@ class JobVerdicts:
 
 
 _LEFT = "it has shut down (its program ended)"
-
-
-def _last(state: Message) -> str:
-    if state["submitted"] == 0:
-        return "it has not called any operation yet"
-    text = f" ({state['last']})" if state["last"] else ""
-    return f"its last operation is #{state['submitted']}{text}"
 
 
 def _had_submitted(submitted: Dict[str, Any], comm: int, seq: int) -> bool:

@@ -5,27 +5,41 @@ from __future__ import annotations
 import pytest
 from store.verdicts import DIED, LEFT, fail, job, lost, probe, stall, stalled, state, told
 
-from ddl.store.verdict import ALL, DOUBT_GRACE, PROBE_GRACE
+from ddl.store.verdict import ALL, DOUBT_GRACE, PROBE_GRACE, REPEAT
 
 
-def test_a_stall_is_asked_about_once_and_answered_to_who_asked() -> None:
+def test_a_stall_is_asked_about_once_and_told_to_one_of_those_who_wait() -> None:
     verdict = job()
     assert verdict.received(0, stalled(), 1.0) == told([1, 2, 3], probe())
     assert verdict.received(1, stalled(), 1.1) == []  # the same round; who complains need not answer
     assert verdict.next_deadline() == 1.0 + PROBE_GRACE
     assert verdict.received(2, state(), 1.1) == []
-    text = "rank 3 has not called it; its last operation is #5 (broadcast 8 B)"
-    behind = state(submitted=5, op="", last="broadcast 8 B")
-    assert verdict.received(3, behind, 1.15) == told([0, 1], stall(text))
+    text = "rank 3 has not called it; it is at train.py:12 in main"
+    behind = state(submitted=5, op="", doing="is at train.py:12 in main")
+    assert verdict.received(3, behind, 1.15) == told([0], stall(text, others=2))
     assert verdict.next_deadline() is None and verdict.first_failure is None
     assert verdict.received(0, stalled(), 5.0) == told([1, 2, 3], probe(number=2))  # a new round
+
+
+def test_a_stall_is_told_again_when_some_time_has_passed() -> None:
+    """Each rank that waits asks by itself: many questions, and one answer that somebody reads."""
+    verdict, heard = job(3), []
+    for number, now in enumerate((1.0, 1.5, 1.0 + REPEAT, 1.5 + REPEAT), 1):
+        verdict.received(0, stalled(), now)
+        verdict.received(1, stalled(), now)
+        heard.append(verdict.received(2, {**state(submitted=6, op=""), "probe": number}, now))
+    assert heard == [told([0], stall("rank 2 has not called it", others=1)), [], heard[0], []]
+    verdict.received(0, stalled(seq=8), 1.6 + REPEAT)  # another operation
+    verdict.received(1, stalled(seq=8), 1.6 + REPEAT)
+    answer = {**state(submitted=6, op=""), "probe": 5}
+    assert verdict.received(2, answer, 1.6 + REPEAT) == told([0], stall("rank 2 has not called it", others=1, seq=8))
 
 
 def test_what_was_said_before_a_deadline_does_not_count_when_it_has_come() -> None:
     """Rank 1 had not called it when it was asked, and has when the deadline comes; rank 2 is silent all the time."""
     verdict = job(4)
     assert verdict.received(0, stalled(), 1.0) == told([1, 2, 3], probe())
-    assert verdict.received(1, state(submitted=5, op="", last="broadcast 8 B"), 1.01) == []
+    assert verdict.received(1, state(submitted=5, op=""), 1.01) == []
     assert verdict.received(3, stalled(), 1.02) == []
     assert verdict.received(0, stalled(final=True), 1.1) == told([1, 2], probe(number=2))  # rank 3 waits, too
     assert verdict.received(1, state(submitted=5, op=""), 1.11) == []  # of the first question: it had been on its way
@@ -111,7 +125,7 @@ def test_ranks_that_the_store_holds_are_not_to_blame() -> None:
     verdict.received(0, stalled(final=True), 1.0)
     verdict.received(1, {**state(submitted=1, op=""), "held": True}, 1.0)
     verdict.received(2, state(submitted=1, op=""), 1.0)
-    text = "rank 2 has not called it; its last operation is #1"
+    text = "rank 2 has not called it"
     answer = {**state(submitted=1, op=""), "held": True}
     assert verdict.received(3, answer, 1.0) == told(range(4), fail(0, "CollectiveTimeout", 2, text))
 
@@ -131,8 +145,8 @@ def test_ranks_that_have_not_called_it(final: bool) -> None:
     verdict.received(0, stalled(final=final), 1.0)
     verdict.received(1, state(submitted=0, op=""), 1.0)
     verdict.received(2, state(), 1.0)
-    text = "rank 1 has not called it; it has not called any operation yet (rank 3 has not called it either)"
-    expected = told([0, 1, 2, 3], fail(0, "CollectiveTimeout", 1, text)) if final else told([0], stall(text))
+    text = "rank 1 has not called it (rank 3 has not called it either)"
+    expected = told([0, 1, 2, 3], fail(0, "CollectiveTimeout", 1, text)) if final else told([0], stall(text, 1))
     assert verdict.received(3, state(submitted=6, op=""), 1.0) == expected
 
 
@@ -143,7 +157,7 @@ def test_a_rank_that_cannot_make_connections(asker: int, final: bool) -> None:
     lack = {"shortage": "too many open files"}
     verdict.received(asker, stalled(final=final, **(lack if asker == 1 else {})), 1.0)
     text = "rank 1 cannot make the connections for it: too many open files"
-    expected = told([0, 1], fail(0, "CollectiveTimeout", 1, text)) if final else told([asker], stall(text))
+    expected = told([0, 1], fail(0, "CollectiveTimeout", 1, text)) if final else told([asker], stall(text, 1))
     assert verdict.received(1 - asker, state(**(lack if asker == 0 else {})), 1.0) == expected
 
 
@@ -210,8 +224,7 @@ def test_a_rank_that_left_after_having_done_its_part_is_not_to_blame() -> None:
     verdict = job(3)
     verdict.received(2, {"type": "bye", "submitted": {"0": 7}}, 0.5)
     verdict.received(0, stalled(), 1.0)
-    text = "rank 1 has not called it; its last operation is #6"
-    assert verdict.received(1, state(submitted=6, op=""), 1.0) == told([0], stall(text))
+    assert verdict.received(1, state(submitted=6, op=""), 1.0) == told([0], stall("rank 1 has not called it"))
     verdict.received(0, stalled(seq=8), 2.0)
     assert verdict.received(1, state(2), 2.0) == told([0, 1], fail(0, "PeerLost", 2, LEFT))
 

@@ -42,5 +42,5 @@ def probe(comm: int = 0, seq: int = 7, number: int = 1) -> Message:
     return {"type": "probe", "probe": number, "comm": comm, "seq": seq}
 
 
-def stall(text: str) -> Message:
-    return {"type": "stall", "comm": 0, "seq": 7, "text": text}
+def stall(text: str, others: int = 0, seq: int = 7) -> Message:
+    return {"type": "stall", "comm": 0, "seq": seq, "others": others, "text": text, "seconds": 0.0}

@@ -1,0 +1,72 @@
+"""``Deadlocks``: finds ranks of which each waits, in an operation, for another that can never call it.
+
+Ranks say now and then over which operations their threads sleep, and which they have not called. Within one
+communicator a difference shows by itself: two calls have the same number. Across communicators (gradients on one, named
+operations on another) each rank is only late, and everybody would wait until the deadline.
+
+A rank is stuck if every thread of it that calls DDL sleeps over an operation, and each of these operations needs a
+stuck rank that has not called it. What a rank has said holds for as long as it sleeps over the same operations, since
+each of them happens once. So what is found holds for ever, though ranks speak at different times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, List, Optional, Set, Tuple
+
+__all__ = ["Deadlocks", "Wait"]
+
+Wait = Tuple[int, int, int]  #: a communicator, the number of an operation there, and the rank that it needs; -1: all
+
+
+@dataclass
+class _Standing:
+    """What a rank has said, as long as its threads sleep over ``waits``."""
+
+    waits: FrozenSet[Wait]
+    doing: str
+    uncalled: Set[Tuple[int, int]] = field(default_factory=set)  # operations: communicator and number
+
+
+class Deadlocks:
+    """What ranks have said of themselves, and what follows from it."""
+
+    def __init__(self) -> None:
+        self._ranks: Dict[int, _Standing] = {}
+
+    def heard(self, rank: int, waits: FrozenSet[Wait], doing: str, uncalled: Optional[Tuple[int, int]] = None) -> None:
+        """Take in what ``rank`` says. ``waits``: none if a thread of it that calls DDL does not sleep.
+
+        ``doing``: where its program is, for people. ``uncalled``: an operation that it has not called.
+        """
+        standing = self._ranks.get(rank)
+        if standing is None or standing.waits != waits:
+            standing = self._ranks[rank] = _Standing(waits, doing)
+        if uncalled is not None:
+            standing.uncalled.add(uncalled)
+
+    def forget(self, rank: int) -> None:
+        """``rank`` is there no more."""
+        self._ranks.pop(rank, None)
+
+    def stuck(self) -> List[int]:
+        """Return the ranks that can never go on."""
+        stuck = {rank for rank, standing in self._ranks.items() if standing.waits}
+        while True:
+            able = {rank for rank in stuck if not all(self._in_vain(wait, stuck) for wait in self._ranks[rank].waits)}
+            if not able:
+                return sorted(stuck)
+            stuck -= able
+
+    def _in_vain(self, wait: Wait, stuck: Set[int]) -> bool:
+        comm, seq, needs = wait
+        candidates = stuck if needs < 0 else stuck & {needs}
+        return any((comm, seq) in self._ranks[rank].uncalled for rank in candidates)
+
+    def communicators(self, ranks: List[int]) -> List[int]:
+        """Return those in which ``ranks`` wait."""
+        return sorted({comm for rank in ranks for comm, _, _ in self._ranks[rank].waits})
+
+    def doing(self, rank: int) -> str:
+        """Return where the program of ``rank`` is."""
+        return self._ranks[rank].doing
