@@ -29,6 +29,7 @@ from ddl_torch._gradient_entry import Entry
 from ddl_torch._layout import BucketLayout
 from ddl_torch._optimizer_arguments import OptimizerSettings
 from ddl_torch._own_compressor import send_compressed
+from ddl_torch._same_weights import StartingWeights
 from ddl_torch._update import PartialUpdates
 from ddl_torch.powersgd import LowRankBucket
 from ddl_torch.sparse import reduce_gradients
@@ -52,6 +53,7 @@ class Rounds:
         self._settings = settings
         self._op = settings.op
         self._check: Optional[GradientCheck] = None
+        self._weights = StartingWeights(strict=bool(settings.check))
         self._low_rank: Dict[int, LowRankBucket] = {}  # by the number of the bucket
         self._next = 0  # number of the bucket to send next
 
@@ -92,6 +94,7 @@ class Rounds:
         self.forget()
         if self._check is not None:
             self._check = GradientCheck(self._communicator, self._settings)
+        self._weights = StartingWeights(strict=bool(self._settings.check), known=not afresh)
 
     def begin(self) -> bool:
         """Begin a round, if none is open; return whether it has begun now."""
@@ -101,6 +104,7 @@ class Rounds:
             self.average_loss(0.0, another=True)
         self.open = True
         self._next = 0
+        self._weights.keep(self.layout.entries)
         for bucket in self.layout.buckets:
             bucket.begin()
         if self._check is not None:
@@ -175,7 +179,8 @@ class Rounds:
         self.seconds_waiting += time.perf_counter() - start
         apart = None if said.in_step and not said.abandoned else who_is_apart(self._communicator, self._says(abandoned))
         # Every rank takes part, also one that finds below that its gradients were changed, and says that first.
-        wrong = None if self._check is None else self._check.end()
+        unequal = self._weights.compare(self._communicator, self.layout.entries)
+        wrong = (None if self._check is None else self._check.end()) or unequal
         self.ended += 1
         self.open = False
         for bucket in sent:

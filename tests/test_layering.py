@@ -45,7 +45,7 @@ RULES = {
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
     "api": "at_exit errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
-    "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
+    "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ store.rank_names",
     "adapter.steps": "_core",  # its one call is a part of every training step
     "elastic": "adapter",
     "adapter.rendezvous": "store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
