@@ -118,7 +118,8 @@ def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
                 _log.warning("%s", text)
         try:
             if settings.timeline and identity.rank == 0:  # first: if it is refused, no other rank may begin
-                timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles)
+                name = f"rank {identity.rank} of {identity.size}"
+                timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles, who=name)
             world = begin_job(identity, settings, _state.rounds)
         except BaseException:
             timeline.stop()

@@ -7,6 +7,7 @@ a group of their own, of the same ranks. Calls with tensors on other devices go 
 from __future__ import annotations
 
 import functools
+import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Optional, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddl import InvalidArgument, InvalidState
+from ddl.adapter.operations import timeline
 
 __all__ = ["OtherDevices", "by_device"]
 
@@ -67,7 +69,10 @@ class OtherDevices:
 
 
 def by_device(verb: Verb) -> Verb:
-    """Pass a verb on to the group's backend for the device of its first tensor, if it has one for it."""
+    """Pass a verb on to the group's backend for the device of its first tensor, if it has one for it.
+
+    What is done here is told to the timeline, if there is one (DDL_TIMELINE).
+    """
 
     @functools.wraps(verb)
     def passed_on(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -76,7 +81,14 @@ def by_device(verb: Verb) -> Verb:
             _refuse_several(verb.__name__, device, arguments)
         if device is not None and device.type in self.others.names():
             return getattr(self.others.group(), verb.__name__)(*arguments, **options)
-        return verb(self, *arguments, **options)
+        recorder = timeline.active()
+        if recorder is None:
+            return verb(self, *arguments, **options)
+        begun = time.monotonic()
+        work = verb(self, *arguments, **options)
+        row = f"{verb.__name__} of {self.getGroupDesc() or self.getGroupName()}"
+        work.when_ended(lambda: recorder.operation(row, verb.__name__, begun, begun, time.monotonic()))
+        return work
 
     return passed_on  # type: ignore[return-value]
 

@@ -147,6 +147,7 @@ class GroupWork(dist.Work):
         self._waiter = waiter
         self._lock = threading.Lock()
         self._future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
+        self._when_ended: Optional[Callable[[], None]] = None
         self._unwaited = unwaited
         if unwaited is not None:
             unwaited.add(self)
@@ -170,7 +171,14 @@ class GroupWork(dist.Work):
             self._finish()
         elif isinstance(self._write, FinishOnStream):
             self._write.join()
+        tell, self._when_ended = self._when_ended, None
+        if tell is not None:
+            tell()
         return True
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` once, when somebody has waited for the end; of several, the first."""
+        self._when_ended = self._when_ended or tell
 
     def _can_wait_on_stream(self) -> bool:
         """Return whether a stream can wait instead of the host (DDL_GPU_WAIT=stream). Without effect."""

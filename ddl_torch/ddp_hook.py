@@ -3,12 +3,14 @@
 Annotations here are not strings: ``register_comm_hook`` compares them with the types.
 """
 
+import time
 from typing import Optional
 
 import torch
 from torch._C._distributed_c10d import GradBucket
 
 import ddl
+from ddl.adapter.operations import timeline
 from ddl_torch._c10d_work import GroupWork, Waiter
 from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias
@@ -33,7 +35,12 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     gradients = bucket.buffer()
     memory = for_core(alias(gradients, "ddp_hook"))
     work = communicator.allreduce_async_(memory, op=ddl.Average, name=f"bucket.{bucket.index()}")
-    averaged: torch.futures.Future[list[torch.Tensor]] = GroupWork([gradients], [(work, None)], _waiter).get_future()
+    under_way = GroupWork([gradients], [(work, None)], _waiter)
+    recorder = timeline.active()
+    if recorder is not None:
+        begun, name = time.monotonic(), f"bucket.{bucket.index()}"
+        under_way.when_ended(lambda: recorder.operation(name, "allreduce", begun, begun, time.monotonic()))
+    averaged: torch.futures.Future[list[torch.Tensor]] = under_way.get_future()
     return averaged.then(_only)
 
 

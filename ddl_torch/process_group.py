@@ -277,6 +277,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     # --- no data, and from one to another ---
 
+    @by_device
     def barrier(self, opts: Any = None) -> GroupWork:
         """Done when every rank has called it.
 

@@ -103,7 +103,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     ``mark_cycles``: also mark each round in which ranks agree on what to run. Other ranks may call it, too.
     """
     if api.rank() == 0:
-        timeline.start(file_path, mark_cycles=mark_cycles)
+        timeline.start(file_path, mark_cycles=mark_cycles, who=f"rank {api.rank()} of {api.size()}")
 
 
 def stop_timeline() -> None:

@@ -1,7 +1,8 @@
 """A timeline of operations as a file for chrome://tracing or Perfetto: what waited for other ranks, and how long.
 
 One row for each name of an operation: how long it waited until all ranks had submitted it, then how long it took until
-its result was fetched. It is written all the time, so that the file of a killed job can be read, too.
+its result was fetched. It is written all the time, so that the file of a killed job can be read, too. It has what the
+process that writes it has waited for, rank 0 as a rule; a timeline of all ranks is ``ddlrun --timeline``.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ class Timeline:
     """The file. Times are those of ``time.monotonic``. Any thread may call it.
 
     Format: Google's "Trace Event Format", a JSON array whose end may be missing. A file that cannot be written any more
-    (a full disk, say) is given up with a warning: the training goes on.
+    (a full disk, say) is given up with a warning: the training goes on. ``who``: names the process in it.
     """
 
-    def __init__(self, path: str, mark_cycles: bool) -> None:
+    def __init__(self, path: str, mark_cycles: bool, who: str) -> None:
         self.mark_cycles = mark_cycles
         self._lock = threading.Lock()
         self._rows: Dict[str, int] = {}
         self._begin = time.monotonic()
         # Without a buffer: nothing is lost if the process is killed, and a forked child has nothing to write again.
         self._file = open(path, "wb", buffering=0)
-        self._write("[\n")
+        self._before = "[\n"  # the next event; what is written is an array that only lacks its end
+        self._event("M", "process_name", 0, self._begin, args={"name": who})
 
     def operation(self, name: str, verb: str, submitted: float, agreed: float, ended: float) -> None:
         """An operation was submitted, under way, and over, at these times."""
@@ -55,7 +57,7 @@ class Timeline:
     def close(self) -> None:
         """End the file. Idempotent."""
         with self._lock:
-            self._write("{}]\n")
+            self._write("\n]\n")
             self._close()
 
     def close_in_child(self) -> None:
@@ -74,7 +76,8 @@ class Timeline:
 
     def _event(self, phase: str, name: str, row: int, at: float, **more: Any) -> None:
         event = {"ph": phase, "name": name, "pid": 0, "tid": row, "ts": self._microseconds(at - self._begin), **more}
-        self._write(json.dumps(event) + ",\n")
+        self._write(self._before + json.dumps(event))
+        self._before = ",\n"
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -98,8 +101,8 @@ def active() -> Optional[Timeline]:
     return _active
 
 
-def start(path: str, *, mark_cycles: bool = False) -> None:
-    """Begin to write a timeline to a new file.
+def start(path: str, *, mark_cycles: bool = False, who: str = "DDL") -> None:
+    """Begin to write a timeline to a new file, of the process ``who``.
 
     Raises ``InvalidState`` if one is being written, ``ConfigError`` if the file cannot be.
     """
@@ -107,7 +110,7 @@ def start(path: str, *, mark_cycles: bool = False) -> None:
     if _active is not None:
         raise InvalidState("a timeline is being written already; call stop_timeline() first")
     try:
-        _active = Timeline(path, mark_cycles)
+        _active = Timeline(path, mark_cycles, who)
     except OSError as error:
         raise ConfigError(f"the timeline (DDL_TIMELINE) cannot be written: {error}") from error
 

@@ -48,8 +48,9 @@ def write(path):
 def test_a_timeline(tmp_path):
     path = tmp_path / "timeline.json"
     ranks.run(2, write, str(path))
-    events = [event for event in json.loads(path.read_text()) if event]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    events = json.loads(path.read_text())
+    assert events[0]["name"] == "process_name" and events[0]["args"] == {"name": "rank 0 of 2"}
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert list(rows.values()) == ["allreduce.loss", "allgather.rows", "broadcast", "bucket.0"]
     assert len([event for event in events if event["name"] == "ALLGATHER"]) == 1
     spans = {(rows[e["tid"]], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
@@ -120,4 +121,40 @@ timeline.stop()
 def test_a_forked_child_writes_nothing(tmp_path):
     path = tmp_path / "timeline.json"
     subprocess.run([sys.executable, "-W", "error", "-c", FORKS, str(path)], check=True, timeout=240)
-    assert [event.get("name") for event in json.loads(path.read_text())] == ["CYCLE_START", "CYCLE_START", None]
+    assert [event["name"] for event in json.loads(path.read_text())] == ["process_name", "CYCLE_START", "CYCLE_START"]
+
+
+def train_by_ddp(hooked):
+    import torch.distributed as dist
+
+    import ddl_torch
+
+    ddl_torch.init()
+    store = dist.FileStore(f"{os.environ['RANKS_FOLDER']}/store", 2)
+    dist.init_process_group("gloo" if hooked else "ddl", store=store, rank=ddl.rank(), world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    if hooked:
+        model.register_comm_hook(None, ddl_torch.ddp_hook)
+    for _ in range(2):
+        model(torch.ones(3)).sum().backward()
+    if not hooked:
+        dist.barrier()
+        dist.all_reduce(torch.ones(2), async_op=True).wait()
+    dist.destroy_process_group()
+    ddl.shutdown()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_timeline_of_ddp(tmp_path, hooked):
+    path = tmp_path / "timeline.json"
+    ranks.run(2, train_by_ddp, hooked, env={"DDL_TIMELINE": str(path)}, initialise=False)
+    events = json.loads(path.read_text())
+    assert all({"ph", "name", "pid", "tid", "ts"} <= event.keys() for event in events)
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [(rows[event["tid"]], event["name"]) for event in events if event["ph"] == "X"]
+    if hooked:
+        assert spans == 2 * [("bucket.0", "ALLREDUCE")]
+    else:
+        assert spans.count(("allreduce of default_pg", "ALLREDUCE")) >= 3  # of a bucket in each step, and the last one
+        assert ("barrier of default_pg", "BARRIER") in spans
