@@ -7,6 +7,7 @@ all), the rank that ended first counts. Of ranks that ended at the same moment, 
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Any, Iterable, List, Mapping, Optional
 
@@ -61,9 +62,11 @@ def report(entry: Exit, verdict: Optional[Mapping[str, Any]], last_lines: Iterab
     if verdict is not None and verdict["culprit"] not in (-1, entry.rank):
         # For example a rank that was silent, and had to be stopped: it has no exit of its own to show.
         lines.append(f"ddlrun: the failure began with rank {verdict['culprit']}: {verdict['reason']}")
+    # Nobody else says why; where the kernel's own words are found, they follow (ddl/blame).
+    asked = f"{entry}: out of memory? 'dmesg' tells, as root" if entry.code == -signal.SIGKILL else str(entry)
     tail = [f"    {line}" for line in last_lines]
     if tail and above:
-        lines.append(f"ddlrun: {entry}; its last lines on stderr are those above")
+        lines.append(f"ddlrun: {asked}; its last lines on stderr are those above")
         return "\n".join(lines)
-    lines.append(f"ddlrun: {entry}" + ("; its last lines on stderr:" if tail else ""))
+    lines.append(f"ddlrun: {asked}" + ("; its last lines on stderr:" if tail else ""))
     return "\n".join(lines + tail)

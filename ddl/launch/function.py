@@ -67,13 +67,14 @@ def run(
     Blocking. The ranks are new processes on this machine, in this directory, with this ``sys.path``; ``func`` calls
     ``ddl.init()`` itself, as a script would. What they print appears here, with their rank before each line. func and
     results are pickled: what other modules define needs nothing, what a notebook or the script itself defines needs
-    cloudpickle (``pip install 'open-ddl[notebook]'``).
+    cloudpickle (``pip install cloudpickle``).
 
-    start_timeout: seconds that ranks wait for one another at start. output_filename: a directory for files of output
-    instead of printing. network_interfaces: for data, as ddlrun's. verbose: say what ddlrun does. executable: the
-    ranks' Python; another one has DDL and what else is installed from its own library. hosts, hostfile: only this
-    machine's names, with slots, instead of ``np``; without any number there is one rank. The others, and the order,
-    are Horovod's: ssh does nothing here, and what has no effect is named on stderr (docs/from_horovod.md).
+    start_timeout: seconds that ranks wait for one another at start. output_filename: a directory for files of output;
+    only rank 0's appears here, too. network_interfaces: for data, as ddlrun's. verbose: say what ddlrun does.
+    executable: the ranks' Python; another one has DDL and what else is installed from its own library. hosts,
+    hostfile: only this machine's names, with slots, instead of ``np``; without any number there is one rank. The
+    others, and the order, are Horovod's: ssh does nothing here, and what has no effect is named on stderr
+    (docs/from_horovod.md).
 
     When a rank fails, the others are ended and ``RankFailed`` is raised: it has the traceback of the rank that the
     failure began with, or the signal that killed it. Ctrl-C ends the ranks. Raises ``InvalidArgument`` for what cannot
@@ -184,7 +185,7 @@ def pickled(what: Any, name: str) -> bytes:
     try:
         (_Pickler(buffer) if cloudpickle is None else cloudpickle.Pickler(buffer)).dump(what)
     except Exception as error:  # whatever an object's own reduction raises
-        hint = "" if cloudpickle else "; cloudpickle can do more: pip install 'open-ddl[notebook]'"
+        hint = "" if cloudpickle else "; cloudpickle can do more: pip install cloudpickle"
         raise InvalidArgument(f"ddl.run: {name} cannot be pickled: {error}{hint}") from error
     return buffer.getvalue()
 

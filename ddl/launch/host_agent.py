@@ -246,11 +246,13 @@ class HostAgent:
         streams: List[Stream] = []
         for pipe, sink, ending in zip((process.stdout, process.stderr), self._sinks, ("out", "err")):
             assert pipe is not None  # both were asked for
-            if config.output_dir is not None:
-                streams.append(FileStream(pipe, self._path(rank, ending)))
+            prefix = prefix_of(rank, config.num_proc) if config.prefix else b""
+            shown = sink if rank == 0 or config.output_dir is None else None
+            if config.output_dir is None:
+                streams.append(Stream(pipe, shown, prefix, config.timestamps))
             else:
-                prefix = prefix_of(rank, config.num_proc) if config.prefix else b""
-                streams.append(Stream(pipe, sink, prefix, config.timestamps))
+                path = self._path(rank, ending)
+                streams.append(FileStream(pipe, path, sink=shown, prefix=prefix, timestamps=config.timestamps))
         self._reading += streams
         return tuple(streams)
 

@@ -63,7 +63,10 @@ _USUAL: Tuple[_Option, ...] = (
         ("--start-timeout",),
         {"metavar": "SECONDS", "help": "let ranks wait so long for the others at start (sets DDL_START_TIMEOUT)"},
     ),
-    (("--output-dir",), {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err instead of printing"}),
+    (
+        ("--output-dir",),
+        {"metavar": "DIR", "help": "write DIR/rank.N.out and DIR/rank.N.err; only rank 0 is shown, too"},
+    ),
     (
         ("--dry-run",),
         {

@@ -213,9 +213,9 @@ def _end_of_characters(data: bytes) -> int:
 class Stream:
     """One output pipe of a rank on its way to a sink. ``close`` is idempotent."""
 
-    def __init__(self, pipe: IO[bytes], sink: Outlet, prefix: bytes, timestamps: bool = False) -> None:
+    def __init__(self, pipe: IO[bytes], sink: Optional[Outlet], prefix: bytes, timestamps: bool = False) -> None:
         self._pipe = pipe
-        self.sink: Optional[Outlet] = sink
+        self.sink = sink  #: None: nobody sees it
         self._lines = _Lines(prefix, timestamps)
         self.due: Optional[float] = None  #: when to look whether the rank waits for input, by ``time.monotonic``
         self._wait = _PROMPT_SECONDS
@@ -264,14 +264,20 @@ class Stream:
 
 
 class FileStream(Stream):
-    """One output pipe of a rank on its way to a file of its own, byte by byte."""
+    """One output pipe of a rank on its way to a file of its own, byte by byte; and to a sink, if there is one."""
 
-    def __init__(self, pipe: IO[bytes], path: str, *, go_on: bool = False) -> None:
-        """``go_on``: behind what another process has written to the file."""
-        self._pipe = pipe
-        self.sink = None
-        self._lines = _Lines(b"", False)  # for the tail
-        self.due = None
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        path: str,
+        *,
+        go_on: bool = False,
+        sink: Optional[Outlet] = None,
+        prefix: bytes = b"",
+        timestamps: bool = False,
+    ) -> None:
+        """``go_on``: behind what another process has written to the file. The rest is about the sink."""
+        super().__init__(pipe, sink, prefix, timestamps)
         self._file = open(path, "ab" if go_on else "wb", buffering=0)
 
     def close(self) -> None:
@@ -280,6 +286,7 @@ class FileStream(Stream):
         self._file.close()
 
     def _pass_on(self, lines: bytes, data: bytes) -> None:
+        super()._pass_on(lines, data)
         rest = memoryview(data)
         while rest:
             rest = rest[self._file.write(rest) :]

@@ -109,9 +109,9 @@ def test_a_reader_that_stops_reading_does_not_fill_the_memory(launcher: Launcher
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_files_instead_of_the_terminal(launcher: Launcher, tmp_path: Path) -> None:
+def test_files_and_of_rank_0_the_terminal_too(launcher: Launcher, tmp_path: Path) -> None:
     done = launcher.run(*HERE, "--output-dir", "logs", "sh", "-c", "echo out; echo err >&2", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0] out\n", "[0] err\n")
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
         "rank.0.err",
         "rank.0.out",

@@ -31,7 +31,7 @@ def test_each_kind_of_blame_has_its_entry(kind):
 def test_each_way_in_which_a_rank_ends_has_its_entry():
     for code in (1, -9):
         said = report(Exit(1, 4711, code, 0), None, []).replace("ddlrun: ", "").replace(" (pid 4711)", "")
-        assert said in HEADINGS
+        assert said.partition(": out of memory?")[0] in HEADINGS
     silent = report(Exit(0, 4711, 1, 0), {"culprit": 1, "reason": "it was silent"}, [])
     assert silent.startswith("ddlrun: the failure began with rank 1: ")
     assert "the failure began with rank 1" in HEADINGS
