@@ -201,6 +201,13 @@ core: .venv/.core
 	@.venv/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
+# Where torch is missing: before pip would take PyPI's build for CUDA, with 3 GB, in silence.
+.venv/.torch: .venv/.tools
+	@.venv/bin/python environments/torch_build.py --constraint constraints.txt
+	@touch $@
+
+.venv/.lint .venv/.examples .venv/.trainers .venv/.bench: | .venv/.torch
+
 .venv/.lint: .venv/.tools environments/lint.txt
 	@echo "installing what 'lint' needs"
 	@$(PIP) --requirement environments/lint.txt

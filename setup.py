@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import zlib
 from pathlib import Path
+from typing import List
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -68,6 +69,13 @@ def settle(directory: Path) -> None:
     stamp.write_text(here, encoding="utf-8")
 
 
+def run_quietly(command: List[str]) -> None:
+    """Run a command, and show what it says if it fails: else it only says in many lines that all is well."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}ddl: ddl._core could not be built: {shlex.join(command)}")
+
+
 def build(part: str, target: str, *options: str) -> Path:
     """Have CMake build ``target``, of CMakeLists.txt, in a directory for ``part``, which is returned."""
     extra = shlex.split(os.environ.get("DDL_CMAKE_ARGS", ""))
@@ -75,8 +83,8 @@ def build(part: str, target: str, *options: str) -> Path:
     directory = ROOT / "build" / f"cmake-{part}-{sysconfig.get_platform()}{variant}"
     settle(directory)
     cmake, ninja = tool("cmake"), f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
-    subprocess.run([cmake, "-S", ROOT, "-B", directory, "-G", "Ninja", ninja, *options, *extra], check=True)
-    subprocess.run([cmake, "--build", directory, "--target", target], check=True)
+    run_quietly([cmake, "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", ninja, *options, *extra])
+    run_quietly([cmake, "--build", str(directory), "--target", target, "--", "--quiet"])
     return directory
 
 

@@ -67,9 +67,12 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     runs = [run("one process, one thread", [sys.executable], given)]
     if cores > 1:
-        runs.append(run("one process, all threads, shorter", [sys.executable], given, short=True))
+        title = "one process, all threads: a tenth of the epochs, to see its speed"
+        runs.append(run(title, [sys.executable], given, short=True))
     runs.append(run(f"{given.ranks} ranks, one thread each", [*LAUNCHER, str(given.ranks)], given))
     print("\n" + table(runs))
+    if cores > 1:
+        print("(short run: what one process makes of all cores, without DDL; too short for an accuracy)")
     if given.ranks > cores:
         print(f"(there are only {cores} cores here for {given.ranks} ranks, so more ranks cannot be faster)")
 

@@ -1,4 +1,4 @@
-"""What makes an environment for a framework of old says why where it cannot: in time, by a status of its own."""
+"""What makes environments says why where it cannot, by a status of its own; of torch it takes the smaller build."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from environments.torch_build import choose
 
 SCRIPT = Path(__file__).resolve().parents[1] / "environments" / "caffe.sh"
 
@@ -43,3 +45,33 @@ def test_a_system_without_packages_of_debian_is_told(tmp_path):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     done = run(str(tmp_path / "dest"), PATH=str(tmp_path / "bin"))
     assert done.returncode == 3 and "apt-get is not here" in done.stderr
+
+
+def _report(*names):
+    return {"install": [{"metadata": {"name": name}} for name in names]}
+
+
+CPU, CUDA = _report("torch", "sympy"), _report("torch", "nvidia-cublas", "triton")
+THERE = ["--extra-index-url", "there"]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        (CPU, CUDA, ([], False)),
+        (CUDA, CPU, (THERE, False)),
+        (CUDA, CUDA, ([], True)),
+        (CUDA, None, ([], True)),  # it cannot be reached
+        (None, CPU, ([], None)),  # pip itself says why, when it installs
+    ],
+)
+def test_the_build_for_cpus_is_taken_where_an_index_offers_one(here, there, expected):
+    asked = []
+
+    def ask(further):
+        asked.append(list(further))
+        return here if not further else there
+
+    assert choose(ask, "there") == expected
+    assert asked[0] == [] and (here is not CUDA or asked[1][:2] == THERE)
+    assert choose(lambda further: here if not further else there, "") == ([], None if here is None else here is CUDA)
