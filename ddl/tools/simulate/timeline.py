@@ -7,7 +7,7 @@ computation is red. Sizes are in pixels.
 
 from __future__ import annotations
 
-from typing import List, Mapping
+from typing import List, Mapping, Sequence
 
 from ddl.plan.svg import Pen, shortened, width_of
 from ddl.tools.doctor.phrases import duration
@@ -41,7 +41,7 @@ def draw(place: Scenario, step: SimulatedStep, title: str, stragglers: Mapping[i
     _axis(pen, step, top, y - _BAND)
     for rank, used, above in bands:
         _band(pen, place, step, rank, used, above, stragglers.get(rank, Lateness()))
-    _legend(pen, y + 6)
+    _legend(pen, y + 6, _COLORS[: len(step.buckets)])
     return pen.document(_MARGIN + _LEFT + _WIDE + _MARGIN, y + 6 + 20 + _MARGIN, title)
 
 
@@ -110,14 +110,16 @@ def _box(
         pen.text(x + wide / 2, y + 14, text, size=10, color=ink, anchor="middle", hint=hint)
 
 
-def _legend(pen: Pen, y: float) -> None:
+def _legend(pen: Pen, y: float, of_buckets: Sequence[str]) -> None:
     x = _MARGIN + _LEFT
-    for color, text in (
-        (_FORWARD, "forward"),
-        (_BACKWARD, "backward"),
-        (_EXPOSED, "exposed: nothing to compute"),
-        (_COLORS[0], "a bucket's messages, or memory read and written; the number is the bucket's"),
+    for colors, text in (
+        ((_FORWARD,), "forward"),
+        ((_BACKWARD,), "backward"),
+        ((_EXPOSED,), "exposed: nothing to compute"),
+        (of_buckets, "a bucket's messages, or memory read and written; the number is the bucket's"),
     ):
-        pen.box(x, y, 12, 12, fill=color, round=1)
-        pen.text(x + 18, y + 10, text, size=11, color=_GREY)
-        x += 18 + width_of(text, 11) + 18
+        for color in colors:
+            pen.box(x, y, 12, 12, fill=color, round=1)
+            x += 14
+        pen.text(x + 4, y + 10, text, size=11, color=_GREY)
+        x += 4 + width_of(text, 11) + 18
