@@ -1,7 +1,7 @@
 """``ddl tune``: runs a job on the hosts that measures which algorithm serves which size best, and keeps the table.
 
 ddlrun runs the job, and worker.py is its program, so the options for hosts are those of ddlrun. Status 0; 1 if the job
-failed; 2 for bad usage. docs/tune.md.
+failed, or if hosts were busy with other things; 2 for bad usage. docs/tune.md.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
         default="cpu",
         help="where the arrays are; cuda: rank r of a host uses its GPU number r, modulo the number of GPUs",
     )
+    add("--even-if-busy", action="store_true", help="keep what was measured while other programs ran on the hosts")
     add("--output", metavar="FILE", help="write to this file, on rank 0's host; default: where jobs look for it")
 
 
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         "sizes": arguments.sizes,
         "seconds": arguments.seconds,
         "device": arguments.device,
+        "even_if_busy": arguments.even_if_busy,
         "output": os.path.abspath(arguments.output) if arguments.output else "",
     }
     if arguments.mode and arguments.mode[0].isalpha():

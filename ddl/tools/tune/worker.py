@@ -18,6 +18,7 @@ from ddl.text.units import bytes_text, duration
 from ddl.tools.progress import Progress
 from ddl.tuning.candidates import Candidate
 from ddl.tuning.measure import table_file
+from ddl.tuning.measure.other_work import OtherWork
 from ddl.tuning.measure.sweep import measure
 from ddl.tuning.measure.timed_arrays import ON_HOST
 from ddl.tuning.measure.turns import RaceOutcome
@@ -52,9 +53,16 @@ def main() -> int:
         progress.step("measuring")
 
     shown = show if first else _nothing
+    others = OtherWork()
     table = measure(world, collectives, task["sizes"], task["seconds"], shown, said.append, device)
+    busy = others.told(world)
+    if busy and not task["even_if_busy"]:
+        if first:
+            advice = "measure again when nothing else runs there, or say --even-if-busy"
+            print(f"ddl tune: {busy}, so the table is not kept; {advice}", file=sys.stderr)
+        return 1
     if first:
-        print("".join(f"{text}\n" for text in said), end="")
+        print("".join(f"{text}\n" for text in [*said, *([f"note: {busy}"] if busy else [])]), end="")
         table_file.write(table, path)
         users = "jobs use it by DDL_TUNED=FILE" if task["output"] else "jobs on these hosts find it"
         print(f"written to {path} on {socket.gethostname()}; {users}")

@@ -27,16 +27,23 @@ def adopt(world: Communicator) -> None:
     table = table_file.take(job.offer, world.topology, warn=first)
     if table is not None:
         if first:
-            log.info("algorithms are chosen by %s, measured on %s", job.offer.path, table.date)
+            # Of a file that the user has not named he may not know.
+            level = logging.INFO if job.offer.named else logging.WARNING
+            log.log(level, "algorithms are chosen by %s, measured on %s", job.offer.path, table.date)
             if table.racks is not None:
                 log.info("%s is laid out by %s", table.topology, table.racks.text(table.cluster.hosts))
     elif job.offer.seconds:
-        from ddl.tuning.measure.sweep import SIZES, measure  # many modules: loaded only if needed
+        from ddl.tuning.measure.other_work import OtherWork  # many modules: loaded only if needed
+        from ddl.tuning.measure.sweep import SIZES, measure
 
         # Only all-reduces: the communicator has already planned the collectives that make other communicators.
         tell = log.info if first else log.debug
+        others = OtherWork()
         table = measure(world, [Collective.ALLREDUCE], SIZES, job.offer.seconds, tell=tell)
-        if first:
+        busy = others.told(world)
+        if first and busy:
+            log.warning("%s: the measured table is used now, and not kept for the next start", busy)
+        elif first:
             try:
                 path = table_file.place(table.cluster)
                 table_file.write(table, path)
