@@ -69,17 +69,19 @@ class Notices:
         at_exit.unregister(self.close)
         thread, self._thread = self._thread, None
         others, self._size = range(1, self._size), 0
+        if self._sending is None:  # connect to nobody any more: torch would try for minutes to reach a store that is gone
+            self._sending = PrefixStore(self._name, self._store)
         try:
             for to, *notice in last if self.possible else ():
                 self.send(to, *notice)
             if thread is not None and self.error is None:
                 self.send(self._rank, _END)
                 thread.join(1.0)
-            listeners = [rank for rank in others if self._to_send().check([f"{_LISTENING}/{rank}"])]
+            listeners = [rank for rank in others if self._sending.check([f"{_LISTENING}/{rank}"])]
             for rank in listeners:
                 self.send(rank, _END)
             if listeners:
-                self._to_send().wait([f"{_ENDED}/{rank}" for rank in listeners], _PATIENCE)
+                self._sending.wait([f"{_ENDED}/{rank}" for rank in listeners], _PATIENCE)
         except RuntimeError as error:  # the store is gone; so are, or will be, the threads
             self.error = error
         self._sending = None  # and the connection

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,6 +59,22 @@ def main(rank):
 if __name__ == "__main__":
     mp.spawn(main, nprocs=2)
 """
+LEAVES = """
+import os
+import time
+import torch
+import torch.distributed as dist
+import ddl_torch
+
+dist.init_process_group("ddl")
+dist.all_reduce(torch.ones(1))
+open(f"here.{dist.get_rank()}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.02)
+rank = dist.get_rank()
+dist.destroy_process_group()
+open(f"left.{rank}", "w").close()
+"""
 
 
 @pytest.mark.parametrize("backend", ["ddl", "cpu:ddl"])
@@ -94,3 +114,24 @@ def test_spawned_processes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
     run([str(program)], tmp_path)
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 200  # torch would try for five minutes to reach a store that is gone
+    while len(list(folder.glob(pattern))) < 2:
+        assert time.monotonic() < deadline, f"there is not yet {pattern} of both ranks"
+        time.sleep(0.02)
+
+
+def test_ranks_leave_though_torchrun_was_killed(tmp_path: Path) -> None:
+    """With it goes torch's store, in which rank 0 looks for others that listen."""
+    (tmp_path / "program.py").write_text(LEAVES)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+    with subprocess.Popen(line, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as torchrun:
+        try:
+            wait_for(tmp_path, "here.*")
+        finally:
+            torchrun.kill()
+    (tmp_path / "go").touch()
+    wait_for(tmp_path, "left.*")
