@@ -69,7 +69,9 @@ class Notices:
         at_exit.unregister(self.close)
         thread, self._thread = self._thread, None
         others, self._size = range(1, self._size), 0
-        if self._sending is None:  # connect to nobody any more: torch would try for minutes to reach a store that is gone
+        if (
+            self._sending is None
+        ):  # connect to nobody any more: torch would try for minutes to reach a store that is gone
             self._sending = PrefixStore(self._name, self._store)
         try:
             for to, *notice in last if self.possible else ():

@@ -18,11 +18,16 @@ __all__ = ["untraced"]
 
 C = TypeVar("C", bound=type)
 
+#: What torch calls of a group or a work though its name begins with an underscore.
+_CALLED_BY_TORCH = frozenset(
+    "_allgather_base _end_coalescing _get_backend _reduce_scatter_base _source_rank _start_coalescing".split()
+)
+
 
 def untraced(kind: C) -> C:
-    """Have all methods of a class, and what they call, run as they are."""
+    """Have all methods of a class that torch calls, and what they call, run as they are."""
     for name, method in list(vars(kind).items()):
-        if inspect.isfunction(method) and not name.startswith("__"):
+        if inspect.isfunction(method) and (not name.startswith("_") or name in _CALLED_BY_TORCH):
             setattr(kind, name, _untraced(method))
     return kind
 
