@@ -18,6 +18,7 @@ from bounds import Measured, at_most
 from ddl.records.connections import connections_of, watched
 
 MIB = 1 << 20
+_BYTES_RETRANS = 208  # in linux/tcp.h's struct tcp_info
 
 
 @pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["IPv4", "IPv6"])
@@ -57,7 +58,9 @@ def test_bytes_of_both_sides(pair: Tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = views[name(sender)], views[name(receiver)]
     assert ours.remote == name(receiver) and theirs.remote == name(sender)
     assert 3 * MIB <= ours.acknowledged <= 3 * MIB + 1 and theirs.received == 3 * MIB  # its first segment counts as one
-    assert ours.unacknowledged == 0 and ours.sent_again == 0 and 0 < ours.round_trip < 1
+    # On a busy machine the kernel may take an acknowledgement that is late for a loss.
+    again = struct.unpack_from("Q", sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), _BYTES_RETRANS)
+    assert ours.unacknowledged == 0 and (ours.sent_again,) == again and 0 < ours.round_trip < 1
     assert 0 <= ours.busy < 60 and ours.window == 0
 
 
