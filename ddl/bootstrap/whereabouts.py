@@ -22,7 +22,7 @@ __all__ = ["Whereabouts", "call_in", "where_is"]
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """``waits``: over which operations (see ``ddl.store.deadlock.Wait``) all threads sleep that call DDL; else none.
+    """``waits``: the operations (``ddl.store.deadlock.Wait``) over which threads sleep, if all do that may call DDL.
 
     ``doing``: ``is at train.py:12 in main``, or ``waits in barrier() at train.py:12 in main``; empty: not known.
     """
@@ -48,11 +48,11 @@ def where_is(members: Sequence[Member]) -> Whereabouts:
     """Return where the program of this process is. ``members``: all its communicators."""
     asleep = _asleep(members)
     stacks = {thread: _stack(frame) for thread, frame in sys._current_frames().items()}
-    callers = _core.submitters() | {thread for member in members for thread in list(member.named.waiting)}
-    # DDL has threads that make calls, too, for what users have submitted.
-    callers = {thread for thread in callers if thread in stacks and not _is_own(stacks[thread])}
+    known = _core.submitters() | {thread for member in members for thread in list(member.named.waiting)}
+    callers = [thread for thread, stack in stacks.items() if _may_call(stack, thread in known)]
     over = {thread: _over(thread, members, asleep) for thread in callers}
-    return Whereabouts(_waits(over) if _asleep(members) == asleep else [], _doing(members, over, stacks))
+    waits = _waits(over, asleep) if _asleep(members) == asleep else []
+    return Whereabouts(waits, _doing(members, over, stacks))
 
 
 def call_in(member: Member, sequence: int) -> str:
@@ -82,12 +82,13 @@ def _over(thread: int, members: Sequence[Member], asleep: Dict[int, _Asleep]) ->
     return None
 
 
-def _waits(over: Dict[int, Optional[_Asleep]]) -> List[Tuple[int, int, int]]:
-    waits: Set[Tuple[int, int, int]] = set()
-    for asleep in over.values():
-        if asleep is None or asleep.sequence == 0 or asleep.needs < -1:
-            return []
-        waits.add(asleep.wait)
+def _waits(over: Dict[int, Optional[_Asleep]], asleep: Dict[int, _Asleep]) -> List[Tuple[int, int, int]]:
+    """Return over what all threads sleep. DDL's own count, too: one may make a user's next call when it wakes."""
+    if not over or None in over.values():
+        return []
+    if any(each.sequence == 0 or each.needs < -1 for each in asleep.values()):
+        return []
+    waits: Set[Tuple[int, int, int]] = {each.wait for each in asleep.values()}
     return sorted(waits)
 
 
@@ -104,9 +105,13 @@ def _doing(members: Sequence[Member], over: Dict[int, Optional[_Asleep]], stacks
     return f"waits in {own() if own is not None else call_in(asleep.member, asleep.sequence)}{place}"
 
 
-def _is_own(stack: List[StackFrame]) -> bool:
-    """Return whether it is a thread of DDL's: there is nothing of a user's in its stack."""
-    return all(frame.is_own or frame.is_library for frame in stack)
+def _may_call(stack: List[StackFrame], has_called: bool) -> bool:
+    """Return whether it is a thread that may call DDL: one that has, or that runs code of the user's.
+
+    DDL has threads that make calls, too, for what users have submitted: these are none.
+    """
+    others = [frame for frame in stack if not frame.is_own and not frame.is_library]
+    return bool(others) and (has_called or not all(frame.is_installed for frame in others))
 
 
 def _stack(frame: Optional[types.FrameType]) -> List[StackFrame]:

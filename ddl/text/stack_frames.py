@@ -33,6 +33,11 @@ class StackFrame:
         return _LIBRARY.match(self.file) is not None
 
     @property
+    def is_installed(self) -> bool:
+        """Whether it is of an installed package."""
+        return "-packages/" in self.file
+
+    @property
     def is_own(self) -> bool:
         """Whether it is DDL."""
         return _OWN.match(self.file) is not None
@@ -44,4 +49,4 @@ def innermost_of_user(stack: Sequence[StackFrame]) -> Optional[StackFrame]:
     If all others are installed, the first of these; None if there is none.
     """
     frames = [frame for frame in stack if not frame.is_library and not frame.is_own]
-    return next((frame for frame in frames if "-packages/" not in frame.file), frames[0] if frames else None)
+    return next((frame for frame in frames if not frame.is_installed), frames[0] if frames else None)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import ranks
+from core.questions import asked_about
 
 torch = pytest.importorskip("torch")
 from torch_training import data, half, linear  # noqa: E402 (it needs torch, which may not be there)
@@ -53,6 +54,37 @@ def uneven_steps(kind: str) -> str:
     except core.CommunicatorError as error:
         return f"{type(error).__name__}: {error}"
     return "it worked"
+
+
+def chained() -> float:
+    """Rank 0 waits in the last group, and a callback of a future makes its call of the second one, when rank 2 comes.
+
+    Until then rank 1 waits in the second group, and has not come to the last.
+    """
+    import torch.distributed as dist
+
+    import ddl_torch as ddl
+
+    store = dist.FileStore(f"{os.environ['RANKS_FOLDER']}/store", 3)
+    dist.init_process_group("ddl", store=store, rank=ddl.rank(), world_size=3)
+    groups = [dist.new_group() for _ in range(3)]
+    total = torch.ones(2)
+    if ddl.rank() == 2:
+        asked_about(*(group.communicator for group in groups))
+    first = dist.all_reduce(torch.ones(2), group=groups[0], async_op=True)
+    if ddl.rank() == 0:
+        second = first.get_future().then(lambda _: dist.all_reduce(total, group=groups[1]))
+        dist.barrier(group=groups[2])
+        second.wait()
+    else:
+        dist.all_reduce(total, group=groups[1])
+        first.wait()
+        dist.barrier(group=groups[2])
+    return total[0].item()
+
+
+def test_a_call_that_a_callback_will_make_is_waited_for() -> None:
+    assert ranks.run(3, chained, env={"OMP_NUM_THREADS": "1"}) == [3.0] * 3
 
 
 @pytest.mark.parametrize("kind", AFTERWARDS)
