@@ -133,7 +133,7 @@ def test_sigquit_shows_what_a_job_does_and_ends_nothing(
         there = len(dumps) == 2 and "in reads_forever" in dumps[1].stacks and "in allreduce_" in dumps[0].stacks
         # Records are read some milliseconds before the stacks are written.
         calls = [dump.record.communicators[0].collectives for _, dump in sorted(dumps.items())]
-        return there and all(calls) and calls[0][-1].awaited == 1
+        return there and all(calls) and calls[0][-1].number > calls[1][-1].number and calls[0][-1].awaited == 1
 
     assert eventually(stuck)
     assert last_call(dumps[1]) == "allreduce(3 x float64, average)"
