@@ -277,6 +277,37 @@ def test_deadlock_of_which_a_rank_has_given_up_first(numbers: Tuple[int, ...]) -
     assert finding.sentence == "rank 0 waits for rank 1, rank 1 waits for rank 0: none of them can go on"
 
 
+def test_deadlock_that_the_store_has_told() -> None:
+    """It is told after a second, which is no long wait; the program goes on to other things with the error."""
+    places = [
+        "rank 0 waits in allreduce #1 (2 x float32, sum) at a.py:3 in f",
+        "rank 1 waits in barrier() at a.py:9 in f",
+    ]
+    told = (
+        f"the ranks wait for one another, and none of them can go on: {'; '.join(places)}; all ranks must make the same"
+    )
+    dumps = [
+        dump(
+            rank,
+            [
+                communicator(
+                    rank,
+                    (0, 1),
+                    [call(1, "failed", begun=90.0, ended=91.0)],
+                    number=rank + 1,
+                    failure=f"CollectiveMismatch: [rank {rank}/2 host a] allreduce #1: {told} calls in the same order",
+                )
+            ],
+            size=2,
+            stacks=LOADING,
+        )
+        for rank in (0, 1)
+    ]
+    finding = only(blame(dumps), "deadlock", 0, 1)
+    assert finding.sentence == "the ranks wait for one another, and none of them can go on"
+    assert finding.evidence == tuple(places)
+
+
 def test_no_deadlock_if_a_rank_computes_while_its_operation_is_under_way() -> None:
     only(blame(two_communicators(user=1)), "stuck in user code", 1)
 

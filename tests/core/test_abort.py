@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.faults]
 def wait_for_the_end() -> Dict[str, Any]:
     """Everybody but rank 1 sits in a collective that never completes, and gets out of it before rank 1 goes on."""
     ddl.barrier()
+    ranks.meet()  # nobody is in the barrier any more
     first = None
     if ddl.rank() == 1:
         time.sleep(0.3)  # the others are in it by now; who is not yet is told so at once
@@ -58,6 +59,7 @@ def press_when_called(core: Any, called_before: int) -> None:
 def interrupted(load: int, blocking: bool) -> Dict[str, Any]:
     """Rank 2 gets SIGINT while all but rank 3, which comes when these are out of it, are blocked in a collective."""
     ddl.barrier()
+    ranks.meet()  # nobody is in the barrier any more
     x, core = np.ones(load), ddl.world()._core
     if ddl.rank() == 2:
         threading.Thread(target=press_when_called, args=(core, core.submitted)).start()
