@@ -72,9 +72,11 @@ def one_calls_otherwise(folder, otherwise):
     world = ddl.world()
     pids = world.allgather_object(os.getpid())
     ranks.meet()  # two ranks whose calls differ would also end the call before, where the third is still in it
+    work = world.allreduce_async_(np.ones(7, np.float32)) if world.rank != 1 else None
+    ranks.meet()  # and refuse that call of the third, where it has not made it
     with pytest.raises(ddl.CollectiveMismatch):
-        if world.rank != 1:
-            world.allreduce_(np.ones(7, np.float32))
+        if work is not None:
+            work.wait()
         elif otherwise == "size":
             world.allreduce_(np.ones(8, np.float32))
         else:
