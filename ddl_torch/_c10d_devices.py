@@ -87,7 +87,7 @@ def by_device(verb: Verb) -> Verb:
         begun = time.monotonic()
         work = verb(self, *arguments, **options)
         row = f"{verb.__name__} of {self.getGroupDesc() or self.getGroupName()}"
-        work.when_ended(lambda: recorder.operation(row, verb.__name__, begun, begun, time.monotonic()))
+        work.put_into(recorder, row, verb.__name__, begun)
         return work
 
     return passed_on  # type: ignore[return-value]

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddl import CollectiveTimeout, CommunicatorError
+from ddl.adapter.operations import timeline
 from ddl_torch._c10d_arguments import Part
 from ddl_torch._c10d_lifetime import Unwaited
 from ddl_torch._c10d_messages import MatchedReceive
@@ -176,9 +177,10 @@ class GroupWork(dist.Work):
             tell()
         return True
 
-    def when_ended(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` once, when somebody has waited for the end; of several, the first."""
-        self._when_ended = self._when_ended or tell
+    def put_into(self, recorder: timeline.Timeline, row: str, verb: str, begun: float) -> None:
+        """Tell a timeline of it, once, when somebody has waited for its end; ``begun`` by ``time.monotonic``."""
+        if self._when_ended is None:  # else it is in, as the verb that made it
+            self._when_ended = lambda: recorder.operation(row, verb, begun, begun, time.monotonic())
 
     def _can_wait_on_stream(self) -> bool:
         """Return whether a stream can wait instead of the host (DDL_GPU_WAIT=stream). Without effect."""

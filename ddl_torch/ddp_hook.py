@@ -38,8 +38,7 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     under_way = GroupWork([gradients], [(work, None)], _waiter)
     recorder = timeline.active()
     if recorder is not None:
-        begun, name = time.monotonic(), f"bucket.{bucket.index()}"
-        under_way.when_ended(lambda: recorder.operation(name, "allreduce", begun, begun, time.monotonic()))
+        under_way.put_into(recorder, f"bucket.{bucket.index()}", "allreduce", time.monotonic())
     averaged: torch.futures.Future[list[torch.Tensor]] = under_way.get_future()
     return averaged.then(_only)
 

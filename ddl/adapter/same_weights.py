@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from ddl.communicator import Communicator
-from ddl.store.rank_names import name_ranks
+from ddl.store.rank_names import FEW, name_ranks
 
 __all__ = ["differing_weights", "warn"]
 
@@ -36,7 +36,7 @@ def differing_weights(
         return None
     first = int(odd[0])
     of_first = communicator.allgather(own[first : first + 1])
-    others = name_ranks([rank for rank in range(communicator.size) if of_first[rank] != of_first[0]], 6)
+    others = name_ranks([rank for rank in range(communicator.size) if of_first[rank] != of_first[0]], FEW)
     more = f", and {odd.size - 1} more," if odd.size > 1 else ""
     verb = "have" if others.startswith("ranks") else "has"
     return (

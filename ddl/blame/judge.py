@@ -156,19 +156,13 @@ def _not_finite(view: JobView) -> Iterator[Finding]:
 
 def _proven_deadlock(view: JobView) -> Iterator[Finding]:
     """Return the finding about ranks of which the job's store knew that they wait for one another."""
-    told = {number: _DEADLOCK.search(view.failure(number)) for number in view.dumps}
-    numbers = [number for number, found in told.items() if found is not None]
-    for number in numbers[:1]:
-        found = told[number]
-        assert found is not None
-        yield Finding(
-            "deadlock",
-            tuple(map(view.rank, numbers)),
-            same_host(view, numbers),
-            found[1],
-            tuple(found[2].split("; ")[: 2 * _SHOWN]),
-            _SAME_ORDER,
-        )
+    told = [(number, _DEADLOCK.search(view.failure(number))) for number in view.dumps]
+    texts = [(number, words) for number, words in told if words is not None]
+    if texts:
+        numbers, (_, words) = [number for number, _ in texts], texts[0]
+        places = tuple(words[2].split("; ")[: 2 * _SHOWN])
+        ranks = tuple(map(view.rank, numbers))
+        yield Finding("deadlock", ranks, same_host(view, numbers), words[1], places, _SAME_ORDER)
 
 
 def _rest(view: JobView, edges: Sequence[WaitEdge]) -> List[Finding]:

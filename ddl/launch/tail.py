@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import List, Sequence, Tuple
+
+from ddl.text.stack_frames import StackFrame
 
 __all__ = ["LINES", "for_report"]
 
 LINES = 20  #: that a report shows
-_ROOT = re.escape(str(Path(__file__).resolve().parents[2]))
 _FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+')
-_OWN = re.compile(rf"{_ROOT}/ddl(_[a-z]+)?/|<frozen ")
-#: What leads from the user's program to DDL, and back from a framework: an error of DDL's is not about that.
-_INSTALLED = re.compile(r".*/(site|dist)-packages/|.*/lib(64)?/python3[^/]*/")
 _CHAINS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -58,8 +55,10 @@ def _without_own(lines: Sequence[str]) -> Tuple[List[str], int, int]:
     for line in lines:
         frame = _FRAME.match(line)
         if frame is not None:
-            file = frame[2]
-            is_own = _OWN.match(file) is not None or (of_ddl and _INSTALLED.match(file) is not None)
+            shown = StackFrame(frame[2], "", "")
+            is_own = shown.is_own or shown.file.startswith("<frozen ")
+            # Between the user's program and DDL there may be a framework, which an error of DDL's is not about.
+            is_own |= of_ddl and (shown.is_library or shown.is_installed)
             users, own = users + (not is_own), own + is_own
             indent = len(frame[1]) if is_own else -1
         elif indent >= 0 and len(line) - len(line.lstrip()) <= indent:

@@ -12,11 +12,12 @@ each of them happens once. So what is found holds for ever, though ranks speak a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 __all__ = ["Deadlocks", "Wait"]
 
 Wait = Tuple[int, int, int]  #: a communicator, the number of an operation there, and the rank that it needs; -1: all
+_SHOWN = 3  # places where ranks wait
 
 
 @dataclass
@@ -29,7 +30,7 @@ class _Standing:
 
 
 class Deadlocks:
-    """What ranks have said of themselves, and what follows from it."""
+    """What ranks that sleep have said of themselves, and what follows from it."""
 
     def __init__(self) -> None:
         self._ranks: Dict[int, _Standing] = {}
@@ -39,6 +40,9 @@ class Deadlocks:
 
         ``doing``: where its program is, for people. ``uncalled``: an operation that it has not called.
         """
+        if not waits:
+            self.forget(rank)
+            return
         standing = self._ranks.get(rank)
         if standing is None or standing.waits != waits:
             standing = self._ranks[rank] = _Standing(waits, doing)
@@ -46,27 +50,47 @@ class Deadlocks:
             standing.uncalled.add(uncalled)
 
     def forget(self, rank: int) -> None:
-        """``rank`` is there no more."""
+        """``rank`` goes on, or is there no more."""
         self._ranks.pop(rank, None)
 
     def stuck(self) -> List[int]:
         """Return the ranks that can never go on."""
-        stuck = {rank for rank, standing in self._ranks.items() if standing.waits}
+        stuck, missing = set(self._ranks), self._missing()
+
+        def in_vain(wait: Wait) -> bool:
+            comm, seq, needs = wait
+            absent = missing.get((comm, seq), set()) & stuck
+            return bool(absent) if needs < 0 else needs in absent
+
         while True:
-            able = {rank for rank in stuck if not all(self._in_vain(wait, stuck) for wait in self._ranks[rank].waits)}
+            able = {rank for rank in stuck if not all(map(in_vain, self._ranks[rank].waits))}
             if not able:
                 return sorted(stuck)
             stuck -= able
 
-    def _in_vain(self, wait: Wait, stuck: Set[int]) -> bool:
-        comm, seq, needs = wait
-        candidates = stuck if needs < 0 else stuck & {needs}
-        return any((comm, seq) in self._ranks[rank].uncalled for rank in candidates)
+    def _missing(self) -> Dict[Tuple[int, int], Set[int]]:
+        """Return the ranks that have not called an operation, by operation."""
+        missing: Dict[Tuple[int, int], Set[int]] = {}
+        for rank, standing in self._ranks.items():
+            for operation in standing.uncalled:
+                missing.setdefault(operation, set()).add(rank)
+        return missing
 
-    def communicators(self, ranks: List[int]) -> List[int]:
+    def communicators(self, ranks: Sequence[int]) -> List[int]:
         """Return those in which ``ranks`` wait."""
         return sorted({comm for rank in ranks for comm, _, _ in self._ranks[rank].waits})
 
-    def doing(self, rank: int) -> str:
-        """Return where the program of ``rank`` is."""
-        return self._ranks[rank].doing
+    def text(self, ranks: Sequence[int], named: Callable[[List[int]], str]) -> str:
+        """Say for people that ``ranks``, which are stuck, wait for one another, and where. ``named`` names ranks."""
+        places: Dict[str, List[int]] = {}
+        for rank in ranks:
+            places.setdefault(self._ranks[rank].doing, []).append(rank)
+        shown = [
+            f"{named(there)} {doing if len(there) == 1 else doing.replace('waits', 'wait', 1)}"
+            for doing, there in list(places.items())[:_SHOWN]
+        ]
+        more = f" (and so on, for {len(ranks)} ranks in all)" if len(places) > _SHOWN else ""
+        return (
+            f"the ranks wait for one another, and none of them can go on: {'; '.join(shown)}{more}; all ranks must "
+            "make the same calls in the same order"
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Iterable, List
 
-__all__ = ["name_ranks"]
+__all__ = ["FEW", "name_ranks"]
+
+FEW = 6  #: runs of ranks that a text names which has more to say
 
 
 def name_ranks(ranks: Iterable[int], most: int = 0) -> str:

@@ -32,7 +32,7 @@ from ddl.errors import ProtocolError
 from ddl.store.deadlock import Deadlocks, Wait
 from ddl.store.inquiry import Inquiry
 from ddl.store.messages import Message, Outgoing, integer, rows, seconds, text
-from ddl.store.rank_names import name_ranks
+from ddl.store.rank_names import FEW, name_ranks
 
 __all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "REPEAT"]
 
@@ -41,8 +41,6 @@ LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before i
 PROBE_GRACE = 0.25  #: seconds that ranks have to answer a probe
 DOUBT_GRACE = 1.0  #: more seconds, before anybody is blamed, for ranks that answered the probes before this one
 REPEAT = 8.0  #: seconds until a rank may be told again that an operation waits; ranks ask every 10
-_NAMED = 6  # runs of ranks that a text names
-_SHOWN = 3  # ranks of a deadlock whose places a text shows
 _MOST_WAITS = 1000  # of one rank
 _CAUSE_LIMIT = 1000  #: characters of a failure that another one tells of
 
@@ -107,7 +105,7 @@ class JobVerdicts:
         self._size = max(self._size, *(member + 1 for member in members))
 
     def _names(self, ranks: Iterable[int]) -> str:
-        return name_ranks(sorted(self._numbers.get(rank, rank) for rank in ranks), _NAMED)
+        return name_ranks(sorted(self._numbers.get(rank, rank) for rank in ranks), FEW)
 
     def joined(self, rank: int, now: float) -> Outgoing:
         """A rank opened its watch connection; it is told at once what failed before it came."""
@@ -337,18 +335,7 @@ class JobVerdicts:
 
     def _refuse_deadlock(self, stuck: List[int]) -> Outgoing:
         """Ranks wait for one another in different communicators: fail all of these, with the same words."""
-        places: Dict[str, List[int]] = {}
-        for rank in stuck:
-            places.setdefault(self._deadlocks.doing(rank), []).append(rank)
-        shown = [
-            f"{self._names(ranks)} {doing if len(ranks) == 1 else doing.replace('waits', 'wait', 1)}"
-            for doing, ranks in list(places.items())[:_SHOWN]
-        ]
-        more = f" (and so on, for {len(stuck)} ranks in all)" if len(places) > _SHOWN else ""
-        reason = (
-            f"the ranks wait for one another, and none of them can go on: {'; '.join(shown)}{more}; all ranks must "
-            "make the same calls in the same order"
-        )
+        reason = self._deadlocks.text(stuck, self._names)
         out: Outgoing = []
         for comm in self._deadlocks.communicators(stuck):
             out += self._fail(comm, "CollectiveMismatch", -1, reason)

@@ -24,7 +24,7 @@ from ddl.blame.judge import blame
 from ddl.blame.report import report
 from ddl.errors import InternalError
 from ddl.records.dump import JobEnd, RankDump
-from ddl.records.layout import LaneRecord
+from ddl.records.layout import CommunicatorRecord, LaneRecord
 
 LOST = "PeerLost: [rank 0/4 host a] allreduce(4096 x float32, sum): lost rank 2 (host b): "
 TIMEOUT = "CollectiveTimeout: [rank 0/4 host a] allreduce(4096 x float32, sum): Timed out waiting for rank 2 (host b): "
@@ -246,6 +246,16 @@ def test_deadlock_over_two_communicators() -> None:
     )
 
 
+ENDED = {"size": 2, "state": "has ended", "exit": 1}
+
+
+def failed_in(rank: int, number: int, failure: str, **times: float) -> CommunicatorRecord:
+    """Return what one of two ranks has recorded of communicator ``number``; it has called in its own, ``rank`` + 1."""
+    own = number == rank + 1
+    calls = [call(1, "failed", awaited=1 - rank, **times)] if own else []
+    return communicator(rank, (0, 1), calls, number=number, failure=failure if own else "")
+
+
 @pytest.mark.parametrize("numbers", [(1, 2), ()], ids=["both are recorded", "what was never used is not"])
 def test_deadlock_of_which_a_rank_has_given_up_first(numbers: Tuple[int, ...]) -> None:
     """It ends because of that, and the other one loses it before its own deadline."""
@@ -253,23 +263,12 @@ def test_deadlock_of_which_a_rank_has_given_up_first(numbers: Tuple[int, ...]) -
         0: "PeerLost: [rank 0/2 host a] allreduce #1: lost rank 1 (host a): it has shut down",
         1: "CollectiveTimeout: [rank 1/2 host a] allreduce #1: Timed out waiting for rank 0 (host a): it is late",
     }
+    waited = {"begun": 60.0, "ended": 63.0}
     dumps = [
         dump(
             rank,
-            [
-                communicator(
-                    rank,
-                    (0, 1),
-                    [call(1, "failed", begun=60.0, ended=63.0, awaited=1 - rank)] if number == rank + 1 else [],
-                    number=number,
-                    failure=failures[rank] if number == rank + 1 else "",
-                )
-                for number in (1, 2)
-                if number in (*numbers, rank + 1)
-            ],
-            size=2,
-            state="has ended",
-            exit=1,
+            [failed_in(rank, number, failures[rank], **waited) for number in (1, 2) if number in (*numbers, rank + 1)],
+            **ENDED,
         )
         for rank in (0, 1)
     ]
@@ -286,21 +285,9 @@ def test_deadlock_that_the_store_has_told() -> None:
     told = (
         f"the ranks wait for one another, and none of them can go on: {'; '.join(places)}; all ranks must make the same"
     )
+    failure = "CollectiveMismatch: [rank {}/2 host a] allreduce #1: " + told + " calls in the same order"
     dumps = [
-        dump(
-            rank,
-            [
-                communicator(
-                    rank,
-                    (0, 1),
-                    [call(1, "failed", begun=90.0, ended=91.0)],
-                    number=rank + 1,
-                    failure=f"CollectiveMismatch: [rank {rank}/2 host a] allreduce #1: {told} calls in the same order",
-                )
-            ],
-            size=2,
-            stacks=LOADING,
-        )
+        dump(rank, [failed_in(rank, rank + 1, failure.format(rank), begun=90.0, ended=91.0)], size=2, stacks=LOADING)
         for rank in (0, 1)
     ]
     finding = only(blame(dumps), "deadlock", 0, 1)

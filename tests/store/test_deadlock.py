@@ -79,6 +79,17 @@ def test_a_rank_that_has_gone_on_since_is_not_stuck() -> None:
     assert deadlocks.stuck() == []
 
 
+def test_what_an_awake_rank_has_not_called_is_not_kept() -> None:
+    """It may call it at any moment; and a rank that computes is asked of ever new operations."""
+    deadlocks = Deadlocks()
+    for seq in range(1, 100):
+        deadlocks.heard(1, frozenset(), "", (0, seq))
+    assert not deadlocks._ranks
+    deadlocks.heard(0, frozenset({(0, 7, -1)}), "", (1, 3))
+    deadlocks.heard(1, frozenset({(1, 3, -1)}), "")
+    assert deadlocks.stuck() == []
+
+
 def test_who_waits_for_ranks_that_are_stuck_is_stuck_too() -> None:
     deadlocks = Deadlocks()
     deadlocks.heard(0, frozenset({(0, 7, -1)}), "", (1, 3))
