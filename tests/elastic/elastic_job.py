@@ -24,7 +24,8 @@ from ddl.store.membership.limits import ElasticLimits
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 
-_LIMITS = ElasticLimits(patience=100, script_patience=100)
+#: No rank is left out for being slow.
+LIMITS = ElasticLimits(patience=100, script_patience=100, answer_patience=100)
 PATIENCE = 280.0  #: seconds that a test waits for anything: Theano may have to compile first, beside other compilers
 
 
@@ -104,7 +105,7 @@ class ElasticJob:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name  #: in which the ranks, too, may leave files: RANKS_FOLDER
         ranks.prepare(Path(function.__code__.co_filename))
-        self.store = StoreServer(self._secret, size, elastic=limits or _LIMITS, generation_formed=self.news.append)
+        self.store = StoreServer(self._secret, size, elastic=limits or LIMITS, generation_formed=self.news.append)
         self._processes: Dict[int, Any] = {}
         self._ends: Dict[int, Connection] = {}
         self._killed: List[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import psutil
 import pytest
 import ranks
 from elastic import elastic_job
-from elastic.elastic_job import ElasticJob
+from elastic.elastic_job import LIMITS, ElasticJob
 
 import ddl
 from ddl.adapter import generation
@@ -189,6 +190,10 @@ def stop_rank_1(step: int) -> None:
             ddl.world().set_timeout(3.0)  # also for the rank that is not stopped
 
 
+#: A rank that is stopped is left out after so many seconds. Those that are not must answer by then.
+LEFT_OUT_SOON = dataclasses.replace(LIMITS, answer_patience=5.0)
+
+
 def wait_until_stopped(job: ElasticJob) -> None:
     process = psutil.Process(job._processes[1].pid)
     while process.status() != psutil.STATUS_STOPPED:  # the test's timeout is on
@@ -212,7 +217,7 @@ def write_when_woken(path: str) -> str:
 
 
 def test_a_stopped_rank_writes_no_file_when_it_wakes(tmp_path: Path) -> None:
-    with ElasticJob(3, write_when_woken, str(tmp_path / "file")) as job:
+    with ElasticJob(3, write_when_woken, str(tmp_path / "file"), limits=LEFT_OUT_SOON) as job:
         wait_until_stopped(job)
         while not (tmp_path / "file").exists():  # the others have gone on
             time.sleep(0.01)
@@ -231,7 +236,7 @@ def leave_when_left_out() -> Any:
 
 
 def test_a_stopped_rank_is_left_out_and_learns_it() -> None:
-    with ElasticJob(3, leave_when_left_out) as job:
+    with ElasticJob(3, leave_when_left_out, limits=LEFT_OUT_SOON) as job:
         wait_until_stopped(job)
         news = job.wait_for_generation(1)
         assert news["members"] == [0, 2]

@@ -35,9 +35,8 @@ from ddl.store.membership.roster import NO_STATE, Roster
 from ddl.store.messages import Message, Outgoing, integer, text
 from ddl.store.rank_names import name_ranks
 
-__all__ = ["ANSWER_GRACE", "RETRY", "Membership"]
+__all__ = ["RETRY", "Membership"]
 
-ANSWER_GRACE = 1.0  #: seconds that agents have to answer once there is to be a change
 RETRY = 0.25  #: seconds after which questions that nobody has answered are asked again
 _VALUE_LIMIT = 64 << 10  # characters that a member says of what it has installed
 
@@ -75,7 +74,7 @@ class Membership:
         self._deadlines = Deadlines()
         if ballot != FIRST_BALLOT:
             # An elected store waits for the members to come, and first ends what its predecessor had begun.
-            self._deadlines.awaited = now + ANSWER_GRACE
+            self._deadlines.awaited = now + self.limits.answer_patience
         self._interrupted = interrupted
 
     @property
@@ -162,7 +161,7 @@ class Membership:
 
     def tick(self, now: float) -> Outgoing:
         """Time has passed: do what has waited long enough."""
-        if self.phase is Phase.OVER or self._deadlines.slept_through(now, ANSWER_GRACE):
+        if self.phase is Phase.OVER or self._deadlines.slept_through(now, self.limits.answer_patience):
             return []
         out: Outgoing = []
         if self._deadlines.awaited is not None and self._deadlines.awaited <= now:
@@ -217,7 +216,7 @@ class Membership:
         if self._deadlines.awaited is not None:
             all_here = self._roster.present.keys() >= set(self.record.members) - self._roster.absent.keys()
             # Those that were busy with electing another store come one after the other.
-            self._deadlines.awaited = now if all_here else max(self._deadlines.awaited, now + ANSWER_GRACE)
+            self._deadlines.awaited = now if all_here else max(self._deadlines.awaited, now + self.limits.answer_patience)
         return out
 
     def _tell_left_out(self) -> Outgoing:
@@ -300,7 +299,7 @@ class Membership:
         expected = {member for member in self.record.members if member not in self._roster.absent}
         self._decision = Decision(self.record, self.ballot, expected, self._wanted)
         self.phase, self._deadlines.phase = Phase.DECIDING, now + self.limits.patience
-        self._deadlines.again = now + ANSWER_GRACE
+        self._deadlines.again = now + self.limits.answer_patience
         return self._questions()
 
     def _wanted(self) -> Optional[GenerationRecord]:
@@ -358,7 +357,7 @@ class Membership:
         self._deadlines.again = now + RETRY
         if decision.has_quorum:
             for voter in sorted(decision.silent):
-                self._roster.absent.setdefault(voter, f"its agent has not answered for {ANSWER_GRACE:g} s")
+                self._roster.absent.setdefault(voter, f"its agent has not answered for {self.limits.answer_patience:g} s")
             decision.hurry()
         out = self._questions()
         return out + self._look_at_decision(now)
