@@ -216,7 +216,9 @@ class Membership:
         if self._deadlines.awaited is not None:
             all_here = self._roster.present.keys() >= set(self.record.members) - self._roster.absent.keys()
             # Those that were busy with electing another store come one after the other.
-            self._deadlines.awaited = now if all_here else max(self._deadlines.awaited, now + self.limits.answer_patience)
+            self._deadlines.awaited = (
+                now if all_here else max(self._deadlines.awaited, now + self.limits.answer_patience)
+            )
         return out
 
     def _tell_left_out(self) -> Outgoing:
@@ -357,7 +359,9 @@ class Membership:
         self._deadlines.again = now + RETRY
         if decision.has_quorum:
             for voter in sorted(decision.silent):
-                self._roster.absent.setdefault(voter, f"its agent has not answered for {self.limits.answer_patience:g} s")
+                self._roster.absent.setdefault(
+                    voter, f"its agent has not answered for {self.limits.answer_patience:g} s"
+                )
             decision.hurry()
         out = self._questions()
         return out + self._look_at_decision(now)
