@@ -39,7 +39,7 @@ ifneq ($(filter-out help clean gpu,$(MAKECMDGOALS)),)
 DISCARDED := $(foreach env,.venv .venv-openmpi .venv-mpich .venv-chainer .venv-wheels,$(shell environments/discard_foreign.sh $(env)))
 endif
 
-.PHONY: help gpu gpu-carry wheels release-check demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench churn simulate docs format core clean
+.PHONY: help gpu gpu-carry wheels release-check demo demo-tensorflow demo-caffe demo-chainer demo-theano test test-full test-torch-newest test-caffe test-chainer test-theano first-steps-caffe first-steps-chainer first-steps-theano stress sanitize lint lint-python lint-types lint-cpp bench churn simulate simulate-night docs format core clean
 
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
@@ -156,6 +156,10 @@ bench: core .venv/.bench .venv/.tensorflow .venv-openmpi/.done .venv-mpich/.done
 # Schedules of faults in a simulated world, a seed for each; the first that fails is shown, as short as it can be.
 simulate: .venv/.test
 	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(ARGS)
+
+# A night of them, whose result is kept: `make simulate-night` on all cores, or with SEEDS=100000 for some minutes.
+simulate-night: .venv/.test
+	bash -o pipefail -c '{ git log -1 --format="commit %h of %cs"; .venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),1000000) --jobs $(shell nproc) --counts $(ARGS); } | tee benchmarks/results/simulation.txt'
 
 # Imports the adapters, of what is there: torch and TensorFlow. Nothing is fetched, neither now nor by a reader.
 docs: core .venv/.docs .venv/.examples .venv/.tensorflow

@@ -74,6 +74,8 @@ MAY_IMPORT = {full_name(room): [full_name(name) for name in rule.split()] for ro
 PACKAGES = sorted({room.split(".")[0] for room in MAY_IMPORT})
 #: These do no input and output, and know no threads and no clocks: they import none of these modules of Python.
 PURE = ("ddl.topology", "ddl.blame", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
+#: So do the state machines, which their pumps and tests/simulation hand events and the time.
+STATE_MACHINES = ("ddl.store.membership", "ddl.store.verdict", "ddl.store.deadlock", "ddl.launch.elastic_hosts")
 IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())
 FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax", "mpi4py"}
 #: ``ddlrun`` starts in milliseconds: the rooms that it loads import the standard library only, and these where needed:
@@ -163,12 +165,20 @@ def test_every_module_is_in_a_room_of_its_own_package():
         assert room_of(module).split(".")[0] == module.split(".")[0]
 
 
-@pytest.mark.parametrize("room", PURE)
-def test_planning_does_no_io(room: str):
-    modules = [module for module in IMPORTS if room_of(module) == room]
+def do_no_io(modules: List[str]) -> None:
     assert modules
     for module in modules:
         assert not {name.split(".")[0] for name in IMPORTS[module]} & IO, module
+
+
+@pytest.mark.parametrize("room", PURE)
+def test_planning_does_no_io(room: str):
+    do_no_io([module for module in IMPORTS if room_of(module) == room])
+
+
+@pytest.mark.parametrize("name", STATE_MACHINES)
+def test_state_machines_do_no_io(name: str):
+    do_no_io([module for module in IMPORTS if below(module, name)])
 
 
 def test_only_adapters_and_what_judges_know_frameworks():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Callable, Iterable, List, Sequence, Set
+from typing import Callable, Iterable, List, Sequence, Set, Tuple
 
 import pytest
 from cluster.elastic_hosts import PATIENCE, HostsJob, figures
@@ -154,19 +154,43 @@ def test_hosts_are_cut_off(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [TWO_PAIRS], indirect=True, ids=[""])
-@pytest.mark.parametrize("killed", [[], [7]], ids=["4 and 4", "4 and 3"])
+def test_two_pairs(own_cluster: Cluster, tmp_path: Path) -> None:
+    """The half that has ddlrun goes on: its vote makes a majority."""
+    with HostsJob(own_cluster, tmp_path, "commits", *PATIENT) as job:
+        there = job.full(8).values()
+        on, off = halves(there)
+        since = time.monotonic()
+        own_cluster.split(1)
+        job.pause(since, on)
+        job.wait_for_ends(off)
+        job.end()
+        job.check("commits")
+        assert later_ones(job, there) == {note.process for note in on}
+
+
+def halves(there: Iterable[Note]) -> Tuple[List[Note], List[Note]]:
+    """Return the notes of the first pair of hosts, and of the second."""
+    first = [note for note in there if note.host in ("node1", "node2")]
+    return first, [note for note in there if note not in first]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [TWO_PAIRS], indirect=True, ids=[""])
+@pytest.mark.parametrize("killed", [[], [7], [3, 7]], ids=["4 and 4", "4 and 3", "3 and 3"])
 def test_two_pairs_without_ddlrun(own_cluster: Cluster, tmp_path: Path, killed: List[int]) -> None:
-    """Its vote is missing, so no half has a majority. Once a rank has died, it has no vote, and 4 of 7 are enough."""
+    """Its vote is missing, so no half of eight has a majority. Once a rank has died, the others need its vote no more.
+
+    Then 4 of 7 are enough, and of two halves the one with rank 0.
+    """
     with HostsJob(own_cluster, tmp_path, "commits", *PATIENT) as job:
         there = job.full(8)
         job.process.kill()
         there = job.full(8, time.monotonic())
-        if killed:
-            there = job.full(7, job.kill([there[rank] for rank in killed]))
+        for number, rank in enumerate(killed, 1):
+            there = job.full(8 - number, job.kill([there[rank - number + 1]]))
         since = time.monotonic()
         own_cluster.split(1)
-        on = [note for note in there.values() if killed and note.host in ("node1", "node2")]
-        off = [note for note in there.values() if note not in on]
+        on, off = halves(there.values()) if killed else ([], list(there.values()))
         if on:
             job.pause(since, on)
         job.wait_for_ends(off)

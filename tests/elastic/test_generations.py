@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import psutil
@@ -17,8 +17,9 @@ from elastic import elastic_job
 from elastic.elastic_job import LIMITS, ElasticJob
 
 import ddl
-from ddl.adapter import generation
+from ddl.adapter import elastic, generation
 from ddl.adapter.fence import fenced
+from ddl.store.membership.limits import Phase
 
 
 def nothing(step: int) -> None:
@@ -171,6 +172,91 @@ def test_a_rank_is_asked_to_leave() -> None:
         answers = job.finish()
     assert answers[1] == "0"  # it ended as if all were done
     assert [answers[i]["errors"] for i in (0, 2)] == [[], []]  # nothing was interrupted
+
+
+def train_and_tell(path: str) -> Dict[str, Any]:
+    """Train; rank 0 writes after each step which process it is, and which step that was."""
+
+    def write(step: int) -> None:
+        if ddl.rank() == 0:
+            with fenced(path) as draft:
+                draft.write_text(f"{os.environ['DDL_RANK']} {step}")
+
+    return train(write)
+
+
+def test_the_next_rank_0_writes_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def writer_and_step() -> Tuple[int, int]:
+        writer, step = path.read_text().split()
+        return int(writer), int(step)
+
+    with ElasticJob(3, train_and_tell, str(path)) as job:
+        job.wait_until(5)
+        job.lose(0)
+        before, step = writer_and_step()  # the last of process 0, or one of its successor
+        job.wait_until(max(*job.steps().values(), step) + 5)
+        ended(job)
+        assert before in (0, 1) and writer_and_step()[0] == 1 and writer_and_step()[1] > step
+    assert [each for each in os.listdir(tmp_path) if each != "file"] in ([], [f".file.{job._processes[0].pid}"])
+
+
+THREE_OR_NONE = dataclasses.replace(LIMITS, min_size=3)
+
+
+def wait_until_paused(job: ElasticJob) -> Dict[int, int]:
+    """Return how far the ranks are that wait for others."""
+    membership = job.store._membership
+    assert membership is not None
+    while membership.phase is not Phase.PAUSED:  # the test's timeout is on
+        time.sleep(0.001)
+    return job.steps()
+
+
+def test_ranks_that_are_too_few_wait_for_others() -> None:
+    with ElasticJob(3, train, limits=THREE_OR_NONE) as job:
+        job.wait_until(5)
+        job.kill(1)
+        steps = wait_until_paused(job)
+        time.sleep(0.1)  # in which they would make a hundred steps
+        assert job.steps() == steps
+        job.join()
+        news = job.wait_for_generation(2)
+        assert news["members"] == [0, 2, 3]
+        job.wait_until(max(steps.values()) + 20)
+        answers = ended(job)
+    # The step that the death has broken off was their last one as two.
+    assert [answer["sizes"] for answer in answers] == [[3, 2, 3], [3, 2, 3], [3]]
+
+
+def commit_each_step() -> Any:
+    state = elastic.ObjectState(batch=0, total=0.0)
+
+    def step(state: Any) -> None:
+        state.total += float(ddl.allreduce(np.ones(1), op="sum")[0])
+
+    try:
+        return elastic_job.go_on(state, step, lambda state: [state.total])
+    except (ddl.LeftOut, SystemExit) as error:
+        return str(error)
+
+
+def test_ranks_leave_until_too_few_are_left_and_then_others_join() -> None:
+    """Horovod #3494: old ranks skipped the sync then, in which the new ones waited for them."""
+    with ElasticJob(3, commit_each_step, limits=THREE_OR_NONE) as job:
+        job.wait_until(5)
+        job.leaving.append(1)
+        job.store.remove(1)
+        steps = wait_until_paused(job)
+        job.join()
+        assert job.wait_for_generation(2)["members"] == [0, 2, 3]
+        job.wait_until(max(steps.values()) + 20, ranks_there=3)
+        answers = job.finish()
+    assert answers.pop(1) == "0"
+    first, *others = (answers[i] for i in (0, 2, 3))
+    assert all((other["bits"], other["batch"]) == (first["bits"], first["batch"]) for other in others)
+    assert first["sizes"][0] == first["sizes"][-1] == answers[3]["sizes"][-1] == 3
 
 
 def leave_when_asked() -> Any:

@@ -13,6 +13,7 @@ from tests.simulation.faults import draw
 from tests.simulation.runs import Outcome, play, shrunk
 
 _CHUNK = 100
+_NAMES = {False: "safety", True: "liveness"}
 
 
 def several(first: int, count: int, liveness: bool) -> Tuple[int, int, Dict[str, int], str]:
@@ -37,7 +38,7 @@ def show(seed: int, liveness: bool, trace: bool) -> None:
     outcome: Outcome = play(small, liveness=liveness, trace=True)
     for line in (outcome.trace or [])[-400:] if trace else []:
         print(line[:300])
-    print(f"seed {seed} ({'liveness' if liveness else 'safety'}): {outcome.violation}\nshrunk to {small}")
+    print(f"seed {seed} ({_NAMES[liveness]}): {outcome.violation}\nshrunk to {small}")
 
 
 def main() -> int:
@@ -65,18 +66,23 @@ def main() -> int:
             runs, events = runs + count, events + more
             counts.update(counted)
             rate = runs / (time.perf_counter() - began) * 60
-            mode = "liveness" if liveness else "safety"
-            print(
-                f"\r{mode}: seeds to {first + count - 1} ran, {rate:.0f} a minute, {events} events", end="", flush=True
-            )
+            line = f"{_NAMES[liveness]}: seeds to {first + count - 1} ran, {rate:.0f} a minute, {events} events"
+            print(f"\r{line}", end="", flush=True, file=sys.stderr)
             if failed >= 0:
                 print(f"\nseed {failed}: {why}")
                 pool.shutdown(wait=False, cancel_futures=True)
                 show(failed, liveness, options.trace)
                 return 1
-    print("\nall hold")
-    for name, count in sorted(counts.items()) if options.counts else []:
-        print(f"{count:8} {name}")
+    print(file=sys.stderr)
+    minutes = (time.perf_counter() - began) / 60
+    which = " and ".join(_NAMES[mode] for mode in modes)
+    last = options.first + options.seeds - 1
+    print(f"seeds {options.first} to {last}, {which}: {events} events in {minutes:.0f} min")
+        f"seeds {options.first} to {options.first + options.seeds - 1}, {which}: {events} events in {minutes:.0f} min"
+    )
+    print("all hold")
+    for name, times in sorted(counts.items()) if options.counts else []:
+        print(f"{times:8} {name}")
     return 0
 
 

@@ -170,6 +170,8 @@ class Checker:
     def went(self, rank: SimRank, generation: int, values: List[Any]) -> None:
         """A rank goes on in a generation."""
         record = self.decided[generation]
+        if record not in self._values:
+            self._has_enough(record)
         if self._values.setdefault(record, values) != values:
             self.fail("3 members and order", f"{rank.name} goes on with {values}, and others with others")
         if [member for member, _ in values] != list(record.members):
@@ -179,6 +181,14 @@ class Checker:
             installing = other.script.making
             if installing is None or installing.generation < generation:
                 self.fail("7 ready before go", f"{rank.name} goes on in {record}, which {member} has not made")
+
+    def _has_enough(self, record: GenerationRecord) -> None:
+        """The first rank goes on in a generation: its members and those that join are as many as the job needs."""
+        members = {member for each in self.decided.values() for member in each.members}
+        join = [number for number, rank in self._world.ranks.items() if rank.participant.newcomer]
+        ranks, least = len(record.members) + len(set(join) - members), self._world.limits.min_size
+        if ranks < least:
+            self.fail("11 enough ranks", f"{record} goes on, with {ranks} ranks of at least {least}")
 
     def all_entered(self, operation: Operation) -> None:
         """All members have entered an operation: it has their data."""

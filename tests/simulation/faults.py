@@ -61,11 +61,12 @@ FAULT_KINDS: Dict[str, int] = {
     "goodbye": 2,
     "slow_script": 3,
 }
-_RANK_SENDS = tuple(
+#: What ranks and stores say; a fault may strike when one of these is said.
+RANK_SENDS = tuple(
     "here promise accepted ready died installed at stopped caught_up elect elected has_store refused suspect "
     "state".split()
 )
-_STORE_SENDS = ("prepare", "accept", "commit", "go", "where", "stop_at", "left_out", "fail", "probe")
+STORE_SENDS = ("prepare", "accept", "commit", "go", "where", "stop_at", "left_out", "fail", "probe")
 _SHAPES = ((4,), (2,), (3,), (5,), (2, 2), (2, 2, 2), (1, 1), (1, 1, 1), (1, 1, 1, 1), (3, 2), (2, 1), (1, 1, 1, 1, 1))
 
 
@@ -102,7 +103,7 @@ def _fault(chance: Chance, place: int, kind: str, at: float) -> Fault:
     seconds = 0.01 * 3000**length  # 10 ms to 30 s
     message, count = "", 1
     if kind.endswith("at_send"):
-        names: Tuple[str, ...] = _STORE_SENDS if kind == "store_crash_at_send" else (*_RANK_SENDS, *_STORE_SENDS)
+        names: Tuple[str, ...] = STORE_SENDS if kind == "store_crash_at_send" else (*RANK_SENDS, *STORE_SENDS)
         message = names[chance.integer(len(names), f"message {place}")]
         count = 1 + chance.integer(6, f"count {place}")
     return Fault(kind, at, who, other, round(seconds, 4), message, count)

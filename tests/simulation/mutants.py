@@ -314,3 +314,10 @@ def a_retry_leaves_out_who_has_answered() -> Iterator[None]:
 
     with mock.patch.object(membership.Membership, "_ask_again", confused):
         yield
+
+
+@_mutant(crash=3, remove=1, join=1)
+def a_store_lets_too_few_go_on() -> Iterator[None]:
+    """The job trains with fewer ranks than it needs."""
+    with mock.patch.object(membership.Membership, "_enough", True):
+        yield
