@@ -1,6 +1,6 @@
 """``hvd.elastic`` for TensorFlow: states of variables, of a session of TF1, and of a model of Keras.
 
-States in general, and ``run``, are in ddl/adapter/elastic.py, which knows no framework.
+States in general, ``run`` and ``fenced`` are in ddl/adapter/, which knows no framework.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import tensorflow as tf
 
 import ddl
 from ddl.adapter.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl.adapter.fence import fenced
 from ddl_tensorflow._public import public_names
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState"]
-__all__ += ["TensorFlowState", "run"]
+__all__ += ["TensorFlowState", "fenced", "run"]
 
 Values = List[np.ndarray[Any, Any]]
 

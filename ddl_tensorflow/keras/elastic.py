@@ -1,6 +1,6 @@
 """``hvd.elastic`` for Keras: a state of a model and its optimizer, and callbacks that keep it while ``fit`` runs.
 
-States in general, and ``run``, are in ddl/adapter/elastic.py. Values are numpy arrays, for every backend.
+States in general, ``run`` and ``fenced`` are in ddl/adapter/. Values are numpy arrays, for every backend.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import keras
 import numpy as np
 
 from ddl.adapter.elastic import Arrays, Handler, HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from ddl.adapter.fence import fenced
 from ddl_tensorflow import _keras_backend as backend
 from ddl_tensorflow._public import public_names
 from ddl_tensorflow.elastic import TensorFlowKerasState
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "KerasState", "ObjectState", "State", "run"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "KerasState", "ObjectState", "State", "fenced", "run"]
 __all__ += ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
 

@@ -42,7 +42,7 @@ def torchrun_environment(rank: int, size: int, folder: Path) -> Dict[str, str]:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("size", "victims"), [(3, [0]), (2, [0]), (4, [0, 2]), (3, [1])])
+@pytest.mark.parametrize(("size", "victims"), [(3, [0]), (2, [0]), (2, [1]), (4, [0, 2]), (3, [1])])
 def test_ranks_and_the_store_in_one_of_them_are_killed(size: int, victims: List[int], tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, ",".join(map(str, victims))]
     processes = [

@@ -147,13 +147,22 @@ wait(f"end.{rank}")
     )
 
 
-def test_a_script_that_fails_at_once(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run("-np", "1", "--host-discovery-script", "echo no network >&2; exit 3", "echo", "started")
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ("echo no network >&2; exit 3", "ended with status 3: no network"),
+        (
+            "echo what is this?",
+            "printed what names no hosts: line 1 of its output, 'what is this?': 'what is this?' is "
+            "not the name of a host; write host or host:slots",
+        ),
+    ],
+    ids=["status", "rubbish"],
+)
+def test_a_script_that_fails_at_once(launcher: Launcher, names: str, why: str) -> None:
+    done = launcher.run("-np", "1", "--host-discovery-script", names, "echo", "started")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "ddlrun: --host-discovery-script: echo no network >&2; exit 3 ended with status 3: no network; nothing was "
-        "started\n"
-    )
+    assert done.stderr == f"ddlrun: --host-discovery-script: {names} {why}; nothing was started\n"
 
 
 @pytest.mark.slow

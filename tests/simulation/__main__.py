@@ -78,8 +78,6 @@ def main() -> int:
     which = " and ".join(_NAMES[mode] for mode in modes)
     last = options.first + options.seeds - 1
     print(f"seeds {options.first} to {last}, {which}: {events} events in {minutes:.0f} min")
-        f"seeds {options.first} to {options.first + options.seeds - 1}, {which}: {events} events in {minutes:.0f} min"
-    )
     print("all hold")
     for name, times in sorted(counts.items()) if options.counts else []:
         print(f"{times:8} {name}")

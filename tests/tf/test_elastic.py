@@ -111,3 +111,11 @@ def everything():
 @pytest.mark.faults
 def test_states():
     assert ranks.run(2, everything, may_die=[1]) == ["PeerLost", 5]
+
+
+def test_files_are_written_as_in_other_frameworks() -> None:
+    import ddl.elastic
+    import ddl_tensorflow.elastic
+    import ddl_tensorflow.keras.elastic
+
+    assert ddl_tensorflow.elastic.fenced is ddl_tensorflow.keras.elastic.fenced is ddl.elastic.fenced

@@ -43,9 +43,11 @@ def network(dropout: float) -> Tuple[torch.nn.Module, torch.optim.Optimizer, Any
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.8)
 
 
-def bits(model: torch.nn.Module) -> str:
-    weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    return weights.numpy().tobytes().hex()
+def bits(model: torch.nn.Module, optimizer: Any) -> str:
+    """Return what is the same only for the same weights, and the same momentum."""
+    momenta = [optimizer.state[parameter]["momentum_buffer"] for parameter in model.parameters()]
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in [*model.parameters(), *momenta]])
+    return flat.numpy().tobytes().hex()
 
 
 def pause(training: Any) -> None:
@@ -71,7 +73,7 @@ def by_shards(workers: int = 0, after_step: Callable[[Any], None] = pause) -> Di
             schedule.step()
             after_step(training)
     log = [line.to_plain() for line in training.log]
-    return {"bits": bits(model), "finished": training.finished, "log": log, "computed": computed}
+    return {"bits": bits(model, optimizer), "finished": training.finished, "log": log, "computed": computed}
 
 
 @functools.cache
@@ -198,7 +200,7 @@ def plain() -> Dict[str, Any]:
             schedule.step()
             elastic_job.reached(training.finished)
             pace.pause(((EPOCHS - epoch) * LENGTH - batches.state_dict()["position"]) // (6 * ddl.size()))
-    return {"bits": bits(model), "log": [line.to_plain() for line in training.log]}
+    return {"bits": bits(model, optimizer), "log": [line.to_plain() for line in training.log]}
 
 
 def replayed(plain_log: List[Dict[str, Any]], dropout: float, seed: int) -> str:
@@ -209,7 +211,7 @@ def replayed(plain_log: List[Dict[str, Any]], dropout: float, seed: int) -> str:
             torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         schedule.step()
-    return bits(model)
+    return bits(model, optimizer)
 
 
 def check_replay(answers: Dict[int, Dict[str, Any]]) -> None:
@@ -381,7 +383,7 @@ def examples() -> int:
     space["model"], space["optimizer"], _ = network(dropout=0)
     space["log"] = space["training"].log
     count += run_examples(ddl_torch.elastic.replay.__doc__, space) + run_examples(deal.__doc__, space)
-    assert bits(space["model"]) == bits(model)
+    assert bits(space["model"], space["optimizer"]) == bits(model, optimizer)
     return count
 
 

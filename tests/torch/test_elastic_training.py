@@ -180,7 +180,7 @@ def test_each_sample_is_used_exactly_once_in_an_epoch(workers: int) -> None:
     assert len({str(answer["weight"]) for answer in answers.values()}) == 1
     # The oldest survivor has seen all steps. Its log accounts for every sample of each epoch, once.
     log = [StepRecord.from_plain(plain) for plain in answers[min(answers)]["log"]]
-    check_committed_once(LENGTH, log)
+    assert check_committed_once(LENGTH, log) == EPOCHS
     assert [record.step for record in log] == list(range(len(log))) and log[-1].epoch == EPOCHS - 1
     assert sum(bool(record.lost) for record in log) == 3
     # What the living have used in the steps that they have finished is what the log says: nothing twice.
