@@ -17,6 +17,7 @@ from ddl.adapter.process_sets import ProcessSet
 from ddl_tensorflow import _operations
 from ddl_tensorflow._call import call
 from ddl_tensorflow._collectives import as_written
+from ddl_tensorflow._digests import digest
 from ddl_tensorflow._names import op_name, part_name
 from ddl_tensorflow._where import Where
 from ddl_tensorflow.gradients import name_of, unwrapped
@@ -71,7 +72,7 @@ class WeightsCheck:
 
 def compare(where: Where, step: int, names: Sequence[str], arrays: Sequence[Array], name: Optional[str] = None) -> None:
     """Raise ``InvalidState``, on all ranks, unless all have the same bits in ``arrays``. Collective, blocking."""
-    table = _gathered(where, np.array([_sum(array) for array in arrays], np.uint64), name, "weights")
+    table = _gathered(where, np.array([digest(array) for array in arrays], np.uint64), name, "weights")
     differing = np.flatnonzero((table != table[0]).any(axis=0)).tolist()
     if not differing:
         return
@@ -88,7 +89,7 @@ def compare(where: Where, step: int, names: Sequence[str], arrays: Sequence[Arra
 def _element(where: Where, array: Array, name: Optional[str]) -> str:
     """Say which element differs first, and what it is on each rank."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    sums = np.array([_sum(flat[at : at + _BLOCK]) for at in range(0, flat.size, _BLOCK)], np.uint64)
+    sums = np.array([digest(flat[at : at + _BLOCK]) for at in range(0, flat.size, _BLOCK)], np.uint64)
     table = _gathered(where, sums, name, "blocks")
     start = int(np.flatnonzero((table != table[0]).any(axis=0))[0]) * _BLOCK
     block = flat[start : start + _BLOCK]
@@ -98,12 +99,6 @@ def _element(where: Where, array: Array, name: Optional[str]) -> str:
     index = [int(i) for i in np.unravel_index(start + place, array.shape)]
     shown = ", ".join(f"{value!s} on rank {rank}" for rank, value in enumerate(values[:_SHOWN]))
     return f", element {index} of it: {shown}{', …' if len(values) > _SHOWN else ''}"
-
-
-def _sum(array: Array) -> int:
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    words = raw[: raw.size // 8 * 8].view(np.uint64)
-    return (int(np.add.reduce(words)) + int.from_bytes(raw[words.nbytes :].tobytes(), "little")) % 2**64
 
 
 def _gathered(where: Where, row: Array, name: Optional[str], what: str) -> Array:
