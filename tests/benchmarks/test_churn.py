@@ -42,7 +42,7 @@ class NotesOfTwo:
             file.write(json.dumps(note) + "\n")
 
     def read(self) -> RankNotes:
-        notes = RankNotes(self.path, lambda: True, lambda: None)
+        notes = RankNotes(self.path, lambda: True, lambda: None, lambda note: int(note["pid"]))
         notes.read()
         return notes
 
