@@ -7,13 +7,14 @@ commands.
 """
 
 from lab.cluster import Cluster
-from lab.shape import FOUR_HOSTS, TWO_HOSTS, TWO_RACKS, TWO_RAILS, Shape, burst_bytes, parse_rate
+from lab.shape import FOUR_HOSTS, TWO_HOSTS, TWO_PAIRS, TWO_RACKS, TWO_RAILS, Shape, burst_bytes, parse_rate
 from lab.system import PATIENCE, ClusterError, why_not
 
 __all__ = [
     "FOUR_HOSTS",
     "PATIENCE",
     "TWO_HOSTS",
+    "TWO_PAIRS",
     "TWO_RACKS",
     "TWO_RAILS",
     "Cluster",

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import IO, List, Mapping, Optional, Sequence, Set, Union
+from typing import IO, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 from ddl.tools.progress import Progress
 from lab import system, wiring
@@ -166,6 +166,20 @@ class Cluster:
         """For the outside: ``ssh -F …/ssh_config node1``. Inside of a host plain ``ssh node1`` works."""
         return self.directory / "ssh_config"
 
+    def with_slots(self, slots: int = 0) -> str:
+        """Return the hosts as launchers want them, with the shape's slots or so many: ``node1:2,node2:2``."""
+        return ",".join(f"{host}:{slots or self.shape.slots}" for host in self.hosts)
+
+    def processes(self, host: str) -> Dict[int, int]:
+        """Return the ids that the host's processes have on this machine, by those that they have on the host."""
+        first_process(self.directory, host)  # raises if it is off
+        pids = {}
+        for pid in (self._cgroup / host / "cgroup.procs").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                _, _, ids = Path(f"/proc/{pid}/status").read_text().partition("\nNSpid:")
+                pids[int(ids.split("\n")[0].split()[-1])] = int(pid)
+        return pids
+
     def command(self, host: str, program: Sequence[str], *, cwd: Where = None) -> List[str]:
         """Return the command line that runs ``program`` on ``host``, in this or the given working directory."""
         return entering(self.directory, host, program, cwd)
@@ -238,12 +252,16 @@ class Cluster:
         self._wire("fabric", wiring.Wiring([f"link set {self._port(host, rail)} up"]))
 
     def deafen(self, host: str, rail: int = 0) -> None:
-        """Let nothing that comes to the host be heard there, silently; what it says still goes out. For good."""
+        """Let nothing that comes to the host be heard there, silently; what it says still goes out."""
         self._drop(host, "ingress", wiring.EVERYTHING, rail)
 
     def mute(self, host: str, rail: int = 0) -> None:
-        """Let nothing go out that the host says, silently; it still hears the others. For good."""
+        """Let nothing go out that the host says, silently; it still hears the others."""
         self._drop(host, "egress", wiring.EVERYTHING, rail)
+
+    def restore(self, host: str, rail: int = 0) -> None:
+        """Undo ``deafen``, ``mute`` and ``refuse``."""
+        self._wire(host, wiring.Wiring([], [f"qdisc del dev rail{rail} clsact"]))
 
     def split(self, rack: int, rail: int = 0) -> None:
         """Let nothing pass between a rack and the others, silently. For good."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
-__all__ = ["FOUR_HOSTS", "TWO_HOSTS", "TWO_RACKS", "TWO_RAILS", "Shape", "burst_bytes", "parse_rate"]
+__all__ = ["FOUR_HOSTS", "TWO_HOSTS", "TWO_PAIRS", "TWO_RACKS", "TWO_RAILS", "Shape", "burst_bytes", "parse_rate"]
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,6 @@ def parse_rate(text: str) -> Optional[int]:
 
 TWO_HOSTS = Shape(2)
 FOUR_HOSTS = Shape(4, slots=2)
+TWO_PAIRS = Shape(4, racks=2, slots=2)
 TWO_RACKS = Shape(4, racks=2, slots=2, rails=(10**9,), uplink=10**9 // 4)
 TWO_RAILS = Shape(2, rails=(10**9, 10**9 // 4))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from benchmarks import machine
+from benchmarks.churn.host_scenarios import HOST_SCENARIOS
 from benchmarks.churn.report import ChurnOutcome
 from benchmarks.churn.scenarios import SCENARIOS
 from benchmarks.churn.soak import Soak
@@ -23,12 +24,14 @@ from ddl.tools.files import write_json
 
 __all__ = ["add_arguments", "run"]
 
+_ALL = {**SCENARIOS, **HOST_SCENARIOS}
+
 
 def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     """Add the options of ``python -m benchmarks churn``."""
     add = parser.add_argument
-    names = ", ".join(SCENARIOS)
-    add("--scenario", choices=[*SCENARIOS, "all"], default="all", metavar="NAME", help=f"all (default), or of {names}")
+    names = ", ".join(_ALL)
+    add("--scenario", choices=[*_ALL, "all"], default="all", metavar="NAME", help=f"all (default), or of {names}")
     add("--times", type=int, default=0, help="how often a scenario kills (default: each has its number)")
     add("--soak", type=float, metavar="SECONDS", help="run a single training for so long, and let chance decide")
     add("--step", type=float, default=0.05, help="seconds of a step (default 0.05)")
@@ -60,6 +63,6 @@ def _outcomes(arguments: argparse.Namespace, folder: Path) -> Iterator[ChurnOutc
     if arguments.soak is not None:
         yield Soak(network, folder, arguments.soak, random.Random(arguments.seed)).run()
         return
-    for name in SCENARIOS if arguments.scenario == "all" else [arguments.scenario]:
+    for name in _ALL if arguments.scenario == "all" else [arguments.scenario]:
         (folder / name).mkdir()
-        yield SCENARIOS[name].run(network, folder / name, arguments.seed, arguments.times)
+        yield _ALL[name].run(network, folder / name, arguments.seed, arguments.times)

@@ -36,9 +36,16 @@ class RankNotes:
     """The notes of all ranks of one training. Used by one thread.
 
     alive: whether the training's processes are there. meanwhile: called again and again while something is awaited.
+    pid_of: the id that the process of a note has here; a process in a namespace knows another one.
     """
 
-    def __init__(self, path: Path, alive: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        alive: Callable[[], bool],
+        meanwhile: Callable[[], None],
+        pid_of: Callable[[Mapping[str, Any]], int],
+    ) -> None:
         self.latest: Dict[int, StepNote] = {}  #: of each process that has ever been there
         self.newest = 0  #: generation that a step was finished in
         self.gaps: Dict[int, float] = {}  #: seconds between the last step before a generation and the first one in it
@@ -48,7 +55,7 @@ class RankNotes:
         }  #: seconds of each, by whether ranks gave their state
         self.joined: Set[int] = set()  #: the generations that have newcomers
         self.ends: Dict[int, str] = {}  #: digests of the weights with which processes have ended
-        self._alive, self._meanwhile = alive, meanwhile
+        self._alive, self._meanwhile, self._pid_of = alive, meanwhile, pid_of
         self._path, self._place = path, 0
         self._recent: Deque[StepNote] = collections.deque(maxlen=_KEPT)
         self._now: Dict[int, StepNote] = {}  # of the processes of the newest generation
@@ -69,6 +76,7 @@ class RankNotes:
                 note = json.loads(line)
             except ValueError:
                 continue  # its process was killed while it wrote
+            note["pid"] = self._pid_of(note)
             if "end" in note:
                 self.ends[note["pid"]] = f"{note['digest']} after step {note['end']}"
             else:

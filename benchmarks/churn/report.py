@@ -49,6 +49,7 @@ class ChurnOutcome:
     epochs: int = 0  #: of all trainings, in which each sample was used exactly once
     ends: int = 0  #: ranks that were there at the end, and had equal weights
     notes: List[str] = field(default_factory=list)  #: for people: what else was seen
+    skipped: str = ""  #: for people: why nothing was done
     problems: List[str] = field(default_factory=list)  #: for people: what is wrong
 
     def add(self, what: str, seconds: float, limit: PauseLimit) -> None:
@@ -96,6 +97,8 @@ class ChurnOutcome:
 
     def text(self) -> str:
         """Return the table and the notes."""
+        if self.skipped:
+            return f"{self.title}\nSKIPPED: {self.skipped}"
         wrong = [f"WRONG: {problem}" for problem in self.problems]
         if not self.pauses:
             return "\n".join([self.title, *self.notes, *(wrong or ["the limit was kept"])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -99,8 +98,7 @@ class Soak:
         self.training.notes.wait(lambda: time.monotonic() > wait, "that moment")
         coming = set(self.training.running()) - self.training.notes.latest.keys()
         for pid in sorted(coming)[:1]:
-            with contextlib.suppress(ProcessLookupError):
-                self.training.kill(pid)
+            self.training.kill(pid)
 
     def _change_slots(self) -> None:
         """Let a rank leave or come as planned, and at the next call take that back."""

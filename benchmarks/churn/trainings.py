@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Dict, List, Optional, Sequence, Type, TypeVar
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, TypeVar
 
 from benchmarks import search_path
 from benchmarks.churn.notes import PATIENCE, RankNotes
@@ -57,13 +57,17 @@ class ChurnTraining:
         self.started: List[subprocess.Popen[bytes]] = []  #: by this benchmark itself
         self.lost: List[int] = []  #: processes that were killed, or were not to live on
         self.usage = UsageHistory(folder / "usage.csv", self.pids, self.launcher_pids, period)
-        self.notes = RankNotes(self.path, self.alive, self.usage.look)
+        self.notes = RankNotes(self.path, self.alive, self.usage.look, self.pid_of)
         self._output = (folder / "output").open("ab")
 
     def start(self, command: Sequence[str], variables: Dict[str, str]) -> None:
         """Start a process of the training."""
         environ = {**os.environ, "PYTHONPATH": search_path(os.environ), **variables}
         self.started.append(subprocess.Popen(command, env=environ, stdout=self._output, stderr=self._output))
+
+    def pid_of(self, note: Mapping[str, Any]) -> int:
+        """Return the id here of the process that has written a note."""
+        return int(note["pid"])
 
     def pids(self) -> List[int]:
         """Return the processes of the newest generation in the order of their ranks."""
@@ -99,7 +103,8 @@ class ChurnTraining:
         self.lost += pids
         moment = time.monotonic()
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the death of another one has ended it
+                os.kill(pid, signal.SIGKILL)
         return moment
 
     def kill_and_wait(self, ranks: Sequence[int], *pids: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import sys
 import time
 
@@ -55,7 +56,7 @@ def main() -> None:
     notes = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def note(**what: object) -> None:
-        os.write(notes, json.dumps({"pid": os.getpid(), **what}).encode() + b"\n")
+        os.write(notes, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), **what}).encode() + b"\n")
 
     last = 1 << 60
     for _ in training.epochs(last):

@@ -119,7 +119,7 @@ class Contestant:
             return [*line, *(("--oversubscribe",) if openmpi else ()), *program]
         if openmpi:
             # Bound to cores, the first rank of every host would share core 0 of this machine.
-            line += ["--host", _slots(cluster), "--bind-to", "none", "-x", "OMP_NUM_THREADS"]
+            line += ["--host", cluster.with_slots(), "--bind-to", "none", "-x", "OMP_NUM_THREADS"]
             line += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
             line += ["--mca", "btl_tcp_if_include", _interfaces(cluster)]
             line += ["--mca", "mpi_yield_when_idle", str(int(_crowded(cluster)))]
@@ -156,7 +156,7 @@ def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, s
     environ.update(MASTER_ADDR=cluster.address(first), MASTER_PORT=str(_PORT))
     if _crowded(cluster):
         environ.setdefault("DDL_SPIN_US", "0")
-    line = [sys.executable, "-m", "ddl.launch", "-H", _slots(cluster), "--no-prefix"]
+    line = [sys.executable, "-m", "ddl.launch", "-H", cluster.with_slots(), "--no-prefix"]
     line += [word for name in sorted(environ) if name.startswith(_FORWARDED) for word in ("--env", name)]
     return Command(cluster.command(first, [*line, *program], cwd="/"), environ)
 
@@ -164,11 +164,6 @@ def on_cluster(cluster: Cluster, program: Sequence[str], environ: Mapping[str, s
 def _crowded(cluster: Cluster) -> bool:
     """Return whether ranks share cores. A rank cannot know: its host counts all cores of the machine as its own."""
     return cluster.shape.hosts * cluster.shape.slots > len(os.sched_getaffinity(0))
-
-
-def _slots(cluster: Cluster) -> str:
-    """Return the hosts as launchers want them: ``node1:2,node2:2``."""
-    return ",".join(f"{host}:{cluster.shape.slots}" for host in cluster.hosts)
 
 
 def _interfaces(cluster: Cluster) -> str:

@@ -81,11 +81,10 @@ def measure(options: argparse.Namespace) -> Dict[str, List[float]]:
     numbers = [options.width, options.layers, options.rounds, int(options.overlap_update)]
     arguments = ["-c", PROGRAM, options.model, options.optimizer, ",".join(METHODS), *map(str, numbers)]
     with Cluster(Shape(2, slots=1, rails=(10**9,))) as cluster:
-        hosts = ",".join(f"{host}:1" for host in cluster.hosts)
-        line = [sys.executable, "-m", "ddl.launch", "--no-prefix", "-H", hosts, sys.executable, *arguments]
+        line = [sys.executable, "-m", "ddl.launch", "--no-prefix", "-H", cluster.with_slots(), sys.executable]
         # A host has one core of a machine with two: who waits awake takes it from the computation.
         environ = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0", "OMP_NUM_THREADS": "1"}
-        out = cluster.run(cluster.hosts[0], line, env=environ, cwd=ROOT, timeout=170).stdout
+        out = cluster.run(cluster.hosts[0], [*line, *arguments], env=environ, cwd=ROOT, timeout=170).stdout
     seconds: Dict[str, List[float]] = json.loads(out.strip().splitlines()[-1])
     return seconds
 

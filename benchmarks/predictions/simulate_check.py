@@ -53,8 +53,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0"}
 
 def links(cluster: Cluster) -> List[Dict[str, float]]:
     """Return what ``ddl doctor`` finds between each two hosts, three times: latency in s, bandwidth in bits/s."""
-    hosts = ",".join(f"{host}:{cluster.shape.slots}" for host in cluster.hosts)
-    line = [sys.executable, "-m", "ddl.tools", "doctor", "-H", hosts, "--json", "-"]
+    line = [sys.executable, "-m", "ddl.tools", "doctor", "-H", cluster.with_slots(), "--json", "-"]
     measured: List[Dict[str, float]] = []
     for _ in range(3):
         done = cluster.run("node1", line, env=ENVIRONMENT, cwd=ROOT, timeout=100)
@@ -127,7 +126,6 @@ def describe(cluster: Cluster, unshaped_bits_per_s: float) -> Dict[str, Any]:
 def measure(cluster: Cluster, wanted: Sequence[int], rounds: int) -> Dict[int, List[float]]:
     """Return for each size how long ``rounds`` all-reduces took, each from the last rank's call to the last's end."""
     shape = cluster.shape
-    hosts = ",".join(f"{host}:{shape.slots}" for host in cluster.hosts)
     with tempfile.TemporaryDirectory(prefix="ddl-simulate-") as output:
         program = [sys.executable, "-m", "benchmarks.predictions.simulate_rank"]
         line = [
@@ -135,7 +133,7 @@ def measure(cluster: Cluster, wanted: Sequence[int], rounds: int) -> Dict[int, L
             "-m",
             "ddl.launch",
             "-H",
-            hosts,
+            cluster.with_slots(),
             *program,
             output,
             ",".join(map(str, wanted)),

@@ -49,8 +49,7 @@ def run(cluster: Cluster, command: Sequence[str], *options: str, **more: str) ->
     """Run a command on the first host for two ranks on each and return its output."""
     # All hosts share the machine's few cores, and no rank knows it: a rank that spins takes another's core.
     environ = {"PYTHONPATH": str(ROOT), "DDL_SPIN_US": "0", **more}
-    hosts = ",".join(f"{host}:{SHAPE.slots}" for host in cluster.hosts)
-    line = [sys.executable, "-m", *command, "-H", hosts, *options]
+    line = [sys.executable, "-m", *command, "-H", cluster.with_slots(), *options]
     return cluster.run("node1", line, env=environ, cwd=ROOT, timeout=170).stdout
 
 

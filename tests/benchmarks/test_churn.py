@@ -11,10 +11,14 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
+from benchmarks.churn import host_scenarios
+from benchmarks.churn.host_scenarios import HOST_SCENARIOS
 from benchmarks.churn.notes import RankNotes
 from benchmarks.churn.report import ChurnOutcome, PauseLimit
+from benchmarks.churn.trainings import ChurnNetwork
 from benchmarks.churn.usage import UsageHistory
 from ddl.adapter.sample_cursor import SampleCursor
+from lab import why_not
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +46,7 @@ class NotesOfTwo:
             file.write(json.dumps(note) + "\n")
 
     def read(self) -> RankNotes:
-        notes = RankNotes(self.path, lambda: True, lambda: None)
+        notes = RankNotes(self.path, lambda: True, lambda: None, lambda note: int(note["pid"]))
         notes.read()
         return notes
 
@@ -122,6 +126,14 @@ def test_growth_is_wrong(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", HOST_SCENARIOS)
+def test_where_no_hosts_can_be_made_it_says_why(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_scenarios, "why_not", lambda: "only root may do that")
+    outcome = HOST_SCENARIOS[name].run(ChurnNetwork(0.05, 8, 100), tmp_path, seed=1)
+    assert outcome.problems == []
+    assert outcome.text() == f"{HOST_SCENARIOS[name].title}\nSKIPPED: only root may do that"
+
+
 def churn(*arguments: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("torch")
     line = [sys.executable, "-m", "benchmarks", "churn", *arguments]
@@ -130,9 +142,11 @@ def churn(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["first", "ddlrun", "store", "epochs", "soak"])
+@pytest.mark.parametrize("name", ["first", "ddlrun", "store", "epochs", "soak", *HOST_SCENARIOS])
 def test_a_few_deaths(name: str, tmp_path: Path) -> None:
     """Nobody is asked to be fast here: other tests may have the cores. Another test has ``two``, as ``middle`` is."""
+    if name in HOST_SCENARIOS and why_not() is not None:
+        pytest.skip(f"no cluster: {why_not()}")
     path = tmp_path / "figures.json"
     options = ["--soak", "6"] if name == "soak" else ["--scenario", name, "--times", "1"]
     ended = churn(*options, "--samples", "200", "--step", "0.02", "--json", str(path))

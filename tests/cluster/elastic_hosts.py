@@ -45,7 +45,7 @@ class HostsJob:
         (folder / "steps").touch()
         self._file = (folder / "steps").open()
         self._output = (folder / "output").open("w")
-        hosts = ",".join(f"{host}:{slots}" for host in cluster.hosts)
+        hosts = cluster.with_slots(slots)
         environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "DDL_TIMEOUT": str(timeout)}
         self.process = cluster.popen(
             "node1",

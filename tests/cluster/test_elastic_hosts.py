@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Callable, Iterable, List, Sequence, Set, Tuple
@@ -11,10 +10,10 @@ import pytest
 from cluster.elastic_hosts import PATIENCE, HostsJob, figures
 from cluster.elastic_steps import Note
 
-from lab import FOUR_HOSTS, Cluster, Shape
+from benchmarks.churn.hosts import CUT_OFF
+from lab import FOUR_HOSTS, TWO_PAIRS, Cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.faults]
-TWO_PAIRS = Shape(4, racks=2, slots=2)
 PATIENT = ("--elastic-timeout", "3")
 four_hosts = pytest.mark.parametrize("own_cluster", [FOUR_HOSTS], indirect=True, ids=[""])
 
@@ -141,7 +140,7 @@ def test_hosts_are_cut_off(
         print(figures("others go on", [job.pause(since, on)]))
         job.wait_for_ends(off)
         for note in off:
-            assert re.search(r"LeftOut: .*(cannot be reached from|no majority of) ", job.words(note)), job.words(note)
+            assert CUT_OFF.search(job.words(note)), job.words(note)
         if cut is store_away:
             assert job.process.wait(PATIENCE) == 1
             job.let_end()

@@ -91,6 +91,8 @@ def test_one_way_only(own_cluster: Cluster, fault: str, arrives: bool):
         # A few that others send may come in any case.
         assert eventually(lambda: received() - before >= 50) if arrives else received() - before < 50
         assert talk.ask(1) == "silence"
+        own_cluster.restore("node2")
+        assert talk.ask(PATIENT) == "answer"
 
 
 @pytest.mark.parametrize("own_cluster", [TWO_RACKS], indirect=True, ids=["2 racks"])

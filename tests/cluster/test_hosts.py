@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -152,6 +153,17 @@ def test_a_program_gets_environment_and_directory_and_returns_output_and_status(
         cluster.run("node1", [*script[:2], "echo wrong >&2; exit 3"])
     with pytest.raises(ClusterError, match="node9 is off, or no host of"):
         cluster.run("node9", ["true"])
+
+
+def test_processes_have_other_ids_on_this_machine(cluster: Cluster):
+    start = ["sh", "-c", "sleep 1234 >/dev/null 2>&1 & echo $!"]
+    inside = {host: int(cluster.run(host, start).stdout) for host in cluster.hosts}
+    outside = {host: cluster.processes(host)[pid] for host, pid in inside.items()}
+    assert len(set(outside.values())) == 2
+    for host, pid in outside.items():
+        assert Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x001234\0"
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda host=host: inside[host] not in cluster.processes(host))
 
 
 def processes(cluster: Cluster, host: str) -> List[Tuple[str, ...]]:
