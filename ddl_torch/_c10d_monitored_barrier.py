@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from datetime import timedelta
-from typing import Any, Iterable, Optional, Tuple, Type
+from typing import Any, Iterable, Optional, Tuple, Type, Union
 
 import torch
 import torch.distributed as dist
@@ -109,7 +109,9 @@ def extend_torch(served: Type[Any]) -> None:
     original = dist.monitored_barrier
 
     @functools.wraps(original)
-    def extended(group: Any = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
+    def extended(
+        group: Any = None, timeout: Union[timedelta, float, None] = None, wait_all_ranks: bool = False
+    ) -> None:
         target = dist.group.WORLD if group is None else group
         call = target.monitored_barrier if isinstance(target, served) else functools.partial(original, group)
         call(timeout, wait_all_ranks)

@@ -8,7 +8,7 @@ has what they return, and ``_rendezvous.py`` brings the ranks together. docs/tor
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -290,13 +290,14 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         barrier_within(self.communicator, self._starting, seconds)
         return self._work([], [])
 
-    def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Union[timedelta, float, None] = None, wait_all_ranks: bool = False) -> None:
         """Return when every rank has called it. Blocking.
 
-        After ``timeout`` (none: the group's), the group is broken, and ``CollectiveTimeout`` on all ranks names the
-        first rank that has not come, with ``wait_all_ranks`` all of them.
+        After ``timeout`` (seconds, or a ``timedelta``; none: the group's), the group is broken, and
+        ``CollectiveTimeout`` on all ranks names the first rank that has not come, with ``wait_all_ranks`` all of them.
         """
-        seconds = timeout.total_seconds() if timeout else self._timeout
+        own = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = self._timeout if own is None else own
         monitored_barrier(self.communicator, self._messages, seconds, wait_all_ranks)
 
     @by_device

@@ -158,7 +158,7 @@ def some_late(path, every, seconds):
     dist.monitored_barrier(timeout=datetime.timedelta(seconds=60))
     if r < 2:
         part = dist.new_group([0, 1], use_local_synchronization=True)
-        dist.monitored_barrier(part, datetime.timedelta(seconds=60))
+        dist.monitored_barrier(part, 60.0)  # torch's own tests give a number of seconds, too
     ranks.meet()
     if r in (1, 2):
         ranks.meet()  # the others have the error
@@ -174,6 +174,20 @@ def some_late(path, every, seconds):
 @pytest.mark.parametrize(("every", "seconds"), [(False, 1), pytest.param(True, 4, marks=pytest.mark.slow)])
 def test_monitored_barrier(every: bool, seconds: int, tmp_path) -> None:
     ranks.run(4, some_late, str(tmp_path / "store"), every, seconds, initialise=False)
+
+
+def without_time(path):
+    dist, r, n = begin(path)
+    import ddl
+
+    if r == 0:
+        with pytest.raises(ddl.CollectiveTimeout, match="monitored_barrier: no sign of rank 1 for 0 s"):
+            dist.monitored_barrier(timeout=datetime.timedelta(0))  # and not the group's time
+    ranks.meet()
+
+
+def test_a_monitored_barrier_without_time(tmp_path) -> None:
+    ranks.run(2, without_time, str(tmp_path / "store"), initialise=False)
 
 
 def first_late(path):
