@@ -166,8 +166,10 @@ docs: core .venv/.docs .venv/.examples .venv/.tensorflow
 	.venv/bin/python -m sphinx -b html -c docs -d build/doctrees -W --keep-going -n -q $(ARGS) . build/site
 	@echo "the site is build/site/index.html"
 
+# The results of a whole run, and of a soak, are kept. ARGS='--scenario two' prints only.
+CHURN_RESULT = $(if $(ARGS),$(if $(findstring --soak,$(ARGS)),soak.txt),churn.txt)
 churn: core .venv/.bench
-	bash -o pipefail -c '.venv/bin/python -m benchmarks churn $(ARGS) | tee benchmarks/results/churn.txt'
+	bash -o pipefail -c '.venv/bin/python -m benchmarks churn $(ARGS) $(addprefix | tee benchmarks/results/,$(CHURN_RESULT))'
 
 # Installs nothing: $(PYTHON) must have torch, and the rest as environments/gpu_machine.py says. A call ends in under ten minutes;
 # the next one goes on. ARGS='--blocks probe', ARGS=--rehearse; `make gpu-carry` prints what to bring along, if need be.

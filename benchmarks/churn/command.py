@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     add("--soak", type=float, metavar="SECONDS", help="run a single training for so long, and let chance decide")
     add("--step", type=float, default=0.05, help="seconds of a step (default 0.05)")
     add("--width", type=int, default=256, help="of the network's layers (default 256)")
-    add("--samples", type=int, default=2000, help="of an epoch (default 2000)")
+    add("--samples", type=int, default=200, help="of an epoch (default 200)")
+    add("--state", type=int, default=10**9, help="bytes of weights, where it is about a large state (default 1 GB)")
     add("--seed", type=int, default=1, help="of what is done, and to whom (default 1)")
     add("--folder", type=Path, help="keep there what ranks note and print, and what they use (usage.csv)")
     add("--json", type=Path, help="write all figures there")
@@ -65,4 +66,4 @@ def _outcomes(arguments: argparse.Namespace, folder: Path) -> Iterator[ChurnOutc
         return
     for name in _ALL if arguments.scenario == "all" else [arguments.scenario]:
         (folder / name).mkdir()
-        yield _ALL[name].run(network, folder / name, arguments.seed, arguments.times)
+        yield _ALL[name].run(network, folder / name, arguments.seed, arguments.times, arguments.state)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 from benchmarks.churn.hosts import CUT_OFF, HostsTraining
 from benchmarks.churn.report import PauseLimit, conclude
-from benchmarks.churn.scenarios import ChurnScenario, ScenarioRun
-from ddl.tools.progress import Progress
+from benchmarks.churn.scenario import ChurnScenario, ScenarioRun, first
 from lab import TWO_PAIRS, Cluster, why_not
 
 __all__ = ["HOST_SCENARIOS"]
@@ -35,35 +34,24 @@ def _on_hosts(act: Callable[[ScenarioRun, Cluster, HostsTraining], None]) -> Cal
     return run_there
 
 
-def _each_time(run: ScenarioRun) -> Iterator[int]:
-    with Progress(run.times, after=10.0) as progress:
-        for number in range(run.times):
-            yield number
-            progress.step(f"{number + 1} of {run.times}")
-
-
 def _middle(chance: random.Random, pids: Sequence[int]) -> int:
     return pids[len(pids) // 2]
 
 
-def _first(chance: random.Random, pids: Sequence[int]) -> int:
-    return pids[0]
-
-
 def _ranks(run: ScenarioRun, cluster: Cluster, training: HostsTraining) -> None:
     """Two are killed before others are awaited."""
-    for number in _each_time(run):
+    for number in run.each_time("a rank is killed"):
         if number % 2 == 0:
             training.wait_for_ranks(_RANKS)
             run.kill(training, _middle, "a middle rank is killed", _KILL)
         else:
-            run.kill(training, _first, "rank 0 is killed", _KILL)
+            run.kill(training, first, "rank 0 is killed", _KILL)
     training.wait_for_ranks(_RANKS)
 
 
 def _hosts(run: ScenarioRun, cluster: Cluster, training: HostsTraining) -> None:
     """Without ddlrun nobody starts others, so its host comes last."""
-    for _ in _each_time(run):
+    for _ in run.each_time("a host is lost"):
         pids = training.wait_for_ranks(_RANKS)
         victims = training.processes([run.chance.choice(cluster.hosts[1:])])
         run.outcome.add("all on a host are killed", training.kill_and_wait(pids, *victims), _KILL)
@@ -84,7 +72,7 @@ def _cut(run: ScenarioRun, training: HostsTraining, hosts: Sequence[str], cut: C
 
 
 def _link(run: ScenarioRun, cluster: Cluster, training: HostsTraining) -> None:
-    for _ in _each_time(run):
+    for _ in run.each_time("a link goes down"):
         host = run.chance.choice(cluster.hosts[1:])
         _cut(run, training, [host], partial(cluster.link_down, host), "a host's link goes down")
         cluster.link_up(host)
@@ -98,7 +86,7 @@ def _partition(run: ScenarioRun, cluster: Cluster, training: HostsTraining) -> N
         (cluster.deafen, cluster.restore, "a host does not hear"),
         (cluster.mute, cluster.restore, "a host is not heard"),
     ]
-    for number in _each_time(run):
+    for number in run.each_time("a host is cut off"):
         cut, mend, what = ways[number % len(ways)]
         host = run.chance.choice(cluster.hosts[1:])
         _cut(run, training, [host], partial(cut, host), what)

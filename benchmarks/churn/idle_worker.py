@@ -1,51 +1,105 @@
-"""Two trainings in an elastic job in which nothing happens, one with ``elastic.Training`` and one without, in turn.
+"""A training to which nothing happens, with all that makes it elastic or without: ``plain|elastic FOLDER FIRST``.
 
-Prints a JSON object: seconds of each step of both, and the bytes of gradients. Started by idle.py.
+Two such jobs run at once and train in turn, a block of steps each, while the other one sleeps: so both have the same
+machine. In FOLDER each notes how many blocks it has done; FIRST is the one that begins. Rank 0 prints a JSON object:
+the seconds of each step, by block, and the bytes of gradients. Started by idle.py.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from typing import Dict, List, Tuple
+from pathlib import Path
+from typing import Iterator, List, Tuple
 
 import torch
 
 import ddl_torch as ddl
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 256
-_STEPS = 100
-_WARM_UP = 5
+_BLOCKS, _STEPS = 10, 10  # steps of a block, besides the first one, which is not counted
+_ROWS = 4096  # of data, which are used again and again
+_LOOK = 0.001  # seconds
+_PATIENCE = 120.0  # seconds for a block of the other job, and for its start
+
+Setting = Tuple[Iterator[List[torch.Tensor]], torch.nn.Module, torch.optim.Optimizer]
 
 
-def network() -> Tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Return a network and its optimizer."""
+def setting(elastic: bool) -> Setting:
+    """Return the batches of a training, as numbers of samples, its network and its optimizer."""
     torch.manual_seed(1)
     layers = [layer for _ in range(_LAYERS) for layer in (torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.ReLU())]
     model = torch.nn.Sequential(*layers)
     plain = torch.optim.SGD(model.parameters(), lr=1e-4)
-    return model, ddl.DistributedOptimizer(plain, model.named_parameters())
+    optimizer = ddl.DistributedOptimizer(plain, model.named_parameters())
+    numbers = torch.utils.data.TensorDataset(torch.arange(_BLOCKS * (1 + _STEPS) * _BATCH * ddl.size()))
+    if not elastic:
+        sampler = ddl.ShardedSampler(numbers)
+        return iter(torch.utils.data.DataLoader(numbers, _BATCH, sampler=sampler)), model, optimizer
+    batches = ddl.elastic.ElasticBatches(numbers, _BATCH)
+    training = ddl.elastic.Training(model, optimizer, batches)
+    return training.steps(torch.utils.data.DataLoader(numbers, batch_sampler=batches)), model, optimizer
+
+
+class Turns:
+    """Whose turn it is: each job writes its own file, and reads that of the other. Used by rank 0."""
+
+    def __init__(self, folder: Path, own: str, first: str) -> None:
+        self._own = folder / own
+        self._other = folder / ("plain" if own == "elastic" else "elastic")
+        self._behind = own != first
+        self.done = 0  #: blocks of this job
+
+    def wait(self) -> None:
+        """Wait until the other job is there, and has done as many blocks as it is to do before the next one of this."""
+        self._say()
+        deadline = time.monotonic() + _PATIENCE
+        while not self._other.exists() or int(self._other.read_text()) < self.done + self._behind:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._other.name}: no turn within {_PATIENCE:g} s, after {self.done} blocks")
+            time.sleep(_LOOK)
+
+    def end(self) -> None:
+        """A block is done."""
+        self.done += 1
+        self._say()
+
+    def _say(self) -> None:
+        draft = self._own.with_suffix(".draft")
+        draft.write_text(str(self.done))
+        draft.replace(self._own)
 
 
 def main() -> None:
+    name, folder, first = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     ddl.init()
     torch.set_num_threads(1)
-    trainings = {"plain": network(), "elastic": network()}
-    ddl.elastic.Training(*trainings["elastic"])
-    seconds: Dict[str, List[float]] = {name: [] for name in trainings}
-    x = torch.randn(_BATCH, _WIDTH)
-    for turn in range(_WARM_UP + _STEPS):
-        for name, (model, optimizer) in trainings.items():
+    batches, model, optimizer = setting(name == "elastic")
+    turns = Turns(folder, name, first)
+    data = torch.randn(_ROWS, _WIDTH)
+    blocks: List[List[float]] = []
+    before = 0.0
+    for number, (indices,) in enumerate(batches):
+        if number % (1 + _STEPS) == 0:
+            if ddl.rank() == 0:
+                turns.wait()
             ddl.barrier()
-            began = time.perf_counter()
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-            if turn >= _WARM_UP:
-                seconds[name].append(time.perf_counter() - began)
+            blocks.append([])
+        optimizer.zero_grad()
+        model(data[indices % _ROWS]).square().mean().backward()
+        optimizer.step()
+        now = time.perf_counter()
+        if number % (1 + _STEPS) > 0:
+            blocks[-1].append(now - before)
+        before = now
+        if number % (1 + _STEPS) == _STEPS:
+            ddl.barrier()
+            if ddl.rank() == 0:
+                turns.end()
     if ddl.rank() == 0:
-        count = sum(parameter.numel() for parameter in trainings["plain"][0].parameters())
-        print(json.dumps({**seconds, "bytes": 4 * count}), flush=True)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        print(json.dumps({"blocks": blocks, "bytes": 4 * count}), flush=True)
 
 
 if __name__ == "__main__":

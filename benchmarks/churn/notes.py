@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple
 
 from ddl.adapter.sample_cursor import StepRecord, check_committed_once
 from ddl.errors import Error
 
-__all__ = ["RankNotes", "StepNote"]
+__all__ = ["RankNotes", "StepNote", "end_text"]
 
 PATIENCE = 180.0  #: seconds that anything may take which is waited for
 _KEPT = 20_000  # notes
@@ -21,7 +22,11 @@ _STEPS_TOGETHER = 3  # after which the ranks of a generation count as settled
 
 @dataclass(frozen=True)
 class StepNote:
-    """A rank's note of a step that it has finished. ``moment``: monotonic seconds. ``gives``: its state to another."""
+    """A rank's note of a step that it has finished.
+
+    moment: monotonic seconds. gives: its state to another one. followed: bytes of the state that it got itself before
+    it joined, while the others trained.
+    """
 
     moment: float
     pid: int
@@ -30,6 +35,12 @@ class StepNote:
     step: int
     generation: int
     gives: bool = False
+    followed: int = 0
+
+
+def end_text(digest: str, step: int) -> str:
+    """Return with what a training has ended, for people."""
+    return f"{digest} after step {step}"
 
 
 class RankNotes:
@@ -53,17 +64,19 @@ class RankNotes:
             False: [],
             True: [],
         }  #: seconds of each, by whether ranks gave their state
-        self.joined: Set[int] = set()  #: the generations that have newcomers
+        self.joined: Dict[int, int] = {}  #: the generation that each process was in first
+        self.ready: Dict[int, float] = {}  #: when each process was ready to train; it is no rank yet
         self.ends: Dict[int, str] = {}  #: digests of the weights with which processes have ended
         self._alive, self._meanwhile, self._pid_of = alive, meanwhile, pid_of
         self._path, self._place = path, 0
         self._recent: Deque[StepNote] = collections.deque(maxlen=_KEPT)
         self._now: Dict[int, StepNote] = {}  # of the processes of the newest generation
-        self._first = 0  # step of the newest generation
+        self._first: Dict[int, int] = {0: 0}  # step of each generation
         self._records: Dict[int, StepRecord] = {}
         self._epoch = 0
         self._said: Dict[Tuple[str, int], Tuple[int, Any]] = {}  # of a step: who said first what all should say
         self._undone: List[Tuple[str, int, int]] = []  # what a process has said of a step, and others not
+        self._apart: List[StepNote] = []  # steps that a process has finished although the others had, without it
 
     def read(self) -> None:
         """Take in what was written since."""
@@ -78,15 +91,17 @@ class RankNotes:
                 continue  # its process was killed while it wrote
             note["pid"] = self._pid_of(note)
             if "end" in note:
-                self.ends[note["pid"]] = f"{note['digest']} after step {note['end']}"
+                self.ends[note["pid"]] = end_text(note["digest"], note["end"])
+            elif "ready" in note:
+                self.ready[note["pid"]] = note["ready"]
             else:
                 self._take(note)
 
     def _take(self, note: Mapping[str, Any]) -> None:
-        step = StepNote(*(note[name] for name in ("moment", "pid", "rank", "size", "step", "generation", "gives")))
+        step = StepNote(**{field.name: note[field.name] for field in dataclasses.fields(StepNote)})
         before = self.latest.get(step.pid)
         if before is None:
-            self.joined.add(step.generation)
+            self.joined[step.pid] = step.generation
         elif before.generation < step.generation:
             gap = step.moment - before.moment
             self.gaps[step.generation] = max(gap, self.gaps.get(step.generation, 0.0))
@@ -95,9 +110,11 @@ class RankNotes:
         self.latest[step.pid] = step
         self._recent.append(step)
         if step.generation > self.newest:
-            self.newest, self._now, self._first = step.generation, {}, step.step
+            self.newest, self._now, self._first[step.generation] = step.generation, {}, step.step
         if step.generation == self.newest:
             self._now[step.pid] = step
+        elif step.step >= min(first for number, first in self._first.items() if number > step.generation):
+            self._apart.append(step)
         for plain in note["records"]:
             record = StepRecord.from_plain(plain)
             self._compare("samples", step, record)
@@ -129,6 +146,10 @@ class RankNotes:
             self._meanwhile()
             time.sleep(period)
 
+    def wait_until(self, moment: float) -> None:
+        """Return at a moment, in monotonic seconds."""
+        self.wait(lambda: time.monotonic() > moment, "that moment")
+
     @property
     def now(self) -> List[StepNote]:
         """The last notes of the processes of the newest generation, as far as they have finished a step in it."""
@@ -142,7 +163,7 @@ class RankNotes:
     def members(self) -> Dict[int, int]:
         """Return the processes of the newest generation by rank; {} before all of them have finished a few steps."""
         notes = self._now.values()
-        if not self.complete or min(note.step for note in notes) < self._first + _STEPS_TOGETHER:
+        if not self.complete or min(note.step for note in notes) < self._first[self.newest] + _STEPS_TOGETHER:
             return {}
         return {note.rank: note.pid for note in notes}
 
@@ -157,6 +178,10 @@ class RankNotes:
             by_pid.setdefault(note.pid, []).append(note.moment)
         pairs = (pair for moments in by_pid.values() for pair in zip(moments, moments[1:]))
         return max(later - sooner for sooner, later in pairs if later > begin and sooner < end)
+
+    def steps_below(self, size: int, begin: float, end: float) -> int:
+        """Return how many steps fewer than ``size`` ranks have finished between two moments."""
+        return len({note.step for note in self._recent if begin < note.moment < end and note.size < size})
 
     def wait_for_change(self, moment: float, generation: int, pids: Sequence[int]) -> float:
         """Return how long after ``moment`` all of ``pids`` have finished a step of a generation after that."""
@@ -183,11 +208,19 @@ class RankNotes:
         for name, pid, step in self._undone:
             if pid not in lost or self.latest[pid].step != step:
                 problems.append(f"ranks do not agree on {name} of step {step}, which process {pid} had first")
+        for note in self._apart:
+            where = f"step {note.step} in generation {note.generation}"
+            problems.append(f"process {note.pid} has finished {where}, which the others have done without it")
         missing = set(range(max(self._records, default=0))) - self._records.keys()
         if missing:
             problems.append(f"nobody has noted steps {sorted(missing)[:10]}")
         return problems
 
+    @property
+    def records(self) -> List[StepRecord]:
+        """Which samples each step has used, in the order of steps."""
+        return [self._records[step] for step in sorted(self._records)]
+
     def epochs(self, samples: int) -> int:
         """Return in how many epochs all samples were used exactly once. Raises ``InvalidArgument`` for any other."""
-        return check_committed_once(samples, [self._records[step] for step in sorted(self._records)])
+        return check_committed_once(samples, self.records)

@@ -13,7 +13,7 @@ from benchmarks.churn.usage import UsageHistory, tenths
 from ddl.errors import Error, InvalidArgument
 from ddl.tools.bench.figures import quantile
 
-__all__ = ["ChurnOutcome", "PauseLimit", "compare_steps", "conclude", "failures_noted"]
+__all__ = ["ChurnOutcome", "PauseLimit", "compare_followed", "compare_steps", "conclude", "failures_noted"]
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("most", 1.0))
 _MORE_DESCRIPTORS = 4  # that may be open at a moment
@@ -70,6 +70,9 @@ class ChurnOutcome:
         """Note what was used in the first and in the last tenth of the time, and add what has grown to ``problems``."""
         lines, old = usage.usual, usage.of_oldest
         if len(old) < _FEWEST:
+            self.notes.append(
+                f"growth was not judged: that takes {_FEWEST} looks at the oldest rank, and there were {len(old)}"
+            )
             return
         ranks = [line["ranks_kilobytes"] / line["ranks"] for line in lines]
         rows: List[Tuple[str, Sequence[float], Sequence[float]]] = [
@@ -109,9 +112,10 @@ class ChurnOutcome:
             ordered = sorted(seconds)
             cells = "".join(f"  {1e3 * quantile(ordered, q):>5.0f} ms" for _, q in _QUANTILES)
             lines.append(f"{what:{width}}  {len(seconds):>5}{cells}  {self.limits[what]}")
-        lines.append(f"trainings: {self.trainings}; finished epochs: {self.epochs}; ranks at the end: {self.ends}")
+        if self.ends:
+            lines.append(f"trainings: {self.trainings}; finished epochs: {self.epochs}; ranks at the end: {self.ends}")
         lines += self.notes
-        lines += wrong or [_WELL]
+        lines += wrong or [_WELL if self.ends else "the limit was kept"]
         return "\n".join(lines)
 
 
@@ -129,10 +133,13 @@ def conclude(training: ChurnTraining, outcome: ChurnOutcome, *, usage: bool = Fa
     outcome.problems += training.end()
     outcome.trainings += 1
     notes = training.notes
-    for generation in sorted(notes.joined & notes.gaps.keys()):
+    for generation in sorted(set(notes.joined.values()) & notes.gaps.keys()):
         outcome.add("processes join", notes.gaps[generation], JOIN)
     try:
-        outcome.epochs += notes.epochs(training.network.samples)
+        epochs = notes.epochs(training.network.samples)
+        if epochs == 0:
+            outcome.problems.append("no epoch was finished, so nothing is known of its samples: take fewer (--samples)")
+        outcome.epochs += epochs
     except InvalidArgument as error:
         outcome.problems.append(str(error))
     outcome.ends += len(notes.ends)
@@ -151,8 +158,24 @@ def compare_steps(training: ChurnTraining, outcome: ChurnOutcome) -> None:
         f"{len(giving)} steps while a process got the state took {1e3 * statistics.mean(giving):.1f} ms on average, "
         f"{ratios[0]:.2f} times the others; the median {ratios[1]:.2f} times; at most {1e3 * max(giving):.0f} ms"
     )
-    if ratios[1] > _SLOWER:
-        outcome.problems.append(f"steps take {ratios[1]:.2f} times as long while a process gets the state")
+    for what, ratio in zip(("on average", "as their median"), ratios):
+        if ratio > _SLOWER:
+            outcome.problems.append(
+                f"while a process gets the state, steps take {ratio:.2f} times as long {what}, more than {_SLOWER:g}"
+            )
+
+
+def compare_followed(training: ChurnTraining, outcome: ChurnOutcome) -> None:
+    """Add to ``outcome`` how much of a large state each process got while the others trained, before it joined."""
+    notes, least = training.notes, training.network.frozen
+    followed = {pid: notes.latest[pid].followed for pid, generation in notes.joined.items() if generation > 0}
+    outcome.notes.append(
+        f"processes that joined: {len(followed)}, each with {min(followed.values(), default=0) / 1e6:.0f} MB or more "
+        "that it got while the others trained"
+    )
+    for pid, got in followed.items():
+        if got < least:
+            outcome.problems.append(f"process {pid} got {got} bytes while the others trained, fewer than {least}")
 
 
 def _columns(lines: Sequence[Dict[str, int]], who: str) -> Tuple[List[float], List[float]]:

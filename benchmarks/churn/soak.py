@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 from typing import Callable, List, Tuple
 
+from benchmarks.churn.launched import LaunchedTraining
 from benchmarks.churn.report import ChurnOutcome, PauseLimit, conclude, failures_noted
-from benchmarks.churn.scenarios import KILL, RANKS
-from benchmarks.churn.trainings import ChurnNetwork, LaunchedTraining
+from benchmarks.churn.scenario import BETWEEN, DEADLINE, KILL, RANKS, TWICE, WITH_DEADLINE
+from benchmarks.churn.trainings import ChurnNetwork
 from ddl.tools.progress import Progress
 
 __all__ = ["Soak"]
 
-DEADLINE = 8.0  #: seconds after which ranks leave out one that stands still (DDL_TIMEOUT)
-_TWICE = PauseLimit(p99=2.0)  # when two are killed, and beyond the deadline when a rank stands still
 _OLD = 0.5  # from this part of the time on, rank 0 is spared: so a process gets old
 
 
@@ -29,12 +28,10 @@ class Soak:
     """
 
     def __init__(self, network: ChurnNetwork, folder: Path, seconds: float, chance: random.Random) -> None:
-        os.environ["DDL_TIMEOUT"] = str(DEADLINE)
         self.outcome = ChurnOutcome(f"{seconds:g} s of deaths, joins, leaves and rests by chance")
-        self.training = LaunchedTraining(network, folder, RANKS, list_hosts=True, period=5.0)
+        self.training = LaunchedTraining(network, folder, RANKS, list_hosts=True, options=WITH_DEADLINE, period=5.0)
         self._seconds = seconds
         self._chance = chance
-        self._slots = RANKS
         self._old = False
 
     def run(self) -> ChurnOutcome:
@@ -54,14 +51,14 @@ class Soak:
                 done = sum(map(len, self.outcome.pauses.values()))
                 progress.step(f"{done} deeds, generation {self.training.notes.newest}")
                 self._let_it_go_on()
-            self.training.wait_for_ranks(self._slots, self._slots)
+            self.training.wait_for_ranks(self.training.slots, self.training.slots)
             conclude(self.training, self.outcome, usage=True)
         return self.outcome
 
     def _let_it_go_on(self) -> None:
         """Wait for a while, and until there are ranks enough for the next deed; others may be joining."""
         wait = time.monotonic() + self._chance.uniform(0.2, 4.0)
-        least = self._chance.choice([2, self._slots - 1, self._slots])
+        least = self._chance.choice([2, self.training.slots - 1, self.training.slots])
         self.training.notes.wait(
             lambda: time.monotonic() > wait and len(self.training.notes.members()) >= least, f"{least} ranks"
         )
@@ -77,43 +74,30 @@ class Soak:
 
     def _kill_two(self) -> None:
         pids = self.training.wait_for_ranks(2)
-        self.outcome.add("two are killed at once", self.training.kill_and_wait(pids, *self._victims(pids, 2)), _TWICE)
+        self.outcome.add("two are killed at once", self.training.kill_and_wait(pids, *self._victims(pids, 2)), TWICE)
 
     def _kill_again(self) -> None:
         """Kill a second rank while the others come to an agreement on the first."""
-        pids, generation = self.training.wait_for_ranks(2), self.training.notes.newest
-        victims = self._victims(pids, 2)
-        self.training.kill(*victims[:1])
-        time.sleep(self._chance.uniform(0.0, 0.04))
-        moment = self.training.kill(*victims[1:])
-        survivors = [pid for pid in pids if pid not in victims]
-        pause = self.training.notes.wait_for_change(moment, generation, survivors)
-        self.outcome.add("a second is killed meanwhile", pause, _TWICE)
+        pids = self.training.wait_for_ranks(2)
+        pause = self.training.kill_in_turn(pids, self._victims(pids, 2), self._chance.uniform(0.0, BETWEEN))
+        self.outcome.add("a second is killed meanwhile", pause, TWICE)
 
     def _kill_newcomer(self) -> None:
         """Kill a rank, and then a process that is to join, at any moment of its start."""
         pids = self.training.wait_for_ranks(2)
         self.outcome.add("a rank, then a newcomer", self.training.kill_and_wait(pids, *self._victims(pids, 1)), KILL)
-        wait = time.monotonic() + self._chance.uniform(0.2, 4.0)
-        self.training.notes.wait(lambda: time.monotonic() > wait, "that moment")
+        self.training.notes.wait_until(time.monotonic() + self._chance.uniform(0.2, 4.0))
         coming = set(self.training.running()) - self.training.notes.latest.keys()
         for pid in sorted(coming)[:1]:
             self.training.kill(pid)
 
     def _change_slots(self) -> None:
         """Let a rank leave or come as planned, and at the next call take that back."""
-        self._slots = RANKS if self._slots != RANKS else self._chance.choice([RANKS - 1, RANKS + 1])
+        slots = RANKS if self.training.slots != RANKS else self._chance.choice([RANKS - 1, RANKS + 1])
         begin = time.monotonic()
-        self.training.set_slots(self._slots)
-        self._wait_until_settled()
+        self.training.set_slots(slots)
+        self.training.wait_until_settled()
         self.outcome.add("slots change, until all is done", time.monotonic() - begin, PauseLimit())
-
-    def _wait_until_settled(self) -> None:
-        """Wait until there are as many ranks as slots, and no process that is still to leave or to join."""
-        self.training.notes.wait(
-            lambda: len(self.training.notes.members()) == len(self.training.running()) == self._slots,
-            f"{self._slots} processes, all of them ranks",
-        )
 
     def _rest(self) -> None:
         """Stop a rank for less than the deadline of operations: the others wait for it."""
@@ -139,11 +123,8 @@ class Soak:
 
     def _freeze(self) -> None:
         """Stop a rank until the others have gone on without it, and then let it see that."""
-        pids, generation = self.training.wait_for_ranks(2), self.training.notes.newest
+        pids = self.training.wait_for_ranks(2)
         (pid,) = self._victims(pids, 1)
-        self.training.lost.append(pid)
-        moment = time.monotonic()
-        os.kill(pid, signal.SIGSTOP)
-        pause = self.training.notes.wait_for_change(moment, generation, [other for other in pids if other != pid])
-        self.outcome.add("a rank was frozen (from DDL_TIMEOUT on)", pause - DEADLINE, _TWICE)
-        os.kill(pid, signal.SIGCONT)
+        pause = self.training.freeze_and_wait(pids, pid)
+        self.outcome.add("a rank was frozen (from DDL_TIMEOUT on)", pause - DEADLINE, TWICE)
+        self.training.thaw(pid)

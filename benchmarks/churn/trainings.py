@@ -1,4 +1,4 @@
-"""Trainings on this machine whose processes a benchmark kills: started by ddlrun, or one by one (``DDL_ELASTIC=1``)."""
+"""A training whose processes a benchmark kills, stops, and lets join. launched.py starts it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, TypeVar
 from benchmarks import search_path
 from benchmarks.churn.notes import PATIENCE, RankNotes
 from benchmarks.churn.usage import UsageHistory
-from ddl.errors import Error
 
-__all__ = ["ChurnNetwork", "ChurnTraining", "LaunchedTraining", "SeparateTraining"]
+__all__ = ["ChurnNetwork", "ChurnTraining", "write_at_once"]
 
 T = TypeVar("T", bound="ChurnTraining")
 
 _STEPS_LEFT = 60  # from when the training is told its last step: so far ahead that no rank can have passed it
-_WATCHED = 1.5  # seconds after the death of ddlrun
+_WATCHED = 1.5  # seconds after a death that shall change nothing
 _SHOWN = 6000  # characters of the training's output, if it fails
 
 
@@ -33,16 +32,18 @@ class ChurnNetwork:
     """What is trained.
 
     step: seconds. width: of the layers. samples: of an epoch. frozen: bytes of weights that no step changes.
+    deterministic: sums have the same bits for the same ranks.
     """
 
     step: float
     width: int
     samples: int
     frozen: int = 0
+    deterministic: bool = False
 
     def command(self, notes: Path) -> List[str]:
         """Return the command of a rank."""
-        numbers = (notes, self.step, self.width, self.samples, self.frozen)
+        numbers = (notes, self.step, self.width, self.samples, self.frozen, int(self.deterministic))
         return [sys.executable, "-m", "benchmarks.churn.worker", *map(str, numbers)]
 
 
@@ -54,6 +55,7 @@ class ChurnTraining:
         self.folder = folder
         self.path = folder / "notes"
         self.path.touch()
+        self._hold = folder / "notes.hold"
         self.started: List[subprocess.Popen[bytes]] = []  #: by this benchmark itself
         self.lost: List[int] = []  #: processes that were killed, or were not to live on
         self.usage = UsageHistory(folder / "usage.csv", self.pids, self.launcher_pids, period)
@@ -112,11 +114,75 @@ class ChurnTraining:
         generation = self.notes.newest
         return self.notes.wait_for_change(self.kill(*pids), generation, [pid for pid in ranks if pid not in pids])
 
+    def kill_in_turn(self, ranks: Sequence[int], pids: Sequence[int], seconds: float) -> float:
+        """Kill the first of ``pids``, and the others ``seconds`` later, while ``ranks`` come to an agreement on it.
+
+        Return how long after that it took until the rest of ``ranks`` had finished a step without them.
+        """
+        generation = self.notes.newest
+        self.kill(*pids[:1])
+        time.sleep(seconds)
+        moment = self.kill(*pids[1:])
+        return self.notes.wait_for_change(moment, generation, [pid for pid in ranks if pid not in pids])
+
+    def kill_and_watch(self, pid: int) -> float:
+        """Kill a process that is no rank. Return the longest time between two steps of any rank for a while then."""
+        notes = self.notes
+        moment = self.kill(pid)
+        end = moment + _WATCHED
+        notes.wait(lambda: notes.complete and all(note.moment > end for note in notes.now), "steps after that moment")
+        return notes.longest_gap(moment, end)
+
+    def freeze_and_wait(self, ranks: Sequence[int], pid: int) -> float:
+        """Stop one of ``ranks`` by SIGSTOP; return how long it took until all others had finished a step without it."""
+        self.lost.append(pid)
+        generation, moment = self.notes.newest, time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        return self.notes.wait_for_change(moment, generation, [other for other in ranks if other != pid])
+
+    def thaw(self, pid: int) -> float:
+        """Let a process go on that was stopped; return when that was, in monotonic seconds."""
+        moment = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):  # ddlrun has ended it meanwhile
+            os.kill(pid, signal.SIGCONT)
+        return moment
+
+    # --- processes that are to join ---
+
+    def hold_newcomers(self) -> None:
+        """Let no process join from now on: they load, say that they are ready, and wait."""
+        self._hold.touch()
+
+    def let_newcomers_join(self) -> float:
+        """Let them join, and return when that was, in monotonic seconds."""
+        moment = time.monotonic()
+        self._hold.unlink()
+        return moment
+
+    def wait_for_newcomers(self, count: int) -> List[int]:
+        """Return so many processes that are ready to train, and are no ranks yet."""
+        self.notes.wait(lambda: len(self._newcomers()) >= count, f"{count} processes that are ready to join")
+        return self._newcomers()[:count]
+
+    def wait_until_state_is_given(self) -> int:
+        """Return a process that gets the state from the ranks now."""
+        (pid,) = self.wait_for_newcomers(1)
+        self.notes.wait(
+            lambda: pid in self.notes.latest or any(note.gives for note in self.notes.now), f"that process {pid} asks"
+        )
+        return pid
+
+    def _newcomers(self) -> List[int]:
+        notes = self.notes
+        return [pid for pid in notes.ready if pid not in notes.latest and pid not in self.lost]
+
+    # --- the end ---
+
     def end(self) -> List[str]:
         """Let the training end; return what is wrong, for people."""
         notes = self.notes
         notes.read()
-        _write(self.folder / "notes.end", str(max(note.step for note in notes.latest.values()) + _STEPS_LEFT))
+        write_at_once(self.folder / "notes.end", str(max(note.step for note in notes.latest.values()) + _STEPS_LEFT))
 
         def ended() -> bool:
             return notes.complete and all(note.pid in notes.ends for note in notes.now)
@@ -150,59 +216,7 @@ class ChurnTraining:
             sys.stderr.write((self.folder / "output").read_text(encoding="utf-8", errors="replace")[-_SHOWN:])
 
 
-class LaunchedTraining(ChurnTraining):
-    """Started by ddlrun, which starts a process in place of each that is lost.
-
-    list_hosts: let ddlrun ask how many ranks there may be (``set_slots``).
-    """
-
-    def __init__(
-        self, network: ChurnNetwork, folder: Path, ranks: int, *, list_hosts: bool = False, period: float = 1.0
-    ) -> None:
-        super().__init__(network, folder, period)
-        line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), "--min-np", "1"]
-        self.set_slots(ranks)
-        script = f"cat {self.folder / 'hosts'}"
-        line += ["--host-discovery-script", script] if list_hosts else ["--max-restarts", "100000"]
-        self.start([*line, *network.command(self.path)], {})
-
-    def set_slots(self, count: int) -> None:
-        """With ``list_hosts``: let there be so many ranks, by a planned change."""
-        _write(self.folder / "hosts", f"localhost:{count}\n")
-
-    def launcher_pids(self) -> List[int]:
-        """Return ddlrun, and its agent if it has one: the parent of the ranks."""
-        parents = {self.started[0].pid}
-        for pid in self.pids()[:1]:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-                parents.add(int(stat.rpartition(")")[2].split()[1]))
-        return sorted(parents)
-
-    def kill_launcher_and_watch(self) -> float:
-        """Kill ddlrun. Return the longest time between two steps of any rank since then; no other rank is lost."""
-        generation, (launcher,) = self.notes.newest, self.started
-        moment = self.kill(launcher.pid)
-        self.notes.wait(lambda: time.monotonic() > moment + _WATCHED, "that moment")
-        self.wait_for_ranks(1)
-        if self.notes.newest != generation:
-            raise Error(f"ranks have changed when ddlrun was killed: {self.notes.now}")
-        return self.notes.longest_gap(moment, moment + _WATCHED)
-
-
-class SeparateTraining(ChurnTraining):
-    """Ranks that another launcher might have started: they are told what torchrun tells, and rank 0 has the store."""
-
-    def __init__(self, network: ChurnNetwork, folder: Path, ranks: int, *, period: float = 1.0) -> None:
-        super().__init__(network, folder, period)
-        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "churn", "GROUP_RANK": "0"}
-        job.update({"GROUP_WORLD_SIZE": "1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)})
-        job.update({"DDL_ELASTIC": "1", "DDL_RENDEZVOUS_DIR": str(folder), "OMP_NUM_THREADS": "1"})
-        for rank in range(ranks):
-            self.start(network.command(self.path), {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-
-
-def _write(path: Path, text: str) -> None:
+def write_at_once(path: Path, text: str) -> None:
     """Write a file that others read, at once."""
     draft = path.with_name("draft")
     draft.write_text(text, encoding="ascii")

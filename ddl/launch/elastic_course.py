@@ -37,7 +37,7 @@ from ddl.launch.elastic_options import ElasticOptions
 from ddl.launch.failures import Exit
 from ddl.launch.guard import Guard
 from ddl.launch.loop import Handlers, drain
-from ddl.text.units import counted
+from ddl.text.units import counted, duration
 
 __all__ = ["ElasticCourse", "ElasticRanks"]
 
@@ -79,7 +79,7 @@ class ElasticCourse:
         self._reader.setblocking(False)
         self._discovery: Optional[Discovery] = None
         self._failures: List[Tuple[float, Exit]] = []
-        self._formed = False  # ranks have gone on after a change
+        self._changes: List[float] = []  # seconds of those after which ranks have gone on
         self._cut_off = False  # from a host, of which nothing is known
         self._over = False  # nothing is ordered any more
 
@@ -120,7 +120,7 @@ class ElasticCourse:
         """Why the job was given up."""
         problem = self._machine.problem
         all_failed = len(self._failures) > 1 and not self._machine.running
-        unprepared = all_failed and not self._formed and not self._cut_off
+        unprepared = all_failed and not self._changes and not self._cut_off
         return f"{problem}; {_NEVER_CHANGED}" if problem and unprepared else problem
 
     def handlers(self) -> Handlers:
@@ -183,11 +183,17 @@ class ElasticCourse:
         while self._posted:
             event = self._posted.popleft()
             if isinstance(event, RanksFormed):
-                self._formed |= event.generation > 0
-                self._ranks.tell(f"generation {event.generation} has {counted(len(event.members), 'rank')}")
+                self._take_generation(event)
             self._handle(event)
             if isinstance(event, RanksFormed) and not self.problem:
                 self._failures.clear()  # the others have gone on
+
+    def _take_generation(self, formed: RanksFormed) -> None:
+        text = f"generation {formed.generation} has {counted(len(formed.members), 'rank')}"
+        if formed.generation > 0:
+            self._changes.append(formed.seconds)
+            text += f", after a change of {duration(formed.seconds)}"
+        self._ranks.tell(text)
 
     def _handle(self, event: ElasticEvent) -> None:
         if not self._over:
@@ -227,11 +233,15 @@ class ElasticCourse:
         return last[1]
 
     def summary(self) -> str:
-        """Return how ranks have come and gone; "" if none has."""
+        """Return how ranks have come and gone, and how long that took; "" if none has."""
         machine = self._machine
         if not (machine.lost or machine.left or machine.came):
             return ""
-        return (
+        text = (
             f"ranks that were lost: {machine.lost}; that left: {machine.left}; that came: {machine.came}, of which "
             f"{machine.restarts} in place of lost ones"
         )
+        if not self._changes:
+            return text
+        whole, longest = duration(sum(self._changes)), duration(max(self._changes))
+        return f"{text}; new generations: {len(self._changes)}, whose changes took {whole}, the longest {longest}"

@@ -83,11 +83,13 @@ class HostReturned:
 class RanksFormed:
     """The store has decided on a generation: these processes are its ranks, in this order.
 
-    Generation 0 is the one that the job begins with.
+    Generation 0 is the one that the job begins with. ``seconds``: from when the store heard of the change until all
+    went on. Before a planned change, ranks still train for a part of it.
     """
 
     generation: int
     members: Tuple[int, ...]
+    seconds: float = 0.0
 
 
 ElasticEvent = Union[HostsSeen, DiscoveryFailed, ProcessEnded, HostFailed, HostLeaves, HostReturned, RanksFormed]

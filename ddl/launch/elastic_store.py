@@ -36,7 +36,7 @@ def elastic_store(
     """Return the store of an elastic job, not started yet. ``formed`` is called in its thread, once per generation."""
 
     def told(news: Message) -> None:
-        formed(RanksFormed(news["generation"], tuple(news["members"])))
+        formed(RanksFormed(news["generation"], tuple(news["members"]), news["seconds"]))
 
     return StoreServer(
         secret,

@@ -108,3 +108,22 @@ def test_a_job_does_not_fail_of_a_rank_that_it_has_gone_on_without(formed_first:
         course.post(RanksFormed(2, (0,)))
         course.look()
         assert "--reset-limit 1 allows no more" in course.problem and course.failure() is second
+
+
+def test_the_summary_has_the_generations_and_how_long_their_changes_took() -> None:
+    ranks = NotedRanks()
+    with course_of("a", "b", "c", ranks=ranks) as course:
+        course.post(RanksFormed(0, (0, 1, 2)))
+        assert course.summary() == ""
+        course.process_ended(Exit(1, 101, -9, 1))
+        assert course.summary().endswith("in place of lost ones")
+        course.post(RanksFormed(1, (0, 2), 0.25))
+        course.process_ended(Exit(2, 102, -9, 2))
+        course.post(RanksFormed(2, (0,), 2.0))
+        course.look()
+        assert [text for text in ranks.texts if text.startswith("generation")] == [
+            "generation 0 has 3 ranks",
+            "generation 1 has 2 ranks, after a change of 250 ms",
+            "generation 2 has 1 rank, after a change of 2.0 s",
+        ]
+        assert course.summary().endswith("; new generations: 2, whose changes took 2.2 s, the longest 2.0 s")

@@ -291,7 +291,7 @@ class Membership:
 
     def _change(self, now: float) -> Outgoing:
         """Begin to decide what follows the present generation."""
-        if self.phase in (Phase.STEADY, Phase.PAUSED):
+        if self.phase is Phase.STEADY:  # after a pause for want of ranks, the change is still the one that led to it
             self._began = now
         # Newcomers come between two steps. A step that a death has broken off is done again by those who began it.
         planned = self._stop is not None and self._stop.complete
