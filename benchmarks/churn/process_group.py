@@ -1,4 +1,4 @@
-"""A process group as torchft uses it: how long until all replicas know that one was killed (process_group_worker.py)."""
+"""A process group as torchft uses it: how long until all know that a replica was killed (process_group_worker.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from typing import List
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from benchmarks import search_path
 from benchmarks.churn.report import ChurnOutcome, PauseLimit
@@ -25,7 +25,7 @@ _PATIENCE = 100.0  # seconds for a replica's end
 
 def measure_process_group(outcome: ChurnOutcome, times: int, chance: random.Random) -> None:
     """Let replicas meet so often, kill one, and add to ``outcome`` how long it took until the others had raised."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     for number in range(times):
         replicas = _begun(f"127.0.0.1:{store.port}/churn/{number}")
         try:

@@ -1,7 +1,7 @@
 """A replica of torchft's kind, without torchft: it averages until another one dies, and says when it knows of that.
 
-Arguments: the store's address with a prefix, this replica's number, and how many there are. Prints ``begun``, and at the
-end the moment in monotonic seconds. Started by process_group.py.
+Arguments: the store's address with a prefix, this replica's number, and how many there are. Prints ``begun``, and at
+the end the moment in monotonic seconds. Started by process_group.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def main() -> None:
     group = ProcessGroupDDL(timeout=datetime.timedelta(seconds=100))
     group.configure(place, f"replica_{number}", number, size, 1, 0, 1, list(range(size)))
     gradients = torch.ones(_ELEMENTS)
-    options = c10d.AllreduceOptions()
-    options.reduceOp = c10d.ReduceOp.AVG
+    options = c10d.AllreduceOptions()  # a sum
     group.allreduce([gradients], options).wait()
     print("begun", flush=True)
     try:
