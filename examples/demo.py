@@ -54,10 +54,11 @@ def table(runs: List[Dict[str, Any]]) -> str:
     lines = ["ranks  threads each  test accuracy  images/s  waiting for others  speed-up"]
     for run in runs:
         gain = run["images_per_s"] / runs[0]["images_per_s"]
+        waiting = f"{run['waiting_share']:.1%}" if run["ranks"] > 1 else "-"
         accuracy = "(short run)" if run["short"] else f"{run['accuracy']:.1%}"
         lines.append(
             f"{run['ranks']:5d}  {run['threads']:12d}  {accuracy:>13}  {run['images_per_s']:8.0f}  "
-            f"{run['waiting_share']:18.1%}  {gain:7.2f}x"
+            f"{waiting:>18}  {gain:7.2f}x"
         )
     return "\n".join(lines)
 
@@ -71,6 +72,7 @@ def main() -> None:
         runs.append(run(title, [sys.executable], given, short=True))
     runs.append(run(f"{given.ranks} ranks, one thread each", [*LAUNCHER, str(given.ranks)], given))
     print("\n" + table(runs))
+    print(f"({given.ranks} ranks make steps of {given.ranks} times as many digits, so their losses are others)")
     if cores > 1:
         print("(short run: what one process makes of all cores, without DDL; too short for an accuracy)")
     if given.ranks > cores:

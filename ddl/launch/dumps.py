@@ -63,7 +63,7 @@ def keep_dumps(given: Optional[str], dumps: Sequence[RankDump], end: JobEnd) -> 
         path = write_dumps(dump_folder(given, os.environ), dumps, end)
     except (ConfigError, OSError) as error:
         return KeptDumps(None, [*words, f"what the ranks did last cannot be written: {error}"])
-    return KeptDumps(path, [*words, f"what each rank did last, and who is to blame: ddl blame {path}"])
+    return KeptDumps(path, [*words, f"to see what each rank did last, and who is to blame: ddl blame {path}"])
 
 
 def _verdict(dumps: Sequence[RankDump], end: JobEnd) -> List[str]:

@@ -161,7 +161,7 @@ class ElasticCourse:
         rest = self._machine.running_without(entry.rank)
         if leaving or entry.failed:
             why = ", as it was to leave" if leaving else ""
-            self._ranks.tell(f"{entry}{why}; {rest} {'rank goes' if rest == 1 else 'ranks go'} on")
+            self._ranks.tell(f"{entry}{why}; {rest} {'rank is' if rest == 1 else 'ranks are'} left")
         self._handle(ProcessEnded(entry.rank, entry.code == 0, str(entry)))
         if self._machine.lost > lost and not done_without:
             self._failures.append((time.monotonic(), entry))

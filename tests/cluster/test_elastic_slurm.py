@@ -58,7 +58,7 @@ def test_ranks_are_killed(own_cluster: Cluster, variables: Variables, tmp_path: 
     said = output(tmp_path)
     for rank in (2, 0):
         assert f"rank {rank} (host {there[rank].host}, pid {there[rank].pid}) was killed by signal 9" in said, said
-    assert "; 3 ranks go on" in said and "; 2 ranks go on" in said, said
+    assert "; 3 ranks are left" in said and "; 2 ranks are left" in said, said
 
 
 def agent(job: HostsJob, variables: Variables, victim: Note) -> None:

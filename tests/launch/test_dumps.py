@@ -56,7 +56,9 @@ DUMP = RankDump(10.0, ProcessView(42, "sleeps", "futex_wait", 1.5, 0.1), RECORD,
 
 def folder_in(err: str) -> Path:
     """Return the folder that ddlrun has named, once."""
-    (path,) = re.findall(r"^ddlrun: what each rank did last, and who is to blame: ddl blame (\S+)$", err, re.MULTILINE)
+    (path,) = re.findall(
+        r"^ddlrun: to see what each rank did last, and who is to blame: ddl blame (\S+)$", err, re.MULTILINE
+    )
     return Path(path)
 
 

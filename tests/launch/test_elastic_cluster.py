@@ -69,7 +69,7 @@ def touch(program: str, name: str) -> None:
 def test_a_rank_that_fails_does_not_end_the_job(launcher: Launcher, script: Script) -> None:
     program = script(WAIT + "print('on', rank); sys.exit(3) if rank == 1 else wait('go')")
     process = launcher.start(*TWO, "--elastic", program)
-    words = r"ddlrun: rank 1 \(host localhost, pid \d+\) exited with status 3; 3 ranks go on\n"
+    words = r"ddlrun: rank 1 \(host localhost, pid \d+\) exited with status 3; 3 ranks are left\n"
     assert re.fullmatch(words, next_told(process))
     touch(program, "go")
     out, err = process.communicate(timeout=240)
@@ -97,7 +97,7 @@ wait("go")
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0
     assert told(err)[:3] == [
-        "ddlrun: rank 1 (host localhost, pid) exited with status 3; 1 rank goes on",
+        "ddlrun: rank 1 (host localhost, pid) exited with status 3; 1 rank is left",
         "ddlrun: host localhost gets no new process, as one has failed there",
         "ddlrun: rank 2 (host 127.0.0.1, pid) was started",
     ]
@@ -269,7 +269,7 @@ def test_too_few_ranks_give_the_status_of_the_failure(launcher: Launcher, script
     text = "if rank == 1: wait('go')\nif rank < 2: sys.exit(f'last words of {rank}')\ntime.sleep(600)"
     program = script(WAIT + text)
     process = launcher.start(*TWO, "--min-np", "3", program)
-    wait_until_told(process, r"rank 0 \(host localhost, pid \d+\) exited with status 1; 3 ranks go on")
+    wait_until_told(process, r"rank 0 \(host localhost, pid \d+\) exited with status 1; 3 ranks are left")
     time.sleep(_ONE_CAUSE + 0.1)  # the next failure has another cause
     touch(program, "go")
     _, err = process.communicate(timeout=240)

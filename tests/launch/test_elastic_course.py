@@ -89,7 +89,7 @@ def test_a_lost_rank_is_counted_once_whether_its_end_or_the_others_are_seen_firs
         if formed_first:
             course.post(RanksFormed(1, (1, 2)))
         course.process_ended(Exit(0, 100, -9, 0))
-        assert "rank 0 (pid 100) was killed by signal 9 (SIGKILL); 2 ranks go on" in ranks.texts
+        assert "rank 0 (pid 100) was killed by signal 9 (SIGKILL); 2 ranks are left" in ranks.texts
 
 
 @pytest.mark.parametrize("formed_first", [False, True])

@@ -61,7 +61,7 @@ print("end", rank)
     program = script(WAIT + text)
     process = launcher.start("-np", "3", "--min-np", "2", program)
     told = wait_until_told(process, "")
-    assert re.fullmatch(r"ddlrun: rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); 2 ranks go on\n", told)
+    assert re.fullmatch(r"ddlrun: rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); 2 ranks are left\n", told)
     Path(program).with_name("go").touch()
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0
@@ -87,10 +87,10 @@ else:
     assert done.stdout.splitlines() == ["[2] 2 2 3 1 2 0 1"]
     told = re.sub(r"pid \d+", "pid", done.stderr).splitlines()
     assert told == [
-        "ddlrun: rank 1 (pid) exited with status 3; 1 rank goes on",
+        "ddlrun: rank 1 (pid) exited with status 3; 1 rank is left",
         "ddlrun: rank 2 (pid) was started",
         "ddlrun: rank 2 is to leave: the training has ended",  # nobody has told that it has become a rank
-        "ddlrun: rank 2 (pid) was killed by signal 15 (SIGTERM), as it was to leave; 0 ranks go on",
+        "ddlrun: rank 2 (pid) was killed by signal 15 (SIGTERM), as it was to leave; 0 ranks are left",
         "ddlrun: ranks that were lost: 1; that left: 1; that came: 1, of which 1 in place of lost ones",
     ]
 

@@ -290,7 +290,7 @@ except ddl.Error:
     assert [frame.rpartition(" ")[2] for frame in frames] == ["<module>", "train"], done.stderr
     before, _, after = done.stderr.partition("ddlrun: called something else: ")
     assert "    ddl.errors.CollectiveMismatch: [rank " in before.splitlines()[-1]
-    assert after.splitlines()[-1].startswith("ddlrun: what each rank did last")
+    assert after.splitlines()[-1].startswith("ddlrun: to see what each rank did last")
     log = "".join((tmp_path / "logs" / f"rank.{rank}.err").read_text() for rank in range(2))
     assert "verbs.py" in log  # what a rank wrote is kept as it is
 

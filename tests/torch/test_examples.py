@@ -105,7 +105,7 @@ def test_a_rank_of_the_elastic_example_is_killed():
                 os.kill(process, signal.SIGKILL)
     output = "".join(lines)
     assert job.returncode == 0, output
-    assert "rank 0 of 2 since step" in output and "killed by signal 9 (SIGKILL); 2 ranks go on" in output
+    assert "rank 0 of 2 since step" in output and "killed by signal 9 (SIGKILL); 2 ranks are left" in output
     assert "each of 1797 digits was used exactly once in every epoch" in output
 
 
