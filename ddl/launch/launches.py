@@ -82,7 +82,7 @@ class Launches:
                     last_lines = "; ".join(tail[-3:]) or "it said nothing"
                     yield (
                         launch.start,
-                        f"{program} ended with status {launch.status} before it had an agent: {last_lines}",
+                        f"{program} ended with status {launch.status} before DDL had begun there: {last_lines}",
                     )
 
     def _read_out(self, launch: _Launch) -> None:

@@ -33,10 +33,7 @@ class _CheckBuild(argparse.Action):
 _NO_VALUE = ("store_true", "help", "version", _CheckBuild)
 
 _USUAL: Tuple[_Option, ...] = (
-    (
-        ("-np", "-n", "--num-proc"),
-        {"metavar": "N", "help": "how many ranks to start; without: all slots of -H"},
-    ),
+    (("-np", "-n", "--num-proc"), {"metavar": "N", "help": "how many ranks to start; without: all slots of -H"}),
     (
         ("-H", "--host", "--hosts"),
         {

@@ -210,7 +210,7 @@ def test_a_host_that_comes_later_and_cannot_be_reached(
     host_list.name("localhost:2", "far:1")
     while "is lost" not in (line := next_told(process)):
         assert line
-    assert line.startswith("ddlrun: host far is lost: ssh ended with status 255 before it had an agent: ")
+    assert line.startswith("ddlrun: host far is lost: ssh ended with status 255 before DDL had begun there: ")
     touch(program, "go")
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err

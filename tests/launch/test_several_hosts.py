@@ -195,7 +195,7 @@ def test_a_host_that_cannot_be_reached(launcher: Launcher, tmp_path: Path) -> No
     environ = with_ssh(tmp_path, "echo 'user@far: Permission denied (publickey).' >&2", "exit 255")
     done = launcher.run("-H", "localhost:1,far:1", "sh", "-c", "echo started", environ=environ)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "host far (rank 1): ssh ended with status 255 before it had an agent" in done.stderr
+    assert "host far (rank 1): ssh ended with status 255 before DDL had begun there" in done.stderr
     assert done.stderr.rstrip().endswith("Permission denied (publickey).")
 
 
