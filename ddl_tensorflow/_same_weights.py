@@ -1,4 +1,4 @@
-"""``StartingWeights``: compares the weights of all ranks when the second step begins (ddl/adapter/same_weights.py).
+"""``SecondStepWeights``: compares the weights of all ranks when the second step begins (ddl/adapter/same_weights.py).
 
 Not the first: many scripts send them after it, as Horovod's say, since a model may have no weights before. Then each
 rank has begun anew with those of rank 0.
@@ -21,7 +21,7 @@ from ddl.adapter.same_weights import differing_rows, row_of_weights, warn
 from ddl_tensorflow import _operations
 from ddl_tensorflow._digests import digest
 
-__all__ = ["StartingWeights", "readable"]
+__all__ = ["SecondStepWeights", "readable"]
 
 Array = np.ndarray[Any, Any]
 
@@ -31,7 +31,7 @@ _ADVICE = (
 )
 
 
-class StartingWeights:
+class SecondStepWeights:
     """The weights of one optimizer, or of one tape in a graph. (Eagerly each step has a new tape.) For any thread."""
 
     def __init__(self) -> None:

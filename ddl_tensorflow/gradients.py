@@ -30,7 +30,7 @@ from ddl_tensorflow import _bucket, _operations
 from ddl_tensorflow._call import call
 from ddl_tensorflow._collectives import as_written, in_place, made_by, slices_allreduced, with_rows
 from ddl_tensorflow._names import name_here, op_name, part_name
-from ddl_tensorflow._same_weights import StartingWeights, readable
+from ddl_tensorflow._same_weights import SecondStepWeights, readable
 from ddl_tensorflow._step_numbers import StepNumbers, counted, step_text
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression, casting
@@ -72,7 +72,7 @@ class GradientAveraging:
     name: Optional[str] = None
     local: List[Any] = field(default_factory=list)  #: variables whose gradients stay on this rank
     _numbers: StepNumbers = field(default_factory=StepNumbers, repr=False)
-    _starting: StartingWeights = field(default_factory=StartingWeights, repr=False)
+    _starting: SecondStepWeights = field(default_factory=SecondStepWeights, repr=False)
 
     def __post_init__(self) -> None:
         self.op = parse_op(self.op)

@@ -51,8 +51,8 @@ class LaunchedTraining(ChurnTraining):
             return pattern.search((self.folder / "output").read_text(encoding="utf-8", errors="replace"))
 
         self.notes.wait(lambda: told() is not None, f"the end of process {pid}")
-        found = told()
-        return found[0] if found else ""
+        text = told()
+        return text[0] if text else ""
 
     def wait_until_settled(self) -> None:
         """Wait until there are as many ranks as slots, and no process that is still to leave or to join."""

@@ -108,23 +108,23 @@ class _Ranks:
 
     def __init__(self, calls: List[List[int]]) -> None:
         self.calls = calls
-        self.made = [0] * len(calls)  # calls that each rank has begun
+        self.begun = [0] * len(calls)  # calls that each rank has begun
 
     def number(self, rank: int, comm: int) -> int:
-        return self.calls[rank][: self.made[rank]].count(comm)
+        return self.calls[rank][: self.begun[rank]].count(comm)
 
     def waits(self, rank: int) -> Optional[Tuple[int, int]]:
         """The operation that the rank waits in."""
-        if self.made[rank] == 0:
+        if self.begun[rank] == 0:
             return None
-        comm = self.calls[rank][self.made[rank] - 1]
+        comm = self.calls[rank][self.begun[rank] - 1]
         seq = self.number(rank, comm)
         return (comm, seq) if any(self.number(other, comm) < seq for other in range(len(self.calls))) else None
 
     def able(self) -> List[int]:
         """The ranks that can make their next call."""
         ranks = range(len(self.calls))
-        return [rank for rank in ranks if self.waits(rank) is None and self.made[rank] < len(self.calls[rank])]
+        return [rank for rank in ranks if self.waits(rank) is None and self.begun[rank] < len(self.calls[rank])]
 
 
 def test_what_is_found_is_true_and_what_is_true_is_found() -> None:
@@ -149,16 +149,16 @@ def _is_found(seed: int) -> bool:
         waits: FrozenSet[Wait] = frozenset() if over is None else frozenset({(*over, -1)})
         uncalled = about if about is not None and ranks.number(rank, about[0]) < about[1] else None
         deadlocks.heard(rank, waits, "", uncalled)
-        accused.update((stuck, ranks.made[stuck]) for stuck in deadlocks.stuck())
+        accused.update((stuck, ranks.begun[stuck]) for stuck in deadlocks.stuck())
 
     while ranks.able():
-        ranks.made[rng.choice(ranks.able())] += 1
+        ranks.begun[rng.choice(ranks.able())] += 1
         asked = ranks.waits(rng.randrange(size))
         says(rng.randrange(size), asked)
     for rank in range(size):
         for other in range(size):
             says(rank, ranks.waits(other))
-    assert all(ranks.made[rank] == made for rank, made in accused), f"seed {seed}"
+    assert all(ranks.begun[rank] == count for rank, count in accused), f"seed {seed}"
     waiting = [rank for rank in range(size) if ranks.waits(rank) is not None]
     if len(waiting) < size:
         return False  # all have ended, or some wait for a rank that has ended its program, which is another failure

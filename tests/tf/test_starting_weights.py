@@ -80,8 +80,8 @@ def with_tapes() -> List[List[str]]:
     ddl.init()
     warned = said.Said(level=logging.WARNING)
     told = []
-    some = ddl.add_process_set([1, 2])
-    for process_set, send in ((ddl.global_process_set, True), (some, False)):
+    last_two = ddl.add_process_set([1, 2])
+    for process_set, send in ((ddl.global_process_set, True), (last_two, False)):
         variables = [tf.Variable([1.0, 2.0], name="a"), tf.Variable([float(ddl.rank())], name="b")]
         step = stepping(ddl, variables, process_set)
         if process_set.included():

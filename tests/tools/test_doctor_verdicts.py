@@ -343,7 +343,11 @@ def test_addresses_that_join_no_hosts_are_no_rails() -> None:
         ("root@x: Permission denied (publickey).", "start", "ssh-copy-id"),
         ("Host key verification failed.", "start", "known_hosts"),
         ("ssh: connect to host x port 22: Connection refused", "start", "sshd"),
-        ("ssh ended with status 127 before DDL had begun there: sh: exec: /opt/python: not found", "python", "same path"),
+        (
+            "ssh ended with status 127 before DDL had begun there: sh: exec: /opt/python: not found",
+            "python",
+            "same path",
+        ),
         ("/usr/bin/python3: No module named ddl", "start", "install DDL"),
         ("ModuleNotFoundError: No module named 'ddl'", "start", "install DDL"),
         ("host x has DDL 0.0.9, this one 0.1.0; install the same one", "version", "same version"),
