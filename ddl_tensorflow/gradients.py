@@ -12,7 +12,7 @@ alike: each bucket tells what is missing or sparse, and which step it is of, and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ from ddl_tensorflow import _bucket, _operations
 from ddl_tensorflow._call import call
 from ddl_tensorflow._collectives import as_written, in_place, made_by, slices_allreduced, with_rows
 from ddl_tensorflow._names import name_here, op_name, part_name
-from ddl_tensorflow._same_weights import SecondStepWeights, readable
+from ddl_tensorflow._same_weights import NamedVariable, SecondStep, comparison, readable
 from ddl_tensorflow._step_numbers import StepNumbers, counted, step_text
 from ddl_tensorflow._where import Where, global_process_set
 from ddl_tensorflow.compression import Compression, casting
@@ -72,7 +72,7 @@ class GradientAveraging:
     name: Optional[str] = None
     local: List[Any] = field(default_factory=list)  #: variables whose gradients stay on this rank
     _numbers: StepNumbers = field(default_factory=StepNumbers, repr=False)
-    _starting: SecondStepWeights = field(default_factory=SecondStepWeights, repr=False)
+    _second: SecondStep = field(default_factory=SecondStep, repr=False)
 
     def __post_init__(self) -> None:
         self.op = parse_op(self.op)
@@ -134,33 +134,36 @@ class GradientAveraging:
         dense = [i for i, gradient in enumerate(result) if gradient is not None and i not in sparse and not local[i]]
         missing = [i for i, gradient in enumerate(result) if gradient is None and not local[i]]
         detail = _listed("no gradient of", missing, variables) + _listed("sparse:", sparse, variables)
-        weights = {name_of(v, i): unwrapped(v) for i, v in enumerate(variables) if not local[i]}
-        step = self._step(name, iterations, readable(weights))
+
+        def weights() -> List[NamedVariable]:
+            return readable([(name_of(v, i), unwrapped(v)) for i, v in enumerate(variables) if not local[i]])
+
+        step = self._step(name, iterations, weights)
         self._average_dense(result, dense, variables, step, detail, bool(sparse))
         for i in sparse:
             result[i] = self._gathered(result[i], step, f"sparse.{i}")
         return result
 
-    def _step(self, name: Optional[str], iterations: Any, weights: Dict[str, tf.Variable]) -> _GradientStep:
-        """Return what all operations of this step have in common. ``weights`` are compared once."""
+    def _step(self, name: Optional[str], iterations: Any, weights: Callable[[], List[NamedVariable]]) -> _GradientStep:
+        """Return what all operations of this step have in common. ``weights()`` are compared once."""
         step = _GradientStep(name)
         compared = part_name(name, "weights")
         number = [] if iterations is None else [tf.cast(tf.convert_to_tensor(iterations), tf.int64)]
         if tf.executing_eagerly():
             for iteration in number:
                 step.numbers[name] = self._numbers.since_start(name, int(iteration))
-            comparison = self._starting.comparison(name, weights)
-            if comparison is not None:
-                Where(self.process_set).run(comparison, compared)
+            if self._second.begins(name):
+                Where(self.process_set).run(comparison(weights()), compared)
             return step
+
+        known = weights()
 
         def note(arrays: List[Array], _: Any, sleeps: bool) -> Waitable:
             here = name_here(name)
             count = self._numbers.since_start(here, int(arrays[0])) if arrays else counted((id(self.process_set), here))
             step.numbers[here] = count
-            comparison = self._starting.comparison(here, weights)
-            if comparison is not None:
-                return Where(self.process_set).make(comparison, compared, sleeps)
+            if self._second.begins(here):
+                return Where(self.process_set).make(comparison(known), compared, sleeps)
             return CompletedOperation(np.zeros((), np.uint8))
 
         (step.noted,) = call(note, number, [tf.uint8])

@@ -72,7 +72,9 @@ def main() -> None:
         runs.append(run(title, [sys.executable], given, short=True))
     runs.append(run(f"{given.ranks} ranks, one thread each", [*LAUNCHER, str(given.ranks)], given))
     print("\n" + table(runs))
-    print(f"({given.ranks} ranks make steps of {given.ranks} times as many digits, so their losses are others)")
+    print(
+        f"({given.ranks} ranks take {given.ranks} times as many digits in a step: compare the accuracy, not the loss)"
+    )
     if cores > 1:
         print("(short run: what one process makes of all cores, without DDL; too short for an accuracy)")
     if given.ranks > cores:

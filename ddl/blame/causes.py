@@ -20,6 +20,7 @@ _SHOWN = 3  # waits, and frames of a stack
 #: What the errors of others say of a rank that has gone: ddl/store/verdict.py and csrc/engine/lane_watch.cc.
 _GOODBYE = re.compile(r"it has shut down")
 _ENDED = re.compile(r"its process (?:has )?ended")
+_WHY_LOST = re.compile(r".* lost rank \d+ \([^)]*\): ", re.DOTALL)  # what a wait's line has already said
 _FULL_DISK = re.compile(r"ENOSPC|No space left on device")
 #: Functions of the kernel in which a process sleeps that sleeps on purpose, or waits for another thread of its own.
 _SLEEPS = re.compile(r"nanosleep|futex|sigsuspend|sigtimedwait|^pause")
@@ -61,7 +62,7 @@ def wait_line(view: JobView, edge: WaitEdge) -> str:
     who, whom = f"rank {view.rank(edge.waiter)}", f"rank {view.rank(edge.awaited)}"
     if edge.why == LOST:
         call = f" in {edge.call.numbered}" if edge.call is not None else ""
-        return f"{who} lost {whom}{call}: {edge.communicator.failure}"
+        return f"{who} lost {whom}{call}: {_WHY_LOST.sub('', edge.communicator.failure)}"
     assert edge.call is not None
     where = "" if edge.communicator.title == "all ranks" else f" of {edge.communicator.title}"
     failed = edge.call.state == "failed"

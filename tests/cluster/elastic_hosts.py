@@ -13,7 +13,6 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 from cluster import elastic_steps
 from cluster.elastic_steps import Note
 
-from ddl.tools.bench.figures import quantile
 from lab import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,21 +157,16 @@ class HostsJob:
         """Return what a process has printed on stderr."""
         return (self.folder / "logs" / f"rank.{note.process}.err").read_text()
 
-    # --- times ---
+    # --- who goes on ---
 
-    def pause(self, since: float, survivors: Sequence[Note]) -> float:
-        """Return the seconds until all survivors have finished a step without the others."""
+    def go_on(self, since: float, survivors: Sequence[Note]) -> None:
+        """Wait until all survivors have finished a step without the others. benchmarks/churn measures how long."""
         there = {note.process for note in survivors}
 
-        def first() -> Dict[int, float]:
-            ends: Dict[int, float] = {}
-            for note in self.read():
-                if note.moment > since and note.size == len(there) and note.process in there:
-                    ends.setdefault(note.process, note.moment)
-            return ends
+        def finished() -> Set[int]:
+            return {note.process for note in self.read() if note.moment > since and note.size == len(there)} & there
 
-        self.wait_until(lambda: first().keys() == there, f"not all of {sorted(there)} go on")
-        return max(first().values()) - since
+        self.wait_until(lambda: finished() == there, f"not all of {sorted(there)} go on")
 
     # --- what must hold ---
 
@@ -210,10 +204,3 @@ class HostsJob:
         assert steps == set(range(1, max(steps) + 1))
         for number, ranks in who.items():
             assert len(set(ranks.values())) == len(ranks), (number, ranks)
-
-
-def figures(name: str, seconds: Sequence[float]) -> str:
-    """Describe pauses."""
-    ordered = sorted(seconds)
-    cells = [f"{1e3 * quantile(ordered, q):.0f}" for q in (0.5, 0.9, 1.0)]
-    return f"{name}: {len(ordered)} pauses; p50, p90 and the longest: {', '.join(cells)} ms"

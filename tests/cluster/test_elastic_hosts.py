@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Iterable, List, Sequence, Set, Tuple
 
 import pytest
-from cluster.elastic_hosts import PATIENCE, HostsJob, figures
+from cluster.elastic_hosts import PATIENCE, HostsJob
 from cluster.elastic_steps import Note
 
 from benchmarks.churn.hosts import CUT_OFF
@@ -19,17 +19,16 @@ four_hosts = pytest.mark.parametrize("own_cluster", [FOUR_HOSTS], indirect=True,
 
 
 def kill_each(job: HostsJob, victims: Sequence[Callable[[int], Set[int]]], size: int) -> None:
-    """Kill ranks, group after group, each chosen by the number of ranks that there are; print the pauses."""
-    pauses, since = [], 0.0
+    """Kill ranks, group after group, each chosen by the number of ranks that there are; the others go on."""
+    since = 0.0
     for choose in victims:
         there = job.full(size, since)
         ranks = choose(size)
         since = job.kill([there[rank] for rank in ranks])
-        pauses.append(job.pause(since, [note for rank, note in there.items() if rank not in ranks]))
+        job.go_on(since, [note for rank, note in there.items() if rank not in ranks])
         size -= len(ranks)
     job.full(size, since)
     job.end()
-    print(figures("ranks killed", pauses))
 
 
 def middle(size: int) -> Set[int]:
@@ -137,7 +136,7 @@ def test_hosts_are_cut_off(
         off, on = [n for n in there if n.host in away], [n for n in there if n.host not in away]
         since = time.monotonic()
         cut(own_cluster)
-        print(figures("others go on", [job.pause(since, on)]))
+        job.go_on(since, on)
         job.wait_for_ends(off)
         for note in off:
             assert CUT_OFF.search(job.words(note)), job.words(note)
@@ -160,7 +159,7 @@ def test_two_pairs(own_cluster: Cluster, tmp_path: Path) -> None:
         on, off = halves(there)
         since = time.monotonic()
         own_cluster.split(1)
-        job.pause(since, on)
+        job.go_on(since, on)
         job.wait_for_ends(off)
         job.end()
         job.check("commits")
@@ -191,7 +190,7 @@ def test_two_pairs_without_ddlrun(own_cluster: Cluster, tmp_path: Path, killed: 
         own_cluster.split(1)
         on, off = halves(there.values()) if killed else ([], list(there.values()))
         if on:
-            job.pause(since, on)
+            job.go_on(since, on)
         job.wait_for_ends(off)
         job.let_end()
         job.wait_for_ends(on)
@@ -207,7 +206,7 @@ def test_a_rank_is_stopped(own_cluster: Cluster, tmp_path: Path) -> None:
         stopped, *others = job.full(8).values()
         since = time.monotonic()
         job.signal("STOP", [stopped])
-        job.pause(since, others)
+        job.go_on(since, others)
         job.signal("CONT", [stopped])
         job.wait_for_ends([stopped])
         assert "LeftOut: " in job.words(stopped)

@@ -99,6 +99,24 @@ def test_tapes() -> None:
     assert ranks.run(3, with_tapes, initialise=False) == [[[], []], [[], [other]], [[], []]]
 
 
+def without_names() -> List[str]:
+    import ddl_tensorflow as ddl
+
+    ddl.init()
+    warned = said.Said(level=logging.WARNING)
+    variables = [tf.Variable([float(ddl.rank())]), tf.Variable([1.0])]
+    step = stepping(ddl, variables, ddl.global_process_set)
+    for _ in range(3):
+        step()
+    return warned.texts
+
+
+def test_variables_that_have_the_same_name() -> None:
+    first, second = ranks.run(2, without_names, initialise=False)
+    assert [each for each in first if "different weights" in each] == [text(0, 2, "Variable:0")]
+    assert not any("different weights" in each for each in second)
+
+
 def of_a_session() -> List[str]:
     """A session of TF1 keeps its variables to itself: nothing is compared, and nothing fails."""
     import ddl_tensorflow as ddl
