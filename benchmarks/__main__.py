@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Dict, Tuple
 
+from benchmarks import machine
 from ddl.tools import cli
 
 _COLLECTIVES = "benchmarks.collectives.command"
@@ -28,5 +29,7 @@ KINDS: Dict[str, Tuple[str, str]] = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1:] and not {"-h", "--help"} & set(sys.argv):
+        machine.say_if_busy()
     about = "Measure DDL against other libraries. Explained in docs/benchmarks.md."
     sys.exit(cli.run("python -m benchmarks", about, KINDS, sys.argv[1:]))

@@ -7,11 +7,15 @@ import datetime
 import os
 import platform
 import sys
+import time
 from typing import Any, Dict, Iterator, List
 
 from ddl._version import __version__
+from ddl.tuning.measure.other_work import MOST, busy_seconds
 
-__all__ = ["Processors", "command", "describe", "facts", "processor"]
+__all__ = ["Processors", "command", "describe", "facts", "processor", "say_if_busy"]
+
+_LOOK = 0.5  #: seconds for which ``say_if_busy`` watches the machine
 
 
 def command() -> List[str]:
@@ -64,6 +68,16 @@ def describe(machine: Dict[str, Any]) -> str:
     """Return one line about the machine for people."""
     kind = "virtual machine" if machine["virtual"] else "machine"
     return f"{machine['cpu']}, {machine['cores_allowed']} cores ({kind}), Linux {machine['kernel']}, {machine['date']}"
+
+
+def say_if_busy() -> None:
+    """Say on stderr if other programs use this machine now: figures that are taken beside them are about them, too."""
+    began, busy = time.monotonic(), busy_seconds()
+    time.sleep(_LOOK)
+    used = (busy_seconds() - busy) / (time.monotonic() - began)
+    if used > MOST:
+        text = f"other programs use {used:.1f} of this machine's {os.cpu_count()} cores"
+        print(f"note: {text}; what is measured now is about them, too", file=sys.stderr)
 
 
 class Processors:

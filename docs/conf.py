@@ -7,11 +7,15 @@ What is made from the code (reference, commands, variables) is made by ``_ext/ge
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
+
+# TensorFlow tells, at its import, of GPUs and of instructions that it has not found or used. Nothing trains here.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from generated import PUBLIC  # noqa: E402
 

@@ -146,6 +146,8 @@ def _measure(
         for number in range(2 * rounds):
             if number >= rounds and not _too_few(samples, sizes, rounds):
                 break
+            if number == rounds:
+                progress.note("rounds are added: the cores were not equally far apart often enough")
             for contestant in in_turn(chosen, number, max(rounds, number + 1), progress):
                 written = start(contestant, setting)
                 versions[contestant.name] = written[0]["version"]

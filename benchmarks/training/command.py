@@ -104,6 +104,8 @@ def measure(model: str, given: argparse.Namespace) -> Chosen:
         for number in range(given.most_rounds or MOST_ROUNDS * given.rounds):
             if number >= given.rounds and choose(collected, given.rounds).enough:
                 break
+            if number == given.rounds:
+                progress.note("rounds are added: in too many, others used the cores, or these moved apart")
             rounds = max(given.rounds, number + 1)
             progress.step(f"{model}, round {number + 1} of {rounds}", rounds)
             for name, start in one_round(model, given, number, saved, Path(directory)).items():

@@ -2,13 +2,14 @@
 
 A tool is a module with two functions. ``add_arguments(parser, rest)`` adds its options; ``rest`` are the arguments
 behind the tool's name. ``run(arguments)`` returns the exit status: 0, or 1 for a bad result. For bad usage it raises
-``ConfigError``, and the status is 2.
+``ConfigError``, and the status is 2. After Ctrl-C it is 130, as in a shell.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -93,4 +94,7 @@ def run(program: str, description: str, tools: Dict[str, Tuple[str, str]], argv:
     except (Error, OSError) as error:
         print(f"{program} {arguments.tool}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"\n{program} {arguments.tool}: ended by Ctrl-C", file=sys.stderr)
+        return 128 + signal.SIGINT
     return status

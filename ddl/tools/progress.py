@@ -69,6 +69,13 @@ class Progress:
             time_text = f", {remaining_text(remaining)}" if remaining else ""
             print(f"{self._name}{what}{time_text}", file=self._stream, flush=True)
 
+    def note(self, text: str) -> None:
+        """Write a line that stays: why the task is longer than was said, for example."""
+        if self._bar is not None:
+            self._bar.write(f"{self._name}{text}", file=self._stream)
+        else:
+            print(f"{self._name}{text}", file=self._stream, flush=True)
+
     def _remaining(self, now: float) -> float:
         """Return the remaining seconds; 0 if they are not known."""
         taken, done = now - self._begin, self._begun - 1

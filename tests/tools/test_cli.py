@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import List
 
 import pytest
 
 import ddl
 from ddl.tools.cli import main
+from ddl.tools.cli import run as run_tool
 
 ROOT = str(Path(ddl.__file__).parent.parent)
 
@@ -47,3 +50,13 @@ def test_the_command_by_its_module(module: str) -> None:
     line = [sys.executable, "-m", module, "--version"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": ROOT})
     assert (done.returncode, done.stdout) == (0, f"ddl {ddl.__version__}\n")
+
+
+def test_a_tool_is_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sentence and the status of a shell, no traceback: ``python -m benchmarks`` and ``python -m lab`` alike."""
+    tool = ModuleType("interrupted_tool")
+    monkeypatch.setattr(tool, "add_arguments", lambda parser, rest: None, raising=False)
+    monkeypatch.setattr(tool, "run", lambda arguments: signal.raise_signal(signal.SIGINT), raising=False)
+    monkeypatch.setitem(sys.modules, tool.__name__, tool)
+    assert run_tool("python -m benchmarks", "", {"waking": (tool.__name__, "wait")}, ["waking"]) == 130
+    assert capsys.readouterr().err == "\npython -m benchmarks waking: ended by Ctrl-C\n"

@@ -103,11 +103,12 @@ def test_on_a_terminal(installed: bool, monkeypatch: pytest.MonkeyPatch, clock: 
         with Progress(2) as progress:
             progress.step("first")
             clock.now = 1.0
+            progress.note("a note")
             progress.step("second")
         terminal.write(END)
         terminal.flush()
         shown = read_until(screen.fileno(), END)
     if installed:
-        assert "second:  50%" in shown and "1/2" in shown
+        assert "second:  50%" in shown and "1/2" in shown and "a note\r\n" in shown
     else:
-        assert shown.replace("\r", "") == "first\nsecond, about 1 s left\n" + END
+        assert shown.replace("\r", "") == "first\na note\nsecond, about 1 s left\n" + END

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from ddl.communicator import Communicator
 
-__all__ = ["MOST", "OtherWork", "Share", "busy_hosts"]
+__all__ = ["MOST", "OtherWork", "Share", "busy_hosts", "busy_seconds"]
 
 MOST = 0.25  #: cores of a machine that others may use; a system that is idle, with ddlrun, uses a twentieth
 
@@ -47,7 +47,7 @@ class OtherWork:
     """What others do from now on."""
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), time.process_time()
+        self._began, self._busy, self._own = time.monotonic(), busy_seconds(), time.process_time()
 
     def told(self, world: Communicator) -> str:
         """Return which machines others have used until now; empty: none. Collective, blocking; alike on all ranks."""
@@ -56,15 +56,15 @@ class OtherWork:
             socket.gethostname(),
             os.cpu_count() or 1,
             time.monotonic() - self._began,
-            _busy_seconds() - self._busy,
+            busy_seconds() - self._busy,
             time.process_time() - self._own,
         )
         texts = busy_hosts([Share(*share) for share in world.allgather_object(list(own))])
         return f"other programs have used {', '.join(texts)} while DDL measured" if texts else ""
 
 
-def _busy_seconds() -> float:
-    """Return how long the machine's cores have run programs, or what other virtual machines have taken of them."""
+def busy_seconds() -> float:
+    """Return how long this machine's cores have run programs since it started, and what other machines took of them."""
     with open("/proc/stat", encoding="ascii") as stat:
         fields = stat.readline().split()[1:]
     user, nice, system = map(int, fields[:3])
