@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,8 @@ def measure_idle(outcome: ChurnOutcome, folder: Path, times: int) -> None:
     for number in range(times):
         turns = folder / str(number)
         turns.mkdir()
+        for name in _OPTIONS:
+            os.mkfifo(turns / name)
         jobs = _run_pair(turns, "elastic" if number % 2 else "plain")
         plain, elastic = (jobs[name]["blocks"] for name in ("plain", "elastic"))
         more = [statistics.median(b) / statistics.median(a) - 1 for a, b in zip(plain, elastic)]

@@ -1,13 +1,15 @@
 """A training to which nothing happens, with all that makes it elastic or without: ``plain|elastic FOLDER FIRST``.
 
 Two such jobs run at once and train in turn, a block of steps each, while the other one sleeps: so both have the same
-machine. In FOLDER each notes how many blocks it has done; FIRST is the one that begins. Rank 0 prints a JSON object:
-the seconds of each step, by block, and the bytes of gradients. Started by idle.py.
+machine. In FOLDER each has a pipe, by which the other one wakes it; FIRST is the one that begins. Rank 0 prints a JSON
+object: the seconds of each step, by block, and the bytes of gradients. Started by idle.py.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -18,9 +20,9 @@ import torch
 import ddl_torch as ddl
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 256
-_BLOCKS, _STEPS = 10, 10  # steps of a block, besides the first one, which is not counted
+_BLOCKS, _STEPS = 16, 6  # steps of a block, besides the first one, which is not counted
 _ROWS = 4096  # of data, which are used again and again
-_LOOK = 0.001  # seconds
+_TURN = b"!"
 _PATIENCE = 120.0  # seconds for a block of the other job, and for its start
 
 Setting = Tuple[Iterator[List[torch.Tensor]], torch.nn.Module, torch.optim.Optimizer]
@@ -43,32 +45,26 @@ def setting(elastic: bool) -> Setting:
 
 
 class Turns:
-    """Whose turn it is: each job writes its own file, and reads that of the other. Used by rank 0."""
+    """Whose turn it is. Rank 0 of each job waits at its own pipe, and writes to that of the other."""
 
     def __init__(self, folder: Path, own: str, first: str) -> None:
-        self._own = folder / own
-        self._other = folder / ("plain" if own == "elastic" else "elastic")
-        self._behind = own != first
-        self.done = 0  #: blocks of this job
+        other = "plain" if own == "elastic" else "elastic"
+        # To open a pipe for both ways waits for nobody.
+        self._own, self._other = (os.open(folder / name, os.O_RDWR) for name in (own, other))
+        self._done = 0  # blocks of this job
+        if own != first:
+            os.write(self._other, _TURN)
 
     def wait(self) -> None:
-        """Wait until the other job is there, and has done as many blocks as it is to do before the next one of this."""
-        self._say()
-        deadline = time.monotonic() + _PATIENCE
-        while not self._other.exists() or int(self._other.read_text()) < self.done + self._behind:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._other.name}: no turn within {_PATIENCE:g} s, after {self.done} blocks")
-            time.sleep(_LOOK)
+        """Wait until the other job has done its block."""
+        if not select.select([self._own], [], [], _PATIENCE)[0]:
+            raise TimeoutError(f"the other job gave no turn within {_PATIENCE:g} s, after {self._done} blocks")
+        os.read(self._own, len(_TURN))
 
     def end(self) -> None:
         """A block is done."""
-        self.done += 1
-        self._say()
-
-    def _say(self) -> None:
-        draft = self._own.with_suffix(".draft")
-        draft.write_text(str(self.done))
-        draft.replace(self._own)
+        self._done += 1
+        os.write(self._other, _TURN)
 
 
 def main() -> None:
@@ -76,13 +72,13 @@ def main() -> None:
     ddl.init()
     torch.set_num_threads(1)
     batches, model, optimizer = setting(name == "elastic")
-    turns = Turns(folder, name, first)
+    turns = Turns(folder, name, first) if ddl.rank() == 0 else None
     data = torch.randn(_ROWS, _WIDTH)
     blocks: List[List[float]] = []
     before = 0.0
     for number, (indices,) in enumerate(batches):
         if number % (1 + _STEPS) == 0:
-            if ddl.rank() == 0:
+            if turns is not None:
                 turns.wait()
             ddl.barrier()
             blocks.append([])
@@ -95,9 +91,9 @@ def main() -> None:
         before = now
         if number % (1 + _STEPS) == _STEPS:
             ddl.barrier()
-            if ddl.rank() == 0:
+            if turns is not None:
                 turns.end()
-    if ddl.rank() == 0:
+    if turns is not None:
         count = sum(parameter.numel() for parameter in model.parameters())
         print(json.dumps({"blocks": blocks, "bytes": 4 * count}), flush=True)
 

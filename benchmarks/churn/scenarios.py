@@ -139,6 +139,6 @@ SCENARIOS: Dict[str, ChurnScenario] = {
     "frozen": ChurnScenario("four ranks: one is stopped, and goes on when the others have left it out", 5, _frozen),
     **JOINS,
     "group": ChurnScenario("three replicas of torchft's kind: one is killed", 20, _group),
-    "idle": ChurnScenario("two jobs of two ranks, one of them elastic: nothing happens", 5, _idle),
+    "idle": ChurnScenario("two jobs of two ranks, one of them elastic: nothing happens", 10, _idle),
     "epochs": ChurnScenario("four ranks: any is killed, over three epochs or more", 100, _epochs),
 }
