@@ -20,6 +20,7 @@ constexpr int kSuccess = 0, kOutOfMemory = 2, kDeinitialized = 4, kStub = 34, kU
 constexpr int kUncorrectable = 214, kUncorrectableLink = 220, kContained = 226, kNotReady = 600;
 constexpr int kFirstSticky = 700, kLastSticky = 719;  // but for these:
 constexpr int kAlreadyRegistered = 712, kNotRegistered = 713;
+constexpr int kFirstOfMps = 805, kLastOfMps = 810;  // the server by which processes share a GPU has gone, or is full
 constexpr int kFirstOfCaptures = 900, kLastOfCaptures = 909, kUnknown = 999;
 constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 constexpr unsigned kDisableTiming = 2;   // CU_EVENT_DISABLE_TIMING
@@ -56,6 +57,7 @@ struct DriverTable {
   int (*pointer_attributes)(unsigned, int*, void**, DevicePointer) = nullptr;
   int (*stream_create)(StreamHandle*, unsigned, int) = nullptr;
   int (*stream_destroy)(StreamHandle) = nullptr;
+  int (*stream_query)(StreamHandle) = nullptr;
   int (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
   int (*stream_is_capturing)(StreamHandle, int*) = nullptr;
   int (*exchange_capture_mode)(int*) = nullptr;
@@ -111,6 +113,7 @@ std::unique_ptr<DriverTable> load(const std::string& name) {
   need("cuPointerGetAttributes", &table->pointer_attributes);
   need("cuStreamCreateWithPriority", &table->stream_create);
   need("cuStreamDestroy_v2", &table->stream_destroy);
+  need("cuStreamQuery", &table->stream_query);
   need("cuStreamWaitEvent", &table->stream_wait_event);
   need("cuStreamIsCapturing", &table->stream_is_capturing);
   need("cuThreadExchangeStreamCaptureMode", &table->exchange_capture_mode);
@@ -149,7 +152,8 @@ DriverUnusable::DriverUnusable(const std::string& why, bool missing)
 bool DriverError::fatal() const {
   if (code_ == kAlreadyRegistered || code_ == kNotRegistered) return false;
   return code_ == kDeinitialized || code_ == kUnavailable || code_ == kUncorrectable || code_ == kUncorrectableLink ||
-         code_ == kContained || code_ == kUnknown || (code_ >= kFirstSticky && code_ <= kLastSticky);
+         code_ == kContained || code_ == kUnknown || (code_ >= kFirstSticky && code_ <= kLastSticky) ||
+         (code_ >= kFirstOfMps && code_ <= kLastOfMps);
 }
 
 bool DriverError::passing() const {
@@ -204,6 +208,15 @@ void Driver::check(int code, const char* call) const {
 // At the end of the process the driver may be gone, with all that is to be given back.
 void Driver::check_end(int code, const char* call) const {
   if (code != kDeinitialized) check(code, call);
+}
+
+template <typename Call>
+int Driver::relaxed(Call call) const {
+  int mode = kCaptureRelaxed;
+  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
+  const int code = call();
+  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");  // as it was
+  return code;
 }
 
 int Driver::version() const {
@@ -307,6 +320,13 @@ bool Driver::capturing(StreamHandle stream) const {
   return status != 0;
 }
 
+bool Driver::idle(StreamHandle stream) const {
+  const int code = relaxed([&] { return table_->stream_query(stream); });
+  if (code == kNotReady) return false;
+  check(code, "cuStreamQuery");
+  return true;
+}
+
 void Driver::leave_captures_alone() const {
   int mode = kCaptureThreadLocal;
   check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
@@ -344,11 +364,7 @@ void Driver::copy_up(DevicePointer device, const void* host, size_t bytes, Strea
 }
 
 void Driver::register_memory(void* host, size_t bytes) const {
-  int mode = kCaptureRelaxed;  // else it would spoil a capture of this very thread
-  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
-  const int code = table_->host_register(host, bytes, kPortable | kDeviceMap);
-  check(table_->exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");  // as it was
-  check(code, "cuMemHostRegister_v2");
+  check(relaxed([&] { return table_->host_register(host, bytes, kPortable | kDeviceMap); }), "cuMemHostRegister_v2");
 }
 
 DevicePointer Driver::address_of(void* host) const {

@@ -103,6 +103,9 @@ class Driver {
   void destroy_stream(StreamHandle stream) const;
   // Whether a graph is being captured on the stream.
   bool capturing(StreamHandle stream) const;
+  // Whether all that the stream has queued has ended. Of all questions the one that a GPU that has failed always
+  // answers with its error. The stream is not being captured.
+  bool idle(StreamHandle stream) const;
   // From now on, what this thread asks does not spoil a capture in another thread.
   void leave_captures_alone() const;
 
@@ -141,6 +144,9 @@ class Driver {
 
  private:
   explicit Driver(const std::string& library);
+  // Makes a call of the driver that would otherwise spoil a capture of this very thread; returns its code.
+  template <typename Call>
+  int relaxed(Call call) const;
   void check(int code, const char* call) const;
   void check_end(int code, const char* call) const;
   std::string text(int code, const char* call) const;

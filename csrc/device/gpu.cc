@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -17,6 +18,7 @@ namespace ddl {
 
 namespace {
 
+constexpr Nanoseconds kTrial = 2 * kSecond;  // a machine that is busy is no reason
 constexpr Nanoseconds kShortestNap = 20 * kMicrosecond, kLongestNap = 100 * kMicrosecond;
 
 Mutex opening;
@@ -43,6 +45,7 @@ Gpu::Gpu(int device) : device_(device), driver_(Driver::get()), context_(driver_
   const Driver::Current current(driver_, context_);
   probe_ = driver_.make_stream();
   writes_words_ = can_write_words();
+  streams_wait_ = Driver::waits_on_gpu() && writes_words_ && queues_behind_words();
   thread_ = std::thread([this] { thread_main(); });
 }
 
@@ -74,10 +77,45 @@ bool Gpu::can_write_words() {
   return true;
 }
 
+bool Gpu::queues_behind_words() {
+  // Never given back: perhaps a stream still writes it when this object goes.
+  const Words::Word word = Words::process().take(driver_);
+  if (word.address == 0) return false;
+  std::atomic<bool> returned{false}, waited{false};
+  std::thread releasing([&] {  // a call that waits for the word would do so for ever
+    const Nanoseconds deadline = now_ns() + kTrial;
+    while (!returned.load(std::memory_order_acquire) && now_ns() < deadline) nap(kLongestNap);
+    waited.store(!returned.load(std::memory_order_acquire), std::memory_order_release);
+    word.value->store(word.base + 1, std::memory_order_release);
+  });
+  std::optional<DriverError> refusal;
+  try {
+    driver_.wait_for_word(probe_, word.address, word.base + 1);
+    driver_.write_word(probe_, word.address, word.base + 2);
+  } catch (const DriverError& error) {
+    refusal = error;
+  }
+  returned.store(true, std::memory_order_release);
+  releasing.join();
+  if (refusal && refusal->fatal()) throw DriverError(*refusal);
+  if (!waited) return !refusal;
+  const Lock lock(mutex_);
+  reason_to_wait_on_host_ =
+      "DDL_GPU_WAIT=stream has no effect on GPU " + std::to_string(device_) +
+      ": calls of the driver return only when what they queue has run (CUDA_LAUNCH_BLOCKING=1, a debugger or a "
+      "profiler), so the host waits for results";
+  return false;
+}
+
+std::string Gpu::take_reason_to_wait_on_host() {
+  const Lock lock(mutex_);
+  return std::exchange(reason_to_wait_on_host_, "");
+}
+
 void Gpu::check() const {
   try {
     const Driver::Current current(driver_, context_);
-    (void)driver_.capturing(probe_);
+    (void)driver_.idle(probe_);
   } catch (const DriverError& error) {
     throw failure(error);
   }
@@ -136,11 +174,11 @@ CopyStreams::~CopyStreams() {
   }
 }
 
-std::shared_ptr<Transfer> Gpu::prepare(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces,
+std::shared_ptr<Transfer> Gpu::prepare(CopyStreams* streams, StagedArray in, StagedArray out, Batches batches,
                                        bool ordered) {
   try {
     const Driver::Current current(driver_, context_);
-    auto transfer = std::make_shared<Transfer>(streams, std::move(in), std::move(out), pieces);
+    auto transfer = std::make_shared<Transfer>(streams, std::move(in), std::move(out), batches);
     transfer->take_staging(ordered);
     return transfer;
   } catch (const DriverError& error) {
@@ -149,26 +187,17 @@ std::shared_ptr<Transfer> Gpu::prepare(CopyStreams* streams, StagedArray in, Sta
 }
 
 void Gpu::begin(const std::shared_ptr<Transfer>& transfer, const std::vector<StreamHandle>& producers) {
-  const auto hand_over = [&] {
-    driver_.note_release(&begun_);
-    {
-      const Lock lock(mutex_);
-      begun_.push_back(transfer);
-    }
-    kick();
-  };
   try {
     queue(transfer.get(), producers);
   } catch (const DriverError& error) {
     transfer->cancel();
-    hand_over();
+    follow(transfer, false);
     throw failure(error);
   } catch (...) {
     transfer->cancel();
-    hand_over();
+    follow(transfer, false);
     throw;
   }
-  hand_over();
 }
 
 void Gpu::queue(Transfer* transfer, const std::vector<StreamHandle>& producers) {
@@ -179,16 +208,31 @@ void Gpu::queue(Transfer* transfer, const std::vector<StreamHandle>& producers) 
                 "a CUDA graph is being captured on the array's stream, and a collective cannot be a part of a graph; "
                 "call it outside of the capture");
   }
-  const Lock lock(transfer->streams_->queueing_);
   // Copies up need not wait for the producers: a piece leaves only after its arrival was seen, which comes behind
   // them on the stream down, also for an array that is written only.
-  const EventHandle ready = take_event();
   for (StreamHandle producer : producers) {
-    driver_.record(ready, producer);
-    driver_.wait(transfer->streams_->down_, ready);
+    transfer->ready_.push_back(take_event());
+    driver_.record(transfer->ready_.back(), producer);
   }
-  give_back(ready);
-  transfer->queue_down();
+  const Lock lock(transfer->streams_->queueing_);
+  // What was deferred comes first, so that it comes at all.
+  if (deferred_.load(std::memory_order_relaxed) == 0 && transfer->take_room_down()) {
+    transfer->queue_down();
+  } else {
+    transfer->deferred_ = true;
+    deferred_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Gpu::follow(const std::shared_ptr<Transfer>& transfer, bool submitted) {
+  transfer->streams_->unqueued_.fetch_add(1, std::memory_order_relaxed);
+  if (submitted) transfer->queue_up_behind_words();
+  driver_.note_release(&begun_);
+  {
+    const Lock lock(mutex_);
+    begun_.push_back(transfer);
+  }
+  kick();
 }
 
 void Gpu::kick() {
@@ -224,8 +268,8 @@ void Gpu::thread_main() {
   ask_for_exact_naps();
   std::vector<std::shared_ptr<Transfer>> transfers;
   try {
-    driver_.leave_captures_alone();
     const Driver::Current current(driver_, context_);
+    driver_.leave_captures_alone();
     run(&transfers);
   } catch (const DriverError& error) {
     // The context itself cannot be used. Every transfer, also those to come, ends with this.
@@ -249,6 +293,7 @@ void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
     take_begun(transfers);
     driver_.note_acquire(&begun_);
     bool moved = false, waits = false;
+    held_up_ = false;
     for (const auto& transfer : *transfers) moved |= transfer->progress(&waits);
     transfers->erase(
         std::remove_if(transfers->begin(), transfers->end(), [](const auto& transfer) { return transfer->ended(); }),

@@ -16,6 +16,7 @@
 
 #include "base/mutex.h"
 #include "device/driver.h"
+#include "device/room.h"
 #include "device/transfer.h"
 
 namespace ddl {
@@ -39,7 +40,11 @@ class CopyStreams {
   friend class Transfer;
   const std::shared_ptr<Gpu> gpu_;
   StreamHandle down_ = nullptr, up_ = nullptr;
+  Room room_down_, room_up_;
   Mutex queueing_;  // what belongs to one transfer is queued in one go
+  // Transfers whose copies up the GPU's thread has still to queue. Behind them no copy up waits for a word: theirs
+  // would come behind it, and with them the end of an earlier operation behind a later one.
+  std::atomic<int> unqueued_{0};
 };
 
 class Gpu {
@@ -57,6 +62,8 @@ class Gpu {
   DriverError failure(const DriverError& error) const { return failure_of(device_, error); }
   static DriverError failure_of(int device, const DriverError& error);
   ContextHandle context() const { return context_; }
+  // Why no stream waits for results here although it is to; once in the life of this object, otherwise "".
+  std::string take_reason_to_wait_on_host();
 
   // A stream that an array's owner may make wait for its own streams, as DLPack does; it is taken for one call.
   class Gate {
@@ -78,12 +85,15 @@ class Gpu {
 
   // Takes staging for the arrays; nothing is queued yet. If both arrays are the same memory, so are their copies.
   // `ordered`: such operations come in the same order on all ranks, so streams may wait for them.
-  std::shared_ptr<Transfer> prepare(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces,
+  std::shared_ptr<Transfer> prepare(CopyStreams* streams, StagedArray in, StagedArray out, Batches batches,
                                     bool ordered);
   // Queues the copies down, behind what `producers` have now. Throws kInvalidState, before anything is queued, if a
   // graph is being captured on one of these streams, and DriverError, which names the GPU. Then the transfer is
-  // cancelled, and ends when the GPU has done what was queued.
+  // cancelled, and ends when the GPU has done what was queued. Otherwise `follow` is called next, whatever happens.
   void begin(const std::shared_ptr<Transfer>& transfer, const std::vector<StreamHandle>& producers);
+  // From now on the GPU's thread looks after the transfer. `submitted`: its operation was, so streams can wait for
+  // its results, where that is wanted and possible.
+  void follow(const std::shared_ptr<Transfer>& transfer, bool submitted);
 
  private:
   friend class CopyStreams;
@@ -95,6 +105,8 @@ class Gpu {
   void queue(Transfer* transfer, const std::vector<StreamHandle>& producers);
   // Whether streams of this GPU write the words by which transfers say that data has arrived.
   bool can_write_words();
+  // Whether calls return before what they queue has run. Needs streams that write words.
+  bool queues_behind_words();
   void take_begun(std::vector<std::shared_ptr<Transfer>>* transfers);
   void kick();
   EventHandle take_event();
@@ -105,8 +117,10 @@ class Gpu {
   const ContextHandle context_;
   StreamHandle probe_ = nullptr;  // for questions
   bool writes_words_ = false;
+  bool streams_wait_ = false;  // for words, if they are to
 
   Mutex mutex_;
+  std::string reason_to_wait_on_host_ DDL_GUARDED_BY(mutex_);
   std::deque<StreamHandle> gates_ DDL_GUARDED_BY(mutex_);                // to be used again
   std::vector<StreamHandle> captured_gates_ DDL_GUARDED_BY(mutex_);      // perhaps part of a capture
   std::vector<EventHandle> events_ DDL_GUARDED_BY(mutex_);               // to be used again
@@ -115,6 +129,8 @@ class Gpu {
   std::atomic<uint32_t> kicks_{0};  // what the thread sleeps on
   std::atomic<bool> asleep_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<int> deferred_{0};  // transfers whose copies down are not queued yet
+  bool held_up_ = false;          // one of them has found no room just now; the thread's
   std::thread thread_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "memory/arena.h"
+#include "memory/pages.h"
 
 namespace ddl {
 
@@ -14,8 +15,7 @@ namespace {
 
 constexpr size_t kSlab = size_t{64} << 20;
 constexpr size_t kUnit = size_t{64} << 10;  // what is handed out begins on pages, whatever their size
-constexpr size_t kPage = 4096;
-constexpr size_t kShare = 8;  // of the arena, at least: then a slab is of kSlab bytes
+constexpr size_t kShare = 8;                // of the arena, at least: then a slab is of kSlab bytes
 
 }  // namespace
 
@@ -48,7 +48,12 @@ Slabs::Slab Slabs::make(const Driver& driver, size_t need) {
   while (size < need) size *= 2;
   if (Arena::process().size() / kShare < size) size = need;
   Slab slab{static_cast<char*>(Arena::process().allocate(size, kUnit)), false, FreeList(size)};
-  for (size_t at = 0; at < size; at += kPage) slab.base[at] = 0;  // the pages are there before they are registered
+  try {
+    make_pages(slab.base, size);  // to register memory whose pages are there takes a fifteenth of the time
+  } catch (...) {
+    Arena::process().free(slab.base);
+    throw;
+  }
   {
     const Lock lock(mutex_);
     if (refused_) return slab;

@@ -29,7 +29,7 @@ class Slabs {
     char* memory;
     bool registered;  // false if the driver refuses that: right, but slow
   };
-  // Needs a current context. Throws kResourceError if the arena is full.
+  // Needs a current context. Throws kResourceError if the arena is full, or the host's memory.
   Part allocate(const Driver& driver, size_t bytes);
   void free(const Driver& driver, const char* memory);
   // Why memory could not be registered, once in the process; "": it could be, or that was told.

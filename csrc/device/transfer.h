@@ -1,17 +1,23 @@
 // One operation's way between a GPU and the arena: its pieces come down, and their results go up.
 //
-// The submitting thread queues all copies down, and behind each piece a write of a word that says how many pieces are
-// there (Gpu::begin). From then on the GPU's thread alone calls the driver: it queues the copies up of pieces that
-// have left, and asks whether the GPU has ended. The lane asks `arrived` and says `left`; both are loads and stores
-// of words. When the last copy up has ended, the staging is free again, and `ended` is true: only then may the arrays
-// be given back to their owner.
+// Pieces are copied in *batches*, 64 at most, so that what an operation queues is bounded. The submitting thread
+// queues the copies down, and behind each batch a write of a word that says how many are there. From then on the
+// GPU's thread alone calls the driver: it queues the copies up of batches that have left, and asks whether the GPU
+// has ended. The lane asks `arrived` and says `left`; both are loads and stores of words. When the last copy up has
+// ended, the staging is free again, and `ended` is true: only then may the arrays be given back to their owner.
 //
-// If results are to be waited for on the GPU (Driver::waits_on_gpu), the submitting thread queues all copies up as
-// well, each behind a wait for a word, by which the lane says how many pieces have left. Then a stream of the
-// caller's can wait for the results (`wait_on`) while the host goes on. Whatever ends the operation, the lane writes
-// the last number, so that no stream waits for ever.
+// If results are to be waited for on the GPU (Driver::waits_on_gpu), the submitting thread queues the copies up as
+// well, each behind a wait for a word, by which the lane says how many batches have left. Then a stream of the
+// caller's can wait for the results (`wait_on`) while the host goes on. It does so when the operation is submitted:
+// whatever holds that thread up in the driver, the operation goes on, or its deadline ends it. Whatever ends the
+// operation, the lane writes the last number, so that no stream waits for ever.
 //
-// A driver that cannot write words has an event behind each piece instead, and the GPU's thread writes the word.
+// A stream takes some 1,000 commands behind a wait, and then blocks whoever calls. So each stream has a Room. Where
+// it has none for an operation's copies down, they are *deferred*: the GPU's thread queues them later. Until it has,
+// no stream is made to wait for a word: a call of the driver (cuMemFree) may wait for that word and keep the GPU's
+// thread out, while what sets the word waits for the copies down.
+//
+// A driver that cannot write words has an event behind each batch instead, and the GPU's thread writes the word.
 #pragma once
 
 #include <atomic>
@@ -31,12 +37,23 @@ namespace ddl {
 class CopyStreams;
 class Gpu;
 
-// An array of an operation: where it is, where its copy is, and which parts each piece reads or writes.
+// Which pieces of an operation are copied together.
+struct Batches {
+  uint64_t pieces = 1;
+  uint64_t each = 1;  // pieces of a batch; of the last one, fewer
+
+  // `ranges`: of one piece, at most.
+  static Batches of(uint64_t pieces, uint64_t ranges);
+  uint64_t count() const { return (pieces + each - 1) / each; }
+  uint64_t of_piece(uint64_t piece) const { return piece / each; }
+};
+
+// An array of an operation: where it is, where its copy is, and which parts each batch reads or writes.
 struct StagedArray {
   DevicePointer device = 0;
   uint64_t bytes = 0;    // 0: the operation has no such array on the GPU
   char* host = nullptr;  // the copy; set by Gpu::prepare
-  std::vector<Ranges> pieces;
+  std::vector<Ranges> batches;
 };
 
 class Transfer final : public Stage {
@@ -46,7 +63,7 @@ class Transfer final : public Stage {
 
   // `in`: what the operation reads. `out`: what it writes, perhaps to the same memory.
   // The streams, and with them the GPU, live at least until it has ended.
-  Transfer(CopyStreams* streams, StagedArray in, StagedArray out, uint64_t pieces);
+  Transfer(CopyStreams* streams, StagedArray in, StagedArray out, Batches batches);
   ~Transfer() override;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
@@ -56,6 +73,7 @@ class Transfer final : public Stage {
   void left(uint64_t piece) override;
   void abandon() override;
 
+  Gpu& gpu() const { return *gpu_; }
   // The operation will not be submitted after all. Before it was begun, or afterwards.
   void cancel();
   // Whether the GPU does not use the arrays and the staging any more. Then this thread may give them to others.
@@ -65,7 +83,7 @@ class Transfer final : public Stage {
   // Whether the driver has refused a call in the middle: then nobody knows when the GPU uses the arrays last.
   bool lost() const { return failed_.load(std::memory_order_acquire); }
   // Whether a stream can wait for the results, or only the host.
-  bool can_wait_on() const { return behind_words_; }
+  bool can_wait_on() const { return streams_take_up_.load(std::memory_order_relaxed); }
   // Lets what `stream` gets from now on wait for the results, and returns true; false if only the host can wait.
   bool wait_on(StreamHandle stream);
   // Call when it has ended: from now on this thread sees the results. Throws DriverError if it is lost.
@@ -78,15 +96,19 @@ class Transfer final : public Stage {
   friend class Gpu;
   // By the submitting thread.
   void take_staging(bool ordered);
-  void queue_down();
+  bool take_room_down();
   void queue_up_behind_words();
+  // By the submitting thread, or by the GPU's if it is deferred.
+  void queue_down();
+  void copy_up(uint64_t batch);
+  void all_queued_up();
   // By the lane, or when nobody is left who could.
-  void release_streams(uint64_t pieces);
+  void release_streams(uint64_t batches);
   // By the GPU's thread. `progress` returns whether anything moved; `waits`: whether it waits for the GPU.
   bool progress(bool* waits);
+  bool queue_deferred(bool abandoned);
   bool ask_arrivals(bool* waits);
-  bool queue_up();
-  void copy_up(uint64_t piece);
+  bool queue_up(bool* waits);
   bool ask_end(bool abandoned, bool* waits);
   void fail(const DriverError& error);
   void give_staging_back();
@@ -95,23 +117,29 @@ class Transfer final : public Stage {
   Gpu* const gpu_;
   const Driver& driver_;
   StagedArray in_, out_;
-  const uint64_t pieces_;
-  Words::Word arrived_;                // how many pieces are down
-  std::vector<EventHandle> arrivals_;  // where no stream can write words: a piece is down
+  const Batches split_;
+  const uint64_t batches_;
+  Words::Word arrived_;                // how many batches are down
+  std::vector<EventHandle> ready_;     // what the copies down wait for, until they are queued
+  std::vector<EventHandle> arrivals_;  // where no stream can write words: a batch is down
   EventHandle end_down_ = nullptr;     // all that was queued down has ended
   EventHandle end_up_ = nullptr;
+  bool deferred_ = false;
   bool downs_recorded_ = false, downs_ended_ = false;
-  bool behind_words_ = false;  // copies up wait for `departed_`
-  Words::Word departed_;       // how many pieces have left, without a gap
-  uint64_t gapless_ = 0;       // the same, for the lane
-  uint64_t asked_ = 0;         // of `arrivals_`, those that have ended
-  uint64_t returned_ = 0;      // pieces whose copies up are queued
-  bool ending_ = false;        // no copy up will be queued any more, and `end_up_` is recorded
-  Mutex ordering_;             // `end_up_` is given back under it
+  int64_t room_down_ = 0, room_up_ = 0;  // what it has of the streams' rooms
+  Words::Word departed_;                 // how many batches have left, without a gap; no value: no stream may wait
+  uint64_t gapless_ = 0;                 // the same, for the lane
+  uint64_t asked_ = 0;                   // of `arrivals_`, those that have ended
+  uint64_t behind_words_ = 0;            // the first batches, whose copies up wait for `departed_`
+  uint64_t returned_ = 0;                // batches whose copies up are queued
+  bool ending_ = false;                  // no copy up will be queued any more, and `end_up_` is recorded
+  std::atomic<bool> streams_take_up_{false};  // all copies up wait for `departed_`
+  Mutex ordering_;                            // `end_up_` is given back under it
   std::vector<bool> queued_;
 
-  uint64_t noted_ = 0;                         // pieces that the lane has seen
-  std::unique_ptr<std::atomic<bool>[]> left_;  // by piece; released by the lane
+  uint64_t noted_ = 0;                         // batches that the lane has seen
+  std::vector<uint64_t> missing_;              // pieces of each batch that have not left; the lane's
+  std::unique_ptr<std::atomic<bool>[]> left_;  // by batch; released by the lane
   std::atomic<bool> abandoned_{false}, cancelled_{false};
   std::atomic<bool> failed_{false};  // released when error_ is there
   std::optional<DriverError> error_;

@@ -257,33 +257,40 @@ std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& inp
   return operation;
 }
 
-template <typename Submit>
-void Handle::submit_staged(const std::shared_ptr<Operation>& operation, Submit submit) {
+bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
+  sweep();
+  if (operation->stage != nullptr && !sleeps) {  // what a GPU does takes longer than anybody would stay awake
+    submit(operation);
+    return false;
+  }
+  follow_stage(*operation, false);
+  GilCaller caller(sleeps);
+  bool done = false;
   try {
-    submit();
+    done = native_->run(operation, &caller);
   } catch (...) {
     if (operation->stage != nullptr) static_cast<Transfer&>(*operation->stage).cancel();
     throw;
   }
-}
-
-bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
-  sweep();
-  if (operation->stage != nullptr && !sleeps) {  // what a GPU does takes longer than anybody would stay awake
-    submit_staged(operation, [&] { native_->submit(operation); });
-    return false;
-  }
-  GilCaller caller(sleeps);
-  bool done = false;
-  submit_staged(operation, [&] { done = native_->run(operation, &caller); });
   caller.finish();
   if (!done) return false;
   operation->work.check();
   return operation->stage == nullptr || finish_stage(*operation, -1);
 }
 
+void Handle::submit(const std::shared_ptr<Operation>& operation) {
+  try {
+    native_->submit(operation);
+  } catch (...) {
+    cancel_stage(*operation);
+    throw;
+  }
+  follow_stage(*operation, true);
+}
+
 void Handle::start(const std::shared_ptr<Operation>& operation, const py::object& kept) {
-  submit_staged(operation, [&] { native_->submit(operation); });
+  sweep();
+  submit(operation);
   // Arrays on a GPU are kept by `staged_`, too, until the GPU has ended.
   operation->kept = py::object(kept).release().ptr();
 }

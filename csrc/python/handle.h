@@ -99,9 +99,12 @@ class Handle {
   CopyStreams* streams_of(const std::shared_ptr<Gpu>& gpu, bool messages);
   // Begins the way of arrays on a GPU to the host and back.
   void stage(Operation* operation, const Views& views);
-  // Submits by `submit`; if that throws, nothing will ever come of what is staged.
-  template <typename Submit>
-  void submit_staged(const std::shared_ptr<Operation>& operation, Submit submit);
+  // If it throws, nothing will ever come of what is staged.
+  void submit(const std::shared_ptr<Operation>& operation);
+  // From now on the GPU's thread looks after what is staged, if anything is. `submitted`: the operation was, and the
+  // caller does not wait for it here: streams may.
+  static void follow_stage(const Operation& operation, bool submitted);
+  static void cancel_stage(const Operation& operation);
   // Lets go of arrays that no GPU uses any more.
   void sweep();
   Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;

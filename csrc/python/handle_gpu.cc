@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -25,15 +26,36 @@ auto let_go(Body body) {
   return body();
 }
 
+// The parts of each batch: those of its pieces, joined where one ends as another begins.
+std::vector<Ranges> ranges_of_batches(const Operation& operation, BufferId buffer, const Batches& batches) {
+  std::vector<Ranges> joined(batches.count());
+  std::map<uint64_t, size_t> ends;  // of the batch: which part ends there
+  for (uint64_t piece = 0; piece < batches.pieces; ++piece) {
+    Ranges& ranges = joined[batches.of_piece(piece)];
+    if (ranges.empty()) ends.clear();
+    for (const Range& range : ranges_of(operation, buffer, piece)) {
+      size_t index = ranges.size();
+      const auto before = ends.find(range.offset);
+      if (before == ends.end()) {
+        ranges.push_back(range);
+      } else {
+        index = before->second;
+        ranges[index].bytes += range.bytes;
+        ends.erase(before);
+      }
+      ends[ranges[index].offset + ranges[index].bytes] = index;
+    }
+  }
+  return joined;
+}
+
 // An array of an operation as its transfer needs it; nothing if it is in memory of the host.
-StagedArray staged_array(const ArrayView& view, const Operation& operation, BufferId buffer) {
+StagedArray staged_array(const ArrayView& view, const Operation& operation, BufferId buffer, const Batches& batches) {
   StagedArray array;
   if (view.on_gpu == nullptr) return array;
   array.device = reinterpret_cast<DevicePointer>(view.data);
   array.bytes = view.bytes();
-  for (uint64_t piece = 0; piece < operation.pieces; ++piece) {
-    array.pieces.push_back(ranges_of(operation, buffer, piece));
-  }
+  array.batches = ranges_of_batches(operation, buffer, batches);
   return array;
 }
 
@@ -64,6 +86,7 @@ bool Handle::can_wait_on(const Operation& operation) {
 
 bool Handle::wait_on(Operation& operation, uintptr_t stream) {
   if (operation.stage == nullptr) return false;
+  sweep();
   if (operation.work.done()) operation.work.check();
   try {
     return let_go([&] { return static_cast<Transfer&>(*operation.stage).wait_on(stream_handle(stream)); });
@@ -86,13 +109,17 @@ void Handle::stage(Operation* operation, const Views& views) {
     if (view->on_gpu != nullptr && view->on_gpu->ordered) producers.push_back(view->on_gpu->stream);
   }
   StagedArray down, up;
-  if (views.has_in) down = staged_array(in, *operation, BufferId::kInput);
-  if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput);
+  size_t ranges = 0;
+  if (views.has_in) ranges = ranges_of(*operation, BufferId::kInput, 0).size();
+  if (views.has_out) ranges = std::max(ranges, ranges_of(*operation, BufferId::kOutput, 0).size());
+  const Batches batches = Batches::of(operation->pieces, ranges);
+  if (views.has_in) down = staged_array(in, *operation, BufferId::kInput, batches);
+  if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput, batches);
   try {
     const bool ordered = operation->descriptor.collective < Collective::kSend;
     CopyStreams* const streams = streams_of(gpu, !ordered);
     const std::shared_ptr<Transfer> transfer =
-        let_go([&] { return gpu->prepare(streams, std::move(down), std::move(up), operation->pieces, ordered); });
+        let_go([&] { return gpu->prepare(streams, std::move(down), std::move(up), batches, ordered); });
     staged_.push_back({transfer, in.owner, out.owner});  // if `begin` throws, copies may be under way all the same
     let_go([&] { gpu->begin(transfer, producers); });
     operation->stage = transfer;
@@ -104,13 +131,28 @@ void Handle::stage(Operation* operation, const Views& views) {
   for (const ArrayView* view : {&in, &out}) {
     if (view->on_gpu != nullptr && view->on_gpu->gate != nullptr) view->on_gpu->gate->pass();
   }
-  const std::string refusal = Slabs::process().take_refusal();
-  if (refusal.empty()) return;
-  const std::string text = "GPUs cannot read host memory directly here (" + refusal +
-                           "), so arrays on a GPU take a slower way, and calls with them may block";
-  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) return;
-  static_cast<Transfer&>(*operation->stage).cancel();
-  throw py::error_already_set();
+  std::string slow = Slabs::process().take_refusal();
+  if (!slow.empty()) {
+    slow = "GPUs cannot read host memory directly here (" + slow +
+           "), so arrays on a GPU take a slower way, and calls with them may block";
+  }
+  for (const std::string& text : {slow, gpu->take_reason_to_wait_on_host()}) {
+    if (text.empty() || PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) continue;
+    cancel_stage(*operation);
+    throw py::error_already_set();
+  }
+}
+
+void Handle::follow_stage(const Operation& operation, bool submitted) {
+  if (operation.stage == nullptr) return;
+  const auto transfer = std::static_pointer_cast<Transfer>(operation.stage);
+  let_go([&] { transfer->gpu().follow(transfer, submitted); });
+}
+
+void Handle::cancel_stage(const Operation& operation) {
+  if (operation.stage == nullptr) return;
+  static_cast<Transfer&>(*operation.stage).cancel();
+  follow_stage(operation, false);
 }
 
 bool Handle::on_gpu(const py::object& array) {

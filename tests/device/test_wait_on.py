@@ -197,7 +197,7 @@ def words_not_waited_for() -> List[str]:
     fake.refuse("cuStreamWaitValue32_v2", 0)  # it says that it has worked, and does nothing
     x.set(1.0)
     try:
-        ddl.allreduce_(x)
+        ddl.allreduce_async_(x).wait()
     except ddl.Error as error:  # what comes of it is luck
         print(error)
     return list(fake.violations)
@@ -290,20 +290,38 @@ def test_an_abandoned_operation_writes_nothing_before_its_producer_has_ended() -
     assert ranks.run(2, abandoned_before_its_data_came, env=by_streams(queues=0)) == [[], []]
 
 
-def refused_in_the_middle(entry: str) -> None:
+def refused_in_the_middle(entry: str) -> List[bool]:
+    """Nothing is lost: what no stream could be made to copy up, the GPU's thread does."""
+    with gpu() as fake:
+        x = array_of(fake, np.full(3_000_001, ddl.rank() + 1, np.float32))
+        ddl.allreduce_(x, op="max")
+        fake.refuse(entry, 1, 1)
+        works = [ddl.allreduce_async_(x, op="sum")]
+        works[0].wait()
+        works.append(ddl.allreduce_async_(x, op="max"))
+        works[1].wait()
+        assert (x.numpy() == 4).all()
+        return [work.can_wait_on() for work in works]
+
+
+@pytest.mark.parametrize("entry", ["cuStreamWaitValue32_v2", "cuMemcpyHtoDAsync_v2"])
+def test_a_refused_call_leaves_no_stream_waiting(entry: str) -> None:
+    assert ranks.run(2, refused_in_the_middle, entry, env=by_streams()) == [[False, True]] * 2
+
+
+def refused_before_anything_was_submitted() -> None:
     with gpu() as fake:
         x = array_of(fake, np.full(3_000_001, ddl.rank() + 1, np.float32))
         ddl.allreduce_(x, op="max")
         if ddl.rank() == 1:
-            fake.refuse(entry, 1, 1)
-            with pytest.raises(ddl.ResourceError, match=entry):
-                ddl.allreduce_(x, op="sum")
+            fake.refuse("cuMemcpyDtoHAsync_v2", 1, 1)
+            with pytest.raises(ddl.ResourceError, match="cuMemcpyDtoHAsync_v2"):
+                ddl.allreduce_async_(x, op="sum")
         assert (ddl.allreduce_(x, op="sum").numpy() == 4).all()
 
 
-@pytest.mark.parametrize("entry", ["cuStreamWaitValue32_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"])
-def test_a_refused_call_leaves_no_stream_waiting(entry: str) -> None:
-    ranks.run(2, refused_in_the_middle, entry, env=by_streams())
+def test_a_refused_copy_down_is_an_error_of_this_rank_alone() -> None:
+    ranks.run(2, refused_before_anything_was_submitted, env=by_streams())
 
 
 def only_the_host() -> bool:

@@ -103,7 +103,8 @@ FAKE_EXPORT uint64_t fake_calls(const char* entry) {
 // what is allocated from now on tells no context. "delay_us": the longest delay before a command. "patience_ms": how
 // long a call waits for work. "early_words": streams write words at once, not behind what they have. "version",
 // "attribute_N": what the driver tells. "down_bytes_per_s", "up_bytes_per_s": how fast copies are at most.
-// "keep_registrations": the next reset does.
+// "keep_registrations": the next reset does. "queue_depth": how many commands a queue of the hardware takes before it
+// blocks the caller. "serialises": a call returns when what it has queued has run, as with CUDA_LAUNCH_BLOCKING=1.
 FAKE_EXPORT void fake_option(const char* name, int64_t value) {
   Driver* const driver = Driver::usable();
   if (driver == nullptr) return;
@@ -122,6 +123,7 @@ FAKE_EXPORT size_t fake_live(const char* what) {
   if (kind == "contexts") return driver->primary.size();
   if (kind == "accesses") return driver->ledger.entries();
   if (kind == "threads") return driver->threads.size();
+  if (kind == "full queues") return driver->full_queues;
   if (kind != "allocations") return static_cast<size_t>(-1);
   return count_if(driver->allocations, [](const Allocation& allocation) { return !allocation.freed; });
 }

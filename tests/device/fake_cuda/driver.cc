@@ -44,6 +44,7 @@ void Driver::reset(const Settings& next) {
   fail_after = -1;
   numbers = commands = 0;
   running = in_functions = 0;
+  full_queues = 0;
   paused = stopping = polling = false;
   settings = next;
   random = next.seed;
@@ -136,11 +137,18 @@ std::shared_ptr<Event> Call::event(void* handle) {
 }
 
 int Call::enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Command> command) {
-  return driver->enqueue(*thread, stream, std::move(command));
+  if (stream->capture == nullptr && !driver->has_room(*stream)) {
+    if (driver->held_up(*stream)) ++driver->full_queues;
+    api_.unlock();
+    if (const int ended = driver->wait_until(&lock_, [&] { return driver->has_room(*stream); })) return ended;
+  }
+  const bool serialises = driver->options["serialises"] != 0;
+  const int code = driver->enqueue(*thread, stream, command);
+  return code == kSuccess && serialises && stream->capture == nullptr ? wait_for(command.get(), false) : code;
 }
 
 int Call::wait_for(const Command* command, bool holds_driver) {
-  if (!holds_driver) api_.unlock();
+  if (!holds_driver && api_.owns_lock()) api_.unlock();
   return driver->wait_for(&lock_, command);
 }
 

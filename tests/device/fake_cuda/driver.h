@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -75,8 +76,14 @@ class Driver {
   bool step(std::unique_lock<std::mutex>* lock);
   void start_threads();
   void settle();
-  // Waits for a command (or, if it is null, for all commands), and runs commands meanwhile if nobody else does.
+  // Waits, and runs commands meanwhile if nobody else does.
+  int wait_until(std::unique_lock<std::mutex>* lock, const std::function<bool()>& over);
+  // The same, for a command (or, if it is null, for all commands).
   int wait_for(std::unique_lock<std::mutex>* lock, const Command* command);
+  // Whether the queue of a stream takes another command now.
+  bool has_room(const Stream& stream) const;
+  // Whether that queue stands still now: for a word, an event, or because the test has paused everything.
+  bool held_up(const Stream& stream) const;
   size_t pending() const;
   uint64_t draw(uint64_t bound);
 
@@ -120,7 +127,8 @@ class Driver {
   std::deque<std::shared_ptr<Command>> functions;                   // for the thread that runs host functions
   size_t running = 0, in_functions = 0;                             // the latter are among the former
   bool paused = false, stopping = false, polling = false;
-  size_t blocked = 0;  // callers that wait in here
+  size_t blocked = 0;      // callers that wait in here
+  size_t full_queues = 0;  // calls that have met a full queue that stood still
   uint64_t random = 0;
 
  private:
@@ -143,6 +151,7 @@ class Call {
   // A stream or an event by its handle; null, with `code` and a violation, if there is no such thing.
   std::shared_ptr<Stream> stream(void* handle);
   std::shared_ptr<Event> event(void* handle);
+  // Blocks the caller while the stream's queue is full; other calls go on meanwhile.
   int enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Command> command);
   // Blocks the caller. Only if `holds_driver`, other calls wait, too.
   int wait_for(const Command* command, bool holds_driver);

@@ -154,7 +154,10 @@ class Fake(DriverCalls):
         self.library.fake_option(name.encode(), value)
 
     def live(self, what: str) -> int:
-        """Return how many "streams", "events", "allocations", "registrations" or "contexts" there are."""
+        """Return how many "streams", "events", "allocations", "registrations" or "contexts" there are.
+
+        "full queues": how many calls have met one that stood still, and waited.
+        """
         count = int(self.library.fake_live(what.encode()))
         if count == ctypes.c_size_t(-1).value:
             raise ValueError(f"the fake does not count {what!r}")

@@ -102,13 +102,12 @@ void Driver::run_functions() {
   }
 }
 
-int Driver::wait_for(Lock* lock, const Command* command) {
+int Driver::wait_until(Lock* lock, const std::function<bool()>& over) {
   const auto patience = std::chrono::milliseconds(option(*this, "patience_ms", 100000));
   const auto deadline = std::chrono::steady_clock::now() + patience;
-  const auto ended = [&] { return command != nullptr ? command->state == Command::State::kDone : pending() == 0; };
   ++blocked;
   int code = kSuccess;
-  while (!ended() && code == kSuccess) {
+  while (!over() && code == kSuccess) {
     if (settings.steps && !paused && step(lock)) continue;
     changed.wait_for(*lock, std::chrono::milliseconds(1));
     if (stopping) {
@@ -123,6 +122,11 @@ int Driver::wait_for(Lock* lock, const Command* command) {
   --blocked;
   changed.notify_all();
   return code;
+}
+
+int Driver::wait_for(Lock* lock, const Command* command) {
+  return wait_until(lock,
+                    [&] { return command != nullptr ? command->state == Command::State::kDone : pending() == 0; });
 }
 
 }  // namespace fake

@@ -13,6 +13,9 @@ uint64_t queue_of(const Stream& stream, int queues) {
   return static_cast<uint64_t>(stream.context->device) << 32 | number;
 }
 
+// What an H200 took behind a wait (driver 580); then the call blocks.
+constexpr size_t kQueueDepth = 1021;
+
 bool is_done(const std::shared_ptr<Command>& command) { return command->state == Command::State::kDone; }
 
 }  // namespace
@@ -54,6 +57,21 @@ int Driver::enqueue(Thread& thread, const std::shared_ptr<Stream>& stream, std::
   start_threads();
   changed.notify_all();
   return kSuccess;
+}
+
+bool Driver::has_room(const Stream& stream) const {
+  const auto depth = options.find("queue_depth");
+  const auto queue = queues.find(queue_of(stream, settings.queues));
+  const size_t most = depth == options.end() ? kQueueDepth : static_cast<size_t>(depth->second);
+  return queue == queues.end() || queue->second.size() < most;
+}
+
+bool Driver::held_up(const Stream& stream) const {
+  const auto queue = queues.find(queue_of(stream, settings.queues));
+  if (queue == queues.end() || queue->second.empty()) return false;
+  const Command& head = *queue->second.front();
+  const bool waits = !head.ready() || !std::all_of(head.after.begin(), head.after.end(), is_done);
+  return head.state == Command::State::kQueued && (paused || waits);
 }
 
 bool Driver::done(const Stream& stream, Clock* clock) const {
