@@ -8,7 +8,9 @@ bucket finds that out before it writes again, by the number of tensors that shar
 A script may also have PyTorch move the memory of such a tensor, and of all that share it; the bucket looks for that
 where it begins, before it is sent and when it is received.
 
-On a GPU, gradients may come on any stream; who sends the bucket waits for all of these (``arrived``).
+On a GPU, gradients may come on any stream; who sends the bucket waits for all of these (``arrived``). Flags and
+announcement are in memory of the host there, and an operation of their own: to write them to the GPU, or to read them
+there, the host would have to wait for all that the stream has queued, in each bucket.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ddl_torch._announcement import ELEMENTS, Announcement, RoundSummary
 from ddl_torch._compat import storage_users
 from ddl_torch._flat_memory import FlatMemory
 from ddl_torch._gradient_entry import Entry, Replaced
-from ddl_torch._streams import StreamJoin
+from ddl_torch._streams import GPU_TYPES, StreamJoin
 
 __all__ = ["GradientBucket", "WIRE_DTYPES"]
 
@@ -54,14 +56,16 @@ class GradientBucket:
         self.number = number
         self.entries = [entries[slot.item] for slot in layout.slots]
         self.flags_offset = layout.flags_offset
-        #: Elements; behind the flags are ``ELEMENTS`` for the announcement, where ``layout`` has one.
-        self.length = layout.flags_offset + len(layout.slots) + ELEMENTS
+        said = len(layout.slots) + ELEMENTS  # behind the flags comes the announcement
+        on_gpu = self._device.type in GPU_TYPES
+        self._flags_apart = _flags_on_host(said) if on_gpu else None  # ... and where gradients are written in 8 bits
+        #: Elements of ``flat``.
+        self.length = layout.flags_offset + (0 if on_gpu else said)
         self._parts = 2 if self.dtype.is_complex else 1  # numbers in an element
         self._offsets = [slot.offset for slot in layout.slots]
         self.unused: List[int] = []
-        self._counts_memory: Optional[FlatMemory] = None  # the flags, where gradients are written in 8 bits
         self._dropped: Optional[np.ndarray] = None  # what those cannot say, for the next step
-        self._told: List[float] = []  # the flags and the announcement, after the all-reduce
+        self._told: Optional[List[float]] = None  # the flags and the announcement, after the all-reduce
         self._lacked: Dict[int, np.ndarray] = {}  # ... of parameters that this rank does not use, before they are sent
         self._kept: Optional[torch.Tensor] = None  # what was sent, where it may have to be sent again
         self._postdivide = 1.0
@@ -77,7 +81,11 @@ class GradientBucket:
 
     def _lie_in_memory(self) -> None:
         self.flat = self._memory.tensor
-        self.flags = self.flat[self.flags_offset :]
+        if self.on_gpu:
+            assert self._flags_apart is not None
+            self.flags = self._flags_apart.tensor
+        else:
+            self.flags = self.flat[self.flags_offset :]
         for entry, offset in zip(self.entries, self._offsets):
             entry.place(self, self.flat, offset)
         self._storage = self.flat.untyped_storage()
@@ -173,7 +181,7 @@ class GradientBucket:
     def forget_calls(self) -> None:
         """Go on with another communicator: what was sent by the one before is lost."""
         self.sent, self.finish = False, None
-        for memory in (self._memory, self._counts_memory):
+        for memory in (self._memory, self._flags_apart):
             if memory is not None:
                 memory.forget_calls()
 
@@ -200,6 +208,7 @@ class GradientBucket:
         if self._arrivals is not None:
             self._arrivals.join()
         self._found_moved()
+        self._told = None
         announcement.write(self.flags[len(self.entries) :], size)
         used = self.flags[: len(self.entries)]
         used.fill_(0 if announcement.abandoned else 1)
@@ -218,49 +227,59 @@ class GradientBucket:
 
     def send(self, communicator: ddl.Communicator, op: ddl.ReduceOp, predivide: float, overlap: bool) -> None:
         """Start the all-reduce; without ``overlap``, ``receive`` does all of it."""
-        name = f"bucket.{self.number}"
         coded = communicator.wire == "int8" and self._memory.float32
         if coded:
             self._keep_what_int8_drops()
+        op_of_flags = op
         if predivide != 1:
             self.flat.div_(predivide)
             op, self._postdivide = ddl.Sum, communicator.size / predivide
-        if not coded:
-            self.sending(self._memory.reduction(communicator, op, name, start=overlap))
-            return
-        # A flag among eight bits of larger numbers would be lost.
-        flags_at = self._parts * self.flags_offset
         gradients = self._memory.reduction(
-            communicator, op, name, start=overlap, numbers=flags_at, residual=self._dropped
+            communicator,
+            op,
+            f"bucket.{self.number}",
+            start=overlap,
+            numbers=self._parts * self.flags_offset if coded else None,
+            residual=self._dropped if coded else None,
         )
-        assert self._counts_memory is not None
-        counts = self._counts_memory.tensor
-        flags = self._counts_memory.reduction(communicator, ddl.Sum, f"{name}.flags", start=overlap)
-        divisor = communicator.size if op == ddl.Average else predivide
+        if not coded and not self.on_gpu:
+            self.sending(gradients)
+            return
+        # Coded: a flag among eight bits of larger numbers would be lost.
+        flags = self.send_flags(communicator, op_of_flags, overlap)
 
         def finish() -> None:
             gradients()
             flags()
-            self._flag_numbers().copy_(counts / divisor)
-            self.read_flags()
-            for i, lacked in self._lacked.items():
+            for i, lacked in self._lacked.items() if coded else ():
                 if not self.is_used(i):  # so what was sent is used nowhere
                     self._dropped_of(i)[:] = lacked
 
         self.sending(finish)
 
+    def send_flags(self, communicator: ddl.Communicator, op: ddl.ReduceOp, overlap: bool) -> Callable[[], None]:
+        """Start the all-reduce of flags and announcement by themselves; return what ends it, and reads them."""
+        if self._flags_apart is None:
+            self._flags_apart = _flags_on_host(len(self.flags))
+        counts = self._flags_apart.tensor
+        if not self.on_gpu:
+            counts.copy_(self.flags.real)
+        wait = self._flags_apart.reduction(communicator, ddl.Sum, f"bucket.{self.number}.flags", start=overlap)
+        divisor = communicator.size if op == ddl.Average else 1
+
+        def finish() -> None:
+            wait()
+            told = counts / divisor
+            self._told = told.tolist()
+            if not self.on_gpu:  # as if they had been reduced where they are, which ``receive`` divides
+                self.values()[self.flags_offset :].copy_(told * self._postdivide)
+
+        return finish
+
     def _keep_what_int8_drops(self) -> None:
         if self._dropped is None:
             self._dropped = np.zeros(self._parts * self.flags_offset, np.float32)  # the kernel gives what is touched
-        if self._counts_memory is None:
-            self._counts_memory = FlatMemory(self._parts * len(self.flags), torch.int32, torch.device("cpu"))
-        self._counts_memory.tensor.copy_(self._flag_numbers())
         self._lacked = {i: self._dropped_of(i).copy() for i in self.unused}
-
-    def _flag_numbers(self) -> torch.Tensor:
-        """Return the flags and the announcement as real numbers, two for each if the bucket is of complex ones."""
-        flags = self._memory.values()[self.flags_offset :]
-        return (torch.view_as_real(flags) if self.dtype.is_complex else flags).reshape(-1)
 
     def _dropped_of(self, i: int) -> np.ndarray:
         """Return the part of ``_dropped`` that belongs to entry ``i``."""
@@ -268,13 +287,15 @@ class GradientBucket:
         end = self._offsets[i] + self.entries[i].parameter.numel()
         return self._dropped[self._parts * self._offsets[i] : self._parts * end]
 
-    def read_flags(self) -> None:
-        """Bring the flags and the announcement to the host: from a GPU, once in a round."""
-        self._told = self.flags.real.tolist()
+    def told(self) -> List[float]:
+        """After the all-reduce: return the flags and the announcement."""
+        if self._told is None:
+            self._told = self.flags.real.tolist()
+        return self._told
 
     def is_used(self, i: int) -> bool:
         """After the all-reduce: return whether any rank has used the parameter of entry ``i``."""
-        return self._told[i] != 0
+        return self.told()[i] != 0
 
     def sending(self, finish: Callable[[], object]) -> None:
         """Note that the bucket is on its way, and that ``finish`` ends that."""
@@ -313,7 +334,6 @@ class GradientBucket:
         self._written = self._found_moved() or self.flat._version != self._version
         if self._postdivide != 1:
             self.flat.div_(self._postdivide)
-        self.read_flags()
 
     def find_sparse(self, op: ddl.ReduceOp, size: int) -> List[Entry]:
         """After the all-reduce: mark and return the entries that lose their place, as some rank has a sparse gradient.
@@ -322,7 +342,7 @@ class GradientBucket:
         on all ranks.
         """
         limit = 1.5 * (1 if op == ddl.Average else size)
-        sparse = [entry for entry, flag in zip(self.entries, self._told) if flag > limit]
+        sparse = [entry for entry, flag in zip(self.entries, self.told()) if flag > limit]
         for entry in sparse:
             if entry.sparse_as_dense:
                 entry.sparse_dimensions = entry.sparse_dimensions or 1  # those of embeddings have one
@@ -332,7 +352,7 @@ class GradientBucket:
 
     def heard(self, op: ddl.ReduceOp, size: int) -> RoundSummary:
         """After the all-reduce: return what the ranks have said of themselves."""
-        return Announcement.read(self._told[len(self.entries) :], op, size)
+        return Announcement.read(self.told()[len(self.entries) :], op, size)
 
     def forget(self) -> None:
         """Keep nothing of the last gradient that was sent for the next one, not even what rounding dropped.
@@ -358,3 +378,7 @@ class GradientBucket:
             except Replaced:
                 replaced.append(entry)
         return self.entries[:1] + replaced if self._written else replaced
+
+
+def _flags_on_host(length: int) -> FlatMemory:
+    return FlatMemory(length, torch.int32, torch.device("cpu"))

@@ -39,15 +39,16 @@ def send_compressed(
     by_type: Dict[torch.dtype, List[int]] = {}  # which of them are reduced together
     for i, (small, _) in enumerate(pairs):
         by_type.setdefault(small.dtype, []).append(i)
-    flags = bucket.values()[bucket.flags_offset :]
-    operations = [_operations.allreduce(flags, op, 1.0, 1.0, True)]
+    flags = bucket.send_flags(communicator, op, overlap)
+    operations = []
     for numbers in by_type.values():
         together = torch.cat([pairs[i][0].reshape(-1) for i in numbers])
         operations.append(_operations.allreduce(together, op, 1.0 / predivide, predivide, True))
     waits = [_begun(operation, communicator, overlap) for operation in operations]
 
     def finish() -> None:
-        _, *reduced = (operation.finish(wait()) for operation, wait in zip(operations, waits))
+        flags()
+        reduced = [operation.finish(wait()) for operation, wait in zip(operations, waits)]
         gradients = _gradients(bucket)
         for numbers, together in zip(by_type.values(), reduced):
             parts = torch.split(together, [pairs[i][0].numel() for i in numbers])

@@ -14,7 +14,7 @@ Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019 (arXiv 1905.13727),
 
 from __future__ import annotations
 
-from typing import Callable, List
+from typing import Callable, List, Optional
 
 import numpy as np
 import torch
@@ -124,7 +124,8 @@ class LowRankBucket:
         for matrix in self._matrices:
             torch.mm(matrix.add_error(), matrix.start.t(), out=matrix.p)
         first = self._first.reduction(self._communicator, self._op, f"{self._name}.p", start=overlap)
-        self._bucket.sending(lambda: self._finish(first))
+        flags = self._bucket.send_flags(self._communicator, self._op, overlap) if self._bucket.on_gpu else None
+        self._bucket.sending(lambda: self._finish(first, flags))
 
     def forget(self) -> None:
         """As ``GradientBucket.forget``."""
@@ -132,8 +133,10 @@ class LowRankBucket:
             for matrix in self._matrices:
                 matrix.error.zero_()
 
-    def _finish(self, first: Callable[[], object]) -> None:
+    def _finish(self, first: Callable[[], object], flags: Optional[Callable[[], None]]) -> None:
         first()
+        if flags is not None:
+            flags()
         for copy, tensor in zip(self._copies, self._plain):
             tensor.copy_(copy.view(tensor.shape))
         if not self._matrices:
@@ -142,7 +145,6 @@ class LowRankBucket:
             matrix.p.copy_(orthonormal(matrix.p))
             torch.mm(matrix.p.t(), matrix.gradient.reshape(matrix.rows, matrix.columns), out=matrix.q)
         self._second.reduction(self._communicator, self._op, f"{self._name}.q", start=False)()
-        self._bucket.read_flags()
         self._kept = bool(torch.isfinite(self._second.tensor).all())  # a P that is not finite makes a Q that is not
         divisor = self._communicator.size if self._op == ddl.Sum else 1
         for matrix in self._matrices:

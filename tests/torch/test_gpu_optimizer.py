@@ -135,6 +135,33 @@ def test_weights_are_those_of_the_cpu(case: str) -> None:
     ranks.run(2, same_as_on_the_cpu, case, **connected(transport, **environment()))
 
 
+def waits_of_steps(options: Dict[str, Any]) -> List[int]:
+    """Return how often the host waits for all that a stream has, in each step."""
+    with fake_gpu():
+        waits = torch.ops.fake_torch.host_waits
+        model = network().to("fake")
+        optimizer = ddl_torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), bucket_bytes=4096, **options
+        )
+        x = batch(0, torch.float32).to("fake")
+        counts = [waits()]
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            counts.append(waits())
+        x.cpu()
+        assert waits() == counts[-1] + 1  # the test of the test
+        return [after - before for before, after in zip(counts, counts[1:])]
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"overlap": False}, {"overlap_update": True}], ids=str)
+def test_a_step_waits_for_no_stream(options: Dict[str, Any]) -> None:
+    """But for the first ones, in which weights are compared."""
+    for counts in ranks.run(2, waits_of_steps, options, env=environment()):
+        assert counts[3:] == [0, 0, 0], counts
+
+
 def half_types() -> None:
     with fake_gpu():
         for dtype in (torch.float16, torch.bfloat16, torch.float64):

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from device import fake_cuda
+from device.fake_cuda.entries import load
 from device.fake_torch import module
 from device.fake_torch.build import library
 
@@ -27,10 +28,38 @@ def install() -> Any:
     """
     torch.ops.load_library(str(library()))
     torch.utils.rename_privateuse1_backend("fake")
-    torch.ops.fake_torch.install(os.environ.get("DDL_CUDA_LIBRARY") or str(fake_cuda.library()))
+    driver = os.environ.get("DDL_CUDA_LIBRARY") or str(fake_cuda.library())
+    torch.ops.fake_torch.install(driver)
+    torch.autograd._engine_run_backward = _told_to_ledger(torch.autograd._engine_run_backward, load(driver))
     torch._register_device_module("fake", module)
     torch.utils.generate_methods_for_privateuse1_backend()
     return module
+
+
+def _told_to_ledger(run_backward: Callable[..., Any], driver: Any) -> Callable[..., Any]:
+    """Return ``run_backward`` so that who calls it knows, for the ledger, what autograd's last thread has known.
+
+    That thread ends the pass, and with it what DDL does then; the caller goes on only afterwards. The ledger does not
+    see that by itself.
+    """
+
+    @functools.wraps(run_backward)
+    def told(outputs: Any, *arguments: Any, **options: Any) -> Any:
+        token = id(outputs)
+
+        def tell(times: int) -> None:
+            driver.ddl_ledger_release(token)
+            if times > 0:  # behind the callbacks that have come since
+                torch.autograd.Variable._execution_engine.queue_callback(functools.partial(tell, times - 1))
+
+        hook = outputs[0].register_hook(lambda _: tell(2))
+        try:
+            return run_backward(outputs, *arguments, **options)
+        finally:
+            hook.remove()
+            driver.ddl_ledger_acquire(token)
+
+    return told
 
 
 def restart() -> None:

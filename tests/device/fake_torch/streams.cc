@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -214,7 +215,16 @@ std::vector<c10::StreamId> known_streams(int device) {
   return ids;
 }
 
+namespace {
+
+std::atomic<int64_t> waits{0};
+
+}  // namespace
+
+int64_t host_waits() { return waits; }
+
 void synchronize(const c10::Stream& stream) {
+  ++waits;
   const Pushed pushed(stream.device_index());
   wait_until([&] { return answered(driver().cuStreamQuery(handle_of(stream)), "cuStreamQuery"); });
 }

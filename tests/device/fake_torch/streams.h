@@ -24,6 +24,8 @@ std::vector<c10::StreamId> known_streams(int device);
 
 // Blocks the host until the stream has done all that it has, and lets this thread know of it.
 void synchronize(const c10::Stream& stream);
+// How often the host has done so: by itself, or in an operation that has to (a copy to pageable memory, say).
+int64_t host_waits();
 
 void forget_streams();
 
