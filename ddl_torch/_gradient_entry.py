@@ -153,7 +153,8 @@ class Entry:
         """Let ``p.grad`` raise an error if it is read, until ``hand_out``."""
         if self.view is not None and self._shared is not None and self.parameter.grad is self._shared:
             if self._refusing is None:
-                self._refusing = self.view.detach().as_subclass(_Awaited)
+                # ``as_subclass`` keeps one tensor more, which the bucket would take for one that a script keeps.
+                self._refusing = torch.Tensor._make_subclass(_Awaited, self.view)
             self.parameter.grad = self._refusing
 
     def hand_out(self, communicator: ddl.Communicator, op: ddl.ReduceOp) -> None:

@@ -117,6 +117,22 @@ def gradients_come_back():
     optimizer.step()
 
 
+def memory_stays():
+    """New memory in each step would cost new pages, on a GPU a wait for all that its stream has, too."""
+    import ddl_torch as ddl
+
+    model = build()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = ddl.DistributedOptimizer(plain, model.named_parameters(), bucket_bytes=64, overlap_update=True)
+    places = []
+    for number in range(4):
+        optimizer.zero_grad()
+        backward(model, number, ddl.rank())
+        optimizer.step()
+        places.append([p.grad.data_ptr() for p in model.parameters()])
+    assert places[1:] == places[:-1]
+
+
 def sparse_and_dense():
     import ddl_torch as ddl
 
@@ -154,7 +170,7 @@ def refused():
             ddl.DistributedOptimizer(optimizer, model.named_parameters(), overlap_update=True, **options)
 
 
-@pytest.mark.parametrize("case", [gradients_come_back, sparse_and_dense, refused])
+@pytest.mark.parametrize("case", [gradients_come_back, memory_stays, sparse_and_dense, refused])
 def test_special_cases(case):
     ranks.run(2, case)
 

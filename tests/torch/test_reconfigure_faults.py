@@ -204,10 +204,12 @@ def timed_out(path):
     ranks.meet()
     member.group.set_timeout(datetime.timedelta(milliseconds=500))
     if member.first_rank < 2:
-        work = member.dist.all_reduce(torch.ones(2), async_op=True)
-        assert work.get_future_result().wait() == 1  # TIMEOUT
-        with pytest.raises(ddl.CollectiveTimeout, match="rank 2 has not called it"):
-            work.wait()
+        # The second one has not begun when the first one's time is over.
+        works = [member.dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+        for work in works:
+            assert work.get_future_result().wait() == 1  # TIMEOUT
+            with pytest.raises(ddl.CollectiveTimeout, match="rank 2 has not called it"):
+                work.wait()
     ranks.meet()
     member.fails(ddl.CollectiveTimeout)
     assert member.group.get_error().name == "TIMEOUT"
