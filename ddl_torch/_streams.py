@@ -94,7 +94,8 @@ class StreamOfCall:
         """Return ``function`` so that it works on this stream in any thread."""
 
         def bound(*arguments: Any) -> T:
-            with self._module.stream(self._stream):
+            # First the device: a thread that is new to CUDA would else go back to GPU 0, and make a context there.
+            with self._module.device(self._device), self._module.stream(self._stream):
                 return function(*arguments)
 
         return bound

@@ -399,16 +399,21 @@ def test_empty_arrays_leave_no_streams() -> None:
 
 
 def later_producer() -> None:
-    """A work ends although the producer of a later one stands still."""
+    """A work ends although the producer of a later one stands still.
+
+    Nothing that may block stands between the wait for a word and that word: memory is made before.
+    """
     with gpu() as fake:
         early, late = fake.stream(), fake.stream()
-        address = fake.host(4).address
-        x = array_of(fake, np.ones(N, np.float32), stream=early)
+        address, seen = fake.host(4).address, fake.host(4 * N)
+        x, y = (array_of(fake, np.ones(N, np.float32), stream=stream) for stream in (early, late))
+        ddl.allreduce_(x, op="max")  # takes staging for both
         fake.wait_value(late, address, 1)  # what comes behind this on `late` waits for the host
-        y = array_of(fake, np.ones(N, np.float32), stream=late)
         works = [ddl.allreduce_async_(each, op="sum") for each in (x, y)]
         works[0].wait(80)  # less than the deadline that the other one has
-        assert (x.numpy() == ddl.size()).all() and not works[1].done()
+        fake.copy_down(seen.address, x.pointer, x.nbytes, early)
+        fake.finish(early)
+        assert (seen.view(np.float32) == ddl.size()).all() and not works[1].done()
         ctypes.c_uint32.from_address(address).value = 1
         works[1].wait()
         assert (y.numpy() == ddl.size()).all()

@@ -254,6 +254,21 @@ def test_capture(new: Callable[..., Fake], entry: str, capture: int, other: int,
     assert fake.code("cuEventQuery", event) == (0 if spoilt else 907)  # its record is a part of the graph
 
 
+def test_a_capture_waits_for_each_stream_that_has_joined_it(new: Callable[..., Fake]) -> None:
+    fake = new(mode="steps")
+    stream, other = fake.stream(), fake.stream()
+    word = fake.host(4).address
+    for back, then, code in ((False, False, 904), (True, False, 0), (True, True, 904)):
+        fake.capture_begin(stream, 2)
+        fake.order(stream, other)
+        if back:
+            fake.order(other, stream)
+        if then:
+            fake.write_value(other, word, 1)
+        assert fake.capture_end(stream) == code and fake.capturing(other) == 0
+    assert not fake.violations
+
+
 def test_a_capture_spreads_and_keeps_out_of_the_legacy_stream(new: Callable[..., Fake]) -> None:
     fake = new(mode="steps")
     stream, other, outside, event = fake.stream(blocking=True), fake.stream(), fake.stream(), fake.event()

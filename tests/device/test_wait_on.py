@@ -63,6 +63,12 @@ def read_behind_the_result() -> None:
             assert (out.numpy() == 1).all()
 
 
+def test_a_gpu_that_knows_memory_of_the_host_by_other_addresses() -> None:
+    for wait in ("stream", "host"):
+        env = by_streams(options={"shifted_addresses": 1})
+        assert ranks.run(2, only_the_host, env={**env, "DDL_GPU_WAIT": wait}) == [wait == "stream"] * 2
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 @pytest.mark.parametrize("queues", [0, 8])

@@ -244,3 +244,35 @@ def mixed() -> None:
 
 def test_ranks_may_differ_in_where_their_tensors_are() -> None:
     ranks.run(2, mixed, env=environment())
+
+
+def contexts_of_a_new_thread(heedful: bool) -> List[int]:
+    """Return how many contexts there are before and after a thread has done what is left of a verb, on GPU 1."""
+    from device.fake_cuda import Fake
+    from device.fake_torch import install
+
+    from ddl_torch import _streams
+
+    gpu = install()
+    _streams.GPU_TYPES.add("fake")
+    fake = Fake(reset=False, start=False)  # nothing uses GPU 0
+    gpu.set_device(1)
+    x = torch.ones(10, device="fake:1")
+    stream = _streams.StreamOfCall(x.device)
+    before = fake.live("contexts")
+    if not heedful:  # the test of the test: only the stream is made current there
+        stream.bind = lambda function: lambda: _on_stream_alone(gpu, stream, function)  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(stream.bind(lambda: x.add_(1))).result(100)
+    assert x.cpu().eq(2).all()
+    return [before, fake.live("contexts")]
+
+
+def _on_stream_alone(gpu: Any, stream: Any, function: Any) -> Any:
+    with gpu.stream(stream._stream):
+        return function()
+
+
+def test_a_new_thread_makes_no_context_on_another_gpu() -> None:
+    assert ranks.run(1, contexts_of_a_new_thread, True, env=environment(devices=2)) == [[1, 1]]
+    assert ranks.run(1, contexts_of_a_new_thread, False, env=environment(devices=2)) == [[1, 2]]

@@ -31,6 +31,7 @@ constexpr int kNotPermitted = 800;
 constexpr int kNotSupported = 801;
 constexpr int kCaptureUnsupported = 900;
 constexpr int kCaptureInvalidated = 901;
+constexpr int kCaptureUnjoined = 904;
 constexpr int kCaptureIsolation = 905;
 constexpr int kCaptureImplicit = 906;
 constexpr int kCapturedEvent = 907;

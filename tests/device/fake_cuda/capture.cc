@@ -84,13 +84,17 @@ FAKE_EXPORT int fake_capture_end(void* handle) {
     call.driver->complain("fake_capture_end: nothing is captured on this stream");
     return kCaptureInvalidated;
   }
+  bool joined = true;
   for (const auto& other : call.driver->all_streams) {
-    if (other->capture == capture) other->capture.reset();
+    if (other->capture != capture) continue;
+    joined &= other == stream || other->joined;
+    other->capture.reset();
+    other->joined = true;
   }
   capture->ended = true;
   auto& captures = call.driver->captures;
   captures.erase(std::remove(captures.begin(), captures.end(), capture), captures.end());
-  return capture->invalidated ? kCaptureInvalidated : kSuccess;
+  return capture->invalidated ? kCaptureInvalidated : joined ? kSuccess : kCaptureUnjoined;
 }
 
 }  // namespace fake

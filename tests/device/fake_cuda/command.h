@@ -29,6 +29,7 @@ class Command {
   // Whether a head of a queue can be run, as far as it depends on memory.
   virtual bool ready() const { return true; }
   virtual bool polls() const { return false; }  // `ready` changes without a call of the driver
+  virtual bool marks() const { return false; }  // it does nothing
   virtual bool for_function_thread() const { return false; }
   virtual bool calls_driver() const { return false; }  // `run` may: it has no lock, whoever runs it
   virtual void begin(Driver&) {}
@@ -56,6 +57,7 @@ struct Place {
 class Marker final : public Command {
  public:
   using Command::Command;
+  bool marks() const override { return true; }
 };
 
 class Copy final : public Command {

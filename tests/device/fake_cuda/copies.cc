@@ -28,6 +28,11 @@ int find_registration(const Driver& driver, Range host, std::shared_ptr<Registra
   return reaches ? kInvalidValue : kSuccess;
 }
 
+// By which address the ledger knows a word: the host's, if it has one.
+DevicePointer known_as(DevicePointer address, const Place& place) {
+  return place.registration != nullptr ? reinterpret_cast<uintptr_t>(place.memory) : address;
+}
+
 int copy(const char* entry, bool to_device, DevicePointer device, char* host, size_t bytes, void* handle) {
   Call call(entry, Call::Needs::kContext);
   if (call.ended) return call.code;
@@ -151,7 +156,8 @@ FAKE_EXPORT int cuStreamWriteValue32_v2(void* handle, DevicePointer address, uin
     return kSuccess;
   }
   const bool barrier = (flags & kWriteWithoutBarrier) == 0;
-  return call.enqueue(stream, std::make_shared<WriteValue>(call.entry, address, place, value, barrier));
+  return call.enqueue(stream,
+                      std::make_shared<WriteValue>(call.entry, known_as(address, place), place, value, barrier));
 }
 
 FAKE_EXPORT int cuStreamWaitValue32_v2(void* handle, DevicePointer address, uint32_t value, unsigned flags) {
@@ -161,7 +167,8 @@ FAKE_EXPORT int cuStreamWaitValue32_v2(void* handle, DevicePointer address, uint
   if (stream == nullptr) return call.code;
   const Place place = call.driver->place_of(address, sizeof value);
   if (place.memory == nullptr || address % sizeof value != 0) return kInvalidValue;
-  return call.enqueue(stream, std::make_shared<WaitValue>(call.entry, address, place, value, flags & 3));
+  return call.enqueue(stream,
+                      std::make_shared<WaitValue>(call.entry, known_as(address, place), place, value, flags & 3));
 }
 
 FAKE_EXPORT int cuLaunchHostFunc(void* handle, HostFunction function, void* argument) {

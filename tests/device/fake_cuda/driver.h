@@ -58,6 +58,8 @@ class Driver {
   std::shared_ptr<Allocation> allocation_of(DevicePointer pointer) const;  // freed ones, too
   std::shared_ptr<Registration> registration_of(uintptr_t host) const;
   Place place_of(DevicePointer pointer, size_t bytes) const;
+  // Where the host has registered memory that the device knows by this address.
+  uintptr_t host_of(DevicePointer address) const;
   std::string name_of(uintptr_t address) const;
   void unmap_all();
   // Says what is wrong with the memory of a command that is about to run. False: it must not be touched.

@@ -168,7 +168,7 @@ class Fake(DriverCalls):
         self.library.fake_capture_begin(stream, mode)
 
     def capture_end(self, stream: int) -> int:
-        """End the capture; return 0, or 901 if it was spoilt."""
+        """End the capture; return 0, 901 if it was spoilt, or 904 if it leaves a stream that nothing waits for."""
         return int(self.library.fake_capture_end(stream))
 
     @property

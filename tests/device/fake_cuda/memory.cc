@@ -15,7 +15,8 @@ namespace fake {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kRegion = size_t{64} << 30;  // of addresses
+constexpr size_t kRegion = size_t{64} << 30;      // of addresses
+constexpr uintptr_t kShift = uintptr_t{1} << 52;  // beyond all that the host has
 constexpr int kPoison = 0xDD;
 const char* const kUnregister = "cuMemHostUnregister";
 
@@ -77,12 +78,17 @@ Place Driver::place_of(DevicePointer address, size_t bytes) const {
     if (allocation->freed || !allocation->range.contains(range)) return place;
     place.memory = allocation->alias + (address - allocation->range.begin);
     place.allocation = std::move(allocation);
-  } else if (auto registration = registration_of(address)) {
-    if (!registration->range.contains(range)) return place;
-    place.memory = static_cast<char*>(pointer(address));
+  } else if (auto registration = registration_of(host_of(address))) {
+    if (!registration->range.contains({host_of(range.begin), host_of(range.end)})) return place;
+    place.memory = static_cast<char*>(pointer(host_of(address)));
     place.registration = std::move(registration);
   }
   return place;
+}
+
+uintptr_t Driver::host_of(DevicePointer address) const {
+  const auto shifted = options.find("shifted_addresses");
+  return shifted == options.end() || shifted->second == 0 ? address : address - kShift;
 }
 
 std::string Driver::name_of(uintptr_t address) const {
@@ -199,7 +205,8 @@ FAKE_EXPORT int cuMemHostGetDevicePointer_v2(DevicePointer* device, void* host, 
   Call call("cuMemHostGetDevicePointer_v2", Call::Needs::kContext);
   if (call.ended) return call.code;
   if (call.driver->registration_of(reinterpret_cast<uintptr_t>(host)) == nullptr) return kInvalidValue;
-  *device = reinterpret_cast<uintptr_t>(host);  // as attribute 91 says
+  const auto address = reinterpret_cast<uintptr_t>(host);
+  *device = call.driver->options["shifted_addresses"] != 0 ? address + kShift : address;  // as attribute 91 says
   return kSuccess;
 }
 

@@ -43,6 +43,7 @@ struct Stream {
   Clock clock;                    // of what has been run
   std::shared_ptr<Command> tail;  // what was queued last
   std::shared_ptr<Capture> capture;
+  bool joined = true;  // what it has in the capture comes before something on another stream there
 };
 
 struct Event {
@@ -50,6 +51,7 @@ struct Event {
   std::shared_ptr<Context> context;
   std::shared_ptr<Command> recorded;  // by the latest record; null: never
   std::shared_ptr<Capture> capture;   // the latest record is a part of a graph
+  std::shared_ptr<Stream> stream;     // of that record, then
 };
 
 struct Allocation {

@@ -41,7 +41,10 @@ std::shared_ptr<Stream> Driver::add_stream(const std::shared_ptr<Context>& conte
 }
 
 int Driver::enqueue(Thread& thread, const std::shared_ptr<Stream>& stream, std::shared_ptr<Command> command) {
-  if (stream->capture != nullptr) return stream->capture->invalidated ? kCaptureInvalidated : kSuccess;
+  if (stream->capture != nullptr) {
+    stream->joined &= command->marks();  // an event's record adds nothing that others would have to wait for
+    return stream->capture->invalidated ? kCaptureInvalidated : kSuccess;
+  }
   if (const int code = capture_of_legacy(*stream)) return code;
   command->number = ++commands;
   command->stream = stream;

@@ -54,6 +54,11 @@ FAKE_EXPORT int cuStreamWaitEvent(void* stream_handle, void* event_handle, unsig
     if (event->capture->ended) return kInvalidValue;
     if (const int code = call.driver->capture_of_legacy(*stream)) return code;
     stream->capture = event->capture;  // the stream becomes a part of the graph
+    stream->joined = false;
+  }
+  if (stream->capture != nullptr && stream->capture == event->capture && event->stream != stream) {
+    event->stream->joined = true;
+    stream->joined = false;
   }
   if (stream->capture != nullptr) {
     if (stream->capture != event->capture && event->recorded != nullptr) {
@@ -89,6 +94,7 @@ FAKE_EXPORT int cuEventRecord(void* event_handle, void* stream_handle) {
   const int code = call.enqueue(stream, command);
   if (code != kSuccess) return code;
   event->capture = stream->capture;
+  event->stream = stream->capture != nullptr ? stream : nullptr;
   event->recorded = stream->capture != nullptr ? nullptr : std::move(command);
   return kSuccess;
 }

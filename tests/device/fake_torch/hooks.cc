@@ -77,6 +77,8 @@ TORCH_LIBRARY(fake_torch, m) {
   m.def("restart() -> ()", [] { fake_torch::restart(); });
   m.def("device_count() -> int", [] { return static_cast<int64_t>(fake_torch::device_count()); });
   m.def("host_waits() -> int", [] { return fake_torch::host_waits(); });
+  m.def("make_context(int device) -> ()",
+        [](int64_t device) { const fake_torch::Pushed pushed(static_cast<int>(device)); });
   m.def("capturing() -> bool", [] { return fake_torch::capturing(); });
   m.def("default_generator(int device) -> Generator?",
         [](int64_t device) { return fake_torch::default_generator(static_cast<int>(device)); });

@@ -58,8 +58,10 @@ def current_device() -> int:
 
 
 def set_device(device: _Where) -> None:
-    """Make the device this thread's current one."""
-    torch.accelerator.set_device_index(_index(device))
+    """Make the device this thread's current one: that makes a context there, as in CUDA from 12 on."""
+    index = _index(device)
+    torch.accelerator.set_device_index(index)
+    torch.ops.fake_torch.make_context(index)
 
 
 def _exchange_device(index: int) -> int:
@@ -69,7 +71,12 @@ def _exchange_device(index: int) -> int:
     return former
 
 
-_maybe_exchange_device = _exchange_device
+def _maybe_exchange_device(index: int) -> int:
+    """Go back to a device without making a context where there is none."""
+    former = current_device()
+    if index >= 0:
+        torch.accelerator.set_device_index(index)
+    return former
 
 
 @contextlib.contextmanager
@@ -79,7 +86,7 @@ def device(where: _Where) -> Iterator[None]:
     try:
         yield
     finally:
-        set_device(former)
+        _maybe_exchange_device(former)
 
 
 def synchronize(device: _Where = None) -> None:
@@ -153,6 +160,8 @@ def default_stream(device: _Where = None) -> Stream:
 
 def set_stream(stream: torch.Stream) -> None:
     """Make the stream, and its device, this thread's current ones."""
+    if stream.device_index != current_device():
+        set_device(stream.device_index)
     torch.accelerator.set_stream(stream)
 
 
@@ -162,13 +171,14 @@ def stream(chosen: Optional[torch.Stream]) -> Iterator[None]:
     if chosen is None:
         yield
         return
-    index, former = current_device(), current_stream(chosen.device_index)
+    before, there = current_stream(), current_stream(chosen.device_index)
     set_stream(chosen)
     try:
         yield
     finally:
-        set_stream(former)
-        set_device(index)
+        if before.device_index != chosen.device_index:
+            set_stream(there)
+        set_stream(before)
 
 
 def is_current_stream_capturing() -> bool:
