@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,14 +18,23 @@ namespace ddl {
 namespace {
 
 constexpr size_t kPage = 4096;
+// Address space costs nothing, and a virtual machine may get more memory after this process has started.
+constexpr size_t kLeastDefault = size_t{256} << 30;
 // Blocks of this size or more give their pages back when freed. Smaller ones are likely to be used again soon.
 constexpr size_t kReturnPages = size_t{1} << 20;
 
 std::atomic<size_t> configured_bytes{0};
 std::atomic<bool> created{false};
 
-size_t default_bytes() {
+size_t physical_bytes() {
   return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Where address space is limited (ulimit -v), it is as large as the memory that there is now: others map it, too.
+size_t default_bytes() {
+  rlimit limit{};
+  const bool limited = ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+  return limited ? physical_bytes() : std::max(physical_bytes(), kLeastDefault);
 }
 
 }  // namespace
@@ -42,7 +52,10 @@ bool Arena::configure(size_t bytes) {
 }
 
 Arena::Arena(size_t bytes)
-    : size_(round_up(bytes != 0 ? bytes : default_bytes(), kPage)), owner_pid_(process_id()), parts_(size_) {
+    : size_(round_up(bytes != 0 ? bytes : default_bytes(), kPage)),
+      configured_(bytes != 0),
+      owner_pid_(process_id()),
+      parts_(size_) {
   created.store(true);
   fd_.reset(::memfd_create("ddl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) throw_errno("memfd_create");
@@ -68,13 +81,15 @@ void* Arena::allocate(size_t bytes, size_t alignment) {
   // Whole cache lines, so that two owners never share a line. Large blocks take whole pages.
   const size_t unit = bytes >= kReturnPages ? kPage : 64;
   alignment = std::max(alignment, unit);
-  const bool possible = bytes <= size_;  // rounding up a number near the maximum would overflow
-  const size_t need = std::max(round_up(bytes, unit), unit);
+  const bool large = bytes >= kReturnPages && !configured_;
+  const size_t most = large ? std::min(size_, physical_bytes()) : size_;  // of now
   const Lock lock(mutex_);
+  const bool possible = bytes <= most - std::min(most, parts_.used());  // so rounding up cannot overflow
+  const size_t need = std::max(round_up(bytes, unit), unit);
   const std::optional<size_t> start = possible ? parts_.take(need, alignment) : std::nullopt;
   if (start) return base_ + *start;
   throw Error(ErrorKind::kResourceError, "shared memory is full: " + std::to_string(bytes) + " bytes wanted, " +
-                                             std::to_string(parts_.used()) + " of " + std::to_string(size_) +
+                                             std::to_string(parts_.used()) + " of " + std::to_string(most) +
                                              " in use; set DDL_SHM_SIZE to more");
 }
 

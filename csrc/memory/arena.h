@@ -26,7 +26,8 @@ constexpr size_t kArenaRootBytes = 4096;
 
 class Arena {
  public:
-  // The arena of this process. The first call makes it, in the size set by `configure` (0: that of physical memory).
+  // The arena of this process. The first call makes it, in the size set by `configure`. 0: that of physical memory,
+  // but 256 GiB at least.
   static Arena& process();
   // Has an effect only before the first use. Returns whether it had.
   static bool configure(size_t bytes);
@@ -57,6 +58,7 @@ class Arena {
   UniqueFd fd_;
   char* base_ = nullptr;
   const size_t size_;
+  const bool configured_;  // else its blocks take no more together than the memory that there is
   const int owner_pid_;
 
   mutable Mutex mutex_;

@@ -52,7 +52,8 @@ void bind_memory(py::module_& m) {
           py::arg("offset"), py::arg("bytes"));
 
   m.def("configure_arena", &Arena::configure, py::arg("bytes"),
-        "Set the size of the shared arena (0: as large as physical memory); False if it exists already.");
+        "Set the size of the shared arena (0: as large as physical memory, 256 GiB at least); False if it exists "
+        "already.");
   m.def("arena_fd", [] { return Arena::process().fd(); });
   m.def("arena_bytes", [] { return Arena::process().size(); });
   m.def("arena_used", [] { return Arena::process().used(); });

@@ -176,6 +176,25 @@ def test_a_full_arena() -> None:
         assert "DDL_SHM_SIZE" in text and value == 0.5
 
 
+def default_arena(limited: bool) -> int:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if limited:
+        resource.setrlimit(resource.RLIMIT_AS, (64 * physical, resource.RLIM_INFINITY))
+    ddl.init()
+    x = ddl.empty(physical // 2, np.uint8)  # nothing of it is touched
+    with pytest.raises(ddl.ResourceError, match=f"of {physical} in use; set DDL_SHM_SIZE to more"):
+        ddl.empty(physical // 2, np.uint8)
+    del x
+    return int(_core.arena_bytes() / max(physical, 0 if limited else 256 << 30))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("limited", [False, True])
+def test_by_default_the_arena_has_room_for_memory_that_comes_later(limited: bool) -> None:
+    """Blocks take no more together than there is; where address space is limited, the arena is as large as that."""
+    assert ranks.run(2, default_arena, limited, initialise=False) == [1, 1]
+
+
 def more_than_two_gib() -> List[int]:
     count = 2**31 + 17
     x = ddl.empty(count, np.int8)
