@@ -216,11 +216,10 @@ void Gpu::queue(Transfer* transfer, const std::vector<StreamHandle>& producers) 
   }
   const Lock lock(transfer->streams_->queueing_);
   // What was deferred comes first, so that it comes at all.
-  if (deferred_.load(std::memory_order_relaxed) == 0 && transfer->take_room_down()) {
+  if (transfer->streams_->deferred_.load(std::memory_order_relaxed) == 0 && transfer->take_room_down()) {
     transfer->queue_down();
   } else {
-    transfer->deferred_ = true;
-    deferred_.fetch_add(1, std::memory_order_relaxed);
+    transfer->set_deferred(true);
   }
 }
 
@@ -293,7 +292,7 @@ void Gpu::run(std::vector<std::shared_ptr<Transfer>>* transfers) {
     take_begun(transfers);
     driver_.note_acquire(&begun_);
     bool moved = false, waits = false;
-    held_up_ = false;
+    for (const auto& transfer : *transfers) transfer->streams_->held_up_ = false;
     for (const auto& transfer : *transfers) moved |= transfer->progress(&waits);
     transfers->erase(
         std::remove_if(transfers->begin(), transfers->end(), [](const auto& transfer) { return transfer->ended(); }),

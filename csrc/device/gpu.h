@@ -45,6 +45,8 @@ class CopyStreams {
   // Transfers whose copies up the GPU's thread has still to queue. Behind them no copy up waits for a word: theirs
   // would come behind it, and with them the end of an earlier operation behind a later one.
   std::atomic<int> unqueued_{0};
+  std::atomic<int> deferred_{0};  // transfers whose copies down are not queued yet
+  bool held_up_ = false;          // one of them has found no room just now; the GPU's thread asks and says it
 };
 
 class Gpu {
@@ -129,8 +131,7 @@ class Gpu {
   std::atomic<uint32_t> kicks_{0};  // what the thread sleeps on
   std::atomic<bool> asleep_{false};
   std::atomic<bool> stop_{false};
-  std::atomic<int> deferred_{0};  // transfers whose copies down are not queued yet
-  bool held_up_ = false;          // one of them has found no room just now; the thread's
+  std::atomic<int> deferred_{0};  // the same of all its streams: then no stream is made to wait for a word
   std::thread thread_;
 };
 

@@ -248,15 +248,21 @@ bool Transfer::queue_deferred(bool abandoned) {
     for (; !ready_.empty(); ready_.pop_back()) gpu_->give_back(ready_.back());
     downs_recorded_ = downs_ended_ = true;
   } else {
-    if (gpu_->held_up_ || !take_room_down()) {
-      gpu_->held_up_ = true;  // none overtakes it
+    if (streams_->held_up_ || !take_room_down()) {
+      streams_->held_up_ = true;  // none overtakes it
       return false;
     }
     queue_down();
   }
-  deferred_ = false;
-  gpu_->deferred_.fetch_sub(1, std::memory_order_relaxed);
+  set_deferred(false);
   return true;
+}
+
+void Transfer::set_deferred(bool deferred) {
+  if (deferred_ == deferred) return;
+  deferred_ = deferred;
+  streams_->deferred_.fetch_add(deferred ? 1 : -1, std::memory_order_relaxed);
+  gpu_->deferred_.fetch_add(deferred ? 1 : -1, std::memory_order_relaxed);
 }
 
 // Copies down end in their order.
@@ -341,6 +347,7 @@ void Transfer::give_staging_back() {
 
 // What the GPU does with the array and with the staging nobody knows from now on: neither is used again.
 void Transfer::fail(const DriverError& error) {
+  set_deferred(false);
   error_ = gpu_->failure(error);
   failed_.store(true, std::memory_order_release);
   end_.complete(*error_);

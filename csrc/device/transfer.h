@@ -100,6 +100,7 @@ class Transfer final : public Stage {
   void queue_up_behind_words();
   // By the submitting thread, or by the GPU's if it is deferred.
   void queue_down();
+  void set_deferred(bool deferred);
   void copy_up(uint64_t batch);
   void all_queued_up();
   // By the lane, or when nobody is left who could.

@@ -129,6 +129,28 @@ def test_what_is_abandoned_before_it_was_queued_is_let_go(wait: str) -> None:
     assert ranks.run(2, abandoned_while_deferred, env=waiting(wait, queues=0)) == [0, 0]
 
 
+def refused_while_deferred() -> str:
+    fake = Fake(reset=False)
+    arrays = [array_of(fake, np.ones(1, np.int32)) for _ in range(300)]
+    fake.until(lambda: fake.pending() == 0)
+    fake.pause()
+    works = [ddl.allreduce_async_(x, op="sum") for x in arrays]
+    ranks.meet()
+    if ddl.rank() == 1:
+        fake.refuse("cuMemcpyDtoHAsync_v2", 2, 1)
+    fake.pause(False)
+    with pytest.raises(ddl.ResourceError) as caught:
+        for work in works:
+            work.wait()
+    ranks.meet()
+    return str(caught.value)
+
+
+def test_a_copy_that_is_refused_when_it_was_deferred_is_an_error_of_all_ranks() -> None:
+    for text in ranks.run(2, refused_while_deferred, env=waiting("host", queues=0)):
+        assert "GPU 0: cuMemcpyDtoHAsync_v2: " in text and "(2)" in text
+
+
 def held_up_in_the_driver() -> str:
     """The driver takes fewer commands than DDL believes: the call hangs in it, and the deadline ends that, too."""
     count = 1_100_003
