@@ -39,6 +39,7 @@ struct Operation {
   std::vector<uint64_t> part_lengths;
   uint64_t bytes = 0;    // they choose the plan; the same on all ranks
   void* kept = nullptr;  // what the submitter keeps alive until the end; the engine does not touch it
+  bool open = false;     // whether it may still get something to keep; see OperationPool
 
   // --- how; by Communicator ---
   const Plan* plan = nullptr;

@@ -13,6 +13,7 @@ constexpr size_t kFirst = 8;
 void OperationPool::sweep() {
   while (keeping_ > 0) {
     Operation& operation = *ring_[oldest_];
+    if (operation.open && ring_[oldest_].use_count() > 1) return;
     if (operation.kept != nullptr && !operation.work.done()) return;
     void* const kept = std::exchange(operation.kept, nullptr);
     oldest_ = (oldest_ + 1) % ring_.size();
@@ -36,6 +37,7 @@ std::shared_ptr<Operation> OperationPool::take() {
   if (keeping_ == 0) oldest_ = taken;
   ++keeping_;
   Operation& operation = *ring_[taken];
+  operation.open = true;
   operation.label.clear();
   operation.part_lengths.clear();
   operation.input = nullptr;

@@ -258,6 +258,7 @@ std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& inp
 }
 
 bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
+  operation->open = false;
   sweep();
   if (operation->stage != nullptr && !sleeps) {  // what a GPU does takes longer than anybody would stay awake
     submit(operation);
@@ -293,6 +294,7 @@ void Handle::start(const std::shared_ptr<Operation>& operation, const py::object
   submit(operation);
   // Arrays on a GPU are kept by `staged_`, too, until the GPU has ended.
   operation->kept = py::object(kept).release().ptr();
+  operation->open = false;
 }
 
 bool Handle::wait(Operation& operation, Nanoseconds timeout) {

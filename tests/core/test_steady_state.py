@@ -47,6 +47,7 @@ Calls = List[List[Dict[str, Any]]]  # rank -> window -> kind -> function -> call
 HARMLESS = {
     *("free", "getpid", "__register_atfork", "pthread_mutex_unlock", "pthread_once", "pthread_self", "sysconf"),
     "clock_gettime",
+    "getrlimit",  # once, when the arena is made
     *("memchr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strerror_r"),
     *("abort", "bcmp", "snprintf", "vsnprintf", "__errno_location", "__tls_get_addr", "__libc_single_threaded"),
     *(
@@ -58,8 +59,8 @@ HARMLESS = {
         "_dl_find_object",
     ),
 }
-#: Called once in a process, for the first array on a GPU.
-FOR_GPUS = {"dlopen", "dlsym", "dlerror"}
+#: Called once in a process, for the first array on a GPU, or when staging for such arrays grows.
+FOR_GPUS = {"dlopen", "dlsym", "dlerror", "sched_getaffinity", "__sched_cpucount"}
 #: Of the C++ library: those that could wait or enter the kernel.
 WAITS = re.compile("condition_variable|mutex|sleep|semaphore|future|random_device|filebuf|fstream|filesystem")
 

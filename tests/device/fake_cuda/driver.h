@@ -84,7 +84,7 @@ class Driver {
   int wait_for(std::unique_lock<std::mutex>* lock, const Command* command);
   // Whether the queue of a stream takes another command now.
   bool has_room(const Stream& stream) const;
-  // Whether that queue stands still now: for a word, an event, or because the test has paused everything.
+  // Whether that queue stands still now: for a word, or because the test has paused everything.
   bool held_up(const Stream& stream) const;
   size_t pending() const;
   uint64_t draw(uint64_t bound);

@@ -73,8 +73,7 @@ bool Driver::held_up(const Stream& stream) const {
   const auto queue = queues.find(queue_of(stream, settings.queues));
   if (queue == queues.end() || queue->second.empty()) return false;
   const Command& head = *queue->second.front();
-  const bool waits = !head.ready() || !std::all_of(head.after.begin(), head.after.end(), is_done);
-  return head.state == Command::State::kQueued && (paused || waits);
+  return head.state == Command::State::kQueued && (paused || !head.ready());
 }
 
 bool Driver::done(const Stream& stream, Clock* clock) const {
