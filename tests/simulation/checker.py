@@ -183,10 +183,12 @@ class Checker:
                 self.fail("7 ready before go", f"{rank.name} goes on in {record}, which {member} has not made")
 
     def _has_enough(self, record: GenerationRecord) -> None:
-        """The first rank goes on in a generation: its members and those that join are as many as the job needs."""
-        members = {member for each in self.decided.values() for member in each.members}
-        join = [number for number, rank in self._world.ranks.items() if rank.participant.newcomer]
-        ranks, least = len(record.members) + len(set(join) - members), self._world.limits.min_size
+        """The first rank goes on in a generation: its members and those that join are as many as the job needs.
+
+        A newcomer that was a member, was left out, and never heard of either, joins a store that was elected since.
+        """
+        join = {number for number, rank in self._world.ranks.items() if rank.participant.newcomer}
+        ranks, least = len(join | set(record.members)), self._world.limits.min_size
         if ranks < least:
             self.fail("11 enough ranks", f"{record} goes on, with {ranks} ranks of at least {least}")
 
