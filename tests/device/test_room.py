@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
 import ranks
-from device.fake_cuda import Fake
+from device.fake_cuda import DeviceArray, Fake
 from device.jobs import array_of, gpu, total
 
 import ddl
@@ -21,6 +21,7 @@ from ddl._comm import group
 pytestmark = [pytest.mark.processes, pytest.mark.fake_driver("it counts calls that meet a full queue")]
 PIECES = 700  #: more than a stream takes, with a wait and a copy for each
 SMALL = 2_000  #: operations under way
+MANY = 300  #: operations whose copies down are more commands than a stream has room for
 WAITS = ["host", "stream"]
 
 
@@ -85,34 +86,36 @@ def test_many_small_operations_fill_no_queue_before_the_others_have_called(wait:
     assert behind == 0 if wait == "host" else 0 < behind < SMALL  # the others are left to the GPU's thread
 
 
+def more_than_a_stream_has_room_for(fake: Fake) -> Tuple[List[DeviceArray], List[ddl.Work]]:
+    """Call MANY all-reduces while the GPU stands still; return their arrays and works. It stands still afterwards."""
+    arrays = [array_of(fake, np.full(1, ddl.rank() + i, np.int32)) for i in range(MANY)]
+    fake.until(lambda: fake.pending() == 0)
+    fake.pause()
+    return arrays, [ddl.allreduce_async_(x, op="sum") for x in arrays]
+
+
 def while_the_gpu_stands_still() -> int:
     """Copies down, too, are left to the GPU's thread where a stream has no room for them."""
     with gpu() as fake:
-        arrays = [array_of(fake, np.full(1, ddl.rank() + i, np.int32)) for i in range(300)]
-        fake.until(lambda: fake.pending() == 0)
-        fake.pause()
-        works = [ddl.allreduce_async_(x, op="sum") for x in arrays]
+        arrays, works = more_than_a_stream_has_room_for(fake)
         queued = fake.calls("cuMemcpyDtoHAsync_v2")
         fake.pause(False)
         for work in works:
             work.wait()
-        assert [int(x.numpy()[0]) for x in arrays] == [2 * i + 1 for i in range(300)]
+        assert [int(x.numpy()[0]) for x in arrays] == [2 * i + 1 for i in range(MANY)]
         assert fake.live("full queues") == 0
         return queued
 
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_no_call_waits_for_a_gpu_that_stands_still(wait: str) -> None:
-    assert all(0 < queued < 300 for queued in ranks.run(2, while_the_gpu_stands_still, env=waiting(wait, queues=0)))
+    assert all(0 < queued < MANY for queued in ranks.run(2, while_the_gpu_stands_still, env=waiting(wait, queues=0)))
 
 
 def abandoned_while_deferred() -> int:
     """Operations that fail before their copies down are queued let go of everything, too."""
     fake = Fake(reset=False)
-    arrays = [array_of(fake, np.ones(1, np.int32)) for _ in range(300)]
-    fake.until(lambda: fake.pending() == 0)
-    fake.pause()
-    works = [ddl.allreduce_async_(x, op="sum") for x in arrays]
+    arrays, works = more_than_a_stream_has_room_for(fake)
     ranks.meet()
     if ddl.rank() == 0:
         ddl.world().abort("on purpose")
@@ -131,10 +134,7 @@ def test_what_is_abandoned_before_it_was_queued_is_let_go(wait: str) -> None:
 
 def refused_while_deferred() -> str:
     fake = Fake(reset=False)
-    arrays = [array_of(fake, np.ones(1, np.int32)) for _ in range(300)]
-    fake.until(lambda: fake.pending() == 0)
-    fake.pause()
-    works = [ddl.allreduce_async_(x, op="sum") for x in arrays]
+    _, works = more_than_a_stream_has_room_for(fake)
     ranks.meet()
     if ddl.rank() == 1:
         fake.refuse("cuMemcpyDtoHAsync_v2", 2, 1)
