@@ -65,7 +65,9 @@ def _finding(view: JobView, record: CommunicatorRecord, number: int, said: Dict[
         sentence = f"{name} called {texts[first]} as operation #{number}{where}; most ranks called {texts[usual]}"
     else:
         blamed = list(said)
-        sentence = f"the ranks called different operations as #{number}{where}; there is no majority"
+        unknown = sorted(view.rank(process) for process in record.ranks if process not in said)
+        end = f"what {name_ranks(unknown)} called is not known" if unknown else "there is no majority"
+        sentence = f"the ranks called different operations as #{number}{where}; {end}"
     labels = {process: f' "{call.label}"' if call.label else "" for process, call in said.items()}
     evidence = [
         f"{name_ranks(sorted(map(view.rank, processes)))} called {texts[signature]}{labels[processes[0]]} as #{number}"

@@ -218,6 +218,12 @@ def test_without_a_majority_nobody_is_the_odd_rank() -> None:
     assert "there is no majority" in finding.sentence and len(finding.evidence) == 2
 
 
+def test_a_rank_that_is_not_known_is_no_lack_of_a_majority() -> None:
+    dumps = job([[call(7, "failed")], [call(7, "failed", count=5)], [call(7, "failed", count=5)]])
+    finding = only(blame([dump for dump in dumps if dump.rank != 1]), "called something else", 0, 2)
+    assert finding.sentence == "the ranks called different operations as #7; what rank 1 called is not known"
+
+
 def two_communicators(*, user: int = -1) -> List[RankDump]:
     """Rank 0 is in communicator 1, rank 1 in communicator 2. ``user``: a rank that is in its own code."""
     waits = {0: 1, 1: 2}
