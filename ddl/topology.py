@@ -9,7 +9,7 @@ PowerAI DDL.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Dict, Optional, Sequence, Tuple
@@ -62,11 +62,15 @@ class Topology:
 
     ``late``: ranks that come late for good, ascending. Where all ranks share memory, the others do their work in large
     all-reduces.
+
+    ``cores``: how many cores each rank has for itself, at least; 0: ranks take turns on cores, or it is not known.
+    Which algorithm is used may depend on it, but no plan does.
     """
 
     dimensions: Tuple[Dimension, ...]
     order: Tuple[int, ...]
     late: Tuple[int, ...] = ()
+    cores: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         text = str(self)
@@ -135,6 +139,10 @@ class Topology:
     def with_late(self, ranks: Sequence[int]) -> Topology:
         """Return the same topology, in which these ranks come late."""
         return replace(self, late=tuple(sorted(ranks)))
+
+    def with_cores(self, cores: int) -> Topology:
+        """Return the same topology, in which each rank has so many cores for itself."""
+        return replace(self, cores=cores)
 
     def in_racks(self, racks: Sequence[Sequence[int]]) -> Topology:
         """Return the outermost dimension cut in two, neighbours in a rack and racks; ranks are re-ordered to fit.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/helpers.h"
 #include "base/process.h"
 
 namespace ddl {
@@ -43,6 +44,11 @@ void Communicator::add_connection(int peer, int stream, int fd) {
     links_.add_connection(peer, stream, std::move(connection));
   }
   for (auto& lane : lanes_) lane->wake();
+}
+
+void Communicator::set_helpers(int count) {
+  Helpers::enter(count);
+  if (helped_.exchange(true)) Helpers::leave();
 }
 
 std::vector<Choice> Communicator::checked(std::vector<Choice> choices) {
@@ -280,6 +286,7 @@ void Communicator::shutdown() {
   if (well) links_.finish();
   links_.close();
   failure_.close();
+  if (helped_.exchange(false)) Helpers::leave();
 }
 
 }  // namespace ddl

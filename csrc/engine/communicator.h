@@ -57,6 +57,8 @@ class Communicator {
   Failure& failure() { return failure_; }
   // Before there is any connection.
   void set_rails(int rails) { links_.set_rails(rails); }
+  // Before any operation: so many threads of this process help with large ones until shutdown (base/helpers.h).
+  void set_helpers(int count);
   // Of operations that are submitted from now on.
   Nanoseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Nanoseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
@@ -127,6 +129,7 @@ class Communicator {
   std::array<std::unique_ptr<Lane>, kLanes> lanes_;
 
   std::atomic<bool> shut_down_{false};
+  std::atomic<bool> helped_{false};
   mutable SpinLock lock_;
   // By collective and root. Nothing is ever removed: operations point to the plans.
   std::map<std::pair<Collective, int>, std::vector<Choice>> choices_ DDL_GUARDED_BY(lock_);

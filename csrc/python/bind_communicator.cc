@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "base/helpers.h"
 #include "python/bindings.h"
 #include "python/call_checks.h"
 #include "python/handle.h"
@@ -87,6 +88,13 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().set_rails(rails);
       },
       py::arg("rails"));
+  c.def(
+      "set_helpers",
+      [](Handle& h, int helpers) {
+        if (helpers < 0 || helpers > Helpers::kMost) refuse("set_helpers", std::to_string(helpers) + " helpers");
+        h.native().set_helpers(helpers);
+      },
+      py::arg("helpers"));
   c.def(
       "add_connection", [](Handle& h, int peer, int number, int fd) { h.native().add_connection(peer, number, fd); },
       py::arg("peer"), py::arg("number"), py::arg("fd"));

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/helpers.h"
 #include "reduce/copy.h"
 #include "reduce/kernel_table.h"
 #include "reduce/reduce.h"
@@ -155,6 +157,11 @@ void bind_reduce(py::module_& module) {
              "Names of the kernels that this machine can run, the fastest last.");
   module.def("copy_bytes", &::copy_bytes, py::arg("dst").noconvert(), py::arg("src"), py::arg("streaming") = false,
              py::arg("kernels") = py::none(), "Copy uint8 arrays the way the engine does.");
+  module.attr("WORTH_SHARING") = Helpers::kWorthSharing;
+  module.attr("MOST_HELPERS") = Helpers::kMost;
+  module.def(
+      "helpers", [] { return std::make_pair(Helpers::count(), Helpers::parts_taken()); },
+      "How many threads help with large reductions and copies here, and how many parts they have taken so far.");
   module.def(
       "encode_floats", &::encode_floats, py::arg("codec"), py::arg("coded").noconvert(),
       py::arg("floats").noconvert(), py::arg("kernels") = py::none(), py::arg("residual").noconvert() = py::none(),

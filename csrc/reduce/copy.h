@@ -11,7 +11,8 @@ namespace ddl {
 // this way, but the next reader must fetch them from memory.
 enum class Stores { kCached, kStreaming };
 
-// As memcpy. Both kinds of stores are ordered before later stores. Safe from any thread, throws nothing.
+// As memcpy. Both kinds of stores are ordered before later stores. Safe from any thread, throws nothing. Helpers take
+// parts where there are some (base/helpers.h).
 void copy(void* to, const void* from, std::size_t bytes, Stores stores = Stores::kCached);
 
 }  // namespace ddl

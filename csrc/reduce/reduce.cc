@@ -1,6 +1,11 @@
-// Chooses the kernel: the machine's set once per process, the (dtype, op) entry on every call.
+// Chooses the kernel: the machine's set once per process, the (dtype, op) entry on every call. Helpers take parts of
+// what is large: this is the one place where they are asked.
 #include "reduce/reduce.h"
 
+#include <algorithm>
+#include <array>
+
+#include "base/helpers.h"
 #include "reduce/copy.h"
 #include "reduce/kernel_table.h"
 #include "reduce/wire_codec.h"
@@ -19,16 +24,39 @@ const KernelSet& chosen() {
   return set;
 }
 
+constexpr std::size_t kMostShared = 64;  // arrays of each kind, of a reduction that helpers share
+
+// The same part of each array.
+template <typename Pointer, typename Byte>
+std::array<Pointer, kMostShared> part_of(Pointer const* arrays, int count, std::size_t begin) {
+  std::array<Pointer, kMostShared> parts;
+  std::transform(arrays, arrays + count, parts.begin(),
+                 [begin](Pointer array) { return static_cast<Byte*>(array) + begin; });
+  return parts;
+}
+
 }  // namespace
 
 void reduce(DType dtype, ReduceOp op, void* const* dsts, int m, const void* const* srcs, int n, std::size_t count,
             std::uint64_t divisor) {
-  chosen().find(dtype, op)(dsts, m, srcs, n, count * element_size(dtype), divisor);
+  const Kernel kernel = chosen().find(dtype, op);
+  const std::size_t bytes = count * element_size(dtype);
+  if (bytes < Helpers::kWorthSharing || std::max(m, n) > static_cast<int>(kMostShared)) {
+    kernel(dsts, m, srcs, n, bytes, divisor);
+    return;
+  }
+  Helpers::share(bytes, [&](std::size_t begin, std::size_t end) {
+    kernel(part_of<void*, char>(dsts, m, begin).data(), m, part_of<const void*, const char>(srcs, n, begin).data(), n,
+           end - begin, divisor);
+  });
 }
 
 void copy(void* to, const void* from, std::size_t bytes, Stores stores) {
   const CopyKernels& kernels = chosen().copy;
-  (stores == Stores::kStreaming ? kernels.streaming : kernels.cached)(to, from, bytes);
+  const auto kernel = stores == Stores::kStreaming ? kernels.streaming : kernels.cached;
+  Helpers::share(bytes, [&](std::size_t begin, std::size_t end) {
+    kernel(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin);
+  });
 }
 
 void encode_floats(WireCodec codec, void* coded, const void* floats, void* residual, std::size_t count) {

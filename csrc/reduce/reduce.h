@@ -1,9 +1,9 @@
 // The arithmetic of a collective: (srcs[0][i] op srcs[1][i] op … op srcs[n-1][i]) / divisor, left to right, is stored
 // to dsts[0][i], …, dsts[m-1][i].
 //
-// Free of state, safe from any thread, allocates nothing, throws nothing. Each source is read once and each
-// destination is written once. The result depends on the values and their order only,
-// never on the machine's vector width, so that ranks on different hosts hold the same bits.
+// Safe from any thread, allocates nothing, throws nothing. Each source is read once and each destination is written
+// once, by this thread and, where there are helpers (base/helpers.h), by them. The result depends on the values and
+// their order only, never on the machine's vector width, so that ranks on different hosts hold the same bits.
 //
 // What each kind of type does:
 //   float16, bfloat16  widened to float32, accumulated over all n sources there, divided there, rounded once

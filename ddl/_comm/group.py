@@ -17,6 +17,7 @@ from ddl._comm.connector import Connector
 from ddl._comm.job import Job
 from ddl._comm.rebalance import Rebalance
 from ddl.bootstrap.agent_records import Member, NamedCalls
+from ddl.bootstrap.cores import helpers
 from ddl.bootstrap.environ import WIRE_CODECS
 from ddl.errors import InternalError, ResourceError
 from ddl.plan import build
@@ -115,12 +116,15 @@ class Group:
         # Dimensions describe the whole job; a part of it is laid out by its hosts.
         whole = self.size == job.identity.size and not job.generation  # another number of ranks has other dimensions
         topology = discover([host for host in hosts if host], job.settings.dimensions if whole else "")
+        cores = job.cores()
+        topology = topology.with_cores(int(min(cores.values(), default=0)))
         self.topology = topology.in_racks(racks) if racks else topology
         self._racks = racks
         self.wire = wire or job.settings.wire or "float32"
         core.introduce(self.who, [job.rank_label(world) for world in self.ranks], number, list(self.ranks))
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
+        core.set_helpers(helpers(cores.get(job.number, 0.0), job.settings.cores) if self.size > 1 else 0)
         self._connector = Connector(job, core, number, self.rank, self.ranks)
         if job.settings.rebalance:
             obstacle = Rebalance.why_not(self.topology, self.deterministic)

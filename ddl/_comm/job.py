@@ -21,6 +21,7 @@ from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
+from ddl.bootstrap.cores import Cores, share
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.generations import Generations
 from ddl.bootstrap.rail_news import RailEnds
@@ -189,6 +190,7 @@ class Job:
             offers=tuple(offers),
             unix_name=unix_name,
             nonce=nonce,
+            cores=Cores.of_this_process(),
             board_offset=board_offset,
             shared=self.settings.shm,
             deterministic=self.settings.deterministic,
@@ -239,6 +241,11 @@ class Job:
         with self._introduced:
             self.peers = {**self.peers, **peers}
             self._introduced.notify_all()
+
+    def cores(self) -> Dict[int, float]:
+        """Return how many cores each member has for itself; the same on all ranks, once they have met."""
+        ranks = {number: self.peers[number].cores for number in self.members if number in self.peers}
+        return {number: share(own, ranks.values()) for number, own in ranks.items()}
 
     def choose_rails(self, offers: Sequence[RailOffer]) -> None:
         peers = [self.peers[number] for number in self.members]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, List, Sequence, Set, Tuple
 
 from ddl.bootstrap.connect import Nonce
+from ddl.bootstrap.cores import Cores
 from ddl.store.messages import said_by
 from ddl.store.rails import RailOffer
 
@@ -25,13 +26,14 @@ class Peer:
     offers: Tuple[RailOffer, ...]  # its data listeners
     unix_name: str
     nonce: Nonce
+    cores: Cores  # where it may run
     board_offset: int  # of the world communicator
     shared: bool  # shared memory is not switched off
     deterministic: bool
     version: str
 
     def text(self) -> str:
-        fields = dict(vars(self), nonce=[self.nonce.offset, self.nonce.text])
+        fields = dict(vars(self), nonce=[self.nonce.offset, self.nonce.text], cores=vars(self.cores))
         return json.dumps(fields)
 
     @staticmethod
@@ -40,7 +42,8 @@ class Peer:
 
         def parsed(fields: Any) -> Peer:
             offers = tuple(RailOffer(*offer) for offer in fields["offers"])
-            peer = Peer(**{**fields, "nonce": Nonce(*fields["nonce"]), "offers": offers})
+            cores = Cores(**fields["cores"])
+            peer = Peer(**{**fields, "nonce": Nonce(*fields["nonce"]), "cores": cores, "offers": offers})
             places = [peer.nonce.offset, peer.board_offset, *(offer.port for offer in offers)]
             texts = [peer.host, peer.host_id, peer.unix_name, peer.version, peer.nonce.text]
             texts += [text for offer in offers for text in (offer.network, offer.address)]

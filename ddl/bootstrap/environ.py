@@ -77,6 +77,12 @@ def _microseconds(text: str) -> int:
     return int(text)
 
 
+def _cores(text: str) -> int:
+    if not re.fullmatch(r"\d|[1-5]\d|6[0-4]", text, re.ASCII):
+        raise ValueError("a number of cores from 1 to 64, or 0 for automatic")
+    return int(text)
+
+
 def _incarnation(text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
         raise ValueError("a whole number from 0 up")
@@ -194,7 +200,12 @@ class Settings:
     spin_us: int = _variable(
         "DDL_SPIN_US", -1, _microseconds, "microseconds of busy waiting before a thread sleeps; -1: automatic"
     )
-
+    cores: int = _variable(
+        "DDL_CORES",
+        0,
+        _cores,
+        "threads of each rank that share large reductions and copies, the caller's among them; 0: automatic, 1: none",
+    )
     wire: str = _variable(
         "DDL_WIRE",
         "",

@@ -8,6 +8,7 @@ ranks at the start.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Dict, Mapping, Optional, Tuple
 
@@ -95,6 +96,26 @@ _SHARED_BY_MANY: Dict[Collective, Lines] = {
 }
 _MANY = 4  # ranks
 
+#: What one meet of ranks that have a core each takes, and what a byte takes that one rank reads of another's. They were
+#: fitted to all-reduces of 2 to 16 ranks on 16 cores (an Intel Xeon; docs/performance.md).
+_MEET_S, _MEET_S_PER_RANK = 1.1e-6, 0.1e-6
+_READ_S_PER_BYTE = 0.19e-9
+
+
+def _eager_limit(topology: Topology) -> int:
+    """Return up to how many bytes ranks that share memory use `eager` for all-reduces; a power of two.
+
+    With `eager` each rank reads all of every other rank's data. With `direct` ranks meet once more, and the rest of
+    what it does is the same for any number of them. Ranks that take turns on cores wait longer for one another.
+    """
+    largest = 4 * KIB
+    if topology.cores < 1 or topology.size < 2:
+        return largest
+    meet = _MEET_S + _MEET_S_PER_RANK * topology.size
+    equal = meet / (_READ_S_PER_BYTE * (topology.size - 1))
+    return int(min(largest, 2 ** math.floor(math.log2(equal))))
+
+
 #: Ranks on several hosts. Up to the limit, latency decides; above it, bandwidth. Two pieces at once keep both
 #: directions of a link busy. Each piece has its own connection, and with more of them a system call moves fewer bytes.
 _SEPARATE: Dict[Collective, Lines] = {
@@ -134,7 +155,9 @@ def _canonical(collective: Collective, topology: Topology) -> Lines:
 
 def _table(topology: Topology) -> Dict[Collective, Lines]:
     if topology.local_size == topology.size:
-        return _SHARED_BY_FEW if topology.size < _MANY else _SHARED_BY_MANY
+        table = _SHARED_BY_FEW if topology.size < _MANY else _SHARED_BY_MANY
+        small, large = table[Collective.ALLREDUCE]
+        return {**table, Collective.ALLREDUCE: (replace(small, max_bytes=_eager_limit(topology)), large)}
     return _SEPARATE if topology.local_size == 1 else _HYBRID
 
 

@@ -435,22 +435,6 @@ def test_the_name_service_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_enough.set()
 
 
-def test_the_quota_is_the_least_of_all_groups_above(tmp_path: Path) -> None:
-    def put(path: str, text: str) -> None:
-        file = tmp_path / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    put("proc/self/cgroup", "4:cpu,cpuacct:/job\n3:memory:/job\n0::/a/b\n")
-    assert local_module.quota(str(tmp_path)) == 0
-    put("sys/fs/cgroup/a/b/cpu.max", "max 100000\n")
-    put("sys/fs/cgroup/a/cpu.max", "150000 100000\n")
-    assert local_module.quota(str(tmp_path)) == 1.5
-    put("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "50000\n")
-    put("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n")
-    assert local_module.quota(str(tmp_path)) == 0.5
-
-
 def test_numbers_and_pairs_as_people_read_them() -> None:
     assert [duration(value) for value in (2.5, 1.2e-3, 38e-6, 0.0)] == ["2.5 s", "1.2 ms", "38 µs", "0.0 µs"]
     assert [rate(value) for value in (9.4e10, 961e6, 1e11)] == ["94 Gb/s", "961 Mb/s", "100 Gb/s"]

@@ -141,7 +141,7 @@ def test_the_tree() -> None:
     lines = tree(facts, rails_of(facts))
     assert lines[0] == "2 hosts, 6 ranks"
     assert lines[2:7] == [
-        "node0: 8 cores, DDL 1, Python 3.11",
+        "node0: 8 cores, 2 for a large operation of each rank, DDL 1, Python 3.11",
         "├─ ranks 0, 1 share memory (proved)",
         "├─ rank 2",
         "├─ eth0 10.1.0.1/24, MTU 1500, data",

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from ddl.bootstrap.cores import helpers
 from ddl.store.interfaces import Interface
 from ddl.tools.doctor.gpu_facts import HostGpus, gpus_from_json
 
@@ -90,6 +91,14 @@ class HostFacts:
     @property
     def addresses(self) -> Tuple[str, ...]:
         return tuple(entry.address for entry in self.local.interfaces) if self.local is not None else ()
+
+    @property
+    def threads(self) -> int:
+        """How many threads share a large operation of each of its ranks, unless DDL_CORES says otherwise."""
+        if self.local is None or not self.ranks:
+            return 1
+        cores = min(self.local.usable, self.local.quota or self.local.usable)
+        return 1 + helpers(cores / len(self.ranks))
 
 
 @dataclass(frozen=True)

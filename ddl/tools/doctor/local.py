@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ddl._version import __version__
+from ddl.bootstrap.cores import quota
 from ddl.launch.hosts import bare_name
 from ddl.store.interfaces import interfaces, source_towards
 from ddl.tools.doctor.facts import Local, Task
 from ddl.tools.doctor.gpus import GpuInquiry
 
-__all__ = ["answers_in_time", "examine", "quota"]
+__all__ = ["answers_in_time", "examine"]
 
 _NAME_SECONDS = 4.0
 _MEMORY = 64 << 20  # bytes of the memfd that is tried; it is sparse and costs nothing
@@ -144,34 +145,6 @@ def _listed(directory: str) -> List[str]:
         return sorted(os.listdir(directory))
     except OSError:
         return []
-
-
-def quota(root: str = "/") -> float:
-    """Return how many cores' time this process's cgroups allow, 0 for no limit; ``root`` is for tests."""
-    limits = []
-    for line in _text(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounted = os.path.join(root, "sys/fs/cgroup", controllers)
-        group = path.strip("/")
-        while True:  # the limit of a group is one of all groups below
-            limits.append(_quota_of(os.path.join(mounted, group), new=not controllers))
-            if not group:
-                break
-            group = os.path.dirname(group)
-    return min((limit for limit in limits if limit > 0), default=0.0)
-
-
-def _quota_of(group: str, *, new: bool) -> float:
-    if new:
-        fields = _text(os.path.join(group, "cpu.max")).split()
-    else:
-        fields = [_text(os.path.join(group, f"cpu.cfs_{what}_us")).strip() for what in ("quota", "period")]
-    try:
-        return float(fields[0]) / float(fields[1])
-    except (ValueError, IndexError, ZeroDivisionError):  # "max", or there is no such file
-        return 0.0
 
 
 def _text(path: str) -> str:

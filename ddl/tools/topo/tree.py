@@ -30,7 +30,8 @@ def _title(host: HostFacts) -> str:
     if host.local is None:
         return host.name
     name = host.name if host.name == host.local.name else f"{host.name} ({host.local.name})"
-    return f"{name}: {host.local.usable} cores, DDL {host.local.version}, Python {host.local.python}"
+    shared = f", {host.threads} for a large operation of each rank" if host.threads > 1 else ""
+    return f"{name}: {host.local.usable} cores{shared}, DDL {host.local.version}, Python {host.local.python}"
 
 
 def _inside(facts: Facts, host: HostFacts, rails: Sequence[Rail]) -> List[str]:

@@ -108,6 +108,8 @@ def cpus(facts: Facts) -> List[Verdict]:
         if 0 < local.quota < ranks:
             limit = "raise the limit: docker run --cpus, resources.limits.cpu in Kubernetes, cpu.max of the cgroup"
             yield WARNING, f"{ranks} ranks get the time of {local.quota:g} cores by their cgroup", limit
+        if host.threads > 1:
+            yield OK, f"there is a core for every rank, and {host.threads} for large operations of each", ""
 
     return each_host(facts, "cpus", "there is a core for every rank", problems)
 
