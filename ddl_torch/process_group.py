@@ -39,7 +39,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     Made by all its ranks at once. ``store``: torch's; ``timeout``: seconds of an operation (None: DDL_TIMEOUT).
     Each verb returns a ``GroupWork``; all ranks call the same verbs in the same order. Where c10d's caller is going to
-    wait at once (``async_op=False``), the verb has ended when it returns.
+    wait at once (``async_op=False``), the verb has ended when it returns; not so where streams wait (DDL_GPU_WAIT).
     """
 
     def __init__(
@@ -65,11 +65,16 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self._unwaited = None if torch_keeps_works() else Unwaited()
         self._starting = C10dVerbs(communicator, blocking=False)
         self._blocking = C10dVerbs(communicator, blocking=True)
+        settings = communicator._group.job.settings
+        self._streams_wait = settings.gpu_wait == "stream" or settings.nccl
         self._timeout = communicator.timeout
         self._messages = Messages(communicator, tagged, store, self._timeout)
 
-    def _verbs(self, opts: Any) -> C10dVerbs:
-        return self._starting if getattr(opts, "asyncOp", True) else self._blocking
+    def _verbs(self, opts: Any, tensors: Tensors) -> C10dVerbs:
+        """Return those that block if c10d's caller waits at once, unless a stream does that for a host that goes on."""
+        on_gpu = bool(tensors) and not tensors[0].is_cpu
+        blocks = not getattr(opts, "asyncOp", True) and not (on_gpu and self._streams_wait)
+        return self._blocking if blocks else self._starting
 
     def _work(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
         return GroupWork(list(outputs), parts, self._waiter, self._unwaited)
@@ -174,7 +179,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Combine each tensor over all ranks, in place."""
-        verbs, op = self._verbs(opts), op_of(opts)
+        verbs, op = self._verbs(opts, tensors), op_of(opts)
         return self._work(tensors, [verbs.allreduce(tensor, op) for tensor in tensors])
 
     allreduce_coalesced = allreduce
@@ -182,13 +187,13 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def broadcast(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Overwrite each tensor by that of ``opts.rootRank``."""
-        verbs, root = self._verbs(opts), 0 if opts is None else opts.rootRank
+        verbs, root = self._verbs(opts, tensors), 0 if opts is None else opts.rootRank
         return self._work(tensors, [verbs.broadcast(tensor, root) for tensor in tensors])
 
     @by_device
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Fill ``outputs[i][r]`` with ``inputs[i]`` of rank r."""
-        verbs = self._verbs(opts)
+        verbs = self._verbs(opts, inputs)
         parts = [part for targets, tensor in zip(outputs, inputs) for part in verbs.allgather(targets, tensor)]
         return self._work([tensor for targets in outputs for tensor in targets], parts)
 
@@ -205,7 +210,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """``all_gather_single`` of each pair."""
-        verbs = self._verbs(opts)
+        verbs = self._verbs(opts, inputs)
         return self._work(outputs, [verbs.allgather_single(*pair) for pair in zip(outputs, inputs)])
 
     # --- to or from one rank ---
@@ -213,33 +218,33 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Combine each tensor over all ranks; ``opts.rootRank`` gets the result, in place."""
-        verbs = self._verbs(opts)
+        verbs = self._verbs(opts, tensors)
         return self._work(tensors, [verbs.reduce(tensor, opts.rootRank, opts.reduceOp) for tensor in tensors])
 
     @by_device
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Fill ``outputs[0][r]``, on ``opts.rootRank`` only, with ``inputs[0]`` of rank r."""
         targets = outputs[0] if self.rank() == opts.rootRank else None
-        return self._work(targets or [], [self._verbs(opts).gather(targets, inputs[0], opts.rootRank)])
+        return self._work(targets or [], [self._verbs(opts, inputs).gather(targets, inputs[0], opts.rootRank)])
 
     @by_device
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> GroupWork:
         """Fill ``output``, on ``opts.rootRank`` only, with the tensors of all ranks, one after the other."""
         target = output if self.rank() == opts.rootRank else None
-        return self._work([output], [self._verbs(opts).gather_single(target, tensor, opts.rootRank)])
+        return self._work([output], [self._verbs(opts, [tensor]).gather_single(target, tensor, opts.rootRank)])
 
     @by_device
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Fill ``outputs[0]`` with ``inputs[0][r]`` of ``opts.rootRank`` on rank r."""
         sources = inputs[0] if self.rank() == opts.rootRank else None
-        return self._work(outputs, [self._verbs(opts).scatter(outputs[0], sources, opts.rootRank)])
+        return self._work(outputs, [self._verbs(opts, outputs).scatter(outputs[0], sources, opts.rootRank)])
 
     # --- to each rank its part ---
 
     @by_device
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Combine ``inputs[i][r]`` over all ranks into ``outputs[i]`` of rank r."""
-        verbs, op = self._verbs(opts), op_of(opts)
+        verbs, op = self._verbs(opts, outputs), op_of(opts)
         parts = [part for target, sources in zip(outputs, inputs) for part in verbs.reducescatter(target, sources, op)]
         return self._work(outputs, parts)
 
@@ -251,7 +256,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """``reduce_scatter_single`` of each pair."""
-        verbs, op = self._verbs(opts), op_of(opts)
+        verbs, op = self._verbs(opts, outputs), op_of(opts)
         return self._work(outputs, [verbs.reducescatter_single(*pair, op) for pair in zip(outputs, inputs)])
 
     @by_device
@@ -268,12 +273,13 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         Splits are numbers of rows; none: equal parts. Where they are given, sizes are exchanged before it returns; so
         all ranks give them, or none does: ``CollectiveMismatch`` on all if some do.
         """
-        return self._work([output], [self._verbs(opts).alltoall_single(output, tensor, output_splits, input_splits)])
+        verbs = self._verbs(opts, [tensor])
+        return self._work([output], [verbs.alltoall_single(output, tensor, output_splits, input_splits)])
 
     @by_device
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """Send ``inputs[r]`` to rank r, receive ``outputs[r]`` from it; sizes are exchanged before it returns."""
-        return self._work(outputs, [self._verbs(opts).alltoall(outputs, inputs)])
+        return self._work(outputs, [self._verbs(opts, inputs).alltoall(outputs, inputs)])
 
     # --- no data, and from one to another ---
 
@@ -286,7 +292,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         """
         seconds = own_timeout(opts)
         if seconds is None or getattr(opts, "asyncOp", True):
-            return self._work([], [self._verbs(opts).barrier()])
+            return self._work([], [self._verbs(opts, []).barrier()])
         barrier_within(self.communicator, self._starting, seconds)
         return self._work([], [])
 

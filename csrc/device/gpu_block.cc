@@ -22,8 +22,6 @@ GpuBlock::GpuBlock(int device, uint64_t bytes)
     : gpu_(Gpu::of(device)), driver_(Driver::get()), bytes_(std::max<uint64_t>(bytes, 1)) {
   try {
     const Driver::Current current(driver_, gpu_->context());
-    stream_ = driver_.make_stream();
-    end_ = driver_.make_event();
     memory_ = driver_.allocate(bytes_);
   } catch (const DriverError& error) {
     throw gpu_->failure(error);
@@ -35,8 +33,8 @@ GpuBlock::~GpuBlock() {
   try {
     const Driver::Current current(driver_, gpu_->context());
     driver_.free(memory_);
-    driver_.destroy_event(end_);
-    driver_.destroy_stream(stream_);
+    if (end_ != nullptr) driver_.destroy_event(end_);
+    if (stream_ != nullptr) driver_.destroy_stream(stream_);
     if (staging_ != nullptr) Slabs::process().free(driver_, staging_);
   } catch (const Error&) {
     // The next call that uses the GPU says so.
@@ -47,6 +45,8 @@ template <typename Queue>
 void GpuBlock::copy(Queue queue) {
   try {
     const Driver::Current current(driver_, gpu_->context());
+    if (stream_ == nullptr) stream_ = driver_.make_stream();
+    if (end_ == nullptr) end_ = driver_.make_event();
     queue();
     driver_.record(end_, stream_);
     const Nanoseconds deadline = now_ns() + kPatience;

@@ -1,5 +1,8 @@
 // Memory of a GPU that DDL itself allocates: for measurements, and for results of frameworks whose arrays nobody may
 // write (JAX). What users pass is allocated by their framework.
+//
+// Memory is given back to the driver each time, and not kept for the next result: a framework drops its array while its
+// own streams, which DDL does not know, may still read it. Only the driver waits for them, in cuMemFree.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +36,8 @@ class GpuBlock {
   const Driver& driver_;
   const uint64_t bytes_;
   DevicePointer memory_ = 0;
-  char* staging_ = nullptr;  // from the first `write` or `read` on
+  // From the first `write` or `read` on: a result of a collective needs none of them.
+  char* staging_ = nullptr;
   StreamHandle stream_ = nullptr;
   EventHandle end_ = nullptr;
 };

@@ -59,7 +59,7 @@ struct StagedArray {
 class Transfer final : public Stage {
  public:
   // For so long after something has moved, who waits for a transfer only lets other threads run, and does not sleep.
-  static constexpr Nanoseconds kAwake = 200 * kMicrosecond;
+  static constexpr Nanoseconds kAwake = 300 * kMicrosecond;
 
   // `in`: what the operation reads. `out`: what it writes, perhaps to the same memory.
   // The streams, and with them the GPU, live at least until it has ended.

@@ -206,6 +206,10 @@ def in_immutable_arrays() -> None:
         assert counts.tolist() == [2] * size and received.dtype == np.bool_
         with pytest.raises(ddl.InvalidArgument, match="cannot be written"):
             ddl.allreduce_(x)
+        streams = fake.calls("cuStreamCreateWithPriority")
+        for _ in range(5):
+            ddl.allreduce(x, op="sum")
+        assert fake.calls("cuStreamCreateWithPriority") == streams  # a result needs none of its own
         before = fake.live("allocations")
         del total_of_x, received, work
         gc.collect()

@@ -7,6 +7,7 @@ import threading
 from datetime import timedelta
 from typing import Any, Callable, Iterator, List
 
+import numpy as np
 import pytest
 import ranks
 import torch
@@ -284,8 +285,32 @@ def test_fsdp(waiter: str) -> None:
     ranks.run(2, fsdp, env={**environment(), "DDL_GPU_WAIT": waiter})
 
 
-def host_goes_on() -> bool:
-    """While the GPU stands still, ``wait`` returns, and what is queued behind it is right when it goes on."""
+def all_reduced(y: torch.Tensor, wait: bool) -> torch.Tensor:
+    work = dist.all_reduce(y, async_op=wait)
+    if wait:
+        assert work is not None
+        work.wait()
+    return y
+
+
+def gathered(y: torch.Tensor, wait: bool) -> torch.Tensor:
+    """As FSDP2 does."""
+    rows = torch.empty(dist.get_world_size() * y.numel(), device=y.device)
+    work = dist.all_gather_into_tensor(rows, y, async_op=wait)
+    if wait:
+        assert work is not None
+        work.wait()
+    return rows
+
+
+VERBS = {"all_reduce": (all_reduced, [3.0]), "all_gather": (gathered, [1.0, 2.0])}
+
+
+def host_goes_on(verb: str, wait: bool) -> bool:
+    """While the GPU stands still, ``wait`` returns, and what is queued behind it is right when it goes on.
+
+    So does a call whose caller waits at once (``wait`` is false: no work is asked for).
+    """
 
     def job() -> bool:
         from device.fake_cuda import Fake
@@ -293,24 +318,26 @@ def host_goes_on() -> bool:
         x = on_gpu(1000, value=dist.get_rank() + 1.0)
         dist.all_reduce(x)  # the GPU is opened
         fake = Fake(reset=False)
+        call, values = VERBS[verb]
         y = on_gpu(1000, value=dist.get_rank() + 1.0)
         fake.pause()
         try:
-            work = dist.all_reduce(y, async_op=True)
-            work.wait()
-            z = torch.empty(1000, pin_memory=True)
-            z.copy_(y, non_blocking=True)
+            result = call(y, wait)
+            z = torch.empty(result.numel(), pin_memory=True)
+            z.copy_(result, non_blocking=True)
             ahead = fake.pending() > 0
         finally:
             fake.pause(False)
         torch.fake.current_stream().synchronize()
-        return ahead and bool((z == 3).all())
+        return ahead and z.tolist() == np.repeat(values, 1000).tolist()
 
     return bool(in_a_group(job))
 
 
-def test_the_host_goes_on_where_a_stream_waits() -> None:
-    assert ranks.run(2, host_goes_on, env={**environment(), "DDL_GPU_WAIT": "stream"}) == [True, True]
+@pytest.mark.parametrize("wait", [True, False], ids=["wait", "at once"])
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_the_host_goes_on_where_a_stream_waits(verb: str, wait: bool) -> None:
+    assert ranks.run(2, host_goes_on, verb, wait, env={**environment(), "DDL_GPU_WAIT": "stream"}) == [True, True]
 
 
 def with_an_error() -> str:
