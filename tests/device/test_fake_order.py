@@ -33,6 +33,37 @@ def test_work_happens_when_it_is_run(new: Callable[..., Fake]) -> None:
     assert fake.peek(device, 4) == b"\7\7\7\7"
 
 
+def test_a_device_does_one_copy_in_each_direction_at_a_time(new: Callable[..., Fake]) -> None:
+    """Copies on streams of their own follow one another: all together take as long as their bytes."""
+    fake = new()
+    bytes, count = 1 << 20, 4
+    fake.option("down_bytes_per_s", 20 << 20)
+    streams = [fake.stream() for _ in range(count)]
+    device, target = fake.alloc(bytes), fake.host(count * bytes)
+    fake.copy_up(device, fake.host(bytes).address, bytes, streams[0])
+    fake.until(lambda: fake.pending() == 0)
+    begin = time.monotonic()
+    for number, stream in enumerate(streams):
+        fake.order(streams[0], stream)
+        fake.copy_down(target.address + number * bytes, device, bytes, stream)
+    fake.until(lambda: fake.pending() == 0)
+    assert time.monotonic() - begin >= count / 20
+    assert fake.violations == []
+
+
+def test_a_device_runs_nothing_while_others_have_their_turn(new: Callable[..., Fake]) -> None:
+    fake = new()
+    stream, (address, words) = fake.stream(), flags(fake, 1)
+    now = int(time.monotonic() * 1e6)
+    fake.option("slice_us", now - 1000)  # the second turn since the machine was started: for as long as it has run
+    fake.write_value(stream, address, 1)
+    time.sleep(0.02)
+    assert words() == [0] and fake.pending() == 1
+    fake.option("slice_us", 1 << 60)  # the first turn
+    fake.until(lambda: words() == [1])
+    assert fake.violations == []
+
+
 def orders(fake: Fake, streams: List[int], each: int) -> List[int]:
     """Let each stream write its flags 1, 2, …; return the streams in the order in which they did."""
     address, words = flags(fake, len(streams))

@@ -20,6 +20,7 @@ class Driver;
 class Command {
  public:
   enum class State { kQueued, kRunning, kDone };
+  enum { kNoEngine = -1, kDownEngine, kUpEngine, kEngines };
 
   explicit Command(const char* entry) : entry(entry) {}
   virtual ~Command() = default;
@@ -31,6 +32,7 @@ class Command {
   virtual bool polls() const { return false; }  // `ready` changes without a call of the driver
   virtual bool marks() const { return false; }  // it does nothing
   virtual bool for_function_thread() const { return false; }
+  virtual int engine() const { return kNoEngine; }     // of the device, which does one command at a time
   virtual bool calls_driver() const { return false; }  // `run` may: it has no lock, whoever runs it
   virtual void begin(Driver&) {}
   virtual void run() {}
@@ -64,6 +66,7 @@ class Copy final : public Command {
  public:
   Copy(const char* entry, bool to_device, DevicePointer device, char* host, size_t bytes)
       : Command(entry), to_device_(to_device), device_(device), host_(host), bytes_(bytes) {}
+  int engine() const override { return to_device_ ? kUpEngine : kDownEngine; }
   void begin(Driver& driver) override;
   void run() override;
 
@@ -92,6 +95,7 @@ class WriteValue final : public Command {
   const uint32_t value_;
   const bool barrier_;
   bool skipped_ = false;
+  std::chrono::microseconds takes_{0};  // by an option
 };
 
 class WaitValue final : public Command {

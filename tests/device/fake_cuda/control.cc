@@ -105,7 +105,9 @@ FAKE_EXPORT uint64_t fake_calls(const char* entry) {
 // "attribute_N": what the driver tells. "down_bytes_per_s", "up_bytes_per_s": how fast copies are at most.
 // "keep_registrations": the next reset does. "queue_depth": how many commands a queue of the hardware takes before it
 // blocks the caller. "serialises": a call returns when what it has queued has run, as with CUDA_LAUNCH_BLOCKING=1.
-// "shifted_addresses": the device knows registered memory by other addresses than the host.
+// "word_us": how long after its turn a word is written. "slice_us": so long the device runs what this process has
+// queued, then as long nothing, as if it were another process's turn, and so on. "shifted_addresses": the device
+// knows registered memory by other addresses than the host.
 FAKE_EXPORT void fake_option(const char* name, int64_t value) {
   Driver* const driver = Driver::usable();
   if (driver == nullptr) return;

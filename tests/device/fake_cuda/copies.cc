@@ -84,9 +84,9 @@ void Copy::begin(Driver& driver) {
   const auto begin = reinterpret_cast<uintptr_t>(host_);
   const Range host{begin, begin + bytes_};
   skipped_ = !driver.still_there(*this, allocation.get(), registration.get(), host);
-  const auto speed = driver.options.find(to_device_ ? "up_bytes_per_s" : "down_bytes_per_s");
-  if (speed != driver.options.end() && speed->second > 0) {
-    takes_ = std::chrono::nanoseconds(static_cast<int64_t>(1e9 * static_cast<double>(bytes_) / speed->second));
+  if (const int64_t speed = driver.option(to_device_ ? "up_bytes_per_s" : "down_bytes_per_s", 0); speed > 0) {
+    const double seconds = static_cast<double>(bytes_) / static_cast<double>(speed);
+    takes_ = std::chrono::nanoseconds(static_cast<int64_t>(1e9 * seconds));
   }
   driver.note(*this, {device_, device_ + bytes_}, to_device_ ? AccessKind::kWrite : AccessKind::kRead);
   driver.note(*this, host, to_device_ ? AccessKind::kRead : AccessKind::kWrite);
@@ -102,12 +102,14 @@ void Copy::run() {
 
 void WriteValue::begin(Driver& driver) {
   skipped_ = !driver.still_there(*this, place_.allocation.get(), place_.registration.get(), {});
+  takes_ = std::chrono::microseconds(driver.option("word_us", 0));
   driver.note(*this, {address_, address_ + sizeof value_}, AccessKind::kAtomicWrite);
   if (barrier_) driver.ledger.stamp(address_, value_, clock);
 }
 
 void WriteValue::run() {
   if (skipped_) return;
+  std::this_thread::sleep_for(takes_);
   __atomic_store_n(reinterpret_cast<uint32_t*>(place_.memory), value_, __ATOMIC_RELEASE);
 }
 

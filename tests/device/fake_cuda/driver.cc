@@ -44,6 +44,7 @@ void Driver::reset(const Settings& next) {
   fail_after = -1;
   numbers = commands = 0;
   running = in_functions = 0;
+  engines.clear();
   full_queues = 0;
   paused = stopping = polling = false;
   settings = next;

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,6 +89,8 @@ class Driver {
   bool held_up(const Stream& stream) const;
   size_t pending() const;
   uint64_t draw(uint64_t bound);
+  int64_t option(const char* name, int64_t otherwise) const;
+  bool is_away() const;
 
   // Captures (capture.cc). What may not be called while another thread captures: 0, or the error.
   int unsafe_call(const Thread& thread);
@@ -128,6 +131,7 @@ class Driver {
   std::map<uint64_t, std::deque<std::shared_ptr<Command>>> queues;  // of the hardware, by device and number
   std::deque<std::shared_ptr<Command>> functions;                   // for the thread that runs host functions
   size_t running = 0, in_functions = 0;                             // the latter are among the former
+  std::set<std::pair<int, int>> engines;                            // at work: device, and number
   bool paused = false, stopping = false, polling = false;
   size_t blocked = 0;      // callers that wait in here
   size_t full_queues = 0;  // calls that have met a full queue that stood still

@@ -14,11 +14,6 @@ constexpr int kRunners = 3;
 constexpr auto kPoll = std::chrono::microseconds(100);
 constexpr auto kFunctionPatience = std::chrono::seconds(1);  // a step does not wait longer for a host function
 
-int64_t option(const Driver& driver, const char* name, int64_t otherwise) {
-  const auto entry = driver.options.find(name);
-  return entry == driver.options.end() ? otherwise : entry->second;
-}
-
 }  // namespace
 
 // Not before there is something to run: a process that has threads is a bad one to fork.
@@ -61,7 +56,7 @@ void Driver::run_commands() {
       }
       continue;
     }
-    const auto longest = static_cast<uint64_t>(std::max<int64_t>(option(*this, "delay_us", 50), 0));
+    const auto longest = static_cast<uint64_t>(std::max<int64_t>(option("delay_us", 50), 0));
     const uint64_t delay = draw(4) == 0 ? draw(longest + 1) : 0;
     if (delay > 0) {
       lock.unlock();
@@ -103,7 +98,7 @@ void Driver::run_functions() {
 }
 
 int Driver::wait_until(Lock* lock, const std::function<bool()>& over) {
-  const auto patience = std::chrono::milliseconds(option(*this, "patience_ms", 100000));
+  const auto patience = std::chrono::milliseconds(option("patience_ms", 100000));
   const auto deadline = std::chrono::steady_clock::now() + patience;
   ++blocked;
   int code = kSuccess;

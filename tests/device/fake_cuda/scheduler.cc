@@ -1,5 +1,6 @@
 // The order of commands: what waits for what, which head of a queue is run next, and what is known when it is done.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "driver.h"
@@ -13,10 +14,12 @@ uint64_t queue_of(const Stream& stream, int queues) {
   return static_cast<uint64_t>(stream.context->device) << 32 | number;
 }
 
-// What an H200 took behind a wait (driver 580); then the call blocks.
-constexpr size_t kQueueDepth = 1021;
+// A wait, and what an H200 took behind it (driver 580); then the call blocks.
+constexpr int64_t kQueueDepth = 1022;
 
 bool is_done(const std::shared_ptr<Command>& command) { return command->state == Command::State::kDone; }
+
+std::pair<int, int> engine_of(const Command& command) { return {command.stream->context->device, command.engine()}; }
 
 }  // namespace
 
@@ -26,6 +29,19 @@ uint64_t Driver::draw(uint64_t bound) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return (x ^ (x >> 31)) % bound;
+}
+
+int64_t Driver::option(const char* name, int64_t otherwise) const {
+  const auto entry = options.find(name);
+  return entry == options.end() ? otherwise : entry->second;
+}
+
+// Whether it is another process's turn on the device: the processes that share one take turns.
+bool Driver::is_away() const {
+  const int64_t slice = option("slice_us", 0);
+  if (slice <= 0) return false;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(now).count() / slice % 2 != 0;
 }
 
 std::shared_ptr<Stream> Driver::add_stream(const std::shared_ptr<Context>& context, bool blocking,
@@ -63,9 +79,8 @@ int Driver::enqueue(Thread& thread, const std::shared_ptr<Stream>& stream, std::
 }
 
 bool Driver::has_room(const Stream& stream) const {
-  const auto depth = options.find("queue_depth");
   const auto queue = queues.find(queue_of(stream, settings.queues));
-  const size_t most = depth == options.end() ? kQueueDepth : static_cast<size_t>(depth->second);
+  const auto most = static_cast<size_t>(option("queue_depth", kQueueDepth));
   return queue == queues.end() || queue->second.size() < most;
 }
 
@@ -92,12 +107,17 @@ bool Driver::done(const Stream& stream, Clock* clock) const {
 std::shared_ptr<Command> Driver::pick() {
   polling = false;
   if (failed != 0 || (fail_code != 0 && fail_after == 0)) return nullptr;
+  if (is_away()) {
+    polling = true;
+    return nullptr;
+  }
   std::vector<std::shared_ptr<Command>> heads;
   for (const auto& queue : queues) {
     if (queue.second.empty()) continue;
     const std::shared_ptr<Command>& head = queue.second.front();
     if (head->state != Command::State::kQueued) continue;
     if (!std::all_of(head->after.begin(), head->after.end(), is_done)) continue;
+    if (engines.count(engine_of(*head)) != 0) continue;
     if (head->ready()) {
       heads.push_back(head);
     } else if (head->polls()) {
@@ -107,6 +127,7 @@ std::shared_ptr<Command> Driver::pick() {
   if (heads.empty()) return nullptr;
   const std::shared_ptr<Command>& chosen = heads[draw(heads.size())];
   chosen->state = Command::State::kRunning;
+  if (chosen->engine() != Command::kNoEngine) engines.insert(engine_of(*chosen));
   if (fail_code != 0) --fail_after;
   ++running;
   return chosen;
@@ -123,6 +144,7 @@ void Driver::begin(const std::shared_ptr<Command>& command) {
 
 void Driver::finish(const std::shared_ptr<Command>& command) {
   command->stream->clock.join(command->clock);
+  engines.erase(engine_of(*command));
   auto& queue = queues[queue_of(*command->stream, settings.queues)];
   queue.pop_front();
   command->state = Command::State::kDone;
