@@ -27,6 +27,8 @@ import drivers
 from ddl.store.server import StoreServer
 
 _context = multiprocessing.get_context("forkserver")
+#: Of a job; less where time is short, as on a GPU that is lent. Operations get less than half of it.
+_SECONDS = float(os.environ.get("RANKS_SECONDS", "240"))
 #: A rank loads its function's test module, and with that pytest: a tenth of a second of a processor, of each rank.
 _PRELOAD = ("numpy", "ddl.api", "ddl.memory", "pytest", "hypothesis", "psutil")
 #: An optimizer's first step imports torch._dynamo; all together are three seconds of a processor for each rank.
@@ -163,7 +165,7 @@ def run(
     *args: Any,
     env: Optional[Dict[str, str]] = None,
     env_of: Optional[Callable[[int], Dict[str, str]]] = None,
-    timeout: float = 240,
+    timeout: float = _SECONDS,
     may_die: Sequence[int] = (),
     stopped: Sequence[int] = (),
     on_start: Optional[Callable[[List[int]], None]] = None,
@@ -186,7 +188,8 @@ def run(
         for rank in range(size):
             receiver, theirs = _context.Pipe(duplex=False)
             variables = environment(rank, size, store.address, secret.hex())
-            variables.update({"DDL_TIMEOUT": "100", "DDL_START_TIMEOUT": "100", "RANKS_FOLDER": folder})
+            limit = f"{min(100.0, 0.45 * _SECONDS):g}"
+            variables.update({"DDL_TIMEOUT": limit, "DDL_START_TIMEOUT": limit, "RANKS_FOLDER": folder})
             variables.update(env or {})
             variables.update(env_of(rank) if env_of else {})
             process = _context.Process(

@@ -6,9 +6,10 @@ GPU has done all that it was given), on the slowest rank. Values are checked bef
 program with status 1.
 
 ``ddl``: ``ddl_torch.allreduce_`` in the order of the program, as all others here. ``host``: ``ddl.allreduce_`` on
-arrays of the host, from ``ddl.empty``: what the reduction alone takes, which is a stage of ``ddl``. ``gloo``, ``nccl``:
-``torch.distributed``. NCCL must believe that each rank is on a host of its own, as it refuses two on one GPU; then it
-uses sockets, and its log must say so.
+arrays of the host, from ``ddl.empty``: what the reduction alone takes, which is a stage of ``ddl``. ``c10d``, ``gloo``,
+``nccl``: ``torch.distributed``; ``c10d`` is backend "ddl", an asynchronous call and its wait, as in DDP. Streams wait
+for its results with DDL_GPU_WAIT=stream. NCCL must believe that each rank is on a host of its own, as it refuses two on
+one GPU; then it uses sockets, and its log must say so.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class AllreduceJob:
         self.device, self.rank, self.size = device, ddl.rank(), ddl.size()
         self.folder = Path(str(ddl.broadcast_object(tempfile.mkdtemp(prefix="ddl-gpu-") if self.rank == 0 else None)))
         self.groups: Dict[str, Any] = {}
-        if not {"gloo", "nccl"} & set(names):
+        if not {"c10d", "gloo", "nccl"} & set(names):
             return
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = FileStore(str(self.folder / "store"), self.size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
         self.groups["gloo"] = dist.group.WORLD
+        if "c10d" in names:
+            self.groups["c10d"] = dist.new_group(backend="ddl")
         if "nccl" in names:
             os.environ.update(
                 NCCL_HOSTID=f"rank{self.rank}",
@@ -123,9 +126,21 @@ def _of_group(backend: str) -> Callable[[AllreduceJob, int], Contest]:
     return contest
 
 
+def _of_backend(job: AllreduceJob, count: int) -> Contest:
+    tensor = torch.zeros(count, device=job.device)
+
+    def call() -> None:
+        work = dist.all_reduce(tensor, group=job.groups["c10d"], async_op=True)
+        assert work is not None
+        work.wait()
+
+    return Contest(tensor, call)
+
+
 CONTESTANTS: Dict[str, Callable[[AllreduceJob, int], Contest]] = {
     "ddl": _of_ddl,
     "host": _of_host,
+    "c10d": _of_backend,
     "gloo": _of_group("gloo"),
     "nccl": _of_group("nccl"),
 }
@@ -133,12 +148,12 @@ CONTESTANTS: Dict[str, Callable[[AllreduceJob, int], Contest]] = {
 
 def check(job: AllreduceJob, name: str, contest: Contest, count: int, salt: int) -> None:
     """Sum a pattern, and compare every element; a wrong one ends the program."""
-    numbers = (np.arange(count, dtype=np.int64) + salt) % 97
-    contest.fill((numbers + job.rank).astype(np.float32))
+    numbers = np.resize(np.roll(np.arange(97, dtype=np.float32), -salt), count)  # all sums of them are exact
+    contest.fill(numbers + np.float32(job.rank))
     job.settle()
     contest.call()
     job.settle()
-    expected = (numbers * job.size + job.size * (job.size - 1) // 2).astype(np.float32)
+    expected = numbers * np.float32(job.size) + np.float32(job.size * (job.size - 1) // 2)
     got = contest.values()
     if not np.array_equal(got, expected):
         index = int(np.flatnonzero(got != expected)[0])

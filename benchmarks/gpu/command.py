@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from benchmarks import ROOT, machine, search_path
-from benchmarks.gpu.child import Ended, run_child
+from benchmarks.gpu.child import Ended, run_child, run_together
 from benchmarks.gpu.pytest_output import outcomes
 from benchmarks.gpu.record import Record, sources_digest
 from benchmarks.gpu.steps import BLOCKS, GpuStep, all_steps
@@ -94,36 +95,50 @@ class Runner:
     def run(self, steps: Sequence[GpuStep]) -> bool:
         """Run steps until all have ended, or the next may not end in time; return whether all have."""
         first = True
-        for step in self.left(steps):
+        for _, together in itertools.groupby(self.left(steps), key=lambda step: step.together or step.full_name):
+            group = list(together)
+            runnable = [step for step in group if not step.skipped]
             remaining = self.deadline - time.monotonic()
-            if remaining < step.expected and not step.skipped and not (first and remaining > 1):
+            expected = max((step.expected for step in runnable), default=0.0)
+            if remaining < expected and not (first and remaining > 1):
                 return False
-            self.record.begin(step.full_name, step.block, self.source)
-            if step.skipped:
-                self.record.end(step.full_name, "skipped", 0.0, step.skipped, [])
-            else:
+            for step in group:
+                self.record.begin(step.full_name, step.block, self.source)
+                if step.skipped:
+                    self.record.end(step.full_name, "skipped", 0.0, step.skipped, [])
+            if runnable:
                 first = False
-                self._run(step, min(step.limit, remaining))
-            entry = self.record.steps[step.full_name]
-            print(f"==> {step.full_name}: {entry['status']} ({entry['seconds']:.0f} s) {figure_of(entry)}", flush=True)
+                self._run(runnable, remaining)
+            for step in group:
+                entry = self.record.steps[step.full_name]
+                figure = figure_of(entry)
+                print(f"==> {step.full_name}: {entry['status']} ({entry['seconds']:.0f} s) {figure}", flush=True)
         return not self.left(steps)
 
-    def _run(self, step: GpuStep, seconds: float) -> None:
+    def _run(self, group: Sequence[GpuStep], remaining: float) -> None:
         with tempfile.TemporaryDirectory(prefix="ddl-gpu-") as folder:
-            written, known = Path(folder) / "result.json", Path(folder) / "record.json"
+            known = Path(folder) / "record.json"
             known.write_text(json.dumps(self.record.content))
-            places = {"{json}": str(written), "{record}": str(known)}
-            line = [places.get(word, word) for word in step.line]
+            written = [Path(folder) / f"result.{number}.json" for number in range(len(group))]
+            lines = [
+                [{"{json}": str(file), "{record}": str(known)}.get(word, word) for word in step.line]
+                for step, file in zip(group, written)
+            ]
+            environs = [{**self.environ, **step.environ} for step in group]
+            limits = [min(step.limit, remaining) for step in group]
             with self.log.open("a", encoding="utf-8") as log:
-                log.write(f"\n==> {step.full_name}: {' '.join(step.line)}\n")
-            ended = run_child(line, {**self.environ, **step.environ}, ROOT, seconds, self.log)
-            result = outcomes(ended.output) if step.tests else _read(written)
-        status = ended.status
-        if status == "timeout" and seconds < step.limit:
-            status = "cut off"  # by the end of this call, not by its own
-        said = [] if status == "ok" else [f"status {ended.code}", *ended.output.splitlines()[-SAID:]]
-        self.record.end(step.full_name, status, ended.seconds, result, said)
-        _show(ended, step)
+                log.writelines(f"\n==> {step.full_name}: {' '.join(step.line)}\n" for step in group)
+            if len(group) == 1:
+                every = [run_child(lines[0], environs[0], ROOT, limits[0], self.log)]
+            else:
+                every = run_together(lines, environs, ROOT, limits, self.log)
+            for step, file, limit, ended in zip(group, written, limits, every):
+                result = outcomes(ended.output) if step.tests else _read(file)
+                # "cut off": by the end of this call, not by its own.
+                status = "cut off" if ended.status == "timeout" and limit < step.limit else ended.status
+                said = [] if status == "ok" else [f"status {ended.code}", *ended.output.splitlines()[-SAID:]]
+                self.record.end(step.full_name, status, ended.seconds, result, said)
+                _show(ended, step)
 
 
 def _show(ended: Ended, step: GpuStep) -> None:
@@ -153,7 +168,7 @@ def _environment(library: str) -> Dict[str, str]:
     """Return the variables of all steps."""
     outer = ("DDL_", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_", "FAKE_CUDA_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    environ.update(PYTHONPATH=search_path(environ), PYTHONUNBUFFERED="1", DDL_TUNED="off")
+    environ.update(PYTHONPATH=search_path(environ), PYTHONUNBUFFERED="1", DDL_TUNED="off", DDL_TIMEOUT="20")
     if library:
         environ["DDL_CUDA_LIBRARY"] = library
     return environ

@@ -62,6 +62,7 @@ QUESTIONS: Dict[str, Callable[[CudaDriver], Dict[str, Any]]] = {
     "costs": probe_costs.costs,
     "visible": probe_costs.visible,
     "wait": probe_waits.wait,
+    "depth": probe_waits.depth,
     "free": probe_waits.free,
 }
 

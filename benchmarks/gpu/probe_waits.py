@@ -16,9 +16,11 @@ import numpy as np
 from benchmarks.gpu.driver import CudaDriver, HostBlock
 from benchmarks.gpu.probe_memory import MIB, computing
 
-__all__ = ["free", "wait"]
+__all__ = ["depth", "free", "wait"]
 
 PIECES, STREAMS = 8, 12
+MOST_QUEUED = 4096  # commands
+BLOCKED = 0.3  # seconds that a call takes at least if the queue is full
 
 
 def _wait_for(driver: CudaDriver, stream: int, address: int, value: int) -> None:
@@ -187,3 +189,42 @@ def free(driver: CudaDriver) -> Dict[str, Any]:
         "a store lets all go on": ended >= 0 and bool(freed),
         "ms after the store": 1e3 * (time.monotonic() - stored),
     }
+
+
+def depth(driver: CudaDriver) -> Dict[str, Any]:
+    """How many commands does a stream take behind one that waits for a word, before the call blocks?
+
+    Copies alone, and pieces of a wait and a copy. Another thread queues, as it may block until the word is stored.
+    """
+    answer: Dict[str, Any] = {}
+    for kind, waits in (("copies", False), ("pieces of a wait and a copy", True)):
+        queued, ended = _queue_until_blocked(driver, waits)
+        answer[f"{kind} until the call blocks"] = queued if queued < MOST_QUEUED else f"over {MOST_QUEUED}"
+        answer[f"all ended after the store ({kind})"] = ended
+    return answer
+
+
+def _queue_until_blocked(driver: CudaDriver, waits: bool) -> Tuple[int, bool]:
+    """Return how many copies were queued, each behind a wait or all behind one, and whether all end when let go."""
+    words, block = HostBlock(driver, 4096), HostBlock(driver, 4096)
+    stream, device, address = driver.stream(), driver.allocate(4096), words.device_address()
+    if not waits:
+        _wait_for(driver, stream, address, 1)
+    queued: List[int] = []
+
+    def queue_all() -> None:
+        for number in range(MOST_QUEUED):
+            if waits:
+                _wait_for(driver, stream, address, 1)
+            driver.up(device, block.address, 64, stream)
+            queued.append(number)
+
+    with _thread(driver, queue_all) as thread:
+        before, since = -1, time.monotonic()
+        while thread.is_alive() and time.monotonic() - since < BLOCKED:
+            if len(queued) != before:
+                before, since = len(queued), time.monotonic()
+            time.sleep(0.001)
+        count = len(queued)
+        words.word().value = 1
+    return count, not thread.is_alive() and _ends(driver, stream, 10.0) >= 0

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from ddl.text.columns import aligned
-from ddl.text.units import exact_bytes_text
+from ddl.text.units import duration, exact_bytes_text
 
 __all__ = ["figure_of", "summary"]
 
 EXPOSED_TARGET = 0.5  #: of DDP's over gloo
+GLOO = "DDP over gloo"
+#: What is said of contestants of ``python -m benchmarks training``.
+EXPOSED = {
+    "ddl": "ours",
+    "ddp-over-ddl": "DDP over ours",
+    "ddp-over-ddl+stream": "the same with streams that wait",
+    "ddp": GLOO,
+    "ddp+malloc": GLOO,
+}
 
 
 def _of_tests(result: Dict[str, Any]) -> str:
@@ -33,12 +42,23 @@ def _of_sizes(result: Dict[str, Any]) -> str:
 def _of_models(result: Dict[str, Any]) -> str:
     parts = []
     for model, figures in result["models"].items():
-        exposed = {name: figures[name]["exposed_ms"] for name in ("ddl", "ddp") if name in figures}
-        if len(exposed) == 2 and all(value is not None for value in exposed.values()):
-            text = f"{model}: exposed {exposed['ddl']:.2f} ms, DDP over gloo {exposed['ddp']:.2f} ms"
-            reached = exposed["ddl"] <= EXPOSED_TARGET * exposed["ddp"]
-            parts.append(text + ("" if reached else "; more than half of it"))
+        exposed = {
+            title: figures[name]["exposed_ms"]
+            for name, title in EXPOSED.items()
+            if figures.get(name, {}).get("exposed_ms") is not None
+        }
+        text = f"{model}: exposed " + ", ".join(f"{title} {value:.2f} ms" for title, value in exposed.items())
+        if "ours" in exposed and GLOO in exposed and exposed["ours"] > EXPOSED_TARGET * exposed[GLOO]:
+            text += "; ours is more than half of gloo's"
+        parts += [text] if exposed else []
     return "; ".join(parts)
+
+
+def _of_calls(figures: Dict[str, Dict[str, Any]]) -> str:
+    """Return the medians of DDL, by size."""
+    return ", ".join(
+        f"{exact_bytes_text(int(size))} {duration(figure['median'], 3)}" for size, figure in figures["ddl"].items()
+    )
 
 
 def figure_of(step: Dict[str, Any]) -> str:
@@ -52,9 +72,11 @@ def figure_of(step: Dict[str, Any]) -> str:
         return _of_sizes(result)
     if "models" in result:
         return _of_models(result)
+    if "figures" in result:
+        return _of_calls(result["figures"])
     if "rates" in result:
         return ", ".join(f"{name} {value / 1e9:.1f} GB/s" for name, value in result["rates"].items())
-    plain = [f"{name}: {value}" for name, value in result.items() if isinstance(value, (bool, str)) and name != "fake"]
+    plain = [f"{name}: {value}" for name, value in result.items() if isinstance(value, (int, str)) and name != "fake"]
     return "; ".join(plain)[:150]
 
 

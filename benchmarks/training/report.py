@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 from benchmarks.training.blocks import Block, Chosen, Start
+from benchmarks.training.start import CONTESTANTS
 from ddl.tools.files import say_written
 
 __all__ = ["TrainingFigures", "about", "fastest_ddp", "figures", "plot", "table"]
@@ -78,8 +79,7 @@ def _of(blocks: List[Block], starts: List[Start]) -> TrainingFigures:
 
 def _reference(name: str, results: Dict[str, TrainingFigures]) -> Optional[TrainingFigures]:
     """Return ``alone`` under the contestant's allocator setting."""
-    tuned = name == "ddl" or name.endswith("+malloc")
-    return results.get("alone+malloc" if tuned else "alone")
+    return results.get("alone+malloc" if CONTESTANTS[name].malloc else "alone")
 
 
 def figures(chosen: Chosen) -> Dict[str, TrainingFigures]:
@@ -99,8 +99,8 @@ def figures(chosen: Chosen) -> Dict[str, TrainingFigures]:
 
 
 def fastest_ddp(results: Dict[str, TrainingFigures]) -> Optional[str]:
-    """Return the name of the fastest variant of DDP that ran, or None."""
-    names = [name for name in results if name.startswith("ddp")]
+    """Return the name of the fastest variant of DDP over gloo that ran, or None."""
+    names = [name for name in results if name.startswith("ddp") and "over-ddl" not in name]
     return min(names, key=lambda name: results[name].step_ms) if names else None
 
 

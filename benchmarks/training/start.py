@@ -29,14 +29,15 @@ TIMEOUT = 300  # seconds for a start, or a block
 
 @dataclass(frozen=True)
 class TrainingContestant:
-    """``library`` is one of worker.py; ``malloc``: glibc is told to keep freed memory."""
+    """``library`` is one of worker.py; ``malloc``: glibc is told to keep freed memory; ``wait``: DDL_GPU_WAIT."""
 
     library: str
     malloc: bool
+    wait: str = "host"
 
     def environment(self) -> Dict[str, str]:
-        if self.library == "ddl":  # sets it itself
-            return {"DDL_TUNE_ALLOCATOR": "1" if self.malloc else "0"}
+        if self.library in ("ddl", "ddp_over_ddl"):  # DDL sets it itself
+            return {"DDL_TUNE_ALLOCATOR": "1" if self.malloc else "0", "DDL_GPU_WAIT": self.wait}
         return malloc_settings.environ() if self.malloc else {}
 
 
@@ -46,12 +47,15 @@ CONTESTANTS: Dict[str, TrainingContestant] = {
     "synced+malloc": TrainingContestant("synced", malloc=True),
     "ddl": TrainingContestant("ddl", malloc=True),
     "ddl-malloc": TrainingContestant("ddl", malloc=False),  # only where it is named: nobody needs to run it so
+    "ddp-over-ddl": TrainingContestant("ddp_over_ddl", malloc=True),
+    "ddp-over-ddl+stream": TrainingContestant("ddp_over_ddl", malloc=True, wait="stream"),
     "ddp": TrainingContestant("ddp", malloc=False),
     "ddp+malloc": TrainingContestant("ddp", malloc=True),
     "ddp+view": TrainingContestant("ddp_view", malloc=False),
     "ddp+view+malloc": TrainingContestant("ddp_view", malloc=True),
 }
-DEFAULT = tuple(name for name in CONTESTANTS if name != "ddl-malloc")
+#: The others are for those who name them.
+DEFAULT = tuple(name for name in CONTESTANTS if name != "ddl-malloc" and "over-ddl" not in name)
 
 
 class Failed(Exception):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -74,14 +75,29 @@ def ddp_view(network: Network, optimizer: torch.optim.Optimizer, store: Store) -
     return _ddp(network, optimizer, store, view=True)
 
 
-def _ddp(network: Network, optimizer: torch.optim.Optimizer, store: Store, view: bool) -> Wrapped:
+def ddp_over_ddl(network: Network, optimizer: torch.optim.Optimizer, store: Store) -> Wrapped:
+    """As ``ddp``, over the backend "ddl" of ``torch.distributed``."""
+    importlib.import_module("ddl_torch")  # it registers the backend
+    return _ddp(network, optimizer, store, view=False, backend="ddl")
+
+
+def _ddp(
+    network: Network, optimizer: torch.optim.Optimizer, store: Store, view: bool, backend: str = "gloo"
+) -> Wrapped:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=store, rank=rank(), world_size=size())
+    dist.init_process_group(backend, store=store, rank=rank(), world_size=size())
     wrapped = torch.nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=view)
     return wrapped, optimizer, dist.destroy_process_group
 
 
-LIBRARIES = {"alone": alone, "synced": synced, "ddl": ddl, "ddp": ddp, "ddp_view": ddp_view}
+LIBRARIES = {
+    "alone": alone,
+    "synced": synced,
+    "ddl": ddl,
+    "ddp": ddp,
+    "ddp_view": ddp_view,
+    "ddp_over_ddl": ddp_over_ddl,
+}
 
 
 def rank() -> int:
