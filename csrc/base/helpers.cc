@@ -177,7 +177,7 @@ void Crew::thread_main() {
     const Nanoseconds now = now_ns();
     if (idle_since == 0) idle_since = now;
     if (now - idle_since < kAwake) {
-      for (int i = 0; i < 16; ++i) cpu_pause();
+      ::sched_yield();  // what else wants this core may have it
       continue;
     }
     asleep_.fetch_add(1);
