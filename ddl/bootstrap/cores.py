@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, List, Sequence
+from typing import Iterable, List, Sequence, Tuple
 
 __all__ = ["Cores", "helpers", "quota", "share"]
 
@@ -40,13 +40,21 @@ class Cores:
         # Another process may have sent it.
         if not (isinstance(self.machine, str) and isinstance(self.quota, (int, float)) and self.quota >= 0):
             raise ValueError("this does not say where a process may run")
-        if not _LIST.fullmatch(self.cpus):
-            raise ValueError(f"{self.cpus!r} is no list of cores")
+        if not (isinstance(self.cpus, str) and _LIST.fullmatch(self.cpus) and self._ascends()):
+            raise ValueError(f"{str(self.cpus)[:100]!r} is no list of cores")
 
     def numbers(self) -> List[int]:
         """Return the numbers of the cores."""
+        return [number for first, last in self._spans() for number in range(first, last + 1)]
+
+    def _spans(self) -> List[Tuple[int, int]]:
         spans = [[int(end) for end in span.split("-")] for span in self.cpus.split(",")]
-        return [number for span in spans for number in range(span[0], span[-1] + 1)]
+        return [(span[0], span[-1]) for span in spans]
+
+    def _ascends(self) -> bool:
+        """Return whether each core is named once, so that there are no more of them than numbers of five digits."""
+        ends = [-1, *(end + of_last for span in self._spans() for of_last, end in enumerate(span))]
+        return all(earlier < later for earlier, later in zip(ends, ends[1:]))
 
 
 def share(own: Cores, ranks: Iterable[Cores]) -> float:

@@ -64,7 +64,7 @@ def test_this_process() -> None:
     assert own.machine
 
 
-@pytest.mark.parametrize("cpus", ["", "a", "0-", "-3", "1,,2", "0-1-2", "123456", "1\n"])
+@pytest.mark.parametrize("cpus", ["", "a", "0-", "-3", "1,,2", "0-1-2", "123456", "1\n", "3-1", "0,0", "0-4,4", "5,3"])
 def test_what_is_no_list_of_cores(cpus: str) -> None:
     with pytest.raises(ValueError, match="is no list of cores"):
         Cores("a", cpus, 0.0)

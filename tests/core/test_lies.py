@@ -124,10 +124,14 @@ def test_a_rank_that_lies_about_its_memory_gets_messages_instead() -> None:
     assert any("rank 1: no shared memory with rank 0" in warning for warning in other_warnings), other_warnings
 
 
+NO_CORES: List[Tuple[Any, Any, Any]] = [(7, "0", 0.0), ("m", 0, 0.0), ("m", "0-", 0.0), ("m", "0", -1), ("m", "0", "1")]
+
+
 def introduction() -> Dict[str, Any]:
     return {
         **{"rank": 1, "host": "b", "host_id": "b", "offers": [["10.0.0.0/8", "10.0.0.1", 5, 0.0]], "unix_name": "u"},
         **{"nonce": [64, "00"], "board_offset": 128, "shared": True, "deterministic": False, "version": "1"},
+        "cores": {"machine": "m", "cpus": "0-7,16", "quota": 1.5},
     }
 
 
@@ -136,7 +140,8 @@ def introduction() -> Dict[str, Any]:
     [
         *({"rank": 0}, {"rank": "1"}, {"host": 7}, {"offers": []}, {"offers": [["n"]]}, {"offers": [[1, "a", 5, 0]]}),
         *({"offers": [["n", "a", "5", 0]]}, {"nonce": 5}, {"nonce": ["64", "00"]}, {"nonce": [-64, "00"]}),
-        *({"board_offset": None}, {"board_offset": -1}, {"board_offset": True}, {"more": 1}),
+        *({"board_offset": None}, {"board_offset": -1}, {"board_offset": True}, {"more": 1}, {"cores": 8}),
+        *({"cores": {"machine": machine, "cpus": cpus, "quota": quota}} for machine, cpus, quota in NO_CORES),
     ],
     ids=repr,
 )
