@@ -21,7 +21,7 @@ from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
-from ddl.bootstrap.cores import Cores, share
+from ddl.bootstrap.cores import Cores, shares
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.generations import Generations
 from ddl.bootstrap.rail_news import RailEnds
@@ -244,8 +244,7 @@ class Job:
 
     def cores(self) -> Dict[int, float]:
         """Return how many cores each member has for itself; the same on all ranks, once they have met."""
-        ranks = {number: self.peers[number].cores for number in self.members if number in self.peers}
-        return {number: share(own, ranks.values()) for number, own in ranks.items()}
+        return shares({number: self.peers[number].cores for number in self.members if number in self.peers})
 
     def choose_rails(self, offers: Sequence[RailOffer]) -> None:
         peers = [self.peers[number] for number in self.members]

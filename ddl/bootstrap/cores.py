@@ -1,7 +1,7 @@
 """Which cores a process may use, and how many of them are its own share among the ranks of its machine.
 
 The ranks of a machine say where they may run: by their affinity, as ``0-7,16``, and by the time that their control
-groups allow. From this, ``share`` is computed for each rank, and comes out alike on all of them.
+groups allow. From this, each rank's share follows, alike on all of them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, List, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
-__all__ = ["Cores", "helpers", "quota", "share"]
+__all__ = ["Cores", "helpers", "quota", "shares"]
 
 #: More threads than that were not seen to bring more (docs/performance.md).
 _MOST_HELPERS = 3
+_ROUNDING = 1e-6  # seven sevenths are less than 1 otherwise
 _LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
@@ -43,29 +44,39 @@ class Cores:
         if not (isinstance(self.cpus, str) and _LIST.fullmatch(self.cpus) and self._ascends()):
             raise ValueError(f"{str(self.cpus)[:100]!r} is no list of cores")
 
-    def numbers(self) -> List[int]:
-        """Return the numbers of the cores."""
-        return [number for first, last in self._spans() for number in range(first, last + 1)]
-
-    def _spans(self) -> List[Tuple[int, int]]:
-        spans = [[int(end) for end in span.split("-")] for span in self.cpus.split(",")]
-        return [(span[0], span[-1]) for span in spans]
-
     def _ascends(self) -> bool:
         """Return whether each core is named once, so that there are no more of them than numbers of five digits."""
-        ends = [-1, *(end + of_last for span in self._spans() for of_last, end in enumerate(span))]
+        ends = [-1, *(end + of_last for span in _spans(self.cpus) for of_last, end in enumerate(span))]
         return all(earlier < later for earlier, later in zip(ends, ends[1:]))
 
 
-def share(own: Cores, ranks: Iterable[Cores]) -> float:
-    """Return how many cores are there for one rank, if it shares each of its own with all ``ranks`` that may use it.
+def _spans(cpus: str) -> List[Tuple[int, int]]:
+    spans = [[int(end) for end in span.split("-")] for span in cpus.split(",")]
+    return [(span[0], span[-1]) for span in spans]
 
-    ``ranks``: all ranks of the job, also on other machines, with ``own`` among them.
+
+def _numbers(cpus: str) -> List[int]:
+    """Return the numbers of the cores."""
+    return [number for first, last in _spans(cpus) for number in range(first, last + 1)]
+
+
+def shares(ranks: Mapping[int, Cores]) -> Dict[int, float]:
+    """Return how many cores are there for each rank, if it shares each of its own with all ranks that may use it.
+
+    ``ranks``: all ranks of the job, on any machines.
     """
-    here = [each for each in ranks if each.machine == own.machine]
-    users = Counter(number for each in here for number in each.numbers())
-    cores = sum(1 / users[number] for number in own.numbers())
-    return min(cores, own.quota / len(here)) if own.quota else cores
+    machines: Dict[str, Counter[str]] = {}
+    for own in ranks.values():
+        machines.setdefault(own.machine, Counter())[own.cpus] += 1
+    result: Dict[Cores, float] = {}  # mostly all ranks of a machine have the same
+    for own in dict.fromkeys(ranks.values()):
+        users: Counter[int] = Counter()
+        for cpus, count in machines[own.machine].items():
+            users.update(dict.fromkeys(_numbers(cpus), count))
+        cores = sum(1 / users[number] for number in _numbers(own.cpus)) + _ROUNDING
+        here = sum(machines[own.machine].values())
+        result[own] = min(cores, own.quota / here) if own.quota else cores
+    return {rank: result[own] for rank, own in ranks.items()}
 
 
 def helpers(cores: float, wanted: int = 0) -> int:
@@ -75,7 +86,7 @@ def helpers(cores: float, wanted: int = 0) -> int:
     """
     if wanted:
         return wanted - 1
-    return max(0, min(int(cores + 1e-6) - 1, _MOST_HELPERS))
+    return max(0, min(int(cores) - 1, _MOST_HELPERS))
 
 
 def _listed(numbers: Sequence[int]) -> str:

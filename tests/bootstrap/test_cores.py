@@ -8,7 +8,7 @@ from typing import List
 
 import pytest
 
-from ddl.bootstrap.cores import Cores, helpers, quota, share
+from ddl.bootstrap.cores import Cores, helpers, quota, shares
 
 
 def ranks(*cpus: str, machine: str = "a", quota: float = 0.0) -> List[Cores]:
@@ -16,7 +16,7 @@ def ranks(*cpus: str, machine: str = "a", quota: float = 0.0) -> List[Cores]:
 
 
 @pytest.mark.parametrize(
-    ("here", "shares"),
+    ("here", "expected"),
     [
         (ranks("0-15"), [16]),
         (ranks("0-15", "0-15"), [8, 8]),
@@ -29,13 +29,20 @@ def ranks(*cpus: str, machine: str = "a", quota: float = 0.0) -> List[Cores]:
         (ranks("0-15") + ranks("0-15", machine="b"), [16, 16]),
     ],
 )
-def test_share(here: List[Cores], shares: List[float]) -> None:
-    assert [share(each, here) for each in here] == shares
+def test_shares(here: List[Cores], expected: List[float]) -> None:
+    assert list(shares(dict(enumerate(here))).values()) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_third_of_three_is_one() -> None:
-    here = ranks("0-2", "0-2", "0-2")
-    assert helpers(share(here[0], here) * 2) == 1
+@pytest.mark.parametrize("count", range(1, 100))
+def test_as_many_ranks_as_cores_have_one_each(count: int) -> None:
+    alike = shares(dict.fromkeys(range(count), Cores("a", f"0-{count - 1}" if count > 1 else "0", 0.0)))
+    assert {int(cores) for cores in alike.values()} == {1}
+
+
+def test_shares_of_many_ranks_take_no_time() -> None:
+    """A sum over all pairs of ranks would take half a minute here."""
+    many = shares({rank: Cores(f"machine {rank // 64}", "0-127", 0.0) for rank in range(4096)})
+    assert len(many) == 4096 and int(many[77]) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,7 +66,7 @@ def test_helpers(cores: float, wanted: int, threads: int) -> None:
 
 def test_this_process() -> None:
     own = Cores.of_this_process()
-    assert set(own.numbers()) == os.sched_getaffinity(0)
+    assert int(shares({3: own})[3]) == int(quota() or len(os.sched_getaffinity(0)))
     assert Cores(**vars(own)) == own
     assert own.machine
 
