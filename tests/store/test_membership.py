@@ -10,6 +10,7 @@ from ddl.store.membership.limits import ElasticLimits, Phase
 from ddl.store.membership.membership import Membership
 from ddl.store.membership.participant import SELF, STORE, Participant
 from ddl.store.membership.records import FIRST_BALLOT, BallotNumber, GenerationRecord, first_record
+from ddl.store.membership.roster import Roster
 from ddl.store.messages import Message, Outgoing
 
 ELECTED = BallotNumber(1, 0, 0)
@@ -129,6 +130,20 @@ def test_the_last_that_have_the_state_stay_although_they_are_to_leave() -> None:
     assert (store.record.members, kinds(told)) == ((1,), ["break", "generation"])
     assert kinds(store.received(1, {"type": "installed", "generation": 1, "value": ""}, 0.2)) == ["go"]
     assert store.phase is Phase.STEADY
+
+
+def test_who_was_asked_to_leave_before_it_was_a_member_leaves_when_it_is_one() -> None:
+    """A rank that died in between is no reason to forget that: the process would have stayed until it was ended."""
+    roster = Roster(GenerationRecord(0, (0, 1), True))
+    roster.newcomers[2] = True
+    roster.leaving.add(2)
+    roster.absent[0] = "it died"
+    roster.enter(GenerationRecord(1, (1,), True))
+    assert roster.to_leave() == set()
+    roster.enter(GenerationRecord(2, (1, 2), True))
+    assert roster.to_leave() == {2}
+    roster.enter(GenerationRecord(3, (1,), True, (2,)))
+    assert roster.leaving == set() and roster.left_out(2)["asked"] is True
 
 
 def is_cut_off(*, from_second: float, times: int, place: int = 1, size: int = 3) -> bool:

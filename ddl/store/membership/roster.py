@@ -33,7 +33,7 @@ class Roster:
         why = {m: self.absent.setdefault(m, ASKED if m in record.asked else _WITHOUT) for m in gone}
         for member in record.members:
             self.newcomers.pop(member, None)
-        self.leaving &= set(record.members)
+        self.leaving -= self.absent.keys()  # who is about to join stays asked
         self._asked.update(record.asked)
         return why
 
