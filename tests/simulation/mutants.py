@@ -11,7 +11,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Se
 from unittest import mock
 
 from ddl.store import verdict
-from ddl.store.membership import acceptor, decision, election, membership, participant, planned_stop, records
+from ddl.store.membership import acceptor, decision, election, membership, participant, planned_stop, records, roster
 from ddl.store.membership.records import GenerationRecord
 from ddl.store.messages import Message, Outgoing
 
@@ -256,6 +256,20 @@ def who_accepts_does_not_break() -> Iterator[None]:
         return [(to, told) for to, told in vote(self, message) if told["type"] != "break"]
 
     with mock.patch.object(participant.Participant, "_vote", goes_on):
+        yield
+
+
+@_mutant(crash=2, join=3, remove=3)
+def who_has_not_joined_need_not_leave() -> Iterator[None]:
+    """A newcomer was to leave; the others change without it, and nobody remembers."""
+    enter = roster.Roster.enter
+
+    def forgets(self: roster.Roster, record: GenerationRecord) -> Dict[int, str]:
+        gone = enter(self, record)
+        self.leaving &= set(record.members)
+        return gone
+
+    with mock.patch.object(roster.Roster, "enter", forgets):
         yield
 
 

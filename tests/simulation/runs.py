@@ -70,6 +70,8 @@ def _heal(world: World, injector: Injector) -> None:
         world.run(world.now + _SETTLES, lambda: not _waiting(world))
         if _waiting(world):
             world.checker.fail("10 idle is silent", f"all is well, but {_waiting(world)}")
+        if _staying(world):
+            world.checker.fail("12 who is asked leaves", f"processes {_staying(world)} train on, and others could")
         return
     alive = [rank for rank in world.alive() if not rank.over]
     states = {rank.name: (rank.script.state_name, rank.participant.record.generation) for rank in alive}
@@ -167,6 +169,14 @@ def _waiting(world: World) -> str:
         if deadline is not None:
             return f"{rank.name} waits for {deadline - rank.clock():.3f} s"
     return ""
+
+
+def _staying(world: World) -> List[int]:
+    """Return the members that the store was told to let go. Where all of them are such, they keep the state."""
+    store = world.store()
+    members = store.membership.record.members if store is not None else ()
+    asked = store.asked.intersection(members) if store is not None else set()
+    return sorted(asked) if len(asked) < len(members) else []
 
 
 def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:

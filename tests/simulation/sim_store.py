@@ -6,7 +6,7 @@ Only the membership and the verdicts are here; keys, values and the pace are not
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional, Set
 
 from ddl.errors import ProtocolError
 from ddl.store.membership.acceptor import Acceptor
@@ -35,6 +35,7 @@ class SimStore:
         self.ballot = ballot
         self.open = True
         self.is_known = True  #: as a store that may speak
+        self.asked: Set[int] = set()  #: processes that it was told to let go
         self.address = f"{process.name}/{ballot.epoch}"
         record = membership.record
         self.verdict = JobVerdicts(max(record.members) + 1)
@@ -123,6 +124,7 @@ class SimStore:
     def remove(self, number: int) -> None:
         """A process is to leave between two steps."""
         if self.open:
+            self.asked.add(number)
             self._deliver(self.membership.remove(number, self.process.clock()))
             self.turn()
 
