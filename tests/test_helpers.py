@@ -21,18 +21,22 @@ FASTEST = _core.reduce_kernels()[-1]
 LENGTHS = [WORTH - 8, WORTH, WORTH + 8, 3 * WORTH + 4096 + 24, 8 * WORTH - 16]
 
 
-def communicator(helpers: int) -> _core.Communicator:
-    made = _core.Communicator(rank=0, size=1, timeout=60, spin_us=0, yield_us=0)
-    made.set_helpers(helpers)
-    return made
+def with_helpers(count: int) -> _core.Communicator:
+    communicator = alone()
+    communicator.set_helpers(count)
+    return communicator
+
+
+def alone() -> _core.Communicator:
+    return _core.Communicator(rank=0, size=1, timeout=60, spin_us=0, yield_us=0)
 
 
 @pytest.fixture
 def three() -> Iterator[None]:
-    made = communicator(3)
+    communicator = with_helpers(3)
     assert _core.helpers()[0] == 3
     yield
-    made.shutdown()
+    communicator.shutdown()
 
 
 def threads() -> int:
@@ -117,7 +121,7 @@ def test_they_live_as_long_as_a_communicator_that_wants_them() -> None:
     gc.collect()  # communicators of tests before
     assert _core.helpers()[0] == 0
     before = threads()
-    first, second = communicator(2), communicator(2)
+    first, second = with_helpers(2), with_helpers(2)
     assert _core.helpers()[0] == 2
     assert threads() == before + 2
     first.shutdown()
@@ -152,10 +156,10 @@ def test_a_forked_child_does_without(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("helpers", [-1, 64])
 def test_what_is_no_number_of_helpers(helpers: int) -> None:
-    made = _core.Communicator(rank=0, size=1, timeout=60, spin_us=0, yield_us=0)
+    communicator = alone()
     with pytest.raises(ValueError, match=f"set_helpers: {helpers} helpers"):
-        made.set_helpers(helpers)
-    made.shutdown()
+        communicator.set_helpers(helpers)
+    communicator.shutdown()
 
 
 def test_storage_has_a_view_of_each_type() -> None:

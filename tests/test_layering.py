@@ -26,6 +26,7 @@ RULES = {
     "__main__": "tools",
     "at_exit": "",
     "errors": "",
+    "machine": "",
     "text": "errors",
     "topology": "errors",
     "reduce_op": "errors text",
@@ -34,14 +35,14 @@ RULES = {
     "store": "errors",
     "blame": "errors text records store.rank_names",
     "bootstrap.environ": "errors store",
-    "bootstrap": "at_exit errors text store bootstrap.environ _core",
-    "launch": "errors text store records blame bootstrap.environ _version",
+    "bootstrap": "at_exit errors machine text store bootstrap.environ _core",
+    "launch": "errors machine text store records blame bootstrap.environ _version",
     "plan": "errors topology",
     "plan.lower": "errors topology plan _core",  # it hands plans to the core
     "tuning": "errors text topology plan _version",
     "tuning.simulate": "errors topology plan tuning adapter.buckets",  # it cuts a model's gradients as adapters do
-    "tuning.measure": "errors text topology plan tuning reduce_op memory communicator bootstrap.environ",
-    "_comm": "errors topology plan tuning reduce_op store bootstrap records _version _core",
+    "tuning.measure": "errors machine text topology plan tuning reduce_op memory communicator bootstrap.environ",
+    "_comm": "errors machine topology plan tuning reduce_op store bootstrap records _version _core",
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
     "api": "at_exit errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
@@ -82,7 +83,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax
 #: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need, and
 #: what --metrics serves with.
 LOADED_BY_DDLRUN = (
-    *("ddl.errors", "ddl.text", "ddl.topology", "ddl.records", "ddl.blame", "ddl.store"),
+    *("ddl.errors", "ddl.machine", "ddl.text", "ddl.topology", "ddl.records", "ddl.blame", "ddl.store"),
     *("ddl.bootstrap.environ", "ddl.launch"),
 )
 OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions", "prometheus_client"}

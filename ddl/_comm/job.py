@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, TypeVar
 
 from ddl import _core
-from ddl._comm.peer import Peer, boot_id, sharing
+from ddl._comm.peer import Peer, own_host_id, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
@@ -94,7 +94,7 @@ class Job:
         self._pairs: Set[Tuple[int, int]] = set()  # processes that have proved to share memory; the lower one first
         if settings.shm_size:
             _core.configure_arena(settings.shm_size)
-        _core.configure_gpu_driver(settings.cuda_library, settings.gpu_wait == "stream" or settings.nccl)
+        _core.configure_gpu_driver(settings.cuda_library, settings.streams_wait)
 
     @property
     def secret(self) -> bytes:
@@ -166,7 +166,7 @@ class Job:
         listeners, offers = self._listen(store.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
-        host_id = self.settings.host_id or boot_id()
+        host_id = self.settings.host_id or own_host_id()
         if self.settings.elastic:
             newcomer = self.settings.incarnation >= 0
             self.generations = Generations.of(self.watch, host_id, self.secret, offers[0].address, newcomer)

@@ -10,10 +10,11 @@ from typing import Any, List, Sequence, Set, Tuple
 
 from ddl.bootstrap.connect import Nonce
 from ddl.bootstrap.cores import Cores
+from ddl.machine import boot_id
 from ddl.store.messages import said_by
 from ddl.store.rails import RailOffer
 
-__all__ = ["Peer", "boot_id", "sharing"]
+__all__ = ["Peer", "own_host_id", "sharing"]
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Peer:
         return said_by(rank, text, parsed)
 
 
-def boot_id() -> str:
+def own_host_id() -> str:
     """Ranks of one running kernel and network namespace have the same; others have no way to swap memory."""
+    machine = boot_id()
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{machine}/{os.stat('/proc/self/ns/net').st_ino}" if machine else platform.node()
     except OSError:
         return platform.node()
 

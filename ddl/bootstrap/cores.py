@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
 
+from ddl.machine import boot_id
+
 __all__ = ["Cores", "helpers", "quota", "shares"]
 
 #: More threads than that were not seen to bring more (docs/performance.md).
@@ -35,7 +37,7 @@ class Cores:
     @classmethod
     def of_this_process(cls) -> Cores:
         """Ask the kernel."""
-        return cls(_boot_id(), _listed(sorted(os.sched_getaffinity(0))), quota())
+        return cls(boot_id(), _listed(sorted(os.sched_getaffinity(0))), quota())
 
     def __post_init__(self) -> None:
         # Another process may have sent it.
@@ -97,10 +99,6 @@ def _listed(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-
-
-def _boot_id() -> str:
-    return _text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def quota(root: str = "/") -> float:

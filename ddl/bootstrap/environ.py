@@ -283,6 +283,11 @@ class Settings:
             return str(error)
         return ""
 
+    @property
+    def streams_wait(self) -> bool:
+        """Whether streams of the GPU wait for results there, and the host goes on: so they must for NCCL's."""
+        return self.gpu_wait == "stream" or self.nccl
+
     def check(self) -> None:
         """Raise ``ConfigError`` where settings contradict one another."""
         for variable, value in (("DDL_ALGORITHM", self.algorithm), ("DDL_WIRE", self.wire)):

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from ddl.machine import boot_id
+
 __all__ = ["ClockOffset", "HostClock", "clock_message", "kernel_clock"]
 
 _FIRST, _EXCHANGES = 64, 16  # of the first round, while ranks start and hosts are busy, and of each later one
@@ -22,10 +24,9 @@ _GIVE_UP = 5.0  # seconds for an answer
 
 def kernel_clock() -> str:
     """Return a name of the clock of this process: who has the same one reads the same time."""
+    machine = boot_id()
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+        return f"{machine} {os.readlink('/proc/self/ns/time')}" if machine else ""
     except OSError:  # an old kernel, or a strange container: then the offset is measured
         return ""
 

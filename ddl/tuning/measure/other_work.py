@@ -7,11 +7,13 @@ how much of that was its own.
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import time
 from typing import Dict, List, NamedTuple, Sequence
 
 from ddl.communicator import Communicator
+from ddl.machine import boot_id
 
 __all__ = ["MOST", "OtherWork", "Share", "busy_hosts", "busy_seconds"]
 
@@ -52,7 +54,7 @@ class OtherWork:
     def told(self, world: Communicator) -> str:
         """Return which machines others have used until now; empty: none. Collective, blocking; alike on all ranks."""
         own = Share(
-            _machine(),
+            boot_id() or platform.node(),
             socket.gethostname(),
             os.cpu_count() or 1,
             time.monotonic() - self._began,
@@ -70,8 +72,3 @@ def busy_seconds() -> float:
     user, nice, system = map(int, fields[:3])
     steal = int(fields[7]) if len(fields) > 7 else 0  # interrupts are left out: they may be the job's own
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _machine() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()

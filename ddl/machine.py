@@ -1,0 +1,17 @@
+"""Which machine a process runs on, as its kernel says."""
+
+from __future__ import annotations
+
+__all__ = ["boot_id"]
+
+
+def boot_id() -> str:
+    """Return what the kernel has called itself since it started, alike in all of its containers; "" if it does not say.
+
+    Source: ``random(4)``; a container can hide ``/proc/sys``.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
