@@ -1,7 +1,8 @@
-"""Compiles the op of call_op.cc against the TensorFlow that is installed: once for each version, then from a cache.
+"""Finds the op of call_op.cc for the TensorFlow that is installed: the wheel's, or one compiled here, once a version.
 
-The cache is ``$XDG_CACHE_HOME/ddl`` (``~/.cache/ddl``). Ranks of one host that start together compile once: a rank that
-comes first holds a file lock, which the kernel gives back if it dies.
+Wheels have it for some versions (release/tensorflow_ops.py). What is compiled here is kept in ``$XDG_CACHE_HOME/ddl``
+(``~/.cache/ddl``). Ranks of one host that start together compile once: a rank that comes first holds a file lock, which
+the kernel gives back if it dies.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 import tensorflow as tf
 
 import ddl
 
-__all__ = ["BuildError", "op_library"]
+__all__ = ["BuildError", "op_library", "prebuilt"]
 
 _SOURCE = Path(__file__).with_name("call_op.cc")
+_PREBUILT = Path(__file__).with_name("prebuilt")
 _LIMIT = 240.0  #: seconds; it takes 6 to 15
 
 
@@ -33,7 +35,22 @@ class BuildError(ddl.Error):
 
 
 def op_library() -> Path:
-    """Return the compiled op, compiling it if it is not there. Raises ``BuildError``."""
+    """Return the op, compiled now if it is not there yet. Raises ``BuildError``."""
+    return prebuilt(_PREBUILT) or _compiled()
+
+
+def prebuilt(folder: Path) -> Optional[Path]:
+    """Return the op in a wheel's folder that fits the TensorFlow that is installed, if there is one.
+
+    It fits if it was compiled for this version, with the flags that this TensorFlow asks for: they choose layouts.
+    """
+    library = folder / f"call_op-{tf.__version__}.so"
+    flags = library.with_suffix(".flags")
+    asked = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
+    return library if flags.exists() and flags.read_text(encoding="utf-8").split() == asked else None
+
+
+def _compiled() -> Path:
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     if not compiler or shutil.which(compiler[0]) is None:
         raise BuildError(f"there is no C++ compiler {' '.join(compiler) or '(CXX is empty)'}")

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Set
+from typing import Dict, Iterator, Sequence, Set
 
 from ddl._version import __version__
 from release.targets import targets
+from release.tensorflow_ops import OPS_FOR, PREBUILT, op_files
 from release.wheels import ROOT
 
 __all__ = ["add_arguments", "of_contents", "run"]
@@ -90,15 +91,22 @@ def _of_metadata(files: Sequence[Path]) -> Iterator[str]:
 
 
 def of_contents(wheels: Sequence[Path]) -> Iterator[str]:
-    """Yield where wheels differ: all have the same files of Python, and one core each."""
+    """Yield where wheels differ: all have the same files of Python, one core each, and the ops of their processor."""
     contents: Dict[str, Set[str]] = {}
     for path in wheels:
         with zipfile.ZipFile(path) as archive:
             entries = [entry for entry in archive.infolist() if ".dist-info/" not in entry.filename]
-            cores: List[str] = [entry.filename for entry in entries if entry.filename.endswith(".so")]
-            contents[path.name] = {f"{entry.filename} {entry.CRC}" for entry in entries if entry.filename not in cores}
+            ops = [entry.filename for entry in entries if entry.filename.startswith(PREBUILT)]
+            cores = [
+                entry.filename for entry in entries if entry.filename.endswith(".so") and entry.filename not in ops
+            ]
+            alike = [entry for entry in entries if entry.filename not in (*cores, *ops)]
+            contents[path.name] = {f"{entry.filename} {entry.CRC}" for entry in alike}
         if len(cores) != 1 or not cores[0].startswith("ddl/_core."):
             yield f"{path.name} has the native modules {cores}, and should have ddl/_core alone"
+        expected = op_files() if path.name.endswith(f"_{OPS_FOR}.whl") else []
+        if sorted(ops) != sorted(expected):
+            yield f"{path.name} has {ops or 'no op'} of TensorFlow, and should have {expected or 'none'}"
     usual = next(iter(contents.values()), set())
     for name, files in contents.items():
         for different in sorted({line.split()[0] for line in files ^ usual})[:3]:

@@ -25,6 +25,9 @@ __all__ = ["add_arguments", "run"]
 _TABLE = ROOT / "docs" / "install.md"
 _BEGIN, _END = "<!-- made by `make wheels` -->\n", "<!-- end -->\n"
 _NEEDS = ("pip", "numpy", "msgpack")
+#: Tried, too, on x86-64, for the Pythons that have them. A torch for CUDA would be 3 GB for each.
+_FRAMEWORKS = ("torch==2.13.0+cpu", "tensorflow-cpu==2.21.0", "tensorflow-cpu==2.20.0")
+_NAMES = {"torch": "torch", "tensorflow": "TensorFlow"}
 _SECONDS = 900.0  # of a trial; qemu takes a minute or two
 _OLD_PROCESSOR = "/shared/qemu-x86_64-static -cpu Nehalem"  # SSE4.2, as numpy wants; no AVX
 
@@ -71,6 +74,7 @@ def _try(target: WheelTarget, wheel: Path) -> Optional[Dict[str, Any]]:
         if target.machine == "x86_64":
             shutil.copy("/usr/bin/qemu-x86_64-static", shared)
             environ = [f"EMULATOR={_OLD_PROCESSOR}"]
+            _add_frameworks(target, shared)
         words = ["/usr/bin/env", *environ, system.python, "/shared/trial.py", "/shared"]
         try:
             done = system.run(words, _SECONDS, shared)
@@ -93,17 +97,33 @@ def _download(target: WheelTarget, folder: Path, names: Sequence[str]) -> None:
         raise RuntimeError(f"pip cannot download {', '.join(names)}: {done.stderr}")
 
 
+def _add_frameworks(target: WheelTarget, folder: Path) -> None:
+    """Get the newest of each framework that can be had for the target; say which cannot."""
+    for package in dict.fromkeys(name.partition("==")[0] for name in _FRAMEWORKS):
+        failed = []
+        for name in _FRAMEWORKS:
+            if name.startswith(f"{package}=="):
+                try:
+                    _download(target, folder, [name, *_NEEDS])
+                    break
+                except RuntimeError:
+                    failed.append(name)
+        else:
+            print(f"{target}: not tried with {package}: pip finds none of {', '.join(failed)} for it", flush=True)
+
+
 def _row(target: WheelTarget, wheel: Path, seen: Optional[Dict[str, Any]]) -> List[str]:
     size = f"{wheel.stat().st_size / 1e6:.2f} MB"
     if seen is None:
-        return [target.python, target.machine, size, "not run: no such Python was there", "", ""]
+        return [target.python, target.machine, size, "not run: no such Python was there", "", "", ""]
     way = "qemu" if target.machine == "aarch64" else "and without AVX2 (qemu)"
-    ran = f"{seen['python']}, {way}"
-    return [target.python, target.machine, size, ran, f"{seen['installed_s']:.1f} s", f"{seen['imported_s']:.2f} s"]
+    frameworks = ", ".join(f"{name} {seen[key]}" for key, name in _NAMES.items() if key in seen)
+    times = [f"{seen['installed_s']:.1f} s", f"{seen['imported_s']:.2f} s"]
+    return [target.python, target.machine, size, f"{seen['python']}, {way}", frameworks, *times]
 
 
 def _write(rows: Sequence[Sequence[str]]) -> None:
-    head = ["Python", "processor", "wheel", "two ranks ran on", "`pip install`", "`import ddl`"]
+    head = ["Python", "processor", "wheel", "two ranks ran on", "with", "`pip install`", "`import ddl`"]
     lines = [head, ["---"] * len(head), *rows]
     table = "".join(f"| {' | '.join(row)} |\n" for row in lines)
     text = _TABLE.read_text(encoding="utf-8")

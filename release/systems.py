@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 from release.targets import WheelTarget
 
-__all__ = ["System", "headers", "interpreter", "system_for"]
+__all__ = ["System", "headers", "interpreter", "libstdcxx", "system_for"]
 
 _SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
 _FOREIGN_SUITE = "bookworm"  # for a Python of this machine
@@ -107,6 +107,13 @@ def headers(target: WheelTarget) -> List[Path]:
             "or leave its wheels out with --pythons"
         )
     return [path.parents[1] / "include" / f"python{target.python}", _HERE / "include"]
+
+
+def libstdcxx(machine: str) -> Tuple[List[Path], Path]:
+    """Return the folders of the headers of Debian 11's libstdc++, and the library itself, for a processor."""
+    root, triplet = _make("bullseye", machine, ["libstdc++-10-dev"]), f"{machine}-linux-gnu"
+    include = root / "usr" / "include"
+    return [include / "c++/10", include / triplet / "c++/10"], root / "usr/lib" / triplet / "libstdc++.so.6"
 
 
 def _make(suite: str, machine: str, names: Sequence[str]) -> Path:

@@ -55,6 +55,17 @@ assert torch.equal(weights[0], weights[1]) and torch.isfinite(weights).all()
 if ddl_torch.rank() == 0:
     print("TORCH", torch.__version__)
 """
+TENSORFLOW = """
+import tensorflow as tf
+import ddl_tensorflow as ddl
+from ddl_tensorflow._build import op_library
+assert op_library().parent.name == "prebuilt", op_library()
+ddl.init()
+total = tf.function(lambda x: ddl.allreduce(x, op=ddl.Sum))(tf.fill([1000], float(ddl.rank() + 1)))
+assert (total.numpy() == 3).all()
+if ddl.rank() == 0:
+    print("TENSORFLOW", tf.__version__)
+"""
 
 
 def main(folder: Path) -> Dict[str, object]:
@@ -74,7 +85,7 @@ def main(folder: Path) -> Dict[str, object]:
     begin = time.monotonic()
     _run([str(python), *install, f"--find-links={folder}", "open-ddl"])
     installed = time.monotonic() - begin
-    programs = {"smoke.py": SMOKE, "with_torch.py": TORCH}
+    programs = {"smoke.py": SMOKE, "with_torch.py": TORCH, "with_tensorflow.py": TENSORFLOW}
     for name, text in programs.items():
         Path("/tmp", name).write_text(text)
     ddlrun = [str(environment / "bin" / "ddlrun"), "-np", "2", "--timeout", "120"]
@@ -89,9 +100,11 @@ def main(folder: Path) -> Dict[str, object]:
     if emulator:  # another processor than this one's, for the ranks alone
         _run([*ddlrun, *emulator.split(), str(python), "/tmp/smoke.py"])
         seen["emulator"] = emulator
-    if list(folder.glob("torch-*.whl")):
-        _run([str(python), *install, f"--find-links={folder}", "torch"])
-        seen["torch"] = _run([*ddlrun, str(python), "/tmp/with_torch.py"]).split("TORCH")[1].split()[0]
+    for package, wheel in (("torch", "torch-*.whl"), ("tensorflow", "tensorflow_cpu-*.whl")):
+        for path in folder.glob(wheel):
+            _run([str(python), *install, f"--find-links={folder}", str(path)])
+            said = _run([*ddlrun, str(python), f"/tmp/with_{package}.py"])
+            seen[package] = said.split(package.upper())[1].split()[0]
     return seen
 
 

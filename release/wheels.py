@@ -1,7 +1,8 @@
 """``python -m release wheels``: builds the source distribution, and from that all wheels, into dist/.
 
-Each wheel has the same files of Python, and a core of its own. All are cross-compiled by the Python that runs this. The
-same sources make the same bytes again: no time, path or name of this machine gets in.
+Each wheel has the same files of Python, and a core of its own; those for x86-64 also have TensorFlow's op. All are
+cross-compiled by the Python that runs this. The same sources make the same bytes again: no time, path or name of this
+machine gets in.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ import argparse
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Dict, Sequence, Tuple
 
 from ddl.errors import Error
 from release.systems import headers
-from release.targets import WheelTarget, targets
+from release.targets import GLIBC, WheelTarget, targets
+from release.tensorflow_ops import place_ops
 from release.toolchain import toolchain
 
-__all__ = ["ROOT", "add_arguments", "pack_anew", "run"]
+__all__ = ["ROOT", "add_arguments", "needed_glibc", "pack_anew", "run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _MOST_BYTES = 3_000_000  # of a wheel
@@ -104,9 +107,11 @@ def _wheel(target: WheelTarget, sources: Path, dest: Path, environ: Dict[str, st
     for left in ("build/lib*", "build/bdist*"):
         for folder in sources.glob(left):
             shutil.rmtree(folder)
+    programs = toolchain(target.machine, ROOT / "build" / "toolchains" / target.machine, sources)
+    place_ops(target.machine, sources, programs["CXX"])
     built = {
         **environ,
-        **toolchain(target.machine, ROOT / "build" / "toolchains" / target.machine, sources),
+        **programs,
         "DDL_PYTHON_INCLUDE": ":".join(map(str, headers(target))),
         "SETUPTOOLS_EXT_SUFFIX": target.suffix,
         "DDL_WHEEL_TAG": target.tag,
@@ -119,11 +124,20 @@ def _wheel(target: WheelTarget, sources: Path, dest: Path, environ: Dict[str, st
     return wheel
 
 
+def needed_glibc(told: str) -> Tuple[int, int]:
+    """Return the C library that a wheel needs by what ``auditwheel show`` told of it; (0, 0) if it does not say so.
+
+    Not its first sentence, which does not know TensorFlow's library, that the op needs.
+    """
+    found = re.search(r'constrains the platform tag to "manylinux_(\d+)_(\d+)_', " ".join(told.split()))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
 def _look(wheel: Path) -> None:
     """Raise ``Error`` if the wheel needs a newer C library than its name says, or is too large."""
     show = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     told = subprocess.run(show, check=True, capture_output=True, text=True).stdout
-    if "is consistent with the following platform tag" not in " ".join(told.split()):
+    if not (0, 0) < needed_glibc(told) <= tuple(map(int, GLIBC.split("."))):
         raise Error(f"auditwheel does not take {wheel.name}: {told}")
     if wheel.stat().st_size > _MOST_BYTES:
         raise Error(f"{wheel.name} has {wheel.stat().st_size} bytes, and should have {_MOST_BYTES} at most")

@@ -13,7 +13,8 @@ import pytest
 
 from ddl._version import __version__
 from release import check
-from release.wheels import pack_anew
+from release.tensorflow_ops import op_files
+from release.wheels import needed_glibc, pack_anew
 
 EPOCH = 1_700_000_000
 
@@ -57,10 +58,12 @@ def wheel(folder: Path, tag: str, files: Dict[str, str]) -> None:
             file.writestr(name, text)
 
 
-def test_wheels_differ_in_the_core_alone(tmp_path: Path) -> None:
+def test_wheels_differ_in_what_is_native_alone(tmp_path: Path) -> None:
     tags = ["cp39-cp39-manylinux_2_28_x86_64", "cp310-cp310-manylinux_2_28_x86_64", "cp39-cp39-manylinux_2_28_aarch64"]
-    wheel(tmp_path, tags[0], {"ddl/api.py": "text", "ddl/_core.cpython-39.so": "core", "ddl.dist-info/RECORD": "1"})
-    wheel(tmp_path, tags[1], {"ddl/api.py": "text", "ddl/_core.cpython-310.so": "another", "ddl.dist-info/RECORD": "2"})
+    ops = {name: "an op" for name in op_files()}
+    files = {"ddl/api.py": "text", **ops}
+    wheel(tmp_path, tags[0], {**files, "ddl/_core.cpython-39.so": "core", "ddl.dist-info/RECORD": "1"})
+    wheel(tmp_path, tags[1], {**files, "ddl/_core.cpython-310.so": "another", "ddl.dist-info/RECORD": "2"})
     paths = [tmp_path / f"open_ddl-{__version__}-{tag}.whl" for tag in tags]
     assert list(check.of_contents(paths[:2])) == []
     wheel(tmp_path, tags[2], {"ddl/api.py": "other", "ddl/old.so": "core"})
@@ -68,6 +71,19 @@ def test_wheels_differ_in_the_core_alone(tmp_path: Path) -> None:
         f"{paths[2].name} has the native modules ['ddl/old.so'], and should have ddl/_core alone",
         f"{paths[2].name} differs from the other wheels in ddl/api.py",
     ]
+    wheel(tmp_path, tags[1], {"ddl/api.py": "text", "ddl/_core.cpython-310.so": "another"})
+    wheel(tmp_path, tags[2], {"ddl/api.py": "text", "ddl/_core.cpython-39.so": "third", op_files()[0]: "an op"})
+    assert list(check.of_contents(paths)) == [
+        f"{paths[1].name} has no op of TensorFlow, and should have {op_files()}",
+        f"{paths[2].name} has ['{op_files()[0]}'] of TensorFlow, and should have none",
+    ]
+
+
+def test_which_c_library_a_wheel_needs() -> None:
+    said = 'x.whl is consistent\nwith the following platform tag: "linux_x86_64".\n'
+    assert needed_glibc(said) == (0, 0)
+    assert needed_glibc(f'{said}This constrains the platform\ntag to "manylinux_2_27_x86_64". In order') == (2, 27)
+    assert needed_glibc(f'{said}This constrains the platform tag to "manylinux_2_34_x86_64".') == (2, 34)
 
 
 def test_an_empty_folder_is_no_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

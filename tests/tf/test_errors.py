@@ -236,3 +236,18 @@ def test_without_a_compiler_it_is_said_once(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(BuildError, match="cannot be used"):
         op_library()
+
+
+def test_an_op_of_the_wheel_is_taken_only_if_it_fits(tmp_path):
+    from ddl_tensorflow._build import prebuilt
+
+    library = tmp_path / f"call_op-{tf.__version__}.so"
+    asked = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
+    assert asked and prebuilt(tmp_path) is None
+    library.touch()
+    library.with_suffix(".flags").write_text("\n".join(asked))
+    assert prebuilt(tmp_path) == library
+    library.with_suffix(".flags").write_text("\n".join([*asked, "-DEIGEN_MAX_ALIGN_BYTES=32"]))
+    assert prebuilt(tmp_path) is None
+    library.rename(tmp_path / "call_op-2.0.0.so")
+    assert prebuilt(tmp_path) is None
