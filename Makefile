@@ -60,7 +60,11 @@ help:
 	@echo "make release-check  look whether they can be published"
 	@echo "make clean   remove everything that the others made"
 
-demo: core .venv/.examples
+# The first result needs numpy only. It is there before the rest is installed.
+demo: core
+	@echo "two ranks average an array (ddlrun -np 2 python examples/average.py):"
+	@.venv/bin/ddlrun -np 2 .venv/bin/python examples/average.py
+	@$(MAKE) --no-print-directory .venv/.examples
 	.venv/bin/python examples/demo.py $(ARGS)
 
 demo-tensorflow: core .venv/.tensorflow
@@ -196,14 +200,17 @@ core: .venv/.core
 	@$(PIP) setuptools wheel pybind11 cmake ninja
 	@touch $@
 
-# Editable, so that what runs is this checkout. The build directory is kept: .core below rebuilds only what changed.
+# Editable, so that what runs is this checkout. The build directory is kept: .core below rebuilds only what changed, and
+# pip finds the core built. (A terminal shows how far the first build is; pip would not.)
 .venv/.installed: .venv/.tools $(METADATA)
-	@echo "installing ddl into .venv (builds the native core)"
+	@echo "compiling DDL's core: one to two minutes on two cores"
+	@.venv/bin/python setup.py -q build_ext --inplace
+	@echo "installing ddl into .venv"
 	@$(PIP) --no-build-isolation --editable .
 	@touch $@
 
 .venv/.core: .venv/.installed CMakeLists.txt $(CPP)
-	@echo "building ddl._core"
+	@echo "building what has changed of ddl._core"
 	@.venv/bin/python setup.py -q build_ext --inplace
 	@touch $@
 

@@ -69,11 +69,12 @@ def settle(directory: Path) -> None:
     stamp.write_text(here, encoding="utf-8")
 
 
-def run_quietly(command: List[str]) -> None:
-    """Run a command, and show what it says if it fails: else it only says in many lines that all is well."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def run(command: List[str], *, shown: bool = False) -> None:
+    """Run a command; unless it is ``shown``, what it says is seen only if it fails: else it is many lines."""
+    pipe = None if shown else subprocess.PIPE
+    done = subprocess.run(command, stdout=pipe, stderr=None if shown else subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{done.stdout}ddl: ddl._core could not be built: {shlex.join(command)}")
+        raise SystemExit(f"{done.stdout or ''}ddl: ddl._core could not be built: {shlex.join(command)}")
 
 
 def build(part: str, target: str, *options: str) -> Path:
@@ -83,8 +84,9 @@ def build(part: str, target: str, *options: str) -> Path:
     directory = ROOT / "build" / f"cmake-{part}-{sysconfig.get_platform()}{variant}"
     settle(directory)
     cmake, ninja = tool("cmake"), f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
-    run_quietly([cmake, "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", ninja, *options, *extra])
-    run_quietly([cmake, "--build", str(directory), "--target", target, "--", "--quiet"])
+    run([cmake, "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", ninja, *options, *extra])
+    watched = sys.stdout.isatty()  # there, ninja says on one line how far it is
+    run([cmake, "--build", str(directory), "--target", target, *([] if watched else ["--", "--quiet"])], shown=watched)
     return directory
 
 
