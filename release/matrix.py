@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from ddl.errors import ConfigError
+from release.pins import pinned
 from release.systems import system_for
 from release.targets import WheelTarget, targets
 from release.wheels import ROOT
@@ -25,8 +26,11 @@ __all__ = ["add_arguments", "run"]
 _TABLE = ROOT / "docs" / "install.md"
 _BEGIN, _END = "<!-- made by `make wheels` -->\n", "<!-- end -->\n"
 _NEEDS = ("pip", "numpy", "msgpack")
-#: Tried, too, on x86-64, for the Pythons that have them. A torch for CUDA would be 3 GB for each.
-_FRAMEWORKS = ("torch==2.13.0+cpu", "tensorflow-cpu==2.21.0", "tensorflow-cpu==2.20.0")
+#: Tried, too, on x86-64, for the Pythons that have them: the package, and what its version ends with. A torch for CUDA
+#: would be 3 GB for each.
+_FRAMEWORKS = {"torch": "+cpu", "tensorflow-cpu": ""}
+#: What others need on a Python before 3.10. ``pip download`` does not know: it looks at the Python that runs it.
+_BEFORE_3_10 = ("importlib-metadata",)
 _NAMES = {"torch": "torch", "tensorflow": "TensorFlow"}
 _SECONDS = 900.0  # of a trial; qemu takes a minute or two
 _OLD_PROCESSOR = "/shared/qemu-x86_64-static -cpu Nehalem"  # SSE4.2, as numpy wants; no AVX
@@ -98,18 +102,18 @@ def _download(target: WheelTarget, folder: Path, names: Sequence[str]) -> None:
 
 
 def _add_frameworks(target: WheelTarget, folder: Path) -> None:
-    """Get the newest of each framework that can be had for the target; say which cannot."""
-    for package in dict.fromkeys(name.partition("==")[0] for name in _FRAMEWORKS):
-        failed = []
-        for name in _FRAMEWORKS:
-            if name.startswith(f"{package}=="):
-                try:
-                    _download(target, folder, [name, *_NEEDS])
-                    break
-                except RuntimeError:
-                    failed.append(name)
-        else:
-            print(f"{target}: not tried with {package}: pip finds none of {', '.join(failed)} for it", flush=True)
+    """Get the frameworks that DDL is tested with on the target; say which cannot be had."""
+    needs = [*_NEEDS, *(_BEFORE_3_10 if target.version < (3, 10) else [])]
+    for package, local in _FRAMEWORKS.items():
+        version = pinned(package, target.python)
+        if version is None:
+            print(f"{target}: not tried with {package}: constraints.txt has none for it", flush=True)
+            continue
+        name = f"{package}=={version}{local}"
+        try:
+            _download(target, folder, [name, *needs])
+        except RuntimeError:
+            print(f"{target}: not tried with {package}: pip finds no {name} for it", flush=True)
 
 
 def _row(target: WheelTarget, wheel: Path, seen: Optional[Dict[str, Any]]) -> List[str]:

@@ -1,4 +1,4 @@
-"""TensorFlow's op in the wheels, for the versions of docs/compatibility.md: who has one of these needs no compiler.
+"""TensorFlow's op in the wheels, for the versions of constraints.txt: who has one of these needs no compiler.
 
 Only for x86-64, on which TensorFlow is tested. The op is part of TensorFlow, and hands it objects of libstdc++, as the
 core does not. So zig compiles it for the same C library as the core, but with the headers of Debian 11's libstdc++, so
@@ -12,17 +12,17 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import List, Tuple
+from typing import Dict, List
 
 from ddl.errors import Error
+from release.pins import pinned
 from release.systems import libstdcxx
+from release.targets import PYTHONS
 
 __all__ = ["OPS_FOR", "PREBUILT", "op_files", "place_ops"]
 
 OPS_FOR = "x86_64"
 PREBUILT = "ddl_tensorflow/prebuilt/"
-#: Version, and a Python that it has wheels for: what is taken from them is the same for all Pythons.
-_VERSIONS: Tuple[Tuple[str, str], ...] = (("2.20.0", "3.9"), ("2.21.0", "3.11"))
 #: What tf.sysconfig.get_compile_flags() returns there, besides folders. Where it is something else, the op is not used.
 _FLAGS = ("-D_GLIBCXX_USE_CXX11_ABI=1", "--std=c++17", "-DEIGEN_MAX_ALIGN_BYTES=64")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,17 @@ _LIBRARY = "tensorflow/libtensorflow_framework.so.2"
 
 def op_files() -> List[str]:
     """Return the files of a wheel that are the ops, and the flags that they were compiled with."""
-    return [f"{PREBUILT}call_op-{version}{end}" for version, _ in _VERSIONS for end in (".so", ".flags")]
+    return [f"{PREBUILT}call_op-{version}{end}" for version in _versions() for end in (".so", ".flags")]
+
+
+def _versions() -> Dict[str, str]:
+    """Return each version, and a Python that it has wheels for: what is taken from them is the same for all Pythons."""
+    versions: Dict[str, str] = {}
+    for python in PYTHONS:
+        version = pinned("tensorflow-cpu", python)
+        if version is not None:
+            versions.setdefault(version, python)
+    return versions
 
 
 def place_ops(machine: str, sources: Path, compiler: str) -> None:
@@ -41,7 +51,7 @@ def place_ops(machine: str, sources: Path, compiler: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     folder.mkdir(exist_ok=True)
-    for version, python in _VERSIONS:
+    for version, python in _versions().items():
         library = folder / f"call_op-{version}.so"
         if not library.exists():
             _compile(_tensorflow(version, python), sources, compiler, library)

@@ -129,8 +129,8 @@ def needed_glibc(told: str) -> Tuple[int, int]:
 
     Not its first sentence, which does not know TensorFlow's library, that the op needs.
     """
-    found = re.search(r'constrains the platform tag to "manylinux_(\d+)_(\d+)_', " ".join(told.split()))
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    constraint = re.search(r'constrains the platform tag to "manylinux_(\d+)_(\d+)_', " ".join(told.split()))
+    return (int(constraint[1]), int(constraint[2])) if constraint else (0, 0)
 
 
 def _look(wheel: Path) -> None:

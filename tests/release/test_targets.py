@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddl.errors import ConfigError
+from release.pins import pinned
 from release.targets import MACHINES, PYTHONS, WheelTarget, targets
+from release.tensorflow_ops import op_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +48,12 @@ def test_free_threaded_python_is_refused() -> None:
     assert done.stderr == (
         f"ddl: this is a free-threaded Python, {version}t, for which there is no DDL yet; take python{version}\n"
     )
+
+
+def test_the_versions_that_are_tested() -> None:
+    assert pinned("torch", "3.9") is None and pinned("no-such-package", "3.11") is None
+    tensorflows = [pinned("tensorflow-cpu", python) for python in ("3.9", "3.10")]
+    versions = {name.split("call_op-")[1].rpartition(".")[0] for name in op_files()}
+    assert versions == set(tensorflows)
+    text = " ".join((ROOT / "docs" / "install.md").read_text().split())
+    assert f"for TensorFlow {' and '.join(sorted(versions))}," in text
