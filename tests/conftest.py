@@ -38,7 +38,7 @@ with contextlib.suppress(ModuleNotFoundError):
     hypothesis.settings.load_profile("ddl")
 
 
-pytest_plugins = ["drivers", "outcomes", "tiers", "turns"]
+pytest_plugins = ["clusters", "drivers", "outcomes", "tiers", "turns"]
 
 # A third of the time of tests that make many objects went to collections that looked through pytest's items and the
 # frameworks that were imported, again and again. What is there when tests begin stays, and nobody looks at it any more.

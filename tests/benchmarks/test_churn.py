@@ -21,7 +21,6 @@ from benchmarks.churn.report import ChurnOutcome, PauseLimit, compare_followed, 
 from benchmarks.churn.trainings import ChurnNetwork
 from benchmarks.churn.usage import UsageHistory
 from ddl.adapter.sample_cursor import SampleCursor
-from lab import why_not
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,9 +230,9 @@ NAMES += HOST_SCENARIOS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_few_deaths(name: str, tmp_path: Path) -> None:
-    if name in HOST_SCENARIOS and why_not() is not None:
-        pytest.skip(f"no cluster: {why_not()}")
+def test_a_few_deaths(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if name in HOST_SCENARIOS:
+        request.getfixturevalue("clusters_can_be_built")
     options = ["--soak", "6"] if name == "soak" else ["--scenario", name, "--times", "1"]
     outcome = outcome_of(tmp_path, *options)
     assert outcome["pauses"] and outcome["epochs"] > 0 and outcome["ends"] > 0

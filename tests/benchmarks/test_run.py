@@ -14,7 +14,6 @@ import pytest
 import ddl
 from benchmarks import native
 from ddl.tools.bench.values import COLLECTIVES
-from lab import why_not
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,9 +140,7 @@ def test_bad_usage_ends_with_2(message: str, options: List[str]):
 
 
 @pytest.mark.slow
-def test_two_hosts_of_its_own_and_nothing_left_of_them(tmp_path: Path):
-    if why_not() is not None:
-        pytest.skip(f"no hosts of its own: {why_not()}")
+def test_two_hosts_of_its_own_and_nothing_left_of_them(clusters_can_be_built: None, tmp_path: Path):
     needs_compiler("pump")
     target = tmp_path / "hosts.json"
     options = ["--hosts", "2", "--rate", "1gbit", "--sizes", "8,1M", "--contestants", "ddl,limit", *QUICK]

@@ -16,7 +16,6 @@ import pytest
 from benchmarks.targets import bounds, connections, cut, plans, rows, timed
 from benchmarks.targets.rows import Row
 from ddl.tools.bench.figures import Sample
-from lab import why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {case.target: case for case in timed.CASES}
@@ -155,10 +154,8 @@ def test_bad_usage_ends_with_2(message: str, options: Any):
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_short_run(tmp_path: Path):
+def test_a_short_run(clusters_can_be_built: None, tmp_path: Path):
     """Two targets and the proof of their plans: what is written, and that it is judged; not how fast anything was."""
-    if why_not() is not None:
-        pytest.skip(f"no cluster: {why_not()}")
     target, document = tmp_path / "targets.json", tmp_path / "targets.md"
     document.write_text(f"{rows.BEGIN}\n{rows.END}\n")
     who = ["--openmpi", "/no/such", "--mpich", "/no/such", "--rounds", "1", "--seconds", "0.01"]

@@ -5,22 +5,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Iterator
 
 import pytest
 
-from lab import TWO_HOSTS, Cluster, why_not
-
-
-@pytest.fixture(scope="session")
-def clusters_can_be_built() -> None:
-    """Skip where they cannot, with the reason; except in CI, where a test that never runs must be noticed."""
-    reason = why_not()
-    if reason is not None:
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(f"CI is set, and CI must be able to build clusters: {reason}", pytrace=False)
-        pytest.skip(f"no cluster: {reason}")
+from lab import TWO_HOSTS, Cluster
 
 
 @pytest.fixture(scope="module")

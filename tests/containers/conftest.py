@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Iterator
 
 import pytest
-from cluster.conftest import clusters_can_be_built  # noqa: F401
 from containers.podman import Podman, why_not
 
 from lab import TWO_HOSTS, Cluster
@@ -28,9 +27,9 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    made = Podman(tmp_path_factory.mktemp("podman"))
-    yield made
-    made.close()
+    podman = Podman(tmp_path_factory.mktemp("podman"))
+    yield podman
+    podman.close()
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +68,6 @@ def sshd_image(podman: Podman, image: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:  # noqa: F811
+def hosts(clusters_can_be_built: None) -> Iterator[Cluster]:
     with Cluster(TWO_HOSTS) as built:
         yield built

@@ -11,13 +11,14 @@ import shlex
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Iterator, List
 
 import pytest
 import yaml
 from containers.podman import RESTRICTED, Podman
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import TrainerV1alpha1TrainingRuntime
+from launch.manifests import Container, container_of
 
 from ddl.launch.cli import parse
 from ddl.launch.launchers import k8s
@@ -55,7 +56,7 @@ def sums(size: int) -> List[str]:
     return [f"[{rank}] {size * (size + 1) / 2}" for rank in range(size)]
 
 
-class Pods:
+class Containers:
     """Containers on hosts of a cluster; they are ended with the test."""
 
     def __init__(self, podman: Podman, hosts: Cluster) -> None:
@@ -77,10 +78,10 @@ class Pods:
 
 
 @pytest.fixture
-def pods(podman: Podman, hosts: Cluster) -> Iterator[Pods]:
-    made = Pods(podman, hosts)
-    yield made
-    made.end()
+def containers(podman: Podman, hosts: Cluster) -> Iterator[Containers]:
+    containers = Containers(podman, hosts)
+    yield containers
+    containers.end()
 
 
 def ended_well(process: subprocess.Popen[str]) -> List[str]:
@@ -117,41 +118,42 @@ def test_two_hosts_without_ssh_as_the_page_says(podman: Podman, train: str, host
     assert [ended_well(process) for process in started] == [sums(8), []]
 
 
-def pods_of(container: Dict[str, Any], image: str, pods: Pods, name: str) -> List[List[str]]:
-    """Run the two pods of a manifest as Kubernetes would; return what each has printed."""
-    environ = {entry["name"]: entry.get("value", SECRET) for entry in container["env"]}
-    assert "DDL_SECRET" in environ
-    options = [f"--env={key}={value}" for key, value in environ.items()]
-    options += [f"--add-host={name}:10.77.0.1", f"--entrypoint={container['command'][0]}"]
+def pods_of(container: Container, image: str, containers: Containers, head: str) -> List[List[str]]:
+    """Run two pods as Kubernetes would; return what each has printed. ``head``: the name of pod 0."""
+    assert container.environ["DDL_SECRET"] == SECRET
+    options = [f"--env={key}={value}" for key, value in container.environ.items()]
+    options += [f"--add-host={head}:10.77.0.1", f"--entrypoint={container.command[0]}"]
     started = [
-        pods.start(host, *options, f"--env=JOB_COMPLETION_INDEX={number}", image, *container["command"][1:])
+        containers.start(host, *options, f"--env=JOB_COMPLETION_INDEX={number}", image, *container.command[1:])
         for number, host in ((1, "node2"), (0, "node1"))
     ]
     return [ended_well(process) for process in started]
 
 
-def test_the_pods_of_a_printed_manifest(pods: Pods, train: str) -> None:
+def test_the_pods_of_a_printed_manifest(containers: Containers, train: str) -> None:
     options = "--launcher k8s --dry-run -np 8 --pods 2 --job-name digits --image train python train.py".split()
-    *_, job = yaml.safe_load_all(k8s.manifest(parse(options, {}), bytes(range(32))))
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert pods_of(container, train, pods, "digits-0.digits") == [[], sums(8)]
+    secret, *_, job = yaml.safe_load_all(k8s.manifest(parse(options, {}), bytes.fromhex(SECRET)))
+    (text,) = job["spec"]["template"]["spec"]["containers"]
+    container = container_of(text, {secret["metadata"]["name"]: secret["stringData"]})
+    assert pods_of(container, train, containers, "digits-0.digits") == [[], sums(8)]
 
 
-def test_a_train_job_of_kubeflow(pods: Pods, train: str) -> None:
+def test_a_train_job_of_kubeflow(containers: Containers, train: str) -> None:
     runtime, job = yaml.safe_load_all((ROOT / "containers/kubeflow.yaml").read_text())
     for model, text in ((TrainerV1alpha1TrainingRuntime, runtime), (TrainerV1alpha1TrainJob, job)):
         read = model.from_dict(text)
         assert read is not None and read.to_dict() == text  # a name that it does not know would be gone
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    (text,) = node["template"]["spec"]["template"]["spec"]["containers"]
     trainer = job["spec"]["trainer"]
-    assert trainer["numNodes"] == 2 and container["name"] == node["name"] == "node"
-    name = f"{job['metadata']['name']}-node-0-0.{job['metadata']['name']}"
-    assert pods_of({**container, **trainer}, train, pods, name) == [[], sums(8)]
+    assert trainer["numNodes"] == 2 and text["name"] == node["name"] == "node"
+    container = container_of({**text, **trainer}, {"ddl": {"secret": SECRET}})
+    head = f"{job['metadata']['name']}-node-0-0.{job['metadata']['name']}"
+    assert pods_of(container, train, containers, head) == [[], sums(8)]
 
 
-def test_an_mpi_job_of_kubeflow(pods: Pods, hosts: Cluster, train_sshd: str, tmp_path: Path) -> None:
+def test_an_mpi_job_of_kubeflow(containers: Containers, hosts: Cluster, train_sshd: str, tmp_path: Path) -> None:
     """The operator mounts a key in all pods, and a hostfile in that of the launcher."""
     job = yaml.safe_load((ROOT / "containers/mpijob.yaml").read_text())
     key = tmp_path / "key"
@@ -164,20 +166,20 @@ def test_an_mpi_job_of_kubeflow(pods: Pods, hosts: Cluster, train_sshd: str, tmp
         "".join(f"{host} slots={job['spec']['slotsPerWorker']}\n" for host in hosts.hosts)
     )
     mounts = [f"--volume={key}:{job['spec']['sshAuthMountPath']}:ro"]
-    containers = {
+    specs = {
         kind: job["spec"]["mpiReplicaSpecs"][kind]["template"]["spec"]["containers"][0]
         for kind in ("Launcher", "Worker")
     }
     for host in hosts.hosts:
-        command = containers["Worker"]["command"]
-        pods.start(host, *mounts, f"--entrypoint={command[0]}", train_sshd, *command[1:])
-    port = str(containers["Worker"]["readinessProbe"]["tcpSocket"]["port"])
+        command = specs["Worker"]["command"]
+        containers.start(host, *mounts, f"--entrypoint={command[0]}", train_sshd, *command[1:])
+    port = str(specs["Worker"]["readinessProbe"]["tcpSocket"]["port"])
     for host in hosts.hosts:  # launcherCreationPolicy: WaitForWorkersReady
         ask = f"until bash -c '</dev/tcp/{host}/{port}' 2>/dev/null; do sleep 0.1; done"
         hosts.run("node1", ["sh", "-c", ask], timeout=PATIENCE)
     mounts += [f"--volume={tmp_path / 'hostfile'}:/etc/mpi/hostfile:ro"]
-    command = containers["Launcher"]["command"]
-    launcher = pods.start("node1", *mounts, f"--entrypoint={command[0]}", train_sshd, *command[1:])
+    command = specs["Launcher"]["command"]
+    launcher = containers.start("node1", *mounts, f"--entrypoint={command[0]}", train_sshd, *command[1:])
     assert ended_well(launcher) == sums(8)
 
 

@@ -8,16 +8,16 @@ is replaced by a free one.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List
 
 import yaml
 from launch.launcher import ROOT, Launcher
+from launch.manifests import container_of
 
 from ddl.launch.launchers.k8s import PORT
 from ddl.store.interfaces import addresses
@@ -47,15 +47,6 @@ def first_process() -> List[str]:
         ):
             return list(prefix)
     return []
-
-
-def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Return what Kubernetes makes of a word of a command: $(NAME) is replaced if it is known, and $$ is a $."""
-
-    def replace(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
-
-    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, text)
 
 
 def first_of(pid: int) -> int:
@@ -91,21 +82,9 @@ class Pods:
         spec = whole["spec"] if whole["kind"] == "Job" else whole["spec"]["replicatedJobs"][0]["template"]["spec"]
         assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
         self.count = int(spec["completions"])
-        container = spec["template"]["spec"]["containers"][0]
-        self._environ: Dict[str, str] = {}
-        self._count = ""  # the variable that counts failures, if there is one
-        for entry in container["env"]:
-            if "fieldRef" in entry.get("valueFrom", {}):
-                path = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
-                assert entry["valueFrom"]["fieldRef"] == {"fieldPath": path}
-                self._count = entry["name"]
-            elif "valueFrom" in entry:
-                reference = entry["valueFrom"]["secretKeyRef"]
-                assert reference["name"] == secret["metadata"]["name"]
-                self._environ[entry["name"]] = secret["stringData"][reference["key"]]
-            else:
-                self._environ[entry["name"]] = expanded(entry["value"], self._environ)
-        self._command = [expanded(word, self._environ) for word in container["command"]]
+        (text_of_container,) = spec["template"]["spec"]["containers"]
+        container = container_of(text_of_container, {secret["metadata"]["name"]: secret["stringData"]})
+        self._environ, self._failures, self._command = container.environ, container.failures, container.command
         self._image(folder)
 
     def _image(self, folder: Path) -> None:
@@ -129,7 +108,7 @@ class Pods:
         if number == 0:
             self._started.touch()
         own = {"JOB_COMPLETION_INDEX": str(number), **environ}
-        own.update({self._count: str(failures)} if self._count else {})
+        own.update({self._failures: str(failures)} if self._failures else {})
         words = [*first_process(), *self._command]
         path = shutil.which(words[0], path=self._environ["PATH"])
         assert path is not None

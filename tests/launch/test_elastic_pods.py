@@ -17,7 +17,8 @@ import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from kubernetes_validate.utils import all_versions
 from launch.launcher import Launcher, eventually
-from launch.pods import Pods, catches, expanded, first_of
+from launch.manifests import expanded
+from launch.pods import Pods, catches, first_of
 
 from ddl.errors import ConfigError
 from ddl.launch import pods
