@@ -36,13 +36,13 @@ def test_lines_fit_a_terminal(path: Path):
     assert not long, "break these lines"
 
 
-def run_on_ranks(code: str, folder: Path, ranks: int = 2) -> str:
-    """Run a program on so many ranks, and return what it has printed; it must end well."""
+def run_on_ranks(code: str, folder: Path, ranks: int = 2, status: int = 0) -> str:
+    """Run a program on so many ranks, and return what it has printed; it must end with ``status``."""
     program = folder / "program.py"
     program.write_text(code)
     line = [sys.executable, "-m", "ddl.launch", "-np", str(ranks), str(program)]
     ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == status, ended.stdout + ended.stderr
     return ended.stdout
 
 
@@ -56,7 +56,7 @@ def test_code_of_the_readme_runs_on_two_ranks(kind: str, tmp_path: Path):
 
 #: Documents whose blocks are whole programs: what each is about, and on how many ranks it runs.
 PROGRAMS = {
-    "docs/torch.md": (["backend", "torchft", "hook"], 2),
+    "docs/torch.md": (["backend", "torchft", "hook", "lost"], 2),
     "docs/training_loop.md": (["mixed_precision", "a_batch_left_out", "kept_gradients"], 2),
     "docs/deterministic.md": (["bits"], 3),
 }
@@ -79,6 +79,17 @@ def test_programs_of_documents_run_on_ranks(document: str, number: int, tmp_path
     if "torch" in blocks[number]:
         pytest.importorskip("torch")
     run_on_ranks(blocks[number], tmp_path, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_lost_rank_is_found_behind_the_error_of_ddp(tmp_path: Path):
+    pytest.importorskip("torch")
+    program = python_blocks("docs/torch.md")[-1]
+    dies = "import os\nif dist.get_rank() == 1:\n    os._exit(3)\ntry:\n"
+    assert program.count("try:\n") == 1
+    printed = run_on_ranks(program.replace("try:\n", dies), tmp_path, status=3)
+    assert re.search(r"^\[0\] \[rank 0/2 host .*\] allreduce .*: lost rank 1 ", printed, re.MULTILINE), printed
 
 
 @pytest.mark.slow

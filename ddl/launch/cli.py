@@ -31,6 +31,7 @@ from ddl.launch.numbers import seconds, whole_number
 from ddl.launch.options import OPTIONS, USAGE, parser, values_of
 from ddl.launch.placement import Placement, parse_rankfile, place
 from ddl.launch.processes import open_standard_streams
+from ddl.launch.program import in_image, words_of
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
@@ -143,7 +144,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
     Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
     return RunConfig(
         num_proc=layout.size,
-        command=_command(program, {**environ, **extra}) if pod_job is None else _in_image(program),
+        command=words_of(program, {**environ, **extra}) if pod_job is None else in_image(program),
         environ=tuple(extra.items()),
         output_dir=given.output_dir,
         grace=seconds("--grace", given.grace),
@@ -283,38 +284,6 @@ def _environ(given: Sequence[str], environ: Dict[str, str]) -> Dict[str, str]:
             raise ConfigError(f"--env {name}: it is not set here, so it cannot be passed on; write {name}=VALUE")
         extra[name] = value if equals else environ[name]
     return extra
-
-
-def _command(program: Sequence[str], environ: Dict[str, str]) -> Tuple[str, ...]:
-    if not program:
-        raise ConfigError("the program is missing")
-    name, arguments = program[0], program[1:]
-    if name.endswith(".py"):
-        if not os.path.isfile(name):
-            raise ConfigError(f"there is no program {name!r} in {os.getcwd()!r}")
-        # -u: output shows when it is written, not when a block is full.
-        return (sys.executable, "-u", name, *arguments)
-    path = shutil.which(name, path=environ.get("PATH", os.defpath))
-    if path is None:
-        where = "is not an executable file" if os.path.exists(name) else "was not found"
-        hint = "" if os.sep in name else " on the PATH" + _meant(name, environ.get("PATH", os.defpath))
-        raise ConfigError(f"the program {name!r} {where}{hint}")
-    return (path, *arguments)
-
-
-def _meant(name: str, path: str) -> str:
-    """Return which program may be meant by one that is not on ``path``."""
-    if os.path.exists(name):
-        return f"; is it ./{name}?"
-    folders = [folder for folder in path.split(os.pathsep) if os.path.isdir(folder)]
-    return did_you_mean(name, sorted({program for folder in folders for program in os.listdir(folder)}, key=len))
-
-
-def _in_image(program: Sequence[str]) -> Tuple[str, ...]:
-    """Return it unchecked: only ddlrun in the image can see what is there."""
-    if not program:
-        raise ConfigError("the program is missing")
-    return tuple(program)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

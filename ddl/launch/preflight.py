@@ -19,12 +19,13 @@ from typing import Dict, Iterator, List, Mapping, Sequence
 from ddl.errors import ConfigError
 from ddl.launch.control import Assignment
 from ddl.launch.hosts import bare_name
+from ddl.launch.program import script_of
 from ddl.launch.reach import Target, TokenPort, connect_all
 from ddl.store.address import parse_address
 from ddl.store.interfaces import address_of
 from ddl.store.rails import places
 
-__all__ = ["HostEntry", "look_around", "open_door", "prepare", "sources", "script_of", "wrong_names"]
+__all__ = ["HostEntry", "look_around", "open_door", "prepare", "sources", "wrong_names"]
 
 #: What launchers tell the processes that they start: true of the agent, not of its ranks.
 _LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
@@ -75,18 +76,6 @@ def prepare(assignment: Assignment) -> None:
     if assignment.interface:
         names = [name.strip() for name in assignment.interface.split(",")]
         os.environ["DDL_INTERFACE"] = ",".join(map(address_of, names))
-
-
-def script_of(command: Sequence[str]) -> str:
-    """Return the script that a Python is to run; empty if it is no Python, or has none."""
-    if not os.path.basename(command[0]).startswith("python"):
-        return ""
-    for word in command[1:]:
-        if word in ("-c", "-m"):
-            return ""
-        if not word.startswith("-"):
-            return word if word.endswith(".py") else ""
-    return ""
 
 
 def sources(towards_ddlrun: str) -> List[str]:

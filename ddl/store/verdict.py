@@ -34,12 +34,13 @@ from ddl.store.inquiry import Inquiry
 from ddl.store.messages import Message, Outgoing, integer, rows, seconds, text
 from ddl.store.rank_names import FEW, name_ranks
 
-__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "REPEAT"]
+__all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "REPEAT", "TELL_AFTER"]
 
 ALL = -1  #: the communicator number that means every communicator
 LOST_GRACE = 0.2  #: seconds that a suspected rank has to turn out dead before it is called unreachable
 PROBE_GRACE = 0.25  #: seconds that ranks have to answer a probe
 DOUBT_GRACE = 1.0  #: more seconds, before anybody is blamed, for ranks that answered the probes before this one
+TELL_AFTER = 5.0  #: seconds of waiting before a rank says so: first steps, and some others, take seconds in any job
 REPEAT = 8.0  #: seconds until a rank may be told again that an operation waits; ranks ask every 10
 _MOST_WAITS = 1000  # of one rank
 _CAUSE_LIMIT = 1000  #: characters of a failure that another one tells of
@@ -346,7 +347,8 @@ class JobVerdicts:
     def _tell_of_stall(self, key: _Key, probing: Inquiry, reason: str, now: float) -> Outgoing:
         """Have one rank say, now and then, what is waited for; of a message each that waits: others do not know it."""
         comm, seq = key
-        waiting = [rank for rank in sorted(probing.suspects) if rank in self._present]
+        long = [rank for rank, suspect in probing.suspects.items() if suspect["seconds"] >= TELL_AFTER]
+        waiting = [rank for rank in sorted(long) if rank in self._present]
         if seq != 0:
             told_of, when = self._told_of.get(comm, (0, now))
             if not waiting or (told_of == seq and now < when + REPEAT):

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 import pytest
 
@@ -100,6 +100,19 @@ def test_a_program_that_is_here_and_not_on_the_path(tmp_path: Path, monkeypatch:
     (tmp_path / "train.sh").touch()
     with pytest.raises(ConfigError, match=r"'train\.sh' is not an executable file on the PATH; is it \./train\.sh\?"):
         parsed("-np", "2", "train.sh")
+
+
+@pytest.mark.parametrize("before", [(), ("python3",), (sys.executable, "-u")])
+def test_a_misspelt_script(before: Tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    for name in ("train.py", "code/evaluate.py"):
+        (tmp_path / name).touch()
+    for wrong, right in (("trian.py", "train.py"), ("code/evalute.py", "code/evaluate.py")):
+        with pytest.raises(ConfigError, match=rf"^there is no program '{wrong}' in .* \(did you mean '{right}'\?\)$"):
+            parsed("-np", "2", *before, wrong)
+    with pytest.raises(ConfigError, match=r"^there is no program 'none/train\.py' in '[^']*'$"):
+        parsed("-np", "2", *before, "none/train.py")
 
 
 def test_bad_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

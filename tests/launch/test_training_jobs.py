@@ -103,7 +103,8 @@ def test_a_stopped_rank_is_named_by_its_deadline(launcher: Launcher, script: Scr
 @pytest.mark.slow
 def test_a_rank_that_never_calls_is_named_and_told_of(launcher: Launcher, script: Script) -> None:
     program = script(LOOP.format(count=2, fault="time.sleep(600)", deadline=3.0))
-    result = launcher.run("-np", "4", "--timeout", "1000", program, constants={"ddl.launch.grace.FAILED": 10.0})
+    constants = {"ddl.launch.grace.FAILED": 10.0, "ddl.store.verdict.TELL_AFTER": 0.0}
+    result = launcher.run("-np", "4", "--timeout", "1000", program, constants=constants)
     assert result.returncode != 0
     for rank in (0, 1, 3):
         assert re.search(rf"\[{rank}\] ERROR CollectiveTimeout .*rank 2 .*has not called it", result.stdout)

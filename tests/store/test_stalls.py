@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from store.verdicts import DIED, LEFT, fail, job, lost, probe, stall, stalled, state, told
 
-from ddl.store.verdict import ALL, DOUBT_GRACE, PROBE_GRACE, REPEAT
+from ddl.store.verdict import ALL, DOUBT_GRACE, PROBE_GRACE, REPEAT, TELL_AFTER
 
 
 def test_a_stall_is_asked_about_once_and_told_to_one_of_those_who_wait() -> None:
@@ -33,6 +33,16 @@ def test_a_stall_is_told_again_when_some_time_has_passed() -> None:
     verdict.received(1, stalled(seq=8), 1.6 + REPEAT)
     answer = {**state(submitted=6, op=""), "probe": 5}
     assert verdict.received(2, answer, 1.6 + REPEAT) == told([0], stall("rank 2 has not called it", others=1, seq=8))
+
+
+def test_a_short_stall_is_asked_about_and_not_told_of() -> None:
+    verdict = job(2)
+    behind = state(submitted=5, op="")
+    assert verdict.received(0, stalled(seconds=TELL_AFTER - 1.0), 1.0) == told([1], probe())
+    assert verdict.received(1, behind, 1.1) == []
+    verdict.received(0, stalled(seconds=TELL_AFTER), 2.0)
+    (message,) = verdict.received(1, {**behind, "probe": 2}, 2.1)
+    assert message[1]["type"] == "stall"
 
 
 def test_what_was_said_before_a_deadline_does_not_count_when_it_has_come() -> None:

@@ -31,7 +31,9 @@ def lost(peer: int, comm: int = 0, reason: str = "connection reset") -> Message:
 
 
 def stalled(op: str = "allreduce", seq: int = 7, *, final: bool = False, **more: Any) -> Message:
-    return {"type": "suspect", "comm": 0, "seq": seq, "kind": "stalled", "op": op, "final": final, **more}
+    """Return the message of a rank that has waited for 10 s."""
+    message = {"type": "suspect", "comm": 0, "seq": seq, "kind": "stalled", "op": op, "final": final, "seconds": 10.0}
+    return {**message, **more}
 
 
 def state(probe: int = 1, submitted: int = 7, op: str = "allreduce", **more: Any) -> Message:
@@ -43,4 +45,4 @@ def probe(comm: int = 0, seq: int = 7, number: int = 1) -> Message:
 
 
 def stall(text: str, others: int = 0, seq: int = 7) -> Message:
-    return {"type": "stall", "comm": 0, "seq": seq, "others": others, "text": text, "seconds": 0.0}
+    return {"type": "stall", "comm": 0, "seq": seq, "others": others, "text": text, "seconds": 10.0}
