@@ -51,8 +51,8 @@ from ddl.adapter.malloc_settings import tune_allocator
 from ddl.adapter.metrics import MetricAverage, average_metrics
 from ddl.adapter.process_sets import ProcessSet
 from ddl_torch import _compat, elastic
+from ddl_torch._process_set import global_process_set
 from ddl_torch._tensors import Work
-from ddl_torch._where import global_process_set
 from ddl_torch.adasum import adasum_
 from ddl_torch.basics import (
     add_process_set,
@@ -134,9 +134,9 @@ from ddl_torch.warmup import LinearScalingWarmup
 
 _compat.warn_if_newer()
 if torch.distributed.is_available():
-    from ddl_torch._c10d_backend import register
-    from ddl_torch.ddp_hook import ddp_hook
-    from ddl_torch.process_group import DDLProcessGroup
+    from ddl_torch.c10d.backend import register
+    from ddl_torch.c10d.ddp_hook import ddp_hook
+    from ddl_torch.c10d.process_group import DDLProcessGroup
 
     register()
     __all__ = ["DDLProcessGroup", "ddp_hook"]

@@ -2,28 +2,29 @@
 
 A description is a function that returns a ``Submission``. A form has the parameters of its description, for people, for
 ``help`` and for type checkers.
+
+Autograd can go back through some forms: their backward is a verb, too (``differentiable``).
 """
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Generic, List, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
 from ddl.adapter.operations import Operation
 from ddl.adapter.rank_prefix import naming_rank
-from ddl_torch._differentiable import differentiable
+from ddl_torch._process_set import Where
 from ddl_torch._tensors import Work
-from ddl_torch._where import Where
 
 if TYPE_CHECKING:
     from typing_extensions import Concatenate, ParamSpec
 
     P = ParamSpec("P")
 
-__all__ = ["DEPTH", "Submission", "asynchronous", "blocking", "in_place", "of_new_tensors"]
+__all__ = ["DEPTH", "Submission", "asynchronous", "blocking", "differentiable", "in_place", "of_new_tensors"]
 
 T = TypeVar("T")
 Tensors = Sequence[torch.Tensor]
@@ -111,3 +112,25 @@ def _form(verb: Callable[P, T], description: Callable[..., Any], name: str, doc:
     verb.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     verb.__annotations__["return"] = returns.format(of)
     return naming_rank(verb)
+
+
+class _Verb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[Tensors], Tensors], back: Callable[[Tensors], Tensors], *tensors: torch.Tensor
+    ) -> Tuple[torch.Tensor, ...]:
+        ctx.back = back
+        return tuple(run(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (None, None, *ctx.back(gradients))
+
+
+def differentiable(run: Callable[[Tensors], Tensors], back: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+    """Return ``run(tensors)``; their gradients are ``back`` of the results' gradients, where autograd wants any."""
+    # What is no tensor is refused by ``run``.
+    if not torch.is_grad_enabled() or not any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+        return run(tensors)
+    results: Tuple[torch.Tensor, ...] = _Verb.apply(run, back, *tensors)  # type: ignore[no-untyped-call]
+    return results

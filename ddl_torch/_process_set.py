@@ -1,14 +1,33 @@
-"""Which ranks a call is about: a script may give a process set or a communicator."""
+"""On which ranks a verb runs, and how: negotiated on a process set, or in the order of calls on a communicator."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, TypeVar
 
 import ddl
-from ddl.adapter.process_sets import ProcessSet
-from ddl_torch._where import global_process_set
+from ddl.adapter import operations
+from ddl.adapter.operations import Operation
+from ddl.adapter.process_sets import ProcessSet, ProcessSets
+from ddl_torch._operations import absent
+from ddl_torch._tensors import Work
 
-__all__ = ["communicator_of"]
+__all__ = ["Where", "communicator_of", "global_process_set", "process_sets"]
+
+T = TypeVar("T")
+
+process_sets = ProcessSets(absent)
+global_process_set = process_sets.everybody
+
+
+class Where(operations.Where):
+    """The ranks of ``communicator``, else those of ``process_set``, else all."""
+
+    def __init__(self, process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator]) -> None:
+        super().__init__(process_sets, process_set, communicator)
+
+    def start(self, operation: Operation[T], name: Optional[str]) -> Work[T]:
+        """Begin it and return at once."""
+        return Work(self.begin(operation, name), operation.finish)
 
 
 def communicator_of(

@@ -20,7 +20,7 @@ from ddl.adapter.horovod import (
     start_timeline,
     stop_timeline,
 )
-from ddl_torch._where import process_sets
+from ddl_torch._process_set import process_sets
 
 __all__ = ["add_process_set", "init", "process_set_by_id", "remove_process_set", "shutdown"]
 __all__ += ["check_extension", "gpu_available", "is_homogeneous", "start_timeline", "stop_timeline"]

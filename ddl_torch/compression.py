@@ -1,7 +1,7 @@
 """``compression=`` of ``DistributedOptimizer``: what it may be, and ``Compression``, the namespace of the choices.
 
 What is written shorter between hosts by DDL's core is a *wire* (``ddl.adapter.compression``); PowerSGD is an algorithm
-of its own (powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)`` takes them, are
+of its own (gradients/powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)`` takes them, are
 ``compress`` and ``decompress``. Which to take: docs/compression.md.
 
 A ``Compressor`` of the user's own compresses each gradient by itself, with two calls of Python for each parameter. What

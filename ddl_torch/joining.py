@@ -14,9 +14,9 @@ from typing import Callable, List, Optional, Union
 
 import ddl
 from ddl.adapter.generation import Change, bring_along
-from ddl_torch._delta import DeltaReducer
-from ddl_torch._reducer import GradientReducer
-from ddl_torch._where import global_process_set, process_sets
+from ddl_torch._process_set import global_process_set, process_sets
+from ddl_torch.gradients.delta import DeltaReducer
+from ddl_torch.gradients.reducer import GradientReducer
 
 __all__ = ["Optimizers", "join", "optimizers"]
 

@@ -8,7 +8,7 @@ from ddl import Communicator
 from ddl.adapter import operations
 from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
-from ddl_torch._where import Where, global_process_set
+from ddl_torch._process_set import Where, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
 

@@ -2,7 +2,8 @@
 
 The optimizer that is passed *becomes* distributed: it keeps its identity, state, groups and hooks and gets another
 class, so learning-rate schedulers made before or after, checkpoints and ``isinstance`` go on working. The averaging
-itself hangs on PyTorch's hooks (of parameters and of ``step``) and lives in ``_reducer.py``; Adasum in ``_delta.py``.
+itself hangs on PyTorch's hooks (of parameters and of ``step``) and lives in gradients/reducer.py; Adasum in
+gradients/delta.py.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ import ddl
 from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.adapter.compression import on_wire
 from ddl.adapter.malloc_settings import tune_allocator as _tune_allocator
-from ddl.adapter.operators import check_gradient_op, check_predivide
 from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl.text.tracebacks import briefly
-from ddl_torch._delta import DeltaReducer
-from ddl_torch._optimizer_arguments import Groups, NamedParameters, OptimizerSettings, group_numbers, named
 from ddl_torch._process_set import communicator_of
-from ddl_torch._reducer import GradientReducer
-from ddl_torch._same_model import check_same_on_all_ranks
-from ddl_torch._update import check_optimizer
-from ddl_torch.compression import Compression, CompressionLike, PowerSGD, UserCompressor, Wire, parse
+from ddl_torch.compression import Compression, CompressionLike, parse
+from ddl_torch.gradients.delta import DeltaReducer
+from ddl_torch.gradients.options import Groups, NamedParameters, OptimizerOptions, group_numbers, named
+from ddl_torch.gradients.reducer import GradientReducer
+from ddl_torch.gradients.same_model import check_same_on_all_ranks
+from ddl_torch.gradients.update import check_optimizer
 from ddl_torch.joining import optimizers
 
 __all__ = ["DistributedOptimizer"]
@@ -134,70 +134,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"DistributedOptimizer needs a torch.optim.Optimizer that is not distributed yet, not a "
                 f"{type(optimizer).__name__}"
             )
-        op = parse_op(op, "DistributedOptimizer")
-        _check_numbers(op, backward_passes_per_step, gradient_predivide_factor, check, deterministic)
+        options = OptimizerOptions(
+            op=parse_op(op, "DistributedOptimizer"),
+            compression=parse(compression),
+            bucket_bytes=bucket_bytes,
+            overlap=overlap,
+            overlap_update=overlap_update,
+            check=check,
+            gradient_predivide_factor=gradient_predivide_factor,
+            sparse_as_dense=sparse_as_dense,
+            deterministic=deterministic,
+        )
+        _check_passes(backward_passes_per_step)
         if overlap_update:
             check_optimizer(optimizer)
-            if check or op == ddl.Adasum:
-                raise ddl.InvalidArgument(
-                    "overlap_update=True updates a part of the parameters before all averages are there, which check= "
-                    "and op=ddl.Adasum have to see first; leave one away"
-                )
         parameters = named(optimizer, named_parameters)
         numbers = group_numbers([p for _, p in parameters], num_groups if groups is None else groups)
         own: List[ddl.Communicator] = []
         weakref.finalize(optimizer, _close, own).atexit = False
-        chosen = parse(compression)
-        wire = chosen.name if isinstance(chosen, Wire) and chosen not in (Compression.none, Compression.auto) else None
-        again = functools.partial(_all_ranks, own, None if op == ddl.Adasum else wire)
-        communicator, everybody = _ranks_of(process_set, communicator, own)
-        _check_compression(chosen, op, gradient_predivide_factor, check, deterministic or communicator.deterministic)
-        check_same_on_all_ranks(communicator, [f"op={op.name}", f"compression={chosen}"], [])
+        ranks, everybody = _ranks_of(process_set, communicator, own)
+        options.check_compression(ranks.deterministic)
+        check_same_on_all_ranks(ranks, [f"op={options.op.name}", f"compression={options.compression}"], [])
         reducer: Union[GradientReducer, DeltaReducer]
-        if op == ddl.Adasum:
-            reducer = DeltaReducer(communicator)
+        if options.op == ddl.Adasum:
+            reducer = DeltaReducer(ranks)
             reducer.add(parameters)
         else:
-            powersgd = chosen if isinstance(chosen, PowerSGD) else None
-            if wire is not None:
-                communicator = on_wire(communicator, wire)
-                own.append(communicator)
-            settings = OptimizerSettings(
-                op=op,
-                bucket_bytes=bucket_bytes,
-                overlap=overlap,
-                overlap_update=overlap_update,
-                check=check,
-                gradient_predivide_factor=gradient_predivide_factor,
-                sparse_as_dense=sparse_as_dense,
-                deterministic=deterministic,
-                powersgd=powersgd,
-                own_compressor=chosen if isinstance(chosen, UserCompressor) else None,
-            )
-            reducer = GradientReducer(communicator, settings, backward_passes_per_step, own)
+            reducer = GradientReducer(_on_wire(ranks, options.wire, own), options, backward_passes_per_step, own)
             sparse_only = isinstance(optimizer, torch.optim.SparseAdam) and not sparse_as_dense
             reducer.add(parameters, numbers, sparse=sparse_only)
         _tune_allocator(tune_allocator)
         reducer.lay_out()
-        if chosen == Compression.auto:
+        if options.compression == Compression.auto:
             assert isinstance(reducer, GradientReducer)
             reducer.choose_wire()
-        optimizers.add(reducer, everybody, again)
-        kind = type(optimizer)
-        methods: Dict[str, Any] = {}
-        if isinstance(reducer, DeltaReducer):
-            methods["step"] = _taking_back(kind.step, weakref.ref(reducer))
-            if "step" in vars(optimizer):  # of a learning-rate scheduler that was made before
-                vars(optimizer)["step"] = _taking_back(optimizer.step, weakref.ref(reducer))
-        optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), methods)
-        optimizer.__dict__["_ddl"] = reducer
-        before = optimizer.register_step_pre_hook(_before_step)
-        after = optimizer.register_step_post_hook(_after_step)
-        # The hooks of users see averages, and a step that is complete. torch's annotations do not say OrderedDict.
-        optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # type: ignore[attr-defined]
-        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
-        assert isinstance(optimizer, DistributedOptimizer)
-        return optimizer
+        optimizers.add(reducer, everybody, functools.partial(_all_ranks, own, options.wire))
+        return _given_to(optimizer, reducer)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Everything is done in ``__new__``: the object exists already."""
@@ -229,8 +201,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change ``backward_passes_per_step`` from the next step on; every rank does the same between two steps."""
-        if passes < 1:
-            raise ddl.InvalidArgument(f"backward_passes_per_step={passes} must be 1 or more")
+        _check_passes(passes)
         self._ddl.backward_passes_per_step = passes
 
     @property
@@ -273,6 +244,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         raise ddl.InvalidState("a distributed optimizer cannot be copied or pickled; save optimizer.state_dict()")
 
 
+def _given_to(optimizer: torch.optim.Optimizer, reducer: Union[GradientReducer, DeltaReducer]) -> DistributedOptimizer:
+    """Make ``optimizer`` a distributed one, whose gradients or steps are ``reducer``'s from now on."""
+    kind = type(optimizer)
+    methods: Dict[str, Any] = {}
+    if isinstance(reducer, DeltaReducer):
+        methods["step"] = _taking_back(kind.step, weakref.ref(reducer))
+        if "step" in vars(optimizer):  # of a learning-rate scheduler that was made before
+            vars(optimizer)["step"] = _taking_back(optimizer.step, weakref.ref(reducer))
+    optimizer.__class__ = type("Distributed" + kind.__name__, (DistributedOptimizer, kind), methods)
+    optimizer.__dict__["_ddl"] = reducer
+    before = optimizer.register_step_pre_hook(_before_step)
+    after = optimizer.register_step_post_hook(_after_step)
+    # The hooks of users see averages, and a step that is complete. torch's annotations do not say OrderedDict.
+    optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # type: ignore[attr-defined]
+    optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
+    assert isinstance(optimizer, DistributedOptimizer)
+    return optimizer
+
+
 def _ranks_of(
     process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator], own: List[ddl.Communicator]
 ) -> Tuple[ddl.Communicator, bool]:
@@ -297,10 +287,15 @@ def _all_ranks(own: List[ddl.Communicator], wire: Optional[str]) -> ddl.Communic
     communicator = optimizers.communicator()
     if communicator is not ddl.world():
         own.append(communicator)
-    if wire is not None:
-        communicator = on_wire(communicator, wire)
-        own.append(communicator)
-    return communicator
+    return _on_wire(communicator, wire, own)
+
+
+def _on_wire(communicator: ddl.Communicator, wire: Optional[str], own: List[ddl.Communicator]) -> ddl.Communicator:
+    """Return ``communicator``, or one of its ranks that writes as ``wire``, and that is appended to ``own``."""
+    if wire is None:
+        return communicator
+    own.append(on_wire(communicator, wire))
+    return own[-1]
 
 
 def _close(communicators: List[ddl.Communicator]) -> None:
@@ -308,38 +303,9 @@ def _close(communicators: List[ddl.Communicator]) -> None:
         communicator.close()
 
 
-def _check_numbers(op: Any, passes: int, predivide: float, check: int, deterministic: bool) -> None:
-    check_gradient_op(op)
+def _check_passes(passes: int) -> None:
     if passes < 1:
         raise ddl.InvalidArgument(f"backward_passes_per_step={passes} must be 1 or more")
-    check_predivide(predivide, op)
-    if check < 0:
-        raise ddl.InvalidArgument(f"check={check} must be 0 (never) or a number of steps")
-    if deterministic and op == ddl.Adasum:
-        raise ddl.InvalidArgument("deterministic=True orders sums; Adasum's scalar products are none of them")
-    if check and op == ddl.Adasum:
-        raise ddl.InvalidArgument(f"check={check} works out averages again; with op=ddl.Adasum there are none")
-
-
-def _check_compression(
-    chosen: Union[Wire, PowerSGD, UserCompressor], op: Any, predivide: float, check: int, deterministic: bool
-) -> None:
-    if chosen == Compression.none:
-        return
-    name = "powersgd" if isinstance(chosen, PowerSGD) else chosen.name
-    if op == ddl.Adasum:
-        raise ddl.InvalidArgument(f"compression={name!r} is for gradients; with op=ddl.Adasum steps are combined")
-    if deterministic:
-        raise ddl.InvalidArgument(
-            f"compression={name!r} rounds by layout, which deterministic=True excludes; leave one"
-        )
-    if predivide != 1 and isinstance(chosen, PowerSGD):
-        raise ddl.InvalidArgument(f"gradient_predivide_factor={predivide} has no use with PowerSGD, which adds float32")
-    if check and chosen not in (Compression.fp16, Compression.bf16):
-        raise ddl.InvalidArgument(
-            f"check={check} finds averages that rounding does not explain, and compression={name!r} changes them "
-            "by more; leave one of them away"
-        )
 
 
 def _check_in_charge(optimizer: DistributedOptimizer) -> None:

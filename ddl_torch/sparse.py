@@ -17,7 +17,7 @@ from ddl.adapter.rank_prefix import naming_rank
 from ddl.errors import NotSupported
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch import _operations
-from ddl_torch._where import Where, global_process_set
+from ddl_torch._process_set import Where, global_process_set
 
 __all__ = ["check_same_kind", "reduce_gradients", "sparse_allreduce_async", "sparse_sum"]
 

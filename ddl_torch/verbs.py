@@ -24,11 +24,10 @@ from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch import _operations
-from ddl_torch._differentiable import differentiable
-from ddl_torch._forms import DEPTH, Submission, asynchronous, blocking, in_place, of_new_tensors
+from ddl_torch._forms import DEPTH, Submission, asynchronous, blocking, differentiable, in_place, of_new_tensors
 from ddl_torch._operations import Operation
+from ddl_torch._process_set import Where, global_process_set
 from ddl_torch._tensors import plain
-from ddl_torch._where import Where, global_process_set
 from ddl_torch.compression import Compression, casting
 
 __all__ = [

@@ -166,6 +166,21 @@ def test_every_module_is_in_a_room_of_its_own_package():
         assert room_of(module).split(".")[0] == module.split(".")[0]
 
 
+def test_no_module_imports_itself_by_others():
+    """Who reads a module has read what it stands on, from the bottom up: not even types go round in a circle."""
+    seen: Set[str] = set()
+
+    def visit(module: str, way: Tuple[str, ...]) -> None:
+        assert module not in way, f"a circle: {' imports '.join((*way[way.index(module) :], module))}"
+        if module not in seen:
+            seen.add(module)
+            for name in sorted((IMPORTS[module] & IMPORTS.keys()) - {module}):
+                visit(name, (*way, module))
+
+    for module in IMPORTS:
+        visit(module, ())
+
+
 def do_no_io(modules: List[str]) -> None:
     assert modules
     for module in modules:

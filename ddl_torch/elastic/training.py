@@ -15,9 +15,9 @@ import ddl
 from ddl.adapter import generation
 from ddl.adapter.generation import Change
 from ddl.adapter.sample_cursor import StepRecord
-from ddl_torch._reducer import GradientReducer
 from ddl_torch.elastic.batches import ElasticBatches
 from ddl_torch.elastic.surviving import SurvivingTraining
+from ddl_torch.gradients.reducer import GradientReducer
 from ddl_torch.optimizer import DistributedOptimizer
 
 __all__ = ["Training"]
@@ -107,7 +107,7 @@ class Training(SurvivingTraining):
             self._deal_anew()
 
     def _recover(self, lost: ddl.CommunicatorError) -> bool:
-        """A round was broken off: go on with the ranks that are left. See ``ddl_torch._reducer.Recovery``."""
+        """A round was broken off: go on with the ranks that are left. See ``ddl_torch.gradients.reducer.Recovery``."""
         log.info("%s; going on with the ranks that are left", lost)
         begun = self.finished + 1
         self._change(between_steps=False)

@@ -208,9 +208,9 @@ class Kept:
 
 
 def test_works_that_nobody_waits_for_are_not_kept_for_ever() -> None:
-    from ddl_torch import _c10d_lifetime
+    from ddl_torch.c10d import lifetime
 
-    unwaited, works = _c10d_lifetime.Unwaited(), [Kept() for _ in range(_c10d_lifetime._MOST + 2)]
+    unwaited, works = lifetime.Unwaited(), [Kept() for _ in range(lifetime._MOST + 2)]
     watched = [weakref.ref(work) for work in works]
     for work in works:
         unwaited.add(work)

@@ -58,7 +58,7 @@ def test_tags(tmp_path) -> None:
 
 def leaves_without_a_store(path):
     """The process that has torch's store may be gone when the others leave."""
-    from ddl_torch._c10d_notices import Notices
+    from ddl_torch.c10d.notices import Notices
 
     dist, r, n = begin(path)
     if r == 1:

@@ -68,7 +68,7 @@ def refuse():
 
 @pytest.mark.parametrize("part", [(Failing(), None), (None, refuse)], ids=["work", "finish"])
 def test_any_error_comes_from_each_wait_and_future(part) -> None:
-    from ddl_torch._c10d_work import GroupWork, Waiter
+    from ddl_torch.c10d.work import GroupWork, Waiter
 
     waiter = Waiter()
     work, good = GroupWork([], [part], waiter), GroupWork([torch.ones(1)], [], waiter)
@@ -87,7 +87,7 @@ def test_any_error_comes_from_each_wait_and_future(part) -> None:
 
 
 def test_what_completes_a_future_may_wait_for_a_later_one_while_the_group_ends() -> None:
-    from ddl_torch._c10d_work import Waiter
+    from ddl_torch.c10d.work import Waiter
 
     waiter, begun, go, later, all_done = Waiter(), *(threading.Event() for _ in range(4))
 

@@ -17,7 +17,7 @@ PROGRAM = """
 import torch
 torch.__version__ = "99.1.0a0+cpu"
 import ddl_torch
-import ddl_torch.process_group
+import ddl_torch.c10d.process_group
 ddl_torch.init()
 ddl_torch.init()
 """

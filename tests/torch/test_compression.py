@@ -300,7 +300,7 @@ def test_casts_as_horovod_has_them():
 
 
 def test_orthonormal_columns():
-    from ddl_torch.powersgd import orthonormal
+    from ddl_torch.gradients.powersgd import orthonormal
 
     generator = torch.Generator().manual_seed(1)
     for rows in (5, 64, 1001):

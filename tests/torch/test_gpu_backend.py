@@ -27,7 +27,7 @@ WAITERS = pytest.mark.parametrize("waiter", ["host", "stream"])
 def in_a_group(job: Callable[..., Any], *arguments: Any, objects: bool = False) -> Any:
     """Run the job on a rank whose default group takes tensors on the fake GPU."""
     from ddl_torch import _streams
-    from ddl_torch._c10d_backend import register
+    from ddl_torch.c10d.backend import register
 
     with fake_gpu(objects=objects):
         assert "fake" in _streams.GPU_TYPES

@@ -15,7 +15,7 @@ from elastic.elastic_job import ElasticJob
 
 import ddl
 import ddl_torch
-from ddl_torch._gradient_entry import Entry
+from ddl_torch.gradients.entry import Entry
 
 WAYS = {
     "fresh": ["first.weight", "second.weight"],  # kept as they came; all others were copied

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ddl_torch import _overlap  # noqa: E402
+from ddl_torch.gradients import overlap  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from ddl_torch import _overlap  # noqa: E402
     ],
 )
 def test_where_it_pays(places, pays):
-    assert _overlap.pays(places) == pays
+    assert overlap.pays(places) == pays

@@ -61,7 +61,7 @@ def test_every_optimizer_ends_with_the_same_bits():
 
 def looks_like_one_step():
     import ddl_torch as ddl
-    from ddl_torch._update import PartialUpdates
+    from ddl_torch.gradients.update import PartialUpdates
 
     model = build()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Callable, Dict, List, Sequence, Tuple
 
 from ddl.tools.completion.bash import bash_script
-from ddl.tools.completion.command import SHELLS
 from ddl.tools.completion.commands import ShellCommand, installed_commands
 from ddl.tools.completion.fish import fish_script
 from ddl.tools.completion.man_page import man_page
@@ -57,5 +56,5 @@ def write_scripts(folder: Path) -> None:
     """Write the scripts that ``ddl completion`` prints into ``folder``, which holds the packages of a wheel."""
     target = folder / "ddl" / "tools" / "completion" / "scripts"
     target.mkdir(parents=True, exist_ok=True)
-    for shell in SHELLS:
+    for shell in _SCRIPTS:
         (target / f"completion.{shell}").write_text(script(shell), encoding="utf-8")

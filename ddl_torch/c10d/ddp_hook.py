@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import GradBucket
 
 import ddl
 from ddl.adapter.operations import timeline
-from ddl_torch._c10d_work import GroupWork, Waiter
 from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias
+from ddl_torch.c10d.work import GroupWork, Waiter
 
 __all__ = ["ddp_hook"]
 

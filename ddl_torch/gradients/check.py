@@ -15,8 +15,8 @@ from typing import List, Optional, Tuple
 import torch
 
 import ddl
-from ddl_torch._gradient_bucket import GradientBucket
-from ddl_torch._optimizer_arguments import OptimizerSettings
+from ddl_torch.gradients.bucket import GradientBucket
+from ddl_torch.gradients.options import OptimizerOptions
 from ddl_torch.verbs import alltoall
 
 __all__ = ["GradientCheck"]
@@ -31,13 +31,13 @@ Finding = Tuple[int, int, int, int, str]
 
 
 class GradientCheck:
-    """Checks the buckets of every ``settings.check``-th step, from the first on."""
+    """Checks the buckets of every ``options.check``-th step, from the first on."""
 
-    def __init__(self, communicator: ddl.Communicator, settings: OptimizerSettings) -> None:
+    def __init__(self, communicator: ddl.Communicator, options: OptimizerOptions) -> None:
         self._communicator = communicator
-        self._op = settings.op
-        self._every = settings.check
-        self._predivide = settings.gradient_predivide_factor
+        self._op = options.op
+        self._every = options.check
+        self._predivide = options.gradient_predivide_factor
         self._step = 0  # steps that have ended
         self._kept: List[Tuple[GradientBucket, torch.Tensor]] = []
 

@@ -14,9 +14,9 @@ import torch
 
 import ddl
 from ddl_torch import _operations
-from ddl_torch._gradient_bucket import GradientBucket
 from ddl_torch._operations import Operation
 from ddl_torch._tensors import plain
+from ddl_torch.gradients.bucket import GradientBucket
 
 __all__ = ["send_compressed"]
 

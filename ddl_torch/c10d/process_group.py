@@ -1,8 +1,8 @@
 """``DDLProcessGroup``: what ``torch.distributed`` has for a process group on the backend "ddl".
 
 A process group has a ``ddl.Communicator``: the default group has that of all ranks, any other group has its own. c10d
-calls this file. ``_c10d_backend.py`` makes the groups, ``_c10d_verbs.py`` makes their verbs of DDL's, ``_c10d_work.py``
-has what they return, and ``_rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
+calls this file. ``backend.py`` makes the groups, ``verbs.py`` makes their verbs of DDL's, ``work.py``
+has what they return, and ``rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from ddl import Communicator, InvalidState
-from ddl_torch._c10d_arguments import Part, op_of
-from ddl_torch._c10d_devices import OtherDevices, by_device
-from ddl_torch._c10d_lifetime import Unwaited, torch_keeps_works
-from ddl_torch._c10d_messages import Messages
-from ddl_torch._c10d_monitored_barrier import barrier_within, monitored_barrier, own_timeout
-from ddl_torch._c10d_verbs import C10dVerbs
-from ddl_torch._c10d_work import GroupWork, ThreadPerWork, Waiter, error_type
 from ddl_torch._compat import no_reconfigure
 from ddl_torch._untraced import untraced
+from ddl_torch.c10d.arguments import Part, op_of
+from ddl_torch.c10d.devices import OtherDevices, by_device
+from ddl_torch.c10d.lifetime import Unwaited, torch_keeps_works
+from ddl_torch.c10d.messages import Messages
+from ddl_torch.c10d.monitored_barrier import barrier_within, monitored_barrier, own_timeout
+from ddl_torch.c10d.verbs import C10dVerbs
+from ddl_torch.c10d.work import GroupWork, ThreadPerWork, Waiter, error_type
 
 __all__ = ["DDLProcessGroup"]
 

@@ -14,13 +14,13 @@ import ddl
 from ddl.adapter.buckets import Gradient, assign
 from ddl.adapter.compression import fastest
 from ddl.text.tracebacks import brief
-from ddl_torch import _overlap
 from ddl_torch._compat import question_of_tracing
-from ddl_torch._gradient_bucket import GradientBucket
-from ddl_torch._gradient_entry import Entry
-from ddl_torch._optimizer_arguments import OptimizerSettings
-from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
 from ddl_torch._streams import is_on_gpu
+from ddl_torch.gradients import overlap
+from ddl_torch.gradients.bucket import GradientBucket
+from ddl_torch.gradients.entry import Entry
+from ddl_torch.gradients.options import OptimizerOptions
+from ddl_torch.gradients.same_model import check_parameter, check_same_on_all_ranks
 
 __all__ = ["BucketLayout"]
 
@@ -42,7 +42,7 @@ class BucketLayout:
     def __init__(
         self,
         communicator: ddl.Communicator,
-        settings: OptimizerSettings,
+        options: OptimizerOptions,
         own: List[ddl.Communicator],
         listener: GradientListener,
     ) -> None:
@@ -50,7 +50,7 @@ class BucketLayout:
         self.overlap = False  #: decided in ``lay_out``, alike on all ranks
         self.entries: List[Entry] = []
         self.buckets: List[GradientBucket] = []
-        self._settings = settings
+        self._options = options
         self._own = own
         self._listener = weakref.ref(listener)
         self._hooks: List[torch.utils.hooks.RemovableHandle] = []
@@ -71,7 +71,7 @@ class BucketLayout:
         for name, parameter in parameters:
             check_parameter(name, parameter)
         for name, parameter in parameters:
-            entry = Entry(parameter, name, groups.get(parameter), self._settings.sparse_as_dense)
+            entry = Entry(parameter, name, groups.get(parameter), self._options.sparse_as_dense)
             entry.sparse = entry.was_sparse = sparse
             self.entries.append(entry)
 
@@ -82,21 +82,21 @@ class BucketLayout:
         fresh = [entry for entry in moving if entry.hook is None]
         if not placed and not fresh:
             return
-        settings = [*self._settings.lines(), f"backward_passes_per_step={backward_passes_per_step}"]
+        options = [*self._options.lines(), f"backward_passes_per_step={backward_passes_per_step}"]
         if any(entry.group is not None for entry in placed):
-            settings.append(f"groups={[entry.group for entry in placed]}")
+            options.append(f"groups={[entry.group for entry in placed]}")
         named = [(entry.name, entry.parameter) for entry in (*placed, *(e for e in fresh if e.sparse))]
         on_gpu = any(is_on_gpu(entry.parameter) for entry in self.entries)
-        places = check_same_on_all_ranks(self.communicator, settings, named, _overlap.place(on_gpu))
-        wanted = self._settings.overlap
-        self.overlap = _overlap.pays(places) if wanted is None else wanted
-        if self._settings.deterministic and not self.communicator.deterministic:
+        places = check_same_on_all_ranks(self.communicator, options, named, overlap.place(on_gpu))
+        wanted = self._options.overlap
+        self.overlap = overlap.pays(places) if wanted is None else wanted
+        if self._options.deterministic and not self.communicator.deterministic:
             self._deterministic_twin()  # not before all have said that they want it
         gradients = [
             Gradient(e.parameter.numel(), (e.parameter.dtype, e.parameter.device), e.parameter.element_size(), e.group)
             for e in placed
         ]
-        for bucket in assign(gradients, bucket_bytes=self._settings.bucket_bytes):
+        for bucket in assign(gradients, bucket_bytes=self._options.bucket_bytes):
             self.buckets.append(GradientBucket(len(self.buckets), bucket, placed))
         for entry in fresh:
             self._hook(entry)
@@ -145,7 +145,7 @@ class BucketLayout:
             return
         for bucket in self.buckets:
             bucket.forget_calls()
-        if self._settings.deterministic and not communicator.deterministic:
+        if self._options.deterministic and not communicator.deterministic:
             self._deterministic_twin()
 
     def leave_out(self, backward_passes_per_step: int) -> None:

@@ -20,10 +20,10 @@ from torch._C._distributed_c10d import Store
 import ddl
 from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout
 from ddl.adapter.operations import Waitable
-from ddl_torch._c10d_arguments import Part, moved
-from ddl_torch._c10d_notices import Notices
-from ddl_torch._c10d_verbs import C10dVerbs
 from ddl_torch._streams import StreamOfCall, is_on_gpu
+from ddl_torch.c10d.arguments import Part, moved
+from ddl_torch.c10d.notices import Notices
+from ddl_torch.c10d.verbs import C10dVerbs
 
 __all__ = ["MatchedReceive", "Messages"]
 

@@ -26,11 +26,11 @@ import ddl
 from ddl.adapter.buckets import Bucket
 from ddl.adapter.operations import timeline
 from ddl.memory import copy_past_caches
-from ddl_torch._announcement import ELEMENTS, Announcement, RoundSummary
 from ddl_torch._compat import storage_users
-from ddl_torch._flat_memory import FlatMemory
-from ddl_torch._gradient_entry import Entry, Replaced
 from ddl_torch._streams import GPU_TYPES, StreamJoin
+from ddl_torch.gradients.announcement import ELEMENTS, Announcement, RoundSummary
+from ddl_torch.gradients.entry import Entry, Replaced
+from ddl_torch.gradients.flat_memory import FlatMemory
 
 __all__ = ["GradientBucket", "WIRE_DTYPES"]
 

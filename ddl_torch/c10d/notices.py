@@ -1,4 +1,4 @@
-"""Short notices from rank to rank over torch's store, for what messages of ``ddl`` do not say: see _c10d_messages.py.
+"""Short notices from rank to rank over torch's store, for what messages of ``ddl`` do not say: see messages.py.
 
 Each rank has a numbered letter box in the store. A thread reads it, from the first time that notices can matter on;
 it sleeps in the store until one comes.

@@ -17,7 +17,7 @@ import torch
 import ddl
 from ddl.adapter.adasum import PreparedAdasum
 from ddl.adapter.steps import note_step
-from ddl_torch._same_model import check_parameter, check_same_on_all_ranks
+from ddl_torch.gradients.same_model import check_parameter, check_same_on_all_ranks
 
 __all__ = ["DeltaReducer"]
 

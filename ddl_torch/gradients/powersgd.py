@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import ddl
-from ddl_torch._flat_memory import FlatMemory
-from ddl_torch._gradient_bucket import GradientBucket
+from ddl_torch.gradients.bucket import GradientBucket
+from ddl_torch.gradients.flat_memory import FlatMemory
 
 __all__ = ["LowRankBucket", "orthonormal"]
 

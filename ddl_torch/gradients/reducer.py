@@ -1,11 +1,11 @@
 """``GradientReducer``: averages gradients over the ranks, while the backward pass goes on or right at its end.
 
 Hooks copy each gradient into its bucket as soon as autograd has it. ``backward()`` ends with a *round*, which averages
-all buckets (_rounds.py). So ``p.grad`` has averages after ``backward()``, as on one machine: an AMP
+all buckets (rounds.py). So ``p.grad`` has averages after ``backward()``, as on one machine: an AMP
 scaler, clipping, a hook of ``step``. Only ``overlap_update`` waits in ``step`` instead, and then ``p.grad`` cannot be
 read before. A rank that comes to ``step`` without a backward pass has its round there.
 
-Whether a bucket that is full is averaged at once, by DDL's own thread, or at the end of the pass: _overlap.py.
+Whether a bucket that is full is averaged at once, by DDL's own thread, or at the end of the pass: overlap.py.
 
 Called by one thread: the one that runs backward and step. Hooks know the reducer by a weak reference, so that they keep
 nothing alive; they go when it goes.
@@ -20,14 +20,14 @@ import torch
 
 import ddl
 from ddl.adapter.steps import note_step
-from ddl_torch._announcement import Presence
-from ddl_torch._backward import BackwardPasses
-from ddl_torch._closure import average_before_step
-from ddl_torch._gradient_entry import Entry
-from ddl_torch._layout import BucketLayout
-from ddl_torch._optimizer_arguments import OptimizerSettings
-from ddl_torch._rounds import Rounds
-from ddl_torch._update import PartialUpdates
+from ddl_torch.gradients.announcement import Presence
+from ddl_torch.gradients.backward import BackwardPasses
+from ddl_torch.gradients.closure import average_before_step
+from ddl_torch.gradients.entry import Entry
+from ddl_torch.gradients.layout import BucketLayout
+from ddl_torch.gradients.options import OptimizerOptions
+from ddl_torch.gradients.rounds import Rounds
+from ddl_torch.gradients.update import PartialUpdates
 
 __all__ = ["GradientReducer", "Recovery"]
 
@@ -46,14 +46,14 @@ class GradientReducer:
     def __init__(
         self,
         communicator: ddl.Communicator,
-        settings: OptimizerSettings,
+        options: OptimizerOptions,
         backward_passes_per_step: int,
         own: List[ddl.Communicator],
     ) -> None:
         self.synchronized = self.asked = False
-        self._settings = settings
-        self._layout = BucketLayout(communicator, settings, own, self)
-        self._rounds = Rounds(self._layout, settings, backward_passes_per_step)
+        self._options = options
+        self._layout = BucketLayout(communicator, options, own, self)
+        self._rounds = Rounds(self._layout, options, backward_passes_per_step)
         self._passes = BackwardPasses(self)
         self._passes_of_round = 0
         self._sending = False  # gradients of this backward pass are sent, and not only added up
@@ -98,7 +98,7 @@ class GradientReducer:
     @property
     def compression(self) -> str:
         """See ``DistributedOptimizer.compression``."""
-        return self.communicator.wire if self._settings.powersgd is None else "powersgd"
+        return self.communicator.wire if self._options.powersgd is None else "powersgd"
 
     def statistics(self) -> Dict[str, Union[int, float]]:
         """Return counts since the beginning; see ``DistributedOptimizer.statistics``."""
@@ -193,7 +193,7 @@ class GradientReducer:
         """Called when a backward pass has brought all its gradients: average them, if it was the one that sends."""
         # A pass that runs others inside may bring a gradient twice, so from then on nothing is sent before the end.
         self._flat = self._flat is not False and not self._passes.nested
-        if self._sending and self._settings.overlap_update:
+        if self._sending and self._options.overlap_update:
             self._rounds.send_all()
             for entry in self._layout.entries:
                 entry.refuse()
@@ -218,7 +218,7 @@ class GradientReducer:
     def _begin(self) -> None:
         if self._rounds.begin():
             # An average may be averaged again, with what comes on top: what is alike everywhere stays as it is.
-            self._summed = self.synchronized and self._settings.op == ddl.Sum and self.communicator.size > 1
+            self._summed = self.synchronized and self._options.op == ddl.Sum and self.communicator.size > 1
             self._passes_of_round, self._sending = 0, False
         self.synchronized = self.asked = False
 
@@ -243,7 +243,7 @@ class GradientReducer:
     @property
     def updates_early(self) -> bool:
         """Whether ``step`` updates a part of the parameters while averages are awaited."""
-        return self._settings.overlap_update
+        return self._options.overlap_update
 
     def recover_by(self, recovery: Recovery) -> None:
         """Do a round that is broken off again, with the ranks that ``recovery`` finds."""
@@ -340,7 +340,7 @@ class GradientReducer:
         Not if a user's hook comes before the step: it is to see all averages (and may clip them).
         """
         ours_alone = len(optimizer._optimizer_step_pre_hooks) == 1
-        return optimizer if self._settings.overlap_update and ours_alone else None
+        return optimizer if self._options.overlap_update and ours_alone else None
 
     @contextlib.contextmanager
     def skipping(self) -> Iterator[None]:

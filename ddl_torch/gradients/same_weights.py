@@ -8,7 +8,7 @@ import torch
 
 import ddl
 from ddl.adapter.same_weights import differing_weights, warn
-from ddl_torch._gradient_entry import Entry
+from ddl_torch.gradients.entry import Entry
 
 __all__ = ["StartingWeights"]
 
@@ -38,7 +38,7 @@ class StartingWeights:
         digests, self._digests = self._digests, None
         if digests is None or communicator.size == 1:
             return None
-        known = [entry for entry in entries if entry.hook is not None]  # the same on all ranks: see _same_model.py
+        known = [entry for entry in entries if entry.hook is not None]  # the same on all ranks: see same_model.py
         new = [entry.parameter for entry in known if id(entry) not in digests]
         digests.update(zip((id(entry) for entry in known if id(entry) not in digests), _digests(new)))
         own = [digests[id(entry)] for entry in known]

@@ -11,7 +11,7 @@ from typing import List, Sequence, Tuple
 import torch
 
 import ddl
-from ddl_torch._gradient_entry import Entry
+from ddl_torch.gradients.entry import Entry
 from ddl_torch.layerwise import LayerwiseOptimizer
 
 __all__ = ["PartialUpdates", "check_optimizer"]

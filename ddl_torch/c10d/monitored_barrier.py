@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from ddl import Communicator, WaitTimeout
 from ddl.adapter.operations import Waitable
-from ddl_torch._c10d_messages import Messages
-from ddl_torch._c10d_verbs import C10dVerbs
+from ddl_torch.c10d.messages import Messages
+from ddl_torch.c10d.verbs import C10dVerbs
 
 __all__ = ["barrier_within", "extend_torch", "monitored_barrier", "own_timeout"]
 

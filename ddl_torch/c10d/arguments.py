@@ -1,4 +1,4 @@
-"""Turns c10d's arguments into those of ``ddl``: reduction operators, and the memory of tensors."""
+"""Turns c10d's arguments into those of ``ddl``: reduction operators, the memory of tensors, and sparse tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import ddl
 from ddl import InvalidArgument, ReduceOp
 from ddl.adapter.operations import Waitable
 from ddl_torch._tensors import alias, carrier, plain
+from ddl_torch.sparse import check_same_kind, sparse_sum
 
-__all__ = ["Finish", "Part", "bitwise", "elements", "in_place", "moved", "op_of", "reduction"]
+__all__ = ["Finish", "Part", "bitwise", "elements", "in_place", "moved", "op_of", "reduction", "sparse_allreduce"]
 
 
 Finish = Callable[[], object]  #: what is left to do once the data is there
@@ -75,3 +76,29 @@ def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> List[int
         raise InvalidArgument(f"all_to_all: splits {rows} must be {size} numbers that sum to {tensor.shape[0]} rows")
     width = tensor.numel() // max(1, tensor.shape[0]) * (2 if tensor.is_complex() else 1)
     return [count * width for count in rows]
+
+
+def sparse_allreduce(communicator: ddl.Communicator, tensor: torch.Tensor, op: Any) -> Part:
+    """Sum or average a sparse (COO) tensor over all ranks, in place: DDP does so for embeddings with sparse gradients.
+
+    ``tensor``: its shape, its type and its sparse dimensions are the same on all ranks, which is compared first; its
+    number of entries need not be. Raises ``InvalidArgument``: on all ranks if tensors differ.
+    """
+    if tensor._is_view():  # to write it would change the view only; torch makes one of a complex tensor
+        raise InvalidArgument(
+            "all_reduce: the tensor is a view of a sparse one, or complex, and cannot be written; pass tensor.clone(), "
+            "real and imaginary part each by itself"
+        )
+    own = tensor.detach().coalesce()
+    ddl_op, factor = reduction(op, own.values())
+    inexact = own.is_floating_point() or own.is_complex()
+    if ddl_op not in (ddl.Sum, ddl.Average) or (ddl_op == ddl.Average and not inexact):
+        raise InvalidArgument(f"all_reduce: sparse tensors of type {tensor.dtype} have no {op}; use SUM")
+    check_same_kind(communicator, own, "all_reduce")
+    operation = sparse_sum(own if factor is None else own * factor, ddl_op, communicator.size)
+    work = operation.start(communicator)
+
+    def finish() -> None:
+        tensor.copy_(operation.finish(work.wait()))
+
+    return work, finish

@@ -1,6 +1,6 @@
 """Process groups whose ranks change: ``init_process_group("ddl", enable_reconfigure=True)`` of torch 2.14 and later.
 
-Such a group has a job of its own for the ranks of now (_job_of_group.py). It begins without any. To reconfigure it is
+Such a group has a job of its own for the ranks of now (job_of_group.py). It begins without any. To reconfigure it is
 to make another job, beside the one that it has; only when all ranks have come, the new one takes the place of the old
 one. torchft.py does the same by the names of torchft.
 """
@@ -17,10 +17,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 import ddl
 from ddl import InvalidState, api
 from ddl.adapter.rendezvous import Settings
-from ddl_torch._c10d_work import GroupWork
-from ddl_torch._job_of_group import JobOfGroup, MeetingAttempt, RankHandle
 from ddl_torch._untraced import untraced
-from ddl_torch.process_group import DDLProcessGroup
+from ddl_torch.c10d.job_of_group import JobOfGroup, MeetingAttempt, RankHandle
+from ddl_torch.c10d.process_group import DDLProcessGroup
+from ddl_torch.c10d.work import GroupWork
 
 __all__ = ["ChangingProcessGroup", "ReconfigurableProcessGroup"]
 

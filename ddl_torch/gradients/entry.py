@@ -13,17 +13,29 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+from typing import Any, Optional, Protocol, Tuple
 
 import torch
 
 import ddl
 from ddl_torch._compat import for_core, storage_users
 
-if TYPE_CHECKING:
-    from ddl_torch._gradient_bucket import GradientBucket
+__all__ = ["Entry", "Place", "Replaced"]
 
-__all__ = ["Entry", "Replaced"]
+
+class Place(Protocol):
+    """What an entry, and who has one, know of the bucket (bucket.py) that it lies in."""
+
+    number: int
+    sent: bool
+    pending: int
+
+    @property
+    def on_gpu(self) -> bool: ...
+
+    def leave_if_kept(self) -> None: ...
+
+    def gradient_came(self) -> None: ...
 
 
 class Replaced(Exception):
@@ -41,7 +53,7 @@ class Entry:
         self.sparse = False  # some rank has had a sparse gradient: it has no place in a bucket any more
         self.was_sparse = False  # that was known from the beginning
         self.hook: Any = None  # the handle of ours
-        self.bucket: Optional[GradientBucket] = None
+        self.bucket: Optional[Place] = None
         self.view: Optional[torch.Tensor] = None  # of the bucket: see _view_like
         self.expected = False  # the bucket waits for this one
         self.sparse_dimensions = 0  # of the gradient, which was made dense; 0: it was dense
@@ -52,7 +64,7 @@ class Entry:
         self._graph: Optional[torch.Tensor] = None  # the gradient that came, with its graph
         self._refusing: Optional[torch.Tensor] = None
 
-    def place(self, bucket: GradientBucket, flat: torch.Tensor, offset: int) -> None:
+    def place(self, bucket: Place, flat: torch.Tensor, offset: int) -> None:
         """Lie in ``flat``, the memory of ``bucket``, from element ``offset`` on."""
         self.bucket = bucket
         self.view = _view_like(self.parameter, flat, offset)

@@ -10,10 +10,9 @@ import torch
 import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.adapter.core_access import Call, Collective
-from ddl_torch import _c10d_sparse
-from ddl_torch._c10d_arguments import Finish, Part, bitwise, elements, in_place, moved, reduction
 from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias, plain
+from ddl_torch.c10d.arguments import Finish, Part, bitwise, elements, in_place, moved, reduction, sparse_allreduce
 
 __all__ = ["C10dVerbs"]
 
@@ -46,7 +45,7 @@ class C10dVerbs:
     def allreduce(self, tensor: torch.Tensor, op: Any) -> Part:
         """Combine ``tensor`` over all ranks, in place. It may be sparse."""
         if tensor.layout == torch.sparse_coo:
-            return _c10d_sparse.allreduce(self._communicator, tensor, op)
+            return sparse_allreduce(self._communicator, tensor, op)
         combine = bitwise(op)
         if combine is not None:
             return self._bitwise(tensor, combine)

@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from ddl import CollectiveTimeout, CommunicatorError
 from ddl.adapter.operations import timeline
-from ddl_torch._c10d_arguments import Part
-from ddl_torch._c10d_lifetime import Unwaited
-from ddl_torch._c10d_messages import MatchedReceive
 from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
 from ddl_torch._tensors import writing
 from ddl_torch._untraced import untraced
+from ddl_torch.c10d.arguments import Part
+from ddl_torch.c10d.lifetime import Unwaited
+from ddl_torch.c10d.messages import MatchedReceive
 
 __all__ = ["ThreadPerWork", "GroupWork", "Waiter", "error_type", "result_of"]
 

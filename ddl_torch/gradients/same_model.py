@@ -9,8 +9,8 @@ import torch
 import ddl
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
-from ddl_torch._gradient_bucket import WIRE_DTYPES
 from ddl_torch._streams import is_on_gpu
+from ddl_torch.gradients.bucket import WIRE_DTYPES
 
 __all__ = ["check_parameter", "check_same_on_all_ranks"]
 

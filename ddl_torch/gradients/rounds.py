@@ -5,12 +5,12 @@ negotiated: a bucket that is full early waits for those before it. At the end of
 sent, with zeros for parameters that this rank did not use. Then the rank waits for all of them.
 
 Ranks that make different rounds, or have different weights, would train different models. With each bucket they tell
-one another how many steps they have taken, and all raise an error if that differs (_announcement.py).
+one another how many steps they have taken, and all raise an error if that differs (announcement.py).
 
 Which gradients are sparse turns out when they come. In their first round, flags of the bucket tell all ranks; from then
 on they have no place in buckets, and are exchanged at the end of the round (sparse.py).
 
-The reducer decides when a round begins and ends (_reducer.py). Its thread calls this.
+The reducer decides when a round begins and ends (reducer.py). Its thread calls this.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 import ddl
-from ddl_torch._announcement import Announcement, Presence, RoundSummary, merge, who_is_apart
-from ddl_torch._gradient_bucket import GradientBucket
-from ddl_torch._gradient_check import GradientCheck
-from ddl_torch._gradient_entry import Entry
-from ddl_torch._layout import BucketLayout
-from ddl_torch._optimizer_arguments import OptimizerSettings
-from ddl_torch._own_compressor import send_compressed
-from ddl_torch._same_weights import StartingWeights
-from ddl_torch._update import PartialUpdates
-from ddl_torch.powersgd import LowRankBucket
+from ddl_torch.gradients.announcement import Announcement, Presence, RoundSummary, merge, who_is_apart
+from ddl_torch.gradients.bucket import GradientBucket
+from ddl_torch.gradients.check import GradientCheck
+from ddl_torch.gradients.entry import Entry
+from ddl_torch.gradients.layout import BucketLayout
+from ddl_torch.gradients.options import OptimizerOptions
+from ddl_torch.gradients.own_compressor import send_compressed
+from ddl_torch.gradients.powersgd import LowRankBucket
+from ddl_torch.gradients.same_weights import StartingWeights
+from ddl_torch.gradients.update import PartialUpdates
 from ddl_torch.sparse import reduce_gradients
 
 __all__ = ["Rounds"]
@@ -40,7 +40,7 @@ __all__ = ["Rounds"]
 class Rounds:
     """The rounds of one optimizer, over the parameters and buckets of ``layout``."""
 
-    def __init__(self, layout: BucketLayout, settings: OptimizerSettings, backward_passes_per_step: int) -> None:
+    def __init__(self, layout: BucketLayout, options: OptimizerOptions, backward_passes_per_step: int) -> None:
         self.layout = layout
         self.backward_passes_per_step = backward_passes_per_step  #: alike on all ranks, which is checked
         self.presence = Presence.TRAINING  #: what this rank says of itself in the rounds to come
@@ -50,10 +50,10 @@ class Rounds:
         self.loss_due = False  #: a closure has ended a round, and its loss has not been averaged
         self.keeps_inputs = False  #: what is sent is kept, so that it can be sent again
         self.ended, self.bytes, self.seconds_waiting = 0, 0, 0.0
-        self._settings = settings
-        self._op = settings.op
+        self._options = options
+        self._op = options.op
         self._check: Optional[GradientCheck] = None
-        self._weights = StartingWeights(strict=bool(settings.check))
+        self._weights = StartingWeights(strict=bool(options.check))
         self._low_rank: Dict[int, LowRankBucket] = {}  # by the number of the bucket
         self._next = 0  # number of the bucket to send next
 
@@ -69,8 +69,8 @@ class Rounds:
     def lay_out(self) -> None:
         """Give a place to every parameter that requires a gradient and has none. Collective if there is one."""
         self.layout.lay_out(self.backward_passes_per_step)
-        if self._settings.check and self._check is None:
-            self._check = GradientCheck(self._communicator, self._settings)
+        if self._options.check and self._check is None:
+            self._check = GradientCheck(self._communicator, self._options)
 
     def take_back(self) -> None:
         """Have this rank's own gradients again, those of a round that was broken off, to be sent once more."""
@@ -93,8 +93,8 @@ class Rounds:
         self.layout.go_over_to(communicator, self.backward_passes_per_step, afresh=afresh)
         self.forget()
         if self._check is not None:
-            self._check = GradientCheck(self._communicator, self._settings)
-        self._weights = StartingWeights(strict=bool(self._settings.check), known=not afresh)
+            self._check = GradientCheck(self._communicator, self._options)
+        self._weights = StartingWeights(strict=bool(self._options.check), known=not afresh)
 
     def begin(self) -> bool:
         """Begin a round, if none is open; return whether it has begun now."""
@@ -147,8 +147,8 @@ class Rounds:
             bucket.keep()
         if self._check is not None:
             self._check.keep(bucket)
-        powersgd, own = self._settings.powersgd, self._settings.own_compressor
-        predivide = self._settings.gradient_predivide_factor
+        powersgd, own = self._options.powersgd, self._options.own_compressor
+        predivide = self._options.gradient_predivide_factor
         if powersgd is not None and bucket.flat.dtype == torch.float32:
             if bucket.number not in self._low_rank:
                 self._low_rank[bucket.number] = LowRankBucket(bucket, communicator, op, powersgd.rank)

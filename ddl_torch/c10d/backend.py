@@ -11,13 +11,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ddl_torch._c10d_lifetime import keep_what_reducers_hold
-from ddl_torch._c10d_monitored_barrier import extend_torch
 from ddl_torch._compat import timeout_given
-from ddl_torch._rendezvous import by_launcher, communicator_for
 from ddl_torch._streams import GPU_TYPES
-from ddl_torch.process_group import DDLProcessGroup
-from ddl_torch.reconfigurable import ReconfigurableProcessGroup
+from ddl_torch.c10d.lifetime import keep_what_reducers_hold
+from ddl_torch.c10d.monitored_barrier import extend_torch
+from ddl_torch.c10d.process_group import DDLProcessGroup
+from ddl_torch.c10d.reconfigurable import ReconfigurableProcessGroup
+from ddl_torch.c10d.rendezvous import by_launcher, communicator_for
 
 __all__ = ["register"]
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import torch
 
-from ddl_torch._announcement import Presence
+from ddl_torch.gradients.announcement import Presence
 
 __all__ = ["Averages", "average_before_step"]
 
