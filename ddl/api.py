@@ -24,8 +24,8 @@ from ddl.bootstrap.misspelt import misspelt
 from ddl.communicator import Communicator
 from ddl.errors import Error, InvalidArgument, InvalidState
 from ddl.negotiation import timeline
+from ddl.net.shortage import threads_for
 from ddl.reduce_op import Average, OpLike
-from ddl.store.shortage import threads_for
 from ddl.text.tracebacks import brief, briefly
 from ddl.tuning.measure.adopt import adopt
 

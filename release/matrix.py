@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 from ddl.errors import ConfigError
 from release.pins import pinned
@@ -64,11 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _try(target: WheelTarget, wheel: Path) -> Optional[Dict[str, Any]]:
-    """Return what trial.py has seen; None where no such Python can be run here. ``RuntimeError`` if it fails."""
+def _try(target: WheelTarget, wheel: Path) -> Dict[str, Any]:
+    """Return what trial.py has seen; ``RuntimeError`` if it fails."""
     system = system_for(target)
-    if system is None:
-        return None
     with tempfile.TemporaryDirectory() as folder:
         shared = Path(folder)
         shutil.copy(wheel, shared)
@@ -116,10 +114,8 @@ def _add_frameworks(target: WheelTarget, folder: Path) -> None:
             print(f"{target}: not tried with {package}: pip finds no {name} for it", flush=True)
 
 
-def _row(target: WheelTarget, wheel: Path, seen: Optional[Dict[str, Any]]) -> List[str]:
+def _row(target: WheelTarget, wheel: Path, seen: Dict[str, Any]) -> List[str]:
     size = f"{wheel.stat().st_size / 1e6:.2f} MB"
-    if seen is None:
-        return [target.python, target.machine, size, "not run: no such Python was there", "", "", ""]
     way = "qemu" if target.machine == "aarch64" else "and without AVX2 (qemu)"
     frameworks = ", ".join(f"{name} {seen[key]}" for key, name in _NAMES.items() if key in seen)
     times = [f"{seen['installed_s']:.1f} s", f"{seen['imported_s']:.2f} s"]

@@ -2,7 +2,7 @@
 
 A system is a folder with packages of Debian that mmdebstrap has unpacked: a Python, its headers, and what it needs;
 no compiler. It is made once and kept. A Python that no Debian has is one of this machine (pyenv's, for example), in a
-system that has its libraries. Programs for another processor run by qemu.
+system that has its libraries; for another processor it is compiled (cross_python.py), and runs by qemu as all do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
+from release.cross_python import compile_python
 from release.targets import WheelTarget
 
 __all__ = ["System", "headers", "interpreter", "libstdcxx", "system_for"]
@@ -24,6 +25,7 @@ _FOREIGN_SUITE = "bookworm"  # for a Python of this machine
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ALWAYS = ("base-files", "dash", "coreutils", "libstdc++6")  # numpy needs libstdc++
 _LIBRARIES = ("libssl3", "libffi8", "zlib1g", "libbz2-1.0", "liblzma5", "libreadline8", "libsqlite3-0", "libuuid1")
+_FOR_COMPILING = ("zlib1g-dev", "libffi-dev")
 _MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 _HERE = Path(__file__).resolve().parent
 _KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "open-ddl" / "systems"
@@ -31,7 +33,7 @@ _KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "open
 
 @dataclass(frozen=True)
 class System:
-    """A system at ``root``, with a Python at the path ``python`` in it. ``prefix``: of a Python of this machine."""
+    """A system at ``root``, with a Python at the path ``python`` in it. ``prefix``: of one that is no part of it."""
 
     root: Path
     python: str
@@ -59,14 +61,17 @@ class System:
         return subprocess.run(line, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
 
 
-def interpreter(python: str) -> Optional[Path]:
-    """Return a Python of this machine with headers: from PATH, or pyenv's; None if there is none."""
+def interpreter(python: str) -> Path:
+    """Return a Python of this machine with headers: from PATH, or pyenv's. ConfigError if there is none."""
     for path in _candidates(python):
         question = "import sys, sysconfig; print('%d.%d' % sys.version_info[:2], sysconfig.get_path('include'))"
         answer = subprocess.run([str(path), "-c", question], capture_output=True, text=True, check=False).stdout.split()
         if len(answer) == 2 and answer[0] == python and Path(answer[1], "Python.h").exists():
             return path.resolve()
-    return None
+    raise ConfigError(
+        f"there is no Python {python} with headers on this machine: install it (with pyenv, for example), "
+        "or leave its wheels out with --pythons"
+    )
 
 
 def _candidates(python: str) -> Iterator[Path]:
@@ -77,36 +82,33 @@ def _candidates(python: str) -> Iterator[Path]:
         yield Path(on_path)
 
 
-def system_for(target: WheelTarget) -> Optional[System]:
-    """Return a system that runs the target's Python, made if need be; None if there is no such Python here."""
+def system_for(target: WheelTarget) -> System:
+    """Return a system that runs the target's Python, made if need be. ConfigError if it cannot be made here."""
     suite = _SUITES.get(target.python)
     if suite is not None:
         names = [f"python{target.python}", f"python{target.python}-venv", f"libpython{target.python}-dev"]
         return System(_make(suite, target.machine, names), f"/usr/bin/python{target.python}", target.machine)
-    path = interpreter(target.python)
-    if path is None or target.machine != os.uname().machine:
-        return None
-    return System(_make(_FOREIGN_SUITE, target.machine, _LIBRARIES), str(path), target.machine, path.parents[1])
+    native = interpreter(target.python)
+    system = _make(_FOREIGN_SUITE, target.machine, _LIBRARIES)
+    if target.machine == os.uname().machine:
+        return System(system, str(native), target.machine, native.parents[1])
+    prefix = _KEPT / f"python{target.python}-{target.machine}"
+    python = prefix / "bin" / f"python{target.python}"
+    if not python.exists():
+        compile_python(target, native, _make(_FOREIGN_SUITE, target.machine, _FOR_COMPILING), prefix)
+    return System(system, str(python), target.machine, prefix)
 
 
 def headers(target: WheelTarget) -> List[Path]:
-    """Return the folders of the headers of a target's Python; ``ConfigError`` if there is none.
+    """Return the folders of the headers of a target's Python; ConfigError if there is none.
 
     Those of a Python of this machine serve for both processors: what differs says nothing about the interface.
     """
     if target.python in _SUITES:
-        system = system_for(target)
-        assert system is not None
         # Beside the C library's own, which the compiler must not see: it brings those of another one.
-        include = system.root / "headers"
+        include = system_for(target).root / "headers"
         return [include / f"python{target.python}", include, _HERE / "include"]
-    path = interpreter(target.python)
-    if path is None:
-        raise ConfigError(
-            f"there is no Python {target.python} with headers on this machine: install it (with pyenv, for example), "
-            "or leave its wheels out with --pythons"
-        )
-    return [path.parents[1] / "include" / f"python{target.python}", _HERE / "include"]
+    return [interpreter(target.python).parents[1] / "include" / f"python{target.python}", _HERE / "include"]
 
 
 def libstdcxx(machine: str) -> Tuple[List[Path], Path]:

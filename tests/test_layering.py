@@ -32,24 +32,25 @@ RULES = {
     "reduce_op": "errors text",
     "memory": "errors _core",
     "records": "errors",
-    "store": "errors",
-    "blame": "errors text records store.rank_names",
-    "bootstrap.environ": "errors store",
-    "bootstrap": "at_exit errors machine text store bootstrap.environ _core",
-    "launch": "errors machine text store records blame bootstrap.environ _version",
+    "net": "errors",
+    "store": "errors text net",
+    "blame": "errors text records",
+    "bootstrap.environ": "errors net",
+    "bootstrap": "at_exit errors machine text net store bootstrap.environ _core",
+    "launch": "errors machine text net store records blame bootstrap.environ _version",
     "plan": "errors topology",
     "plan.lower": "errors topology plan _core",  # it hands plans to the core
     "tuning": "errors text topology plan _version",
     "tuning.simulate": "errors topology plan tuning adapter.buckets",  # it cuts a model's gradients as adapters do
     "tuning.measure": "errors machine text topology plan tuning reduce_op memory communicator bootstrap.environ",
-    "_comm": "errors machine topology plan tuning reduce_op store bootstrap records _version _core",
+    "_comm": "errors machine text topology plan tuning reduce_op net store bootstrap records _version _core",
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
-    "api": "at_exit errors text reduce_op store bootstrap communicator negotiation tuning.measure _comm",
-    "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ store.rank_names",
+    "api": "at_exit errors text reduce_op net bootstrap communicator negotiation tuning.measure _comm",
+    "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
     "adapter.steps": "_core",  # its one call is a part of every training step
     "elastic": "adapter",
-    "adapter.rendezvous": "store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
+    "adapter.rendezvous": "net store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
     "ddl": f"{PUBLIC} _version text launch.function",
     "tools": "*",
     "benchmarks": "* lab",
@@ -83,7 +84,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax
 #: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need, and
 #: what --metrics serves with.
 LOADED_BY_DDLRUN = (
-    *("ddl.errors", "ddl.machine", "ddl.text", "ddl.topology", "ddl.records", "ddl.blame", "ddl.store"),
+    *("ddl.errors", "ddl.machine", "ddl.text", "ddl.topology", "ddl.records", "ddl.blame", "ddl.net", "ddl.store"),
     *("ddl.bootstrap.environ", "ddl.launch"),
 )
 OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions", "prometheus_client"}

@@ -16,7 +16,7 @@ import numpy as np
 
 import ddl
 from benchmarks.collectives.libraries import layout_of
-from ddl.store.address import parse_address
+from ddl.net.address import parse_address
 
 __all__ = ["data_connections"]
 

@@ -16,7 +16,7 @@ from ddl import _core
 from ddl._comm.job import Job
 from ddl.bootstrap.connect import connect_data
 from ddl.errors import Error, ResourceError
-from ddl.store.shortage import shortage
+from ddl.net.shortage import shortage
 
 __all__ = ["Connector"]
 

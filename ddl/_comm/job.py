@@ -26,9 +26,9 @@ from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.generations import Generations
 from ddl.bootstrap.rail_news import RailEnds
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
-from ddl.store import rails
+from ddl.net import rails
+from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by
-from ddl.store.rails import RailOffer
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
 from ddl.tuning.measure import table_file

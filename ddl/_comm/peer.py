@@ -11,8 +11,8 @@ from typing import Any, List, Sequence, Set, Tuple
 from ddl.bootstrap.connect import Nonce
 from ddl.bootstrap.cores import Cores
 from ddl.machine import boot_id
+from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by
-from ddl.store.rails import RailOffer
 
 __all__ = ["Peer", "own_host_id", "sharing"]
 

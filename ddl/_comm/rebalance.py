@@ -16,7 +16,7 @@ import numpy as np
 
 from ddl import _core
 from ddl.plan.ir import Collective
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 from ddl.topology import Topology
 
 __all__ = ["FEWEST", "Rebalance"]

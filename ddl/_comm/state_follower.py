@@ -17,7 +17,7 @@ import numpy as np
 from ddl._comm import object_codec
 from ddl._comm.state_stripes import stripe
 from ddl.errors import Error, PeerLost, ProtocolError
-from ddl.store.auth import read_exactly, recv_frame, send_frame
+from ddl.net.auth import read_exactly, recv_frame, send_frame
 
 __all__ = ["StateFollower", "Update"]
 

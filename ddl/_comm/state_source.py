@@ -20,7 +20,7 @@ import numpy as np
 from ddl._comm import object_codec
 from ddl._comm.state_stripes import Piece, gather, stripe, total_bytes
 from ddl.errors import Error, ProtocolError
-from ddl.store.auth import recv_frame, send_frame
+from ddl.net.auth import recv_frame, send_frame
 
 __all__ = ["StateSource"]
 

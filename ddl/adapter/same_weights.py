@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from ddl.communicator import Communicator
-from ddl.store.rank_names import FEW, name_ranks
+from ddl.text.rank_names import FEW, name_ranks
 
 __all__ = ["differing_rows", "differing_weights", "row_of_weights", "warn"]
 

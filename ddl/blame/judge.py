@@ -15,7 +15,7 @@ from ddl.blame.slow import slow_ranks
 from ddl.blame.view import JobView, same_host
 from ddl.blame.waits import LOST, OLD_DUMP, WaitEdge, waits
 from ddl.records.dump import JobEnd, RankDump
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 
 __all__ = ["PATIENCE", "blame"]
 

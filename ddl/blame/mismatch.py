@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from ddl.blame.finding import Finding
 from ddl.blame.view import JobView, same_host
 from ddl.records.layout import CommunicatorRecord, RecordedOperation
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 
 __all__ = ["mismatches"]
 

@@ -8,7 +8,7 @@ from ddl.blame.finding import Finding
 from ddl.blame.view import JobView
 from ddl.records.dump import JobEnd, RankDump
 from ddl.records.layout import WORLDS
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 from ddl.text.units import counted
 
 __all__ = ["report"]

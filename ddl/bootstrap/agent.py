@@ -27,8 +27,8 @@ from ddl.bootstrap.rail_news import RailEnds, RailNews
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.whereabouts import call_in, where_is
 from ddl.errors import Error
-from ddl.store.newcomers import Complaints, Door, in_a_thread
-from ddl.store.shortage import Shortage
+from ddl.net.newcomers import Complaints, Door, in_a_thread
+from ddl.net.shortage import Shortage
 from ddl.store.verdict import ALL
 from ddl.store.watch import WatchClient
 from ddl.text.units import counted, duration

@@ -1,6 +1,6 @@
 """Makes and accepts connections: TCP for messages, Unix sockets to prove that two ranks share memory.
 
-On every connection both ends first prove that they know the job's secret (ddl/store/auth.py). Then one frame says what
+On every connection both ends first prove that they know the job's secret (ddl/net/auth.py). Then one frame says what
 it is for. Two ranks share memory if each has mapped the arena of the other: the descriptor goes over a Unix socket, and
 the arena must hold, at a known place, the nonce that its owner has published in the store. The rank with the higher
 number connects.
@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ddl import _core
 from ddl.errors import ConfigError, ProtocolError
-from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
+from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
 
 __all__ = [
     "Neighbour",

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from ddl.errors import ConfigError
-from ddl.store.address import parse_address
-from ddl.store.auth import MINIMUM_SECRET
+from ddl.net.address import parse_address
+from ddl.net.auth import MINIMUM_SECRET
 
 __all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe", "parse_size"]
 

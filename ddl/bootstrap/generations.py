@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 from ddl.bootstrap.vote_cell import SharedCell
 from ddl.errors import ConfigError, Error, InternalError, LeftOut, ProtocolError, RendezvousError
-from ddl.store.auth import send_frame
+from ddl.net.auth import send_frame
 from ddl.store.membership.acceptor import VoteCell
 from ddl.store.membership.limits import ElasticLimits
 from ddl.store.membership.participant import SELF, STORE, Participant

@@ -24,11 +24,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from ddl import at_exit
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import ConfigError, RendezvousError
-from ddl.store.address import format_address, parse_address
-from ddl.store.interfaces import addresses
+from ddl.net.address import format_address, parse_address
+from ddl.net.interfaces import addresses
+from ddl.net.shortage import threads_for
 from ddl.store.membership.limits import ElasticLimits
 from ddl.store.server import StoreServer
-from ddl.store.shortage import threads_for
 
 __all__ = ["Launched", "Share", "detect", "identity", "identity_and_settings", "join", "meet", "numbered"]
 

@@ -9,7 +9,7 @@ from typing import Dict, List, Set, Tuple
 from ddl._version import __version__
 from ddl.launch.elastic_events import StartProcess
 from ddl.store.messages import Message
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 
 __all__ = ["ClusterHost"]
 

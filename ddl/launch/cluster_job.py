@@ -38,10 +38,10 @@ from ddl.launch.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.launch.placement import Placement
 from ddl.launch.rank_ends import RankEnds
 from ddl.launch.timeline.cluster_timeline import ClusterTimeline
+from ddl.net.address import format_address, parse_address
+from ddl.net.interfaces import addresses_towards
 from ddl.records.dump import JobEnd, RankDump
 from ddl.records.sample import RankSample
-from ddl.store.address import format_address, parse_address
-from ddl.store.interfaces import addresses_towards
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 

@@ -33,7 +33,7 @@ from ddl.launch.guard import Guard
 from ddl.launch.launchers import Start, slurm, ssh
 from ddl.launch.loop import Handlers
 from ddl.launch.placement import Placement
-from ddl.store.address import parse_address
+from ddl.net.address import parse_address
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 

@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.errors import InvalidArgument, RankFailed
 from ddl.launch.hosts import bare_name, parse_hostfile, parse_hosts
-from ddl.store.interfaces import is_local
+from ddl.net.interfaces import is_local
 
 __all__ = ["pickled", "run"]
 

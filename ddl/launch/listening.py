@@ -7,7 +7,7 @@ import socket
 from typing import NamedTuple
 
 from ddl.errors import ConfigError, ResourceError
-from ddl.store.address import format_address, listen, parse_address
+from ddl.net.address import format_address, listen, parse_address
 
 __all__ = ["ListeningAddress"]
 

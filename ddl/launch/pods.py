@@ -29,8 +29,8 @@ from ddl.launch.elastic_cluster_job import ElasticClusterJob
 from ddl.launch.hosts import Host
 from ddl.launch.launchers import Start
 from ddl.launch.placement import Placement
-from ddl.store.address import format_address, parse_address
-from ddl.store.auth import MINIMUM_SECRET
+from ddl.net.address import format_address, parse_address
+from ddl.net.auth import MINIMUM_SECRET
 from ddl.store.watch import HostAgentClient
 
 __all__ = ["FAILURES", "FINAL", "NUMBER", "hosts", "run"]

@@ -21,9 +21,9 @@ from ddl.launch.control import Assignment
 from ddl.launch.hosts import bare_name
 from ddl.launch.program import script_of
 from ddl.launch.reach import Target, TokenPort, connect_all
-from ddl.store.address import parse_address
-from ddl.store.interfaces import address_of
-from ddl.store.rails import places
+from ddl.net.address import parse_address
+from ddl.net.interfaces import address_of
+from ddl.net.rails import places
 
 __all__ = ["HostEntry", "look_around", "open_door", "prepare", "sources", "wrong_names"]
 

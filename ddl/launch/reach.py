@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence, Tuple
 
-from ddl.store.shortage import PAUSE, shortage
+from ddl.net.shortage import PAUSE, shortage
 
 __all__ = ["TOKEN", "Attempt", "TokenPort", "Target", "connect_all"]
 

@@ -23,7 +23,7 @@ from ddl.launch.preflight import HostEntry, look_around, open_door, prepare, sou
 from ddl.launch.rank_environ import keep_port
 from ddl.launch.reach import TokenPort
 from ddl.launch.remote_agent import RemoteHostAgent
-from ddl.store.address import format_address
+from ddl.net.address import format_address
 from ddl.store.watch import HostAgentClient
 
 __all__ = ["attend", "call", "main"]

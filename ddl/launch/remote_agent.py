@@ -26,8 +26,8 @@ from ddl.records.dump import JobEnd, RankDump
 from ddl.records.follow import RankNews, news_message, news_pieces
 from ddl.records.living import WINDOW
 from ddl.records.sample import RankSample
-from ddl.store.rank_names import name_ranks
 from ddl.store.watch import HostAgentClient
+from ddl.text.rank_names import name_ranks
 
 __all__ = ["RemoteHostAgent"]
 

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Dict, Optional, Tuple, Type, TypeVar
 
 from ddl.errors import ConfigError, RendezvousError
-from ddl.store.address import notice_silence, parse_address
-from ddl.store.auth import AuthError, prove_as_client, recv_frame, send_frame
+from ddl.net.address import notice_silence, parse_address
+from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
 
 __all__ = ["STORE_GRACE", "Client", "introduce"]
 

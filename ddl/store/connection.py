@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Deque, Dict, Optional
 
-from ddl.store.auth import FRAME_LIMIT, FrameReader
+from ddl.net.auth import FRAME_LIMIT, FrameReader
 from ddl.store.session import Session, Way
 
 __all__ = ["Claim", "Connection"]

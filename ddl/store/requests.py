@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddl.errors import ProtocolError
-from ddl.store.auth import encode_frame
+from ddl.net.auth import encode_frame
 from ddl.store.messages import Message
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 
 __all__ = ["KEY_LIMIT", "KEYS_LIMIT", "VALUE_LIMIT", "Requests"]
 

@@ -2,9 +2,9 @@
 
 It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection (server_connections.py). One
 selector loop serves them, so that no stranger, however slow, keeps a rank waiting. A connection goes through three
-phases: the handshake of auth.py (at a ``Door``, which bounds what strangers cost), one ``hello`` that claims a rank,
-and then requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all that
-concerns the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection
+phases: the handshake of ddl/net/auth.py (at a ``Door``, which bounds what strangers cost), one ``hello`` that claims a
+rank, and then requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all
+that concerns the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection
 (``agent``, see ddl/launch/control.py), which only passes through here. A watch or an agent may open further
 connections, its *ways*, over other networks (session.py): it is gone when all of them are, or when one ends as
 connections of ended processes do.
@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Callable, Deque, Dict, Iterable, Optional, Set, Tuple, Type
 
 from ddl.errors import InvalidArgument
-from ddl.store.auth import check_secret, encode_frame
+from ddl.net.auth import check_secret, encode_frame
 from ddl.store.connection import Claim
 from ddl.store.membership.limits import ElasticLimits
 from ddl.store.membership.membership import Membership

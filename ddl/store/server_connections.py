@@ -14,14 +14,14 @@ import time
 from typing import Callable, Dict, Optional, Tuple
 
 from ddl.errors import Error, ProtocolError
-from ddl.store.address import format_address, listen, notice_silence, silent_for
-from ddl.store.auth import encode_frame, name_of
+from ddl.net.address import format_address, listen, notice_silence, silent_for
+from ddl.net.auth import encode_frame, name_of
+from ddl.net.interfaces import networks
+from ddl.net.newcomers import Complaints, Door
+from ddl.net.shortage import Shortage
 from ddl.store.connection import Claim, Connection
-from ddl.store.interfaces import networks
 from ddl.store.messages import Message
-from ddl.store.newcomers import Complaints, Door
 from ddl.store.session import close_way
-from ddl.store.shortage import Shortage
 
 __all__ = ["HELLO_SECONDS", "ServerConnections"]
 

@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.errors import InvalidArgument, InvalidState, LeftOut, PeerLost, ProtocolError, RendezvousError
-from ddl.store.auth import recv_frame, send_frame
+from ddl.net.auth import recv_frame, send_frame
 from ddl.store.client import STORE_GRACE, Client
 
 __all__ = ["StoreClient"]

@@ -32,7 +32,7 @@ from ddl.errors import ProtocolError
 from ddl.store.deadlock import Deadlocks, Wait
 from ddl.store.inquiry import Inquiry
 from ddl.store.messages import Message, Outgoing, integer, rows, seconds, text
-from ddl.store.rank_names import FEW, name_ranks
+from ddl.text.rank_names import FEW, name_ranks
 
 __all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "REPEAT", "TELL_AFTER"]
 

@@ -18,10 +18,10 @@ import time
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddl.errors import Error, PeerLost
-from ddl.store.address import notice_silence, silent_for
-from ddl.store.auth import FrameReader, encode_frame, write_all
+from ddl.net.address import notice_silence, silent_for
+from ddl.net.auth import FrameReader, encode_frame, write_all
+from ddl.net.interfaces import interfaces
 from ddl.store.client import STORE_GRACE, Client, introduce
-from ddl.store.interfaces import interfaces
 from ddl.store.session import Session, Way, close_way
 
 __all__ = ["HostAgentClient", "WatchClient"]

@@ -11,7 +11,7 @@ import pytest
 
 from ddl.bootstrap.environ import Identity, Settings, describe, parse_size
 from ddl.errors import ConfigError, ResourceError
-from ddl.store.address import format_address, listen, parse_address
+from ddl.net.address import format_address, listen, parse_address
 
 RANK_3 = Identity(3, 8, 1, 2, 1, 4, "127.0.0.1:4711", bytes(range(32)))
 

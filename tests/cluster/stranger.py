@@ -29,7 +29,7 @@ def huge_header(sock: socket.socket) -> None:
 
 
 def wrong_secret(sock: socket.socket) -> None:
-    """The handshake of ddl/store/auth.py to the letter, but with another secret."""
+    """The handshake of ddl/net/auth.py to the letter, but with another secret."""
     header = struct.pack("!4sBBxx", b"DDLa", 1, 1)
     sock.sendall(header + bytes(32))
     challenge = b""

@@ -18,7 +18,7 @@ from core.jobs import connected
 import ddl
 from ddl.bootstrap import connect
 from ddl.bootstrap.connect import accept_data, choose_congestion_control, connect_data, listen_data
-from ddl.store.auth import prove_as_server
+from ddl.net.auth import prove_as_server
 
 pytestmark = pytest.mark.processes
 

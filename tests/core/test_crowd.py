@@ -20,10 +20,10 @@ from pestering import pestering
 
 import ddl
 from ddl.bootstrap import connect
-from ddl.store import newcomers
-from ddl.store.auth import prove_as_client
-from ddl.store.newcomers import Complaints, Door, in_a_thread
-from ddl.store.shortage import Shortage
+from ddl.net import newcomers
+from ddl.net.auth import prove_as_client
+from ddl.net.newcomers import Complaints, Door, in_a_thread
+from ddl.net.shortage import Shortage
 
 SECRET = os.urandom(32)
 

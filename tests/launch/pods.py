@@ -20,7 +20,7 @@ from launch.launcher import ROOT, Launcher
 from launch.manifests import container_of
 
 from ddl.launch.launchers.k8s import PORT
-from ddl.store.interfaces import addresses
+from ddl.net.interfaces import addresses
 
 #: Knows the name of pod 0 once there is one, as with a headless Service; nobody needs a name of the other pods.
 _NAME_SERVER = """

@@ -26,7 +26,7 @@ from ddl.launch.launchers import mpi, slurm, ssh
 from ddl.launch.placement import Placement
 from ddl.launch.preflight import HostEntry, look_around, open_door, script_of, wrong_names
 from ddl.launch.reach import TokenPort
-from ddl.store import interfaces
+from ddl.net import interfaces
 from ddl.store.server import StoreServer
 
 pytestmark = pytest.mark.processes

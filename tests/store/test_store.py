@@ -15,10 +15,10 @@ import pytest
 from ports import held_port
 
 from ddl.errors import ConfigError, InvalidArgument, InvalidState, PeerLost, ProtocolError, RendezvousError
-from ddl.store.address import format_address, parse_address
+from ddl.net.address import format_address, parse_address
+from ddl.net.shortage import PAUSE
 from ddl.store.requests import KEYS_LIMIT, Requests
 from ddl.store.server import StoreServer
-from ddl.store.shortage import PAUSE
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
 

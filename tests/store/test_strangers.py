@@ -14,9 +14,10 @@ import pytest
 from hang_up import hang_up_within
 from pestering import pestering
 
-from ddl.store import newcomers, server_connections
-from ddl.store.address import parse_address
-from ddl.store.auth import AuthError, encode_frame, prove_as_client
+from ddl.net import newcomers
+from ddl.net.address import parse_address
+from ddl.net.auth import AuthError, encode_frame, prove_as_client
+from ddl.store import server_connections
 from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient

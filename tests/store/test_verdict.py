@@ -11,8 +11,8 @@ from store.verdicts import DIED, LEFT, fail, job, lost, stalled, state, told
 
 from ddl.errors import ProtocolError
 from ddl.store.messages import Message
-from ddl.store.rank_names import name_ranks
 from ddl.store.verdict import ALL, LOST_GRACE, JobVerdicts
+from ddl.text.rank_names import name_ranks
 
 # --- ranks that die, leave, or are called lost ---
 

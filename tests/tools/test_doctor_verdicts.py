@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
-from ddl.store.interfaces import Interface
+from ddl.net.interfaces import Interface
 from ddl.tools.doctor import local as local_module
 from ddl.tools.doctor import verdicts
 from ddl.tools.doctor.checks.hosts import descriptors_needed

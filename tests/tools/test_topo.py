@@ -12,9 +12,9 @@ from typing import List, Tuple
 
 import pytest
 
+from ddl.net.interfaces import Interface
 from ddl.plan.step_text import ranks_text
 from ddl.plan.svg import shortened
-from ddl.store.interfaces import Interface
 from ddl.tools import cli
 from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local
 from ddl.tools.doctor.rails import rails_of

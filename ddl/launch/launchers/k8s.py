@@ -25,7 +25,7 @@ from ddl.launch.elastic_options import ElasticOptions, words_of
 from ddl.launch.pods import FAILURES, FINAL
 from ddl.launch.rank_environ import THREADS
 from ddl.launch.yaml import Value, document
-from ddl.store.address import format_address
+from ddl.net.address import format_address
 
 __all__ = ["KINDS", "OPTIONS", "PORT", "head", "manifest", "pod_job"]
 

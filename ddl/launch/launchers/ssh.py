@@ -12,7 +12,7 @@ from ddl.errors import ConfigError
 from ddl.launch.hosts import bare_name
 from ddl.launch.launchers import Start
 from ddl.launch.placement import Placement
-from ddl.store.interfaces import is_local
+from ddl.net.interfaces import is_local
 
 __all__ = ["starts"]
 

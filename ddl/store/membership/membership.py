@@ -33,7 +33,7 @@ from ddl.store.membership.records import (
 )
 from ddl.store.membership.roster import NO_STATE, Roster
 from ddl.store.messages import Message, Outgoing, integer, text
-from ddl.store.rank_names import name_ranks
+from ddl.text.rank_names import name_ranks
 
 __all__ = ["RETRY", "Membership"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from ddl.bootstrap.cores import helpers
-from ddl.store.interfaces import Interface
+from ddl.net.interfaces import Interface
 from ddl.tools.doctor.gpu_facts import HostGpus, gpus_from_json
 
 __all__ = ["Facts", "HostFacts", "HostLink", "Local", "Task"]

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
-from ddl.store.interfaces import Interface
+from ddl.net.interfaces import Interface
 from ddl.tools.doctor.checks.links import on_rails
 from ddl.tools.doctor.checks.verdict import present
 from ddl.tools.doctor.facts import Facts, HostLink

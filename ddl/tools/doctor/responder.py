@@ -16,9 +16,9 @@ import time
 from typing import Tuple
 
 from ddl.errors import Error
-from ddl.store.auth import read_exactly
-from ddl.store.newcomers import Complaints, Door, in_a_thread
-from ddl.store.shortage import Shortage
+from ddl.net.auth import read_exactly
+from ddl.net.newcomers import Complaints, Door, in_a_thread
+from ddl.net.shortage import Shortage
 
 __all__ = ["CHUNK", "FLOOD", "TIME", "WANTS", "Responder"]
 

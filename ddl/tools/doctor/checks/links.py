@@ -11,7 +11,7 @@ import ipaddress
 import statistics
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ddl.store.interfaces import Interface
+from ddl.net.interfaces import Interface
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, present
 from ddl.tools.doctor.facts import Facts, HostLink
 from ddl.tools.doctor.phrases import duration, pairs_text, rate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from ddl.store.interfaces import interfaces
+from ddl.net.interfaces import interfaces
 
 __all__ = ["RailOffer", "choose", "places"]
 

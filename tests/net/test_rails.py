@@ -6,9 +6,9 @@ from typing import List, Sequence
 
 import pytest
 
-from ddl.store import rails
-from ddl.store.interfaces import Interface
-from ddl.store.rails import RailOffer, choose, places
+from ddl.net import rails
+from ddl.net.interfaces import Interface
+from ddl.net.rails import RailOffer, choose, places
 
 A, B, DOCKER = "10.1.0.0/16", "10.2.0.0/16", "172.17.0.0/16"
 

@@ -12,14 +12,19 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from ddl.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
-from ddl.store import auth
-from ddl.store.auth import AuthError, FrameReader, ServerProof, encode_frame, recv_frame, send_frame
+from ddl.net import auth
+from ddl.net.auth import AuthError, FrameReader, ServerProof, encode_frame, recv_frame, send_frame
 
 Pair = Tuple[socket.socket, socket.socket]
 
 
 def in_seconds(seconds: float) -> float:
     return time.monotonic() + seconds
+
+
+@pytest.fixture
+def secret() -> bytes:
+    return bytes(range(32))
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -18,8 +18,8 @@ import time
 from typing import Callable, Dict, List, Optional
 
 from ddl.errors import Error, ResourceError
-from ddl.store.auth import AuthError, ServerProof, name_of
-from ddl.store.shortage import PAUSE, Shortage
+from ddl.net.auth import AuthError, ServerProof, name_of
+from ddl.net.shortage import PAUSE, Shortage
 
 __all__ = ["LONGEST", "PLACES", "Complaints", "Door", "in_a_thread"]
 
