@@ -8,7 +8,7 @@ CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
 # What clang-tidy reads: what compiles without headers of Python and torch, and without flags for a processor.
 CHECKED_CPP = $(shell find csrc tests -name '*.cc' -not -path 'csrc/python/*' -not -path 'csrc/reduce/*' -not -path 'tests/device/fake_torch/*')
 PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano
-# Frameworks of old need a numpy and a Python of their own: what runs them, and finds this checkout.
+# Legacy frameworks need a numpy and a Python of their own: what runs them, and finds this checkout.
 CAFFE_PYTHON = .caffe/root/usr/bin/python3.9
 CHAINER_PYTHON = .venv-chainer/bin/python
 METADATA = pyproject.toml setup.py constraints.txt
@@ -44,9 +44,9 @@ endif
 help:
 	@echo "make demo    train a small network on two processes and compare with one"
 	@echo "make demo-tensorflow  the same in TensorFlow: Keras, a loop of one's own and a session of TF1"
-	@echo "make demo-caffe demo-chainer demo-theano  the same in the frameworks of old, which it installs"
+	@echo "make demo-caffe demo-chainer demo-theano  the same in the legacy frameworks, which it installs"
 	@echo "make test    build, and run the tests that a change is likely to break: ten minutes (ARGS='-k ring' runs some)"
-	@echo "make test-full  all tests, also with the newest PyTorch and the frameworks of old: half an hour"
+	@echo "make test-full  all tests, also with the newest PyTorch and the legacy frameworks: half an hour"
 	@echo "make test-torch-newest  the tests of PyTorch with its newest release, kept in ~/.cache (part of make test-full)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
 	@echo "make sanitize  the core's tests under ThreadSanitizer, AddressSanitizer and UBSan (ARGS='thread -- -k ring')"
@@ -77,7 +77,7 @@ demo-caffe: core
 demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 	$(CHAINER_PYTHON) examples/demo_$*.py $(ARGS)
 
-# What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each framework of old its
+# What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each legacy framework its
 # first steps, or all its tests, if something that they stand on has changed. ARGS may name files or folders of tests.
 test: $(if $(ARGS),$(TEST_ENVIRONMENTS),$(FAST_ENVIRONMENTS))
 	@$(if $(ARGS),,rm -rf build/tests)

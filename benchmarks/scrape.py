@@ -11,8 +11,8 @@ import time
 import urllib.request
 from typing import List, NamedTuple, Sequence
 
-from ddl.launch.listening import ListeningAddress
-from ddl.launch.metrics_server import MetricsServer
+from ddl.launch.ask.listening import ListeningAddress
+from ddl.launch.show.metrics_server import MetricsServer
 from ddl.records.sample import CommunicatorSums, RankSample
 
 __all__ = ["JobSize", "add_arguments", "measure", "run"]

@@ -20,7 +20,7 @@ from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 if TYPE_CHECKING:
     from ddl.api import *
     from ddl.communicator import Communicator, Metrics, PreparedOperation, Work
-    from ddl.launch.function import run
+    from ddl.launch.function.run import run
     from ddl.memory import empty, is_shared
 
 # Literal lists and those of modules: that is what type checkers understand. First what needs the native core …
@@ -37,7 +37,7 @@ __all__ += ["Communicator", "Metrics", "PreparedOperation", "Work", "empty", "is
 _LAZY.update({name: "ddl.communicator" for name in ("Communicator", "Metrics", "PreparedOperation", "Work")})
 _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 __all__ += ["run"]
-_LAZY.update(run="ddl.launch.function")
+_LAZY.update(run="ddl.launch.function.run")
 # … then what does not.
 __all__ += errors.__all__
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]

@@ -76,7 +76,7 @@ class Communicator(Verbs):
         self._finalizer: Optional[weakref.finalize[..., Communicator]] = None
         settings = group.job.settings
         if settings.nccl:
-            self._calls.by_nccl = NcclAllreduce.choose(self, settings.nccl_library)
+            self._calls.nccl_path = NcclAllreduce.choose(self, settings.nccl_library)
 
     @classmethod
     def _of(cls, group: Group) -> Communicator:

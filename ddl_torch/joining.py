@@ -126,7 +126,7 @@ def _go_on(reducer: GradientReducer) -> None:
     communicator, timeout = reducer.communicator, reducer.communicator.timeout
     communicator.set_timeout(_FOREVER)
     try:
-        while reducer.supply_nothing():
+        while reducer.step_without_gradients():
             pass
     finally:
         communicator.set_timeout(timeout)

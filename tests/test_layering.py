@@ -37,7 +37,16 @@ RULES = {
     "blame": "errors text records",
     "bootstrap.environ": "errors net",
     "bootstrap": "at_exit errors machine text net store bootstrap.environ _core",
-    "launch": "errors machine text net store records blame bootstrap.environ _version",
+    "launch.ask": "errors text net bootstrap.environ _version",
+    "launch.agent": "errors machine text net store records blame bootstrap.environ _version launch.ask",
+    "launch.launchers": "errors net _version launch.ask launch.agent",
+    "launch.show": "errors records _version launch.ask launch.agent",
+    "launch.dashboard": "errors records launch.ask launch.agent launch.show",
+    "launch.timeline": "errors records _version launch.ask launch.agent",
+    "launch.job": "errors text net store records bootstrap.environ _version launch.ask launch.agent launch.launchers "
+    "launch.show launch.dashboard launch.timeline",
+    "launch": "errors text bootstrap.environ launch.ask launch.agent launch.launchers launch.job",
+    "launch.function": "errors net launch.ask launch.agent launch.job launch.cli",
     "plan": "errors topology",
     "plan.lower": "errors topology plan _core",  # it hands plans to the core
     "tuning": "errors text topology plan _version",
@@ -50,7 +59,7 @@ RULES = {
     "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
     "adapter.steps": "_core",  # its one call is a part of every training step
     "elastic": "adapter",
-    "adapter.rendezvous": "net store bootstrap launch.layout",  # for jobs that something else than ddlrun has started
+    "adapter.rendezvous": "net store bootstrap launch.ask.layout",  # for jobs that others than ddlrun have started
     "ddl": f"{PUBLIC} _version text launch.function",
     "tools": "*",
     "benchmarks": "* lab",
@@ -77,7 +86,7 @@ PACKAGES = sorted({room.split(".")[0] for room in MAY_IMPORT})
 #: These do no input and output, and know no threads and no clocks: they import none of these modules of Python.
 PURE = ("ddl.topology", "ddl.blame", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
 #: So do the state machines, which their pumps and tests/simulation hand events and the time.
-STATE_MACHINES = ("ddl.store.membership", "ddl.store.verdict", "ddl.store.deadlock", "ddl.launch.elastic_hosts")
+STATE_MACHINES = ("ddl.store.membership", "ddl.store.verdict", "ddl.store.deadlock", "ddl.launch.job.elastic_hosts")
 IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())
 FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax", "mpi4py"}
 #: ``ddlrun`` starts in milliseconds: the rooms that it loads import the standard library only, and these where needed:
@@ -209,7 +218,7 @@ def test_ddlrun_imports_the_standard_library_only():
     if standard is None:
         pytest.skip("this Python does not tell the names of its standard library; 3.10 does")
     for module, names in IMPORTS.items():
-        if room_of(module) in LOADED_BY_DDLRUN:
+        if any(below(room_of(module), room) for room in LOADED_BY_DDLRUN):
             tops = {name.split(".")[0] for name in names} - {"ddl"} - OPTIONAL
             assert tops <= standard, module
 

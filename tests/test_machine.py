@@ -11,7 +11,7 @@ from ddl.machine import boot_id
 
 ASK = """
 from ddl._comm.peer import own_host_id
-from ddl.launch.clocks import kernel_clock
+from ddl.launch.agent.clocks import kernel_clock
 from ddl.machine import boot_id
 print(boot_id(), own_host_id(), kernel_clock(), sep="|")
 """

@@ -27,7 +27,7 @@ from benchmarks.churn.scenario import (
     first,
     middle,
 )
-from ddl.launch.elastic_hosts import LEAVE_GRACE
+from ddl.launch.job.elastic_hosts import LEAVE_GRACE
 
 __all__ = ["SCENARIOS"]
 

@@ -105,7 +105,7 @@ PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     call.op = reduce_op_from(integer(arguments[3]));
     if (n == 5) call.root = small_integer(arguments[4]);
     Handle& handle = handle_of(self);
-    handle.run(handle.again(call, borrowed(arguments[1]), borrowed(arguments[2])));
+    handle.run(handle.reuse_last(call, borrowed(arguments[1]), borrowed(arguments[2])));
     Py_RETURN_NONE;
   });
 }
@@ -143,7 +143,7 @@ std::shared_ptr<PyWork> start(std::shared_ptr<Handle> handle, const PyCall& call
 
 // Runs a call whose arrays say all, without sleep. Null if it is done. Else what is under way; it keeps the arrays.
 std::shared_ptr<PyWork> attempt(std::shared_ptr<Handle> handle, const PyCall& call) {
-  const auto operation = handle->again(call.call, call.input, call.output);
+  const auto operation = handle->reuse_last(call.call, call.input, call.output);
   if (handle->run(operation, false)) return nullptr;
   return std::make_shared<PyWork>(PyWork{std::move(handle), operation, py::make_tuple(call.input, call.output)});
 }

@@ -231,7 +231,7 @@ std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& 
   return operation;
 }
 
-std::shared_ptr<Operation> Handle::again(const Call& call, const py::object& input, const py::object& output) {
+std::shared_ptr<Operation> Handle::reuse_last(const Call& call, const py::object& input, const py::object& output) {
   std::shared_ptr<Operation>& last = last_[static_cast<size_t>(call.collective)];
   plan(call);
   const Views views = look_at(call, input, output);

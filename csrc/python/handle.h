@@ -55,7 +55,8 @@ class Handle {
   // The same, in place, for a call that is made many times. The buffer is in memory of the host.
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
   // The same, for a blocking call that is probably like the last one of its collective. The arrays say all sizes.
-  std::shared_ptr<Operation> again(const Call& call, const pybind11::object& input, const pybind11::object& output);
+  std::shared_ptr<Operation> reuse_last(const Call& call, const pybind11::object& input,
+                                        const pybind11::object& output);
   // Returns whether it is done. False only with sleeps = false, instead of sleeping; then the operation goes on.
   bool run(const std::shared_ptr<Operation>& operation, bool sleeps = true);
   // Submits and returns; `kept` lives at least as long as the operation needs it.

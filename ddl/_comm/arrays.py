@@ -14,8 +14,8 @@ from ddl._comm.gpu_arrays import GpuArray, UnimportedArray, is_on_gpu
 from ddl.errors import InvalidArgument
 from ddl.reduce_op import Average, ReduceOp, Sum
 
-__all__ = ["Array", "as_array", "as_real", "check_complex", "given", "handed_out", "instead", "is_complex", "memory"]
-__all__ += ["new_like", "readable"]
+__all__ = ["Array", "as_array", "as_real", "check_complex", "complex_as_real", "for_caller", "is_complex", "memory"]
+__all__ += ["new_like", "not_none", "readable"]
 
 T = TypeVar("T")
 #: What a verb that returns a new array reads and writes.
@@ -57,14 +57,14 @@ def new_like(array: Array, shape: Optional[Sequence[int]] = None) -> Any:
     return array.new(wanted) if isinstance(array, GpuArray) else np.empty(wanted, dtype=array.dtype)
 
 
-def handed_out(array: Any) -> Any:
+def for_caller(array: Any) -> Any:
     """Return what the caller gets for an ``Array`` or None: see also ``gpu_arrays.imported``."""
     if isinstance(array, UnimportedArray):
         return array
     return array.owner if isinstance(array, GpuArray) else array
 
 
-def given(verb: str, x: T) -> T:
+def not_none(verb: str, x: T) -> T:
     """Return ``x``. To the core, None means that this rank has no such buffer; a caller may not pass it."""
     if x is None:
         raise InvalidArgument(f"{verb}: a NoneType is no array; {_ADVICE}") from None
@@ -89,10 +89,10 @@ def memory(verb: str, x: Any, op: ReduceOp = Sum) -> Any:
         if array.dtype.kind == "c":
             check_complex(verb, op)
             return array.memory()
-    return given(verb, x)
+    return not_none(verb, x)
 
 
-def instead(error: InvalidArgument, verb: str, *arrays: Any, op: ReduceOp = Sum) -> List[Any]:
+def complex_as_real(error: InvalidArgument, verb: str, *arrays: Any, op: ReduceOp = Sum) -> List[Any]:
     """Return the memory of ``arrays`` that the core has refused with ``error``: complex numbers, for a second call.
 
     Raises ``error``, or a clearer one, for anything else. Calls that count every nanosecond do not ask before.
@@ -105,7 +105,7 @@ def instead(error: InvalidArgument, verb: str, *arrays: Any, op: ReduceOp = Sum)
 
 def readable(verb: str, x: Any) -> Any:
     """Return what the core gets for an array that is only read."""
-    return as_array(x) if isinstance(x, (np.ndarray, *_VALUES)) else given(verb, x)
+    return as_array(x) if isinstance(x, (np.ndarray, *_VALUES)) else not_none(verb, x)
 
 
 def is_complex(x: Any) -> bool:

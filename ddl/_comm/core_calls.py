@@ -13,7 +13,17 @@ import numpy as np
 
 from ddl import _core
 from ddl._comm import size_exchange
-from ddl._comm.arrays import as_array, as_real, check_complex, given, handed_out, instead, is_complex, memory, new_like
+from ddl._comm.arrays import (
+    as_array,
+    as_real,
+    check_complex,
+    complex_as_real,
+    for_caller,
+    is_complex,
+    memory,
+    new_like,
+    not_none,
+)
 from ddl._comm.gpu_arrays import FinishedWork, GpuArray, UnimportedArray, imported, is_on_gpu
 from ddl._comm.nccl_allreduce import NcclAllreduce
 from ddl._comm.wide_average import call_widened, is_narrow, widened
@@ -38,13 +48,13 @@ class CoreCalls:
         self._core = core
         self._rank = rank
         self._size = size
-        self.by_nccl: Optional[NcclAllreduce] = None  #: what all-reduces of arrays on GPUs may go by
+        self.nccl_path: Optional[NcclAllreduce] = None  #: what all-reduces of arrays on GPUs may go by
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
         to_import = for_core(call)
-        if self.by_nccl is not None and call.collective == Collective.ALLREDUCE:
-            work = self.by_nccl.start(call, label)
+        if self.nccl_path is not None and call.collective == Collective.ALLREDUCE:
+            work = self.nccl_path.start(call, label)
             if work is not None:
                 return work.wait()  # type: ignore[no-any-return]
         try:
@@ -59,8 +69,8 @@ class CoreCalls:
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
         to_import = for_core(call)
-        if self.by_nccl is not None and call.collective == Collective.ALLREDUCE:
-            work = self.by_nccl.start(call, label)
+        if self.nccl_path is not None and call.collective == Collective.ALLREDUCE:
+            work = self.nccl_path.start(call, label)
             if work is not None:
                 return work  # type: ignore[return-value]  # it has the same methods
         try:
@@ -75,7 +85,7 @@ class CoreCalls:
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
         if x is None or out is None:
-            given(verb, None)
+            not_none(verb, None)
         try:
             self._core.call(collective, x, out, op, 0)
             return out
@@ -83,7 +93,7 @@ class CoreCalls:
             if is_narrow(x, op):
                 call_widened(self._core, collective, x, out, op)
                 return out
-            data, target = instead(error, verb, x, out, op=op)
+            data, target = complex_as_real(error, verb, x, out, op=op)
         self._core.call(collective, data, target, op, 0)
         return out
 
@@ -92,7 +102,7 @@ class CoreCalls:
     def allreduce(self, x: Any, op: OpLike) -> Call[np.ndarray]:
         array = as_array(x)
         output = new_like(array)
-        return Call(Collective.ALLREDUCE, array, output, handed_out(output), op=parse_op(op, "allreduce"))
+        return Call(Collective.ALLREDUCE, array, output, for_caller(output), op=parse_op(op, "allreduce"))
 
     def allreduce_(self, x: T, op: OpLike, residual: Any = None) -> Call[T]:
         operator = parse_op(op, "allreduce_")
@@ -104,7 +114,7 @@ class CoreCalls:
         array = as_array(x)
         output = new_like(array)
         source = array if self._rank == root else None
-        return Call(Collective.BROADCAST, source, output, handed_out(output), root=root)
+        return Call(Collective.BROADCAST, source, output, for_caller(output), root=root)
 
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
         self.check_rank("broadcast_", "root", root)
@@ -116,7 +126,7 @@ class CoreCalls:
         self.check_rank("reduce", "root", root)
         array = as_array(x)
         output = new_like(array) if self._rank == root else None
-        return Call(Collective.REDUCE, array, output, handed_out(output), op=parse_op(op, "reduce"), root=root)
+        return Call(Collective.REDUCE, array, output, for_caller(output), op=parse_op(op, "reduce"), root=root)
 
     # --- a block for each rank ---
 
@@ -129,14 +139,14 @@ class CoreCalls:
         output = new_like(array, (rows[self._rank], *array.shape[1:]))
         lengths = [n * width for n in rows]
         operator = parse_op(op, "reducescatter")
-        return Call(Collective.REDUCESCATTER, array, output, handed_out(output), op=operator, part_lengths=lengths)
+        return Call(Collective.REDUCESCATTER, array, output, for_caller(output), op=operator, part_lengths=lengths)
 
     def allgather(self, x: Any) -> Call[np.ndarray]:
         array = as_array(x)
         lengths, total = self._gathered("allgather", Collective.ALLGATHER, array)
         output = new_like(array, (total, *array.shape[1:]))
         return Call(
-            *(Collective.ALLGATHER, array, output, handed_out(output)),
+            *(Collective.ALLGATHER, array, output, for_caller(output)),
             part_lengths=lengths,
             bytes=output.nbytes,
             count_differs=True,
@@ -148,7 +158,7 @@ class CoreCalls:
         lengths, total = self._gathered("gather", Collective.GATHER, array)
         output = new_like(array, (total, *array.shape[1:])) if self._rank == root else None
         return Call(
-            *(Collective.GATHER, array, output, handed_out(output)),
+            *(Collective.GATHER, array, output, for_caller(output)),
             root=root,
             part_lengths=lengths,
             bytes=sum(lengths) * array.itemsize,
@@ -169,7 +179,7 @@ class CoreCalls:
         like = np.empty(0, np.dtype(size_exchange.decode_type(head))) if like is None else like
         output = new_like(like, (rows[self._rank], *shape[1:]))
         return Call(
-            *(Collective.SCATTER, array, output, handed_out(output)),
+            *(Collective.SCATTER, array, output, for_caller(output)),
             root=root,
             part_lengths=[n * width for n in rows],
             bytes=shape[0] * width * like.itemsize,
@@ -185,7 +195,7 @@ class CoreCalls:
         matrix = rows[:, size_exchange.HEAD :]
         received = matrix[:, self._rank].copy()
         output = new_like(array, (int(received.sum()), *array.shape[1:]))
-        result = handed_out(output)
+        result = for_caller(output)
         return Call(
             *(Collective.ALLTOALL, array, output, result if splits is None else (result, received)),
             part_lengths=[int(n) * width for n in matrix.ravel()],

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddl import _core
 from ddl._comm import object_codec
-from ddl._comm.arrays import as_array, given, instead, is_complex, memory, readable
+from ddl._comm.arrays import as_array, complex_as_real, is_complex, memory, not_none, readable
 from ddl._comm.core_calls import Call, CoreCalls
 from ddl._comm.gpu_arrays import GpuArray
 from ddl._comm.group import Group
@@ -67,7 +67,7 @@ class Verbs:
             if is_narrow(array, op):
                 call_widened(self._core, Collective.ALLREDUCE, array, output, op)
                 return output
-            data, target = instead(error, "allreduce", array, output, op=op)
+            data, target = complex_as_real(error, "allreduce", array, output, op=op)
         self._core.call(_ALLREDUCE, data, target, op)
         return output
 
@@ -81,7 +81,7 @@ class Verbs:
         if op.__class__ is not ReduceOp:
             op = parse_op(op, "allreduce_")
         if x is None:
-            given("allreduce_", x)
+            not_none("allreduce_", x)
         try:
             self._core.call(_ALLREDUCE, x, x, op)
             return x
@@ -89,7 +89,7 @@ class Verbs:
             if is_narrow(x, op):
                 call_widened(self._core, Collective.ALLREDUCE, x, x, op)
                 return x
-            (data,) = instead(error, "allreduce_", x, op=op)
+            (data,) = complex_as_real(error, "allreduce_", x, op=op)
         self._core.call(_ALLREDUCE, data, data, op)
         return x
 
@@ -151,12 +151,12 @@ class Verbs:
         """
         self._calls.check_rank("broadcast_", "root", root)
         if x is None:
-            given("broadcast_", x)
+            not_none("broadcast_", x)
         try:
             self._core.call(Collective.BROADCAST, x if root == self.rank else None, x, 0, root)
             return x
         except InvalidArgument as error:
-            (data,) = instead(error, "broadcast_", x)
+            (data,) = complex_as_real(error, "broadcast_", x)
         self._core.call(Collective.BROADCAST, data if root == self.rank else None, data, 0, root)
         return x
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddl.bootstrap import environ, launched
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.launch.layout import arrange
+from ddl.launch.ask.layout import arrange
 from ddl.net.address import parse_address
 from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient

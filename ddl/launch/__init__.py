@@ -1,8 +1,9 @@
 """``ddlrun``: start a program as N ranks, watch over them, and end them all when one fails.
 
-It imports only the standard library and DDL's plain-data modules, so it starts in milliseconds. Read in this order:
-cli (what was asked for) -> rank_environ (what each rank is told) -> host_agent (starts and supervises) -> output,
-processes, failures (its tools). ``ddl.run(function, np=2)`` calls a function on ranks: function.py.
+It imports only the standard library and DDL's plain-data modules, so it starts in milliseconds. Rooms, from the bottom
+up: ask (what was asked for), agent (starts and watches the ranks of a host), launchers (reach other hosts), show,
+dashboard and timeline (what people see of the job), job (runs all of it). cli.py is the way in; function/ is
+``ddl.run``.
 """
 
 from __future__ import annotations

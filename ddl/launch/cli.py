@@ -15,23 +15,24 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Uni
 
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
-from ddl.launch import dry_run, horovod, pods
-from ddl.launch.cluster_job import ClusterJob
-from ddl.launch.config import RunConfig
-from ddl.launch.config_file import options_from
-from ddl.launch.elastic_cluster_job import ElasticClusterJob
-from ddl.launch.elastic_local_job import ElasticLocalJob
-from ddl.launch.elastic_options import check_company, elastic_options, smallest_size
-from ddl.launch.hosts import Host, parse_hostfile, parse_hosts
+from ddl.launch.agent.processes import open_standard_streams
+from ddl.launch.ask import horovod
+from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.config_file import options_from
+from ddl.launch.ask.elastic_options import check_company, elastic_options, smallest_size
+from ddl.launch.ask.hosts import Host, parse_hostfile, parse_hosts
+from ddl.launch.ask.layout import JobLayout, arrange
+from ddl.launch.ask.listening import ListeningAddress
+from ddl.launch.ask.numbers import seconds, whole_number
+from ddl.launch.ask.options import FOR_MANIFEST, OPTIONS, USAGE, parser, values_of
+from ddl.launch.ask.placement import Placement, parse_rankfile, place
+from ddl.launch.ask.program import in_image, words_of
+from ddl.launch.job import dry_run, pods
+from ddl.launch.job.cluster_job import ClusterJob
+from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
+from ddl.launch.job.elastic_local_job import ElasticLocalJob
+from ddl.launch.job.local_job import LocalJob
 from ddl.launch.launchers import Start, k8s, mpi, slurm, ssh
-from ddl.launch.layout import JobLayout, arrange
-from ddl.launch.listening import ListeningAddress
-from ddl.launch.local_job import LocalJob
-from ddl.launch.numbers import seconds, whole_number
-from ddl.launch.options import OPTIONS, USAGE, parser, values_of
-from ddl.launch.placement import Placement, parse_rankfile, place
-from ddl.launch.processes import open_standard_streams
-from ddl.launch.program import in_image, words_of
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
@@ -183,8 +184,8 @@ def _ssh_options(given: argparse.Namespace, launcher: str) -> Tuple[str, ...]:
 
 def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
     """Refuse options that the launcher would ignore, and a manifest's launcher without what it needs."""
-    allowed = {"k8s": [*(names[0] for names, _ in k8s.OPTIONS), "--pods"], "pods": ["--pods", "--head"]}
-    for name in ("--pods", "--head", *(names[0] for names, _ in k8s.OPTIONS)):
+    allowed = {"k8s": [*(names[0] for names, _ in FOR_MANIFEST), "--pods"], "pods": ["--pods", "--head"]}
+    for name in ("--pods", "--head", *(names[0] for names, _ in FOR_MANIFEST)):
         if getattr(given, name[2:].replace("-", "_")) and name not in allowed.get(launcher, ()):
             meant = " or ".join(other for other, names in allowed.items() if name in names)
             raise ConfigError(f"{name} is for --launcher {meant}, and this is --launcher {launcher}; leave it out")

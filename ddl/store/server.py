@@ -5,7 +5,7 @@ selector loop serves them, so that no stranger, however slow, keeps a rank waiti
 phases: the handshake of ddl/net/auth.py (at a ``Door``, which bounds what strangers cost), one ``hello`` that claims a
 rank, and then requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all
 that concerns the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection
-(``agent``, see ddl/launch/control.py), which only passes through here. A watch or an agent may open further
+(``agent``, see ddl/launch/agent/control.py), which only passes through here. A watch or an agent may open further
 connections, its *ways*, over other networks (session.py): it is gone when all of them are, or when one ends as
 connections of ended processes do.
 

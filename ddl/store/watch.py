@@ -276,7 +276,7 @@ class WatchClient(Client):
 
 
 class HostAgentClient(WatchClient):
-    """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/control.py."""
+    """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/agent/control.py."""
 
     def __init__(self, address: str, secret: bytes, host: int, timeout: float) -> None:
         super().__init__(address, secret, host, timeout, "agent")

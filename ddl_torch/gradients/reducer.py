@@ -355,7 +355,7 @@ class GradientReducer:
         """Return the average (or sum) of the ranks' losses, after the rounds of a closure. Collective, blocking."""
         return self._rounds.average_loss(loss)
 
-    def supply_nothing(self) -> bool:
+    def step_without_gradients(self) -> bool:
         """Take part in a step of the other ranks without gradients, for ``join``; return whether there was one.
 
         There was none if all ranks have called this. Every ``p.grad`` is None afterwards.

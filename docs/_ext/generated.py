@@ -117,7 +117,7 @@ def errors() -> Iterator[str]:
 def parsers(program: str) -> Dict[str, argparse.ArgumentParser]:
     """Return the parsers of a program by what one types: for ``ddl``, one for each tool."""
     if program == "ddlrun":
-        from ddl.launch.options import parser
+        from ddl.launch.ask.options import parser
 
         return {program: parser()}
     if program == "ddl":

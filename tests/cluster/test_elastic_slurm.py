@@ -62,7 +62,7 @@ def test_ranks_are_killed(own_cluster: Cluster, variables: Variables, tmp_path: 
 
 
 def agent(job: HostsJob, variables: Variables, victim: Note) -> None:
-    job.cluster.run(victim.host, ["pkill", "-9", "-f", "ddl.launch.remote"])
+    job.cluster.run(victim.host, ["pkill", "-9", "-f", "ddl.launch.agent.remote"])
 
 
 def scancel(job: HostsJob, variables: Variables, victim: Note) -> None:

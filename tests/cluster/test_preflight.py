@@ -25,7 +25,7 @@ def run(cluster: Cluster, folder: Path, *options: str) -> subprocess.CompletedPr
     (folder / "train.py").write_text(STARTED)
     patient = folder / "patient"
     patient.mkdir(exist_ok=True)
-    (patient / "sitecustomize.py").write_text("import ddl.launch.preflight as own\nown._NAME_SECONDS = 100.0\n")
+    (patient / "sitecustomize.py").write_text("import ddl.launch.agent.preflight as own\nown._NAME_SECONDS = 100.0\n")
     environ = {"PYTHONPATH": f"{ROOT}:{patient}", "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/root")}
     line = [sys.executable, "-m", "ddl.launch", "-H", "node1:1,node2:1,node3:1", *options, "train.py"]
     return cluster.run("node1", line, env=environ, cwd=folder, timeout=240, check=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Set
 
-from ddl.launch.elastic_events import (
+from ddl.launch.ask.elastic_options import ElasticOptions
+from ddl.launch.ask.hosts import Host
+from ddl.launch.job.elastic_events import (
     ElasticEvent,
     ElasticOrder,
     EndProcess,
@@ -19,9 +21,7 @@ from ddl.launch.elastic_events import (
     RenewHost,
     StartProcess,
 )
-from ddl.launch.elastic_hosts import ElasticHosts
-from ddl.launch.elastic_options import ElasticOptions
-from ddl.launch.hosts import Host
+from ddl.launch.job.elastic_hosts import ElasticHosts
 
 
 class ElasticModel:

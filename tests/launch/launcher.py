@@ -21,12 +21,15 @@ import ddl
 ROOT = str(Path(ddl.__file__).parent.parent)
 
 #: Ranks have all the time that they need to end by themselves, once another one has failed or Ctrl-C was pressed.
-PATIENT = {"ddl.launch.grace.FAILED": 100.0, "ddl.launch.grace.TOLD": 100.0}
-_IMPATIENT = {"ddl.launch.grace.FAILED": 1.0, "ddl.launch.grace.TOLD": 1.0}
+PATIENT = {"ddl.launch.agent.grace.FAILED": 100.0, "ddl.launch.agent.grace.TOLD": 100.0}
+_IMPATIENT = {"ddl.launch.agent.grace.FAILED": 1.0, "ddl.launch.agent.grace.TOLD": 1.0}
 _CHANGED = str(Path(__file__).with_name("changed_constants"))
 #: A script that names hosts is not taken for one that hangs. Agents of hosts wait for one another, and for names.
-_PATIENT_WITH_SCRIPTS = {"ddl.launch.discovery.PATIENCE": 100.0}
-_PATIENT_WITH_HOSTS = {"ddl.launch.reach._CONNECT_SECONDS": 100.0, "ddl.launch.preflight._NAME_SECONDS": 100.0}
+_PATIENT_WITH_SCRIPTS = {"ddl.launch.job.discovery.PATIENCE": 100.0}
+_PATIENT_WITH_HOSTS = {
+    "ddl.launch.agent.reach._CONNECT_SECONDS": 100.0,
+    "ddl.launch.agent.preflight._NAME_SECONDS": 100.0,
+}
 
 
 def eventually(condition: Callable[[], object], seconds: float = 100.0) -> bool:

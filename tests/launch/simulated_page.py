@@ -10,12 +10,12 @@ import math
 import time
 from typing import Dict, List, Optional, Tuple
 
-from ddl.launch.config import RunConfig
+from ddl.launch.agent.job_watch import JobWatch
+from ddl.launch.agent.output import Sink
+from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.listening import ListeningAddress
+from ddl.launch.ask.placement import Placement
 from ddl.launch.dashboard.live import JobPage
-from ddl.launch.job_watch import JobWatch
-from ddl.launch.listening import ListeningAddress
-from ddl.launch.output import Sink
-from ddl.launch.placement import Placement
 from ddl.records.sample import RankSample
 
 __all__ = ["SimulatedJob"]

@@ -13,9 +13,9 @@ import pytest
 import ddl._version
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ConfigError
+from ddl.launch.agent.rank_environ import THREADS, rank_environ
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.cli import main, parse
-from ddl.launch.config import RunConfig
-from ddl.launch.rank_environ import THREADS, rank_environ
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "HERE": "value"}
 

@@ -11,11 +11,11 @@ import pytest
 from launch.launcher import eventually
 
 from ddl.errors import ConfigError
-from ddl.launch import discovery
-from ddl.launch.discovery import PERIOD, Discovery, hosts_of
-from ddl.launch.elastic_events import DiscoveryFailed, HostsSeen
-from ddl.launch.hosts import Host
-from ddl.launch.loop import catch_signals, drain, wait_once
+from ddl.launch.agent.loop import catch_signals, drain, wait_once
+from ddl.launch.ask.hosts import Host
+from ddl.launch.job import discovery
+from ddl.launch.job.discovery import PERIOD, Discovery, hosts_of
+from ddl.launch.job.elastic_events import DiscoveryFailed, HostsSeen
 
 News = Union[HostsSeen, DiscoveryFailed]
 Write = Callable[[str], str]

@@ -53,8 +53,8 @@ def test_on_other_hosts(launcher: Launcher, tmp_path: Path) -> None:
         f"    host 192.0.2.7: ranks 1, 2, in {tmp_path}:\n        /\\S*/true x\n",
         hosts,
     )
-    assert f"\n    {sys.executable} -m ddl.launch.remote\n    {tmp_path}/ssh -T " in rest
-    assert f" -p 2200 192.0.2.7 'exec env PYTHONPATH={ROOT} {sys.executable} -m ddl.launch.remote'\n" in rest
+    assert f"\n    {sys.executable} -m ddl.launch.agent.remote\n    {tmp_path}/ssh -T " in rest
+    assert f" -p 2200 192.0.2.7 'exec env PYTHONPATH={ROOT} {sys.executable} -m ddl.launch.agent.remote'\n" in rest
     assert "\n    A=b\n" in rest and "    DDL_SECRET=(made at the start, never shown)\n" in rest
     assert "ab" * 8 not in done.stdout and "silence" not in done.stdout
     assert sorted(os.listdir(tmp_path)) == ["ssh"]

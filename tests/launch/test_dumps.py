@@ -16,7 +16,7 @@ import pytest
 from launch.launcher import PATIENT, Launcher, eventually
 
 from ddl.errors import ProtocolError
-from ddl.launch.dumps import DumpPieces, dump_folder, pieces_of, write_dumps
+from ddl.launch.agent.dumps import DumpPieces, dump_folder, pieces_of, write_dumps
 from ddl.records.dump import FORMAT, JobEnd, ProcessView, RankDump, dump_message, parse_dump, parse_end
 from ddl.records.layout import CommunicatorRecord, LaneRecord, ProcessRecord, RecordedOperation, StepsRecord
 

@@ -14,7 +14,7 @@ import pytest
 from launch.launcher import Launcher, eventually, zombies_of
 from launch.test_elastic_job import GO_ON, SOME_FAIL, WAIT, lines_of, wait_until_told
 
-from ddl.launch.elastic_course import _ONE_CAUSE
+from ddl.launch.job.elastic_course import _ONE_CAUSE
 
 pytestmark = pytest.mark.processes
 Script = Callable[[str], str]
@@ -246,7 +246,7 @@ def agents(process: subprocess.Popen[str]) -> List[int]:
             line = Path(f"/proc/{name}/cmdline").read_bytes()
         except OSError:
             continue
-        if re.search(rf"\) \w {process.pid} ", stat) and b"ddl.launch.remote" in line:
+        if re.search(rf"\) \w {process.pid} ", stat) and b"ddl.launch.agent.remote" in line:
             pids.append(int(name))
     return sorted(pids)
 

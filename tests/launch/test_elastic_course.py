@@ -7,11 +7,11 @@ from typing import Iterator, List, Optional
 
 import pytest
 
-from ddl.launch.elastic_course import ElasticCourse
-from ddl.launch.elastic_events import RanksFormed, StartProcess
-from ddl.launch.elastic_options import ElasticOptions
-from ddl.launch.failures import Exit
-from ddl.launch.hosts import Host
+from ddl.launch.agent.failures import Exit
+from ddl.launch.ask.elastic_options import ElasticOptions
+from ddl.launch.ask.hosts import Host
+from ddl.launch.job.elastic_course import ElasticCourse
+from ddl.launch.job.elastic_events import RanksFormed, StartProcess
 
 ADVICE = "does the program use ddl.elastic"
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch.elastic_model import ElasticModel
 
-from ddl.launch.elastic_events import DiscoveryFailed, HostFailed, HostLeaves, HostReturned
-from ddl.launch.elastic_options import ElasticOptions
+from ddl.launch.ask.elastic_options import ElasticOptions
+from ddl.launch.job.elastic_events import DiscoveryFailed, HostFailed, HostLeaves, HostReturned
 
 HOSTS = ("a", "b", "c")
 

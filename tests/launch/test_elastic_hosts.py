@@ -7,7 +7,8 @@ from typing import Any, List, Optional, Tuple
 import pytest
 from launch.elastic_model import ElasticModel
 
-from ddl.launch.elastic_events import (
+from ddl.launch.ask.elastic_options import ElasticOptions
+from ddl.launch.job.elastic_events import (
     DiscoveryFailed,
     ElasticOrder,
     EndProcess,
@@ -18,8 +19,7 @@ from ddl.launch.elastic_events import (
     StartProcess,
     TellUser,
 )
-from ddl.launch.elastic_hosts import FORCE_GRACE, LEAVE_GRACE
-from ddl.launch.elastic_options import ElasticOptions
+from ddl.launch.job.elastic_hosts import FORCE_GRACE, LEAVE_GRACE
 
 SCRIPT = "./hosts.sh"
 

@@ -13,7 +13,7 @@ from typing import Callable, List
 import pytest
 from launch.launcher import Launcher, eventually, zombies_of
 
-from ddl.launch.elastic_course import _ONE_CAUSE
+from ddl.launch.job.elastic_course import _ONE_CAUSE
 
 pytestmark = pytest.mark.processes
 Script = Callable[[str], str]
@@ -152,7 +152,7 @@ wait("go")
 sys.exit(f"rank {rank} noticed")
 """
     program = script(WAIT + text)
-    constants = {"ddl.launch.elastic_course._ONE_CAUSE": 100.0}  # on a slow machine that may be together, too
+    constants = {"ddl.launch.job.elastic_course._ONE_CAUSE": 100.0}  # on a slow machine that may be together, too
     process = launcher.start("-np", "3", "--elastic", program, constants=constants)
     wait_until_told(process, r"rank 1 \(pid \d+\) exited with status 4")
     Path(program).with_name("go").touch()

@@ -9,10 +9,10 @@ from typing import Any, Dict, List
 import pytest
 
 from ddl.errors import ConfigError
+from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.elastic_options import ElasticOptions
+from ddl.launch.ask.hosts import Host
 from ddl.launch.cli import main, parse
-from ddl.launch.config import RunConfig
-from ddl.launch.elastic_options import ElasticOptions
-from ddl.launch.hosts import Host
 
 SCRIPT = ["--host-discovery-script", "./hosts.sh"]
 

@@ -21,11 +21,11 @@ from launch.manifests import expanded
 from launch.pods import Pods, catches, first_of
 
 from ddl.errors import ConfigError
-from ddl.launch import pods
+from ddl.launch.agent.elastic_agent import RENEWED
 from ddl.launch.cli import parse
-from ddl.launch.elastic_agent import RENEWED
+from ddl.launch.job import pods
 from ddl.launch.launchers import k8s
-from ddl.launch.pods import FINAL
+from ddl.launch.launchers.k8s import FINAL
 
 TRAINING = str(Path(__file__).with_name("elastic_training.py"))
 LEAST = ("--launcher", "k8s", "--dry-run", "--image", "registry.example/user/train:1")

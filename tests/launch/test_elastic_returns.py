@@ -7,8 +7,8 @@ from typing import Any, Optional
 from launch.elastic_model import ElasticModel
 from launch.test_elastic_hosts import let_go, model, started, told
 
-from ddl.launch.elastic_events import GiveUp, HostFailed, HostLeaves, HostReturned, LetGo, RenewHost, TellUser
-from ddl.launch.elastic_hosts import LEAVE_GRACE
+from ddl.launch.job.elastic_events import GiveUp, HostFailed, HostLeaves, HostReturned, LetGo, RenewHost, TellUser
+from ddl.launch.job.elastic_hosts import LEAVE_GRACE
 
 
 def pods(size: int, min_np: int = 1, slots: str = "a:2 b:2 c:2", **options: Any) -> ElasticModel:

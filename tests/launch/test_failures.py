@@ -9,8 +9,8 @@ from typing import Optional
 import pytest
 
 import ddl
-from ddl.launch.failures import Exit, first_failure, report
-from ddl.launch.tail import for_report
+from ddl.launch.agent.failures import Exit, first_failure, report
+from ddl.launch.agent.tail import for_report
 
 
 def ended(rank: int, code: int, seen: int = 1, stopped: bool = False) -> Exit:

@@ -14,7 +14,7 @@ from typing import Callable, List
 import pytest
 from launch.launcher import Launcher, eventually
 
-from ddl.launch.grace import FAILED, KILL_GRACE, TOLD, when_failed, when_given_up, when_told
+from ddl.launch.agent.grace import FAILED, KILL_GRACE, TOLD, when_failed, when_given_up, when_told
 
 pytestmark = pytest.mark.processes
 Script = Callable[[str], str]

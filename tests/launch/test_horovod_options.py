@@ -13,9 +13,9 @@ from launch.launcher import Launcher
 from process_groups import require
 
 from ddl.errors import ConfigError
-from ddl.launch import horovod
+from ddl.launch.ask import horovod
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.cli import parse
-from ddl.launch.config import RunConfig
 from ddl.launch.launchers import ssh
 
 ADAPTED = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Caffe": "caffe", "Chainer": "chainer", "Theano": "theano"}

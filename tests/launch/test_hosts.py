@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional, Sequence
 import pytest
 
 from ddl.errors import ConfigError
-from ddl.launch.hosts import Host, expand_counts, expand_nodes, parse_hostfile, parse_hosts
-from ddl.launch.layout import arrange
-from ddl.launch.placement import parse_rankfile, place
+from ddl.launch.ask.hosts import Host, expand_counts, expand_nodes, parse_hostfile, parse_hosts
+from ddl.launch.ask.layout import arrange
+from ddl.launch.ask.placement import parse_rankfile, place
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ if rank == 0:
 time.sleep(600)  # longer than this test may wait
 """
     # Rank 0 has its own last words, which SIGKILL is not to cut off here.
-    done = launcher.run("-np", "3", script(text), constants={"ddl.launch.grace.KILL_GRACE": 100.0})
+    done = launcher.run("-np", "3", script(text), constants={"ddl.launch.agent.grace.KILL_GRACE": 100.0})
     assert done.returncode == 3 and "[0] something else, later\n" in done.stderr
     words, *tail = done.stderr[done.stderr.index("ddlrun:") :].splitlines()
     assert re.fullmatch(r"ddlrun: rank 1 \(pid \d+\) exited with status 3; its last lines on stderr:", words)

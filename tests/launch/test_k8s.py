@@ -27,10 +27,10 @@ from launch.manifests import expanded
 from launch.pods import Pods, catches, first_of
 
 from ddl.errors import ConfigError
-from ddl.launch import pods
 from ddl.launch.cli import main, parse
+from ddl.launch.job import pods
 from ddl.launch.launchers import k8s
-from ddl.launch.yaml import document
+from ddl.launch.launchers.yaml import document
 
 IMAGE = "registry.example/user/train:1"
 LEAST = ("--launcher", "k8s", "--dry-run", "--image", IMAGE)
@@ -123,9 +123,11 @@ def test_the_comment_names_commands_that_work() -> None:
     assert f"kubectl delete job,service,secret {chosen}\n" in text
 
 
-def test_pods_read_their_own_command_as_it_was_meant(tmp_path: Path) -> None:
+def test_pods_read_their_own_command_as_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # as the working directory of the image: with the program
     python = tmp_path / "python"
     python.touch(0o755)
+    (tmp_path / "train.py").touch()
     for kind, name in [("job", "digits"), ("jobset", "digits-worker-0")]:
         (*_, whole) = documents(*FULL, "--kind", kind, *PROGRAM)
         job = whole if kind == "job" else job_of(whole)

@@ -22,10 +22,10 @@ from launch.test_elastic_cluster import agents
 
 from ddl._version import __version__
 from ddl.errors import ConfigError
+from ddl.launch.ask.listening import ListeningAddress
 from ddl.launch.cli import parse
-from ddl.launch.job_totals import JobCounters, ProcessSums
-from ddl.launch.listening import ListeningAddress
-from ddl.launch.metrics_server import MetricsServer
+from ddl.launch.show.job_totals import JobCounters, ProcessSums
+from ddl.launch.show.metrics_server import MetricsServer
 from ddl.records.sample import CommunicatorSums, RankSample
 
 pytestmark = pytest.mark.processes

@@ -10,8 +10,8 @@ from typing import List
 
 import pytest
 
-from ddl.launch.output import BACKLOG_LIMIT, LONGEST_LINE, FileStream, Sink, Stream, prefix_of
-from ddl.launch.tail import LINES
+from ddl.launch.agent.output import BACKLOG_LIMIT, LONGEST_LINE, FileStream, Sink, Stream, prefix_of
+from ddl.launch.agent.tail import LINES
 
 
 class Pipes:

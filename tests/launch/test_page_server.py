@@ -14,9 +14,9 @@ from launch.launcher import Launcher, eventually
 from launch.simulated_page import SimulatedJob
 
 from ddl.errors import ConfigError
+from ddl.launch.ask.listening import ListeningAddress
 from ddl.launch.dashboard.live import LiveSource
 from ddl.launch.dashboard.server import PageServer
-from ddl.launch.listening import ListeningAddress
 
 pytestmark = pytest.mark.processes
 Answer = Tuple[int, Dict[str, str], bytes]

@@ -20,12 +20,12 @@ import pytest
 from launch.launcher import ROOT, Launcher, eventually
 
 from ddl.errors import ConfigError, ProtocolError
+from ddl.launch.agent.control import Assignment, Invitation
+from ddl.launch.agent.preflight import HostEntry, look_around, open_door, script_of, wrong_names
+from ddl.launch.agent.reach import TokenPort
+from ddl.launch.ask.placement import Placement
 from ddl.launch.cli import parse
-from ddl.launch.control import Assignment, Invitation
 from ddl.launch.launchers import mpi, slurm, ssh
-from ddl.launch.placement import Placement
-from ddl.launch.preflight import HostEntry, look_around, open_door, script_of, wrong_names
-from ddl.launch.reach import TokenPort
 from ddl.net import interfaces
 from ddl.store.server import StoreServer
 
@@ -140,7 +140,7 @@ def test_an_agent_that_has_lost_ddlrun_says_so_and_why_its_ranks_end(tmp_path: P
     program = ("/bin/sh", "-c", "echo on >&2; exec sleep 60")
     files = [tmp_path / "logs" / f"rank.{rank}.err" for rank in range(2)]
     with StoreServer(secret, 2, agents=1, from_agent=lambda host, message: news.put(message)) as server:
-        line = [sys.executable, "-m", "ddl.launch.remote"]
+        line = [sys.executable, "-m", "ddl.launch.agent.remote"]
         agent = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         assert agent.stdin is not None
         agent.stdin.write(Invitation(secret, (server.address,), 0, 100.0).text() + "\n")
@@ -213,7 +213,9 @@ def test_a_host_that_never_calls(launcher: Launcher, tmp_path: Path, hosts: str,
 def test_what_is_missing_on_a_host_is_said_before_anything_starts(tmp_path: Path) -> None:
     here = Assignment((0,), 1, 0, 1, (sys.executable, "-u", "train.py"), str(tmp_path), (), None, True, False, "")
     program = "import sys\n"
-    program += "from ddl.launch.preflight import prepare; from ddl.launch.control import Assignment; import json\n"
+    program += (
+        "from ddl.launch.agent.preflight import prepare; from ddl.launch.agent.control import Assignment; import json\n"
+    )
     program += "prepare(Assignment.parse(json.loads(sys.stdin.read())))"
     for change, words in [
         ({"directory": "/no/such"}, "the directory /no/such cannot be entered"),
@@ -378,7 +380,7 @@ def test_an_allocation_of_slurm_says_where(tmp_path: Path, monkeypatch: pytest.M
 def test_ssh_runs_the_same_python_without_asking(tmp_path: Path) -> None:
     (start,) = ssh.starts(Placement(("user@far",), ((0, 1),)), {"PATH": os.environ["PATH"], "PYTHONPATH": "/a b"})
     assert "BatchMode=yes" in start.command and start.command[-2] == "user@far"
-    assert start.command[-1] == f"exec env 'PYTHONPATH=/a b' {sys.executable} -m ddl.launch.remote"
+    assert start.command[-1] == f"exec env 'PYTHONPATH=/a b' {sys.executable} -m ddl.launch.agent.remote"
     with pytest.raises(ConfigError, match="there is no ssh on the PATH"):
         ssh.starts(Placement(("far",), ((0, 1),)), {"PATH": str(tmp_path)})
 

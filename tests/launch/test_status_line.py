@@ -13,7 +13,7 @@ from typing import Callable, List, Optional
 import pytest
 from launch.launcher import Launcher
 
-from ddl.launch.job_watch import JobNow, JobWatch, status_text
+from ddl.launch.agent.job_watch import JobNow, JobWatch, status_text
 from ddl.records.sample import RankSample
 
 pytestmark = pytest.mark.processes

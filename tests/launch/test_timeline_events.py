@@ -10,10 +10,10 @@ from typing import Any, List, Optional, Sequence, Tuple
 import pytest
 from timelines import Event, events_of, names, slices, summary, totals
 
-from ddl.launch.clocks import ClockOffset, HostClock, kernel_clock
-from ddl.launch.config import RunConfig
+from ddl.launch.agent.clocks import ClockOffset, HostClock, kernel_clock
+from ddl.launch.agent.trace_pace import TracePace
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.timeline.job_timeline import JobTimeline
-from ddl.launch.trace_pace import TracePace
 from ddl.records.follow import CallKind, RankNews, TracedCall
 
 KIND = CallKind("allreduce", "allreduce(2 x float32, sum)", "bucket", "large", "ring", 8, -1)
@@ -160,7 +160,7 @@ def test_a_steps_begin_is_the_end_of_the_one_before(job: Job) -> None:
 def test_the_fastest_exchange_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     asked: List[int] = []
-    monkeypatch.setattr("ddl.launch.clocks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ddl.launch.agent.clocks.time.monotonic", lambda: now[0])
     clock = HostClock(lambda message: asked.append(message["number"]))
     clock.keep_measured(now[0])
     for exchange in range(64):

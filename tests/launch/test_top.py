@@ -15,7 +15,7 @@ from typing import Callable, Iterator, List
 import pytest
 from launch.launcher import ROOT, Launcher, eventually
 
-from ddl.launch.requests import JobRequests
+from ddl.launch.show.requests import JobRequests
 from ddl.tools.cli import main
 from ddl.tools.top.table import lines, rows
 

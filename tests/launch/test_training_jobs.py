@@ -94,7 +94,7 @@ def test_a_death_is_named_by_all_at_once(
 def test_a_stopped_rank_is_named_by_its_deadline(launcher: Launcher, script: Script) -> None:
     """ddlrun ends it then: it would not do so itself. The others have had a second to say what they saw."""
     program = script(LOOP.format(count=4 << 20, fault="os.kill(os.getpid(), signal.SIGSTOP)", deadline=3.0))
-    constants = {"ddl.launch.grace.FAILED": 10.0}
+    constants = {"ddl.launch.agent.grace.FAILED": 10.0}
     result = launcher.run("-np", "4", "--timeout", "1000", program, constants=constants)
     assert result.returncode != 0
     check_survivors(result, "CollectiveTimeout")
@@ -103,7 +103,7 @@ def test_a_stopped_rank_is_named_by_its_deadline(launcher: Launcher, script: Scr
 @pytest.mark.slow
 def test_a_rank_that_never_calls_is_named_and_told_of(launcher: Launcher, script: Script) -> None:
     program = script(LOOP.format(count=2, fault="time.sleep(600)", deadline=3.0))
-    constants = {"ddl.launch.grace.FAILED": 10.0, "ddl.store.verdict.TELL_AFTER": 0.0}
+    constants = {"ddl.launch.agent.grace.FAILED": 10.0, "ddl.store.verdict.TELL_AFTER": 0.0}
     result = launcher.run("-np", "4", "--timeout", "1000", program, constants=constants)
     assert result.returncode != 0
     for rank in (0, 1, 3):

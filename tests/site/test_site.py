@@ -18,7 +18,7 @@ import pytest
 from launch.browser import NEEDS_BROWSER, Watched, browser
 
 from ddl.bootstrap.environ import Settings
-from ddl.launch.options import OPTIONS
+from ddl.launch.ask.options import OPTIONS
 from ddl.tools import cli
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from ddl import errors
 from ddl.blame.finding import KINDS
-from ddl.launch.failures import Exit, report
+from ddl.launch.agent.failures import Exit, report
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

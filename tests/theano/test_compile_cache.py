@@ -13,7 +13,7 @@ pytest.importorskip("theano", reason="needs Theano: make test-theano")
 from theano.gof import cmodule
 
 import ddl_theano  # noqa: F401
-from ddl.launch import rank_environ
+from ddl.launch.agent import rank_environ
 
 
 def keys_in(path):

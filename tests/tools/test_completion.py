@@ -14,7 +14,7 @@ from typing import Dict, Iterator, List, Set, Union
 import pytest
 import shells
 
-from ddl.launch import options as launch_options
+from ddl.launch.ask import options as launch_options
 from ddl.tools import cli
 from ddl.tools.completion import command
 from ddl.tools.completion.commands import installed_commands

@@ -11,8 +11,8 @@ from typing import Iterator
 
 import pytest
 
-from ddl.launch import reach
-from ddl.launch.reach import TOKEN, Target, connect_all
+from ddl.launch.agent import reach
+from ddl.launch.agent.reach import TOKEN, Target, connect_all
 from ddl.tools.doctor import link
 from ddl.tools.doctor.link import measure
 from ddl.tools.doctor.responder import Responder

@@ -354,7 +354,7 @@ def test_addresses_that_join_no_hosts_are_no_rails() -> None:
         ("host x has Python 3.9.1, this one 3.11.2; use the same one", "python", "same Python"),
         ("no agent has called from x within 30 s (--start-timeout)", "start", "32768"),
         ("there is no network interface 'ib0' on x; it has eth0 (10.1.0.1)", "interface", "--network-interface"),
-        ("something new", "start", "ddl.launch.remote"),
+        ("something new", "start", "ddl.launch.agent.remote"),
     ],
 )
 def test_what_launchers_say_is_understood(said: str, check: str, words: str) -> None:

@@ -9,7 +9,7 @@ import re
 from collections import deque
 from typing import Deque, Dict, List, NamedTuple, Tuple
 
-from ddl.launch.output import ERASE
+from ddl.launch.agent.output import ERASE
 
 __all__ = ["LineTap", "TappedLines"]
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Deque, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ddl.errors import ConfigError
-from ddl.launch.config import RunConfig
+from ddl.launch.agent.job_watch import INTERVAL, JobNow, RankNow
+from ddl.launch.agent.output import Sink
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.dashboard.history import HistoryWriter
 from ddl.launch.dashboard.line_tap import LineTap
 from ddl.launch.dashboard.records import Record, StateRecords, encoded, job_record
 from ddl.launch.dashboard.server import PageServer
 from ddl.launch.dashboard.story import Story
-from ddl.launch.job_watch import INTERVAL, JobNow, RankNow
-from ddl.launch.output import Sink
-from ddl.launch.requests import ask_job
+from ddl.launch.show.requests import ask_job
 
 __all__ = ["JobPage"]
 

@@ -16,8 +16,8 @@ import json
 from collections import Counter, deque
 from typing import Any, Deque, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
-from ddl.launch.config import RunConfig
-from ddl.launch.job_watch import JobNow, RankNow
+from ddl.launch.agent.job_watch import JobNow, RankNow
+from ddl.launch.ask.config import RunConfig
 from ddl.records.sample import RankSample
 
 __all__ = ["COLUMNS", "Record", "StateRecords", "encoded", "job_record"]

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 from urllib.parse import parse_qs, urlsplit
 
+from ddl.launch.ask.listening import ListeningAddress
 from ddl.launch.dashboard.source import PageSource
-from ddl.launch.listening import ListeningAddress
 
 __all__ = ["PageServer"]
 

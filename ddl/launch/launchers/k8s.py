@@ -1,9 +1,9 @@
 """Kubernetes: ``ddlrun --launcher k8s --dry-run`` prints a manifest for ``kubectl apply -f -``.
 
 The pods are those of one Indexed Job, by itself or inside a JobSet. All of them run the same command, ``ddlrun
---launcher pods`` (ddl/launch/pods.py), so no pod needs ssh, or permission to talk to Kubernetes. This module decides
-what they must agree on: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port, and a
-Secret.
+--launcher pods`` (ddl/launch/job/pods.py), so no pod needs ssh, or permission to talk to Kubernetes. This module
+decides what they must agree on: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port,
+and a Secret.
 
 In an elastic job each pod may come back (``backoffLimitPerIndex``), unless it ends with status ``FINAL``. The job has
 succeeded when pod 0 has: others may be lost at that moment, or have been given up.
@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from ddl._version import __version__
 from ddl.errors import ConfigError
-from ddl.launch import grace
-from ddl.launch.config import PodJob, RunConfig
-from ddl.launch.elastic_options import ElasticOptions, words_of
-from ddl.launch.pods import FAILURES, FINAL
-from ddl.launch.rank_environ import THREADS
-from ddl.launch.yaml import Value, document
+from ddl.launch.agent import grace
+from ddl.launch.agent.rank_environ import THREADS
+from ddl.launch.ask.config import PodJob, RunConfig
+from ddl.launch.ask.elastic_options import ElasticOptions, words_of
+from ddl.launch.launchers.yaml import Value, document
 from ddl.net.address import format_address
 
-__all__ = ["KINDS", "OPTIONS", "PORT", "head", "manifest", "pod_job"]
+__all__ = ["FAILURES", "FINAL", "KINDS", "PORT", "head", "manifest", "pod_job"]
 
 KINDS = ("job", "jobset")
 PORT = 20170  #: where pod 0 listens: below the ports that the kernel gives to outgoing connections
+FAILURES = "JOB_INDEX_FAILURE_COUNT"  #: where the manifest of an elastic job puts it; not there, or empty: 0
+FINAL = 79  #: the status of a pod in whose place no other one makes sense; above those of sysexits.h
 START_TIMEOUT = 600  #: seconds, unless the user says otherwise: one pod pulls the image while others wait
 _WORKER = "worker"  # the name of the Job inside a JobSet
 _SECRET_KEY = "secret"
@@ -41,18 +42,6 @@ _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
 _RESOURCE = re.compile(r"(?:[a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", re.ASCII)
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE][+-]?\d{1,2})?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_.-][\w.-]*", re.ASCII)
-
-#: ddlrun's options that are for this launcher, as ``ArgumentParser.add_argument`` takes them.
-OPTIONS: Tuple[Tuple[Tuple[str, ...], Dict[str, Any]], ...] = (
-    (("--image",), {"metavar": "IMAGE", "help": "k8s: the container image, with Python, DDL and the program in it"}),
-    (("--kind",), {"metavar": "KIND", "help": "k8s: job (an Indexed Job; the default) or jobset"}),
-    (("--job-name",), {"metavar": "NAME", "help": "k8s: the name of all that is made; without: ddl"}),
-    (("--namespace",), {"metavar": "NAME", "help": "k8s: default: the namespace of the user who applies the manifest"}),
-    (
-        ("--limits",),
-        {"metavar": "NAME=QUANTITY,...", "help": "k8s: requests and limits of each pod, as cpu=4,memory=8Gi"},
-    ),
-)
 
 
 def pod_job(given: Mapping[str, Optional[str]], pods: int) -> PodJob:

@@ -13,13 +13,13 @@ import sys
 from typing import List, Mapping, Tuple
 
 from ddl.errors import ConfigError
-from ddl.launch.control import INVITATION
+from ddl.launch.agent.control import INVITATION
+from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
-from ddl.launch.placement import Placement
 
 __all__ = ["starts"]
 
-_AGENT = (sys.executable, "-m", "ddl.launch.remote")
+_AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 
 
 def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:

@@ -12,13 +12,13 @@ import sys
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
-from ddl.launch.hosts import Host, expand_counts, expand_nodes
+from ddl.launch.ask.hosts import Host, expand_counts, expand_nodes
+from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
-from ddl.launch.placement import Placement
 
 __all__ = ["allocation", "starts"]
 
-_AGENT = (sys.executable, "-m", "ddl.launch.remote")
+_AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 
 
 def allocation(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:

@@ -9,9 +9,9 @@ import sys
 from typing import List, Mapping, Sequence, Tuple
 
 from ddl.errors import ConfigError
-from ddl.launch.hosts import bare_name
+from ddl.launch.ask.hosts import bare_name
+from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
-from ddl.launch.placement import Placement
 from ddl.net.interfaces import is_local
 
 __all__ = ["starts"]
@@ -24,7 +24,7 @@ def starts(placement: Placement, environ: Mapping[str, str], options: Sequence[s
     result = []
     for number, host in enumerate(placement.hosts):
         if is_local(bare_name(host)):
-            command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.remote")
+            command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.agent.remote")
         else:
             command = (_ssh(environ), *_OPTIONS, *options, host.strip("[]"), _remote_command(environ))
         result.append(Start((number,), command, number, True, host))
@@ -43,5 +43,5 @@ def _remote_command(environ: Mapping[str, str]) -> str:
     arguments = ["exec"]
     if environ.get("PYTHONPATH"):
         arguments += ["env", f"PYTHONPATH={environ['PYTHONPATH']}"]
-    arguments += [sys.executable, "-m", "ddl.launch.remote"]
+    arguments += [sys.executable, "-m", "ddl.launch.agent.remote"]
     return " ".join(shlex.quote(word) for word in arguments)

@@ -2,5 +2,5 @@
 
 The ranks' part in it is what they record anyway. ``job_timeline.py`` takes what launchers read there, ``matching.py``
 finds the calls that belong together, ``tracks.py`` gives each a place in which slices nest, and ``trace_file.py``
-writes. ``cluster_timeline.py`` does it for the hosts of a cluster, whose clocks differ (ddl/launch/clocks.py).
+writes. ``cluster_timeline.py`` does it for the hosts of a cluster, whose clocks differ (ddl/launch/agent/clocks.py).
 """

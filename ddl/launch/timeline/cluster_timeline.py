@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ddl.launch.clocks import HostClock
-from ddl.launch.config import RunConfig
+from ddl.launch.agent.clocks import HostClock
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.timeline.job_timeline import JobTimeline
 from ddl.records.follow import RankNews, parse_news
 

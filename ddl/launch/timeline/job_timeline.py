@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ddl._version import __version__
-from ddl.launch.clocks import ClockOffset
-from ddl.launch.config import RunConfig
+from ddl.launch.agent.clocks import ClockOffset
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.timeline.matching import CallMatcher, CallPart, MatchedCalls, part_of
 from ddl.launch.timeline.trace_file import TraceEvent, TraceFile
 from ddl.launch.timeline.tracks import STEPS_ROW, RankTrack, TrackList

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ddl.launch import cli as launch_cli
-from ddl.launch import horovod
-from ddl.launch import options as launch_options
+from ddl.launch.ask import horovod
+from ddl.launch.ask import options as launch_options
 from ddl.launch.launchers import k8s
 from ddl.tools import cli
 

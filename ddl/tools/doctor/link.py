@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ddl.errors import Error
-from ddl.launch.reach import TOKEN, Target
+from ddl.launch.agent.reach import TOKEN, Target
 from ddl.net.auth import prove_as_client, read_exactly
 from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, WANTS
 from ddl.tuning.tournament import tournament

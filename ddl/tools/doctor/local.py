@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 
 from ddl._version import __version__
 from ddl.bootstrap.cores import quota
-from ddl.launch.hosts import bare_name
+from ddl.launch.ask.hosts import bare_name
 from ddl.net.interfaces import interfaces, source_towards
 from ddl.tools.doctor.facts import Local, Task
 from ddl.tools.doctor.gpus import GpuInquiry

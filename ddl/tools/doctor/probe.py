@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import Error
-from ddl.launch.reach import TOKEN, Attempt, Target, connect_all
+from ddl.launch.agent.reach import TOKEN, Attempt, Target, connect_all
 from ddl.net.interfaces import Interface, interfaces
 from ddl.store.store import StoreClient
 from ddl.tools.doctor.facts import HostLink, Task

@@ -21,12 +21,12 @@ from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, S
 from ddl.bootstrap.environ import Settings
 from ddl.bootstrap.launched import detect
 from ddl.errors import ConfigError
+from ddl.launch.agent.output import Sink
+from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.hosts import Host as NamedHost
+from ddl.launch.ask.placement import Placement, place
 from ddl.launch.cli import LAUNCHERS, choose_launcher, read_hosts
-from ddl.launch.cluster_job import ClusterJob
-from ddl.launch.config import RunConfig
-from ddl.launch.hosts import Host as NamedHost
-from ddl.launch.output import Sink
-from ddl.launch.placement import Placement, place
+from ddl.launch.job.cluster_job import ClusterJob
 from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local, Task, link_from_json, local_from_json
 from ddl.tools.doctor.probe import MARK
 from ddl.tools.progress import Progress

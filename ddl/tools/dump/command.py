@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import List, Sequence
 
 from ddl.errors import ConfigError, ProtocolError
-from ddl.launch.requests import ask_job
+from ddl.launch.show.requests import ask_job
 from ddl.records.dump import RankDump, dump_message, file_name
 from ddl.records.fr_trace import fr_traces
 from ddl.records.living import WINDOW, with_what_runs

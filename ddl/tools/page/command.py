@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 from typing import Sequence
 
+from ddl.launch.ask.listening import ListeningAddress
 from ddl.launch.dashboard.replay import ReplaySource
 from ddl.launch.dashboard.server import PageServer
-from ddl.launch.listening import ListeningAddress
 
 __all__ = ["add_arguments", "run"]
 

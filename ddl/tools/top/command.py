@@ -11,7 +11,7 @@ import json
 from typing import Any, Dict, Iterator, Optional, Sequence
 
 from ddl.errors import ConfigError
-from ddl.launch.requests import answers_of, jobs_here
+from ddl.launch.show.requests import answers_of, jobs_here
 from ddl.tools.top.table import HEADINGS, head, lines, rows
 
 __all__ = ["add_arguments", "run"]

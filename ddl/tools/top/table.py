@@ -1,11 +1,11 @@
-"""What ``ddl top`` shows of a job, as ddlrun tells it (ddl/launch/job_display.py). Functions without I/O."""
+"""What ``ddl top`` shows of a job, as ddlrun tells it (ddl/launch/job/job_display.py). Functions without I/O."""
 
 from __future__ import annotations
 
 import shlex
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
-from ddl.launch.job_watch import JobNow, status_text
+from ddl.launch.agent.job_watch import JobNow, status_text
 from ddl.text.units import bytes_text, duration
 
 __all__ = ["HEADINGS", "RankRow", "head", "lines", "rows"]

@@ -55,7 +55,7 @@ _SAYINGS: Tuple[Tuple[str, str, str], ...] = (
         "name one that every host has: --network-interface NAME, or the network as 10.1.0.0/16 if names differ",
     ),
 )
-_ELSE = ("start", "try what ddlrun does there: ssh HOST, then 'python -m ddl.launch.remote </dev/null'")
+_ELSE = ("start", "try what ddlrun does there: ssh HOST, then 'python -m ddl.launch.agent.remote </dev/null'")
 
 
 def diagnose(problem: str) -> Tuple[str, str]:

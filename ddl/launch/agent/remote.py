@@ -1,0 +1,139 @@
+"""ddlrun's agent on one host of several: ``python -m ddl.launch.agent.remote``, started by a launcher (launchers/).
+
+It reads its invitation, calls ddlrun, and does on its host what local_job.py does on one machine. Output, exits and
+orders to stop go over the connection (control.py). If the connection is lost, the agent ends its ranks: nothing stays
+behind, whatever happens to ddlrun, ssh or the network. (In an elastic job they go on: elastic_agent.py.)
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import socket
+import sys
+import time
+from typing import Any, Dict, Mapping, Optional
+
+from ddl._version import __version__
+from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
+from ddl.launch.agent.control import INVITATION, Assignment, Invitation
+from ddl.launch.agent.elastic_agent import ElasticHostAgent
+from ddl.launch.agent.preflight import HostEntry, look_around, open_door, prepare, sources
+from ddl.launch.agent.rank_environ import keep_port
+from ddl.launch.agent.reach import TokenPort
+from ddl.launch.agent.remote_agent import RemoteHostAgent
+from ddl.net.address import format_address
+from ddl.store.watch import HostAgentClient
+
+__all__ = ["attend", "call", "main"]
+
+_PARTING_SECONDS = 1.0  # for ddlrun to read what was said last
+#: Where launchers that start one process per host say which of them this is.
+_HOST_NUMBERS = ("SLURM_NODEID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def _invitation(environ: Mapping[str, str]) -> Invitation:
+    text = environ.get(INVITATION)
+    if text is None:
+        text = sys.stdin.readline()
+    return Invitation.parse(text)
+
+
+def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
+    if invitation.host is not None:
+        return invitation.host
+    for name in _HOST_NUMBERS:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    raise ConfigError(f"the launcher does not say which host this is: none of {', '.join(_HOST_NUMBERS)} is set")
+
+
+def call(invitation: Invitation, host: int) -> HostAgentClient:
+    """Connect to ddlrun by the first of its addresses at which it answers."""
+    deadline = time.monotonic() + invitation.timeout
+    problems: Dict[str, str] = {}  # the last one of each address
+    while True:
+        for address in invitation.addresses:
+            remaining = deadline - time.monotonic()
+            share = max(1.0, remaining / len(invitation.addresses))
+            try:
+                return HostAgentClient(
+                    address, invitation.secret, host, min(remaining, share) if remaining > 0 else 0.1
+                )
+            except RendezvousError as error:
+                problems[address] = str(error)
+        if time.monotonic() >= deadline:
+            raise RendezvousError(f"ddlrun cannot be reached from this host: {'; '.join(problems.values())}")
+
+
+def main() -> int:
+    """Be the agent of this host; return its exit status."""
+    invitation = _invitation(os.environ)
+    os.environ.pop(INVITATION, None)
+    host = _host_number(invitation, os.environ)
+    with call(invitation, host) as control:
+        status = attend(control, invitation.secret)
+        control.part(_PARTING_SECONDS)  # or a reset could take its last words along
+        return status
+
+
+def attend(control: HostAgentClient, secret: bytes) -> int:
+    """Say hello, take this host's part of the job, see whether it can be done, and do it; return the exit status."""
+    python = platform.python_version()
+    control.send({"type": "hello", "name": socket.gethostname(), "version": __version__, "python": python})
+    try:
+        message = _next(control, "job")
+        if message is None:
+            return 1
+        assignment = Assignment.parse(message)
+        prepare(assignment)
+        control.also_over(sources(control.local_host))
+        with keep_port() as port:  # in case rank 0 is here
+            go = _meet(control, assignment.host, port)
+            if go is None:
+                return 1
+            agent = ElasticHostAgent if assignment.elastic else RemoteHostAgent
+            return agent(assignment, control, secret).run((go["address"], go["port"]))
+    except (Error, OSError) as error:
+        control.send({"type": "problem", "text": str(error)})
+        return 1
+
+
+def _meet(control: HostAgentClient, host: int, port: int) -> Optional[Mapping[str, Any]]:
+    """Open a door to the other hosts and look whether theirs can be reached; return the word that the job begins."""
+    with open_door(control.local_host) as door:
+        address = format_address(door.address, door.port)
+        control.send({"type": "ready", "address": address, "token": door.token.hex(), "port": port})
+        while True:
+            message = _next(control, "meet", "go", door=door)
+            if message is None or message["type"] == "go":
+                return message
+            peers = [HostEntry(**entry) for entry in message["peers"]]
+            control.send({"type": "met", **look_around(host, peers, door)})
+
+
+def _next(control: HostAgentClient, *expected: str, door: Optional[TokenPort] = None) -> Optional[Mapping[str, Any]]:
+    """Wait for a message, and answer connections meanwhile; None if ddlrun gives up (a host had a problem) or ends."""
+    while True:
+        waited = [control.fileno()] if door is None else [control.fileno(), door.fileno()]
+        readable, _, _ = select.select(waited, [], [])
+        if door is not None and door.fileno() in readable:
+            door.greet()
+        if control.fileno() not in readable:
+            continue
+        message = control.receive()
+        if message is None or message.get("type") == "signal":
+            return None
+        if message:
+            if message["type"] in expected:
+                return message
+            raise ProtocolError(f"ddlrun said {message['type']!r}, not {' or '.join(expected)}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Error, OSError) as error:
+        print(f"ddlrun's agent on {socket.gethostname()}: {error}", file=sys.stderr)
+        sys.exit(1)

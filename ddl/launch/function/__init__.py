@@ -1,0 +1,1 @@
+"""``ddl.run``: calls a function on many ranks, from a notebook or a program."""

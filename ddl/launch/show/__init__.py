@@ -1,0 +1,1 @@
+"""What people and programs see of a job that runs: the status line, ``--metrics``, the answers to ``ddl top``."""
