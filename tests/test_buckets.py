@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl import InvalidArgument
-from ddl.adapter.buckets import ALIGNMENT, Bucket, Gradient, assign, group_numbers
+from ddl.plan.buckets import ALIGNMENT, Bucket, Gradient, assign, group_numbers
 
 ITEMSIZE = {"float16": 2, "float32": 4, "float64": 8}
 

@@ -50,7 +50,7 @@ RULES = {
     "plan": "errors topology",
     "plan.lower": "errors topology plan _core",  # it hands plans to the core
     "tuning": "errors text topology plan _version",
-    "tuning.simulate": "errors topology plan tuning adapter.buckets",  # it cuts a model's gradients as adapters do
+    "tuning.simulate": "errors topology plan tuning",
     "tuning.measure": "errors machine text topology plan tuning reduce_op memory communicator bootstrap.environ",
     "_comm": "errors machine text topology plan tuning reduce_op net store bootstrap records _version _core",
     "communicator": "errors topology plan tuning bootstrap.environ _comm",

@@ -59,9 +59,12 @@ int number(DType dtype) {
       return 8;
     case DType::kBFloat16:
       return 9;
-    default:
-      return -1;
+    case DType::kInt16:
+    case DType::kUInt16:
+    case DType::kBool:
+      break;
   }
+  return -1;
 }
 
 int number(ReduceOp op) {

@@ -32,9 +32,15 @@ int needs(const Operation& operation, int rank) {
       return operation.part_lengths.size() <= 1 ? Sleeper::kNeedsAll : Sleeper::kNeedsUnknown;
     case Collective::kBroadcast:
       return rank != call.root ? call.root : Sleeper::kNeedsUnknown;
-    default:
-      return Sleeper::kNeedsUnknown;
+    case Collective::kAlltoall:
+    case Collective::kReduce:
+    case Collective::kGather:
+    case Collective::kScatter:
+    case Collective::kSend:
+    case Collective::kRecv:
+      break;
   }
+  return Sleeper::kNeedsUnknown;
 }
 
 }  // namespace

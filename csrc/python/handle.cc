@@ -141,7 +141,14 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
       part = in / size;
       wanted = in;
       break;
-    default:
+    case Collective::kAllreduce:
+    case Collective::kBroadcast:
+    case Collective::kReduce:
+    case Collective::kGather:
+    case Collective::kScatter:
+    case Collective::kBarrier:
+    case Collective::kSend:
+    case Collective::kRecv:
       return 0;
   }
   if (out != wanted) {

@@ -9,8 +9,8 @@ from math import prod
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from ddl._comm.group import discover
-from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.errors import ConfigError
+from ddl.plan.buckets import BUCKET_BYTES
 from ddl.plan.ir import Collective
 from ddl.tools.simulate.description import Description
 from ddl.topology import Topology

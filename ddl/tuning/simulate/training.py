@@ -1,6 +1,6 @@
 """A training step in virtual time: forward pass, backward pass, and the all-reduces of its buckets.
 
-``ddl.adapter.buckets`` puts gradients into buckets, as the adapters do. The backward pass runs the layers in reverse. A
+``ddl.plan.buckets`` puts gradients into buckets, as the adapters do. The backward pass runs the layers in reverse. A
 bucket is submitted when its last gradient is ready, and after the buckets before it (``ddl_torch``). At the end the
 step waits for the all-reduces that are not finished: the *exposed* communication. Without overlap, all buckets are
 submitted when the backward pass ends.
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Mapping, Sequence, Tuple
 
-from ddl.adapter.buckets import BUCKET_BYTES, Gradient, assign
 from ddl.errors import ConfigError
+from ddl.plan.buckets import BUCKET_BYTES, Gradient, assign
 from ddl.topology import Topology
 from ddl.tuning.select import Line
 from ddl.tuning.simulate.cost import Machine
