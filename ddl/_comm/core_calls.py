@@ -248,7 +248,7 @@ class CoreCalls:
 
 
 def for_core(call: Call[Any]) -> bool:
-    """Make the arrays of a call what the core knows: of arrays on a GPU their memory; real numbers for complex ones.
+    """Replace the call's arrays by memory the core understands; complex numbers become pairs of real ones.
 
     Returns whether its result is to be imported by a framework when it is complete.
     """

@@ -119,7 +119,7 @@ class NcclAllreduce:
         return NcclAllreduce(communicator, library) if fits else None
 
     def start(self, call: _core.Call[Any], label: str) -> Optional[NcclWork]:
-        """Queue the all-reduce of a call and return it; None: it is none for this, on no rank.
+        """Queue the all-reduce of a call and return it. Returns None, on every rank, if NCCL does not apply.
 
         Collective; the first time it blocks, until the ranks have told one another what they have.
         """

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import sys
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
@@ -32,10 +32,12 @@ from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
 from ddl.launch.job.elastic_local_job import ElasticLocalJob
 from ddl.launch.job.local_job import LocalJob
-from ddl.launch.launchers import Start, k8s, mpi, slurm, ssh
+from ddl.launch.launchers import Start, k8s
+from ddl.launch.launchers.reaching import REACHING, launcher_of
+from ddl.launch.launchers.slurm import Slurm
 from ddl.text.spelling import did_you_mean
 
-__all__ = ["LAUNCHERS", "choose_launcher", "main", "parse", "read_hosts", "run"]
+__all__ = ["choose_launcher", "main", "parse", "read_hosts", "run"]
 
 _ALIASES = {"-np": "--num-proc", "-n": "--num-proc"}
 _VARIABLES = {"--timeout": "DDL_TIMEOUT", "--start-timeout": "DDL_START_TIMEOUT"}
@@ -43,13 +45,7 @@ _MAYBE = {name for names, keywords in OPTIONS if keywords.get("nargs") == "?" fo
 _ABOUT_RANKS = ("-np", "--np", "-n", "--num-proc", "-H", "--hosts", "--hostfile")
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
 
-#: Launchers that reach hosts by starting processes here; k8s and pods go ways of their own.
-LAUNCHERS: Dict[str, Callable[[Placement, Mapping[str, str]], List[Start]]] = {
-    "ssh": ssh.starts,
-    "mpi": mpi.starts,
-    "slurm": slurm.starts,
-}
-_LAUNCHER_NAMES = (*LAUNCHERS, "k8s", "pods")
+_LAUNCHER_NAMES = (*REACHING, "k8s", "pods")
 
 
 def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
@@ -210,7 +206,7 @@ def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
 def choose_launcher(name: str, environ: Dict[str, str]) -> str:
     """Return the launcher that ``name``, perhaps "auto", means here; ConfigError if there is none."""
     if name == "auto":
-        return "slurm" if slurm.allocation(environ) is not None and shutil.which("srun") else "ssh"
+        return "slurm" if Slurm.allocated(environ) is not None and shutil.which("srun") else "ssh"
     if name not in _LAUNCHER_NAMES:
         known = ", ".join(_LAUNCHER_NAMES)
         raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {known}")
@@ -225,7 +221,7 @@ def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ:
         return parse_hostfile(_read(path, "--hostfile"), path)
     if text is not None:
         return parse_hosts(text)
-    return slurm.allocation(environ) or () if launcher == "slurm" else ()
+    return (REACHING[launcher].allocated(environ) if launcher in REACHING else None) or ()
 
 
 def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Tuple[JobLayout, Tuple[Host, ...]]:
@@ -300,13 +296,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _starts(config: RunConfig) -> List[Start]:
     """Return what starts agents on other hosts; nothing for a job on this machine alone."""
-    if config.placement is None:
-        return []
-    if config.launcher == "ssh":
-        return ssh.starts(config.placement, os.environ, config.ssh_options)
-    if config.launcher == "slurm":
-        return slurm.starts(config.placement, os.environ, apart=config.elastic is not None)
-    return LAUNCHERS[config.launcher](config.placement, os.environ)
+    return [] if config.placement is None else launcher_of(config).starts(config.placement, os.environ)
 
 
 def _job(config: RunConfig, starts: List[Start]) -> Union[LocalJob, ClusterJob]:

@@ -16,7 +16,7 @@ from ddl.errors import ConfigError
 from ddl.launch.ask import horovod
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.cli import parse
-from ddl.launch.launchers import ssh
+from ddl.launch.launchers.reaching import launcher_of
 
 ADAPTED = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Caffe": "caffe", "Chainer": "chainer", "Theano": "theano"}
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from_horovod.md"
@@ -187,7 +187,7 @@ def test_ssh_gets_its_port_and_its_key(tmp_path: Path) -> None:
     (tmp_path / "ssh").touch(0o755)
     config = parsed("-H", "192.0.2.1:1", "-p", "2200", "-i", "key", "true")
     assert config.placement is not None
-    (start,) = ssh.starts(config.placement, {"PATH": str(tmp_path)}, config.ssh_options)
+    (start,) = launcher_of(config).starts(config.placement, {"PATH": str(tmp_path)})
     at = start.command.index("192.0.2.1")
     assert start.command[0] == str(tmp_path / "ssh") and start.command[at - 4 : at] == ("-p", "2200", "-i", "key")
 

@@ -32,7 +32,8 @@ from ddl.launch.job.cluster_job import ClusterJob, and_give_up
 from ddl.launch.job.elastic_course import ElasticCourse
 from ddl.launch.job.elastic_events import ProcessEnded, StartProcess
 from ddl.launch.job.elastic_store import MOST_HOSTS, elastic_store, leave, lost
-from ddl.launch.launchers import Start, slurm, ssh
+from ddl.launch.launchers import Start
+from ddl.launch.launchers.reaching import launcher_of
 from ddl.net.address import parse_address
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
@@ -75,7 +76,7 @@ class ElasticClusterJob(ClusterJob):
         for order in self._first:
             ranks.setdefault(order.host, []).append(order.incarnation)
         self._placement = Placement(tuple(ranks), tuple(map(tuple, ranks.values())))
-        self._starts = ssh.starts(self._placement, os.environ, self._config.ssh_options)
+        self._starts = launcher_of(self._config).starts(self._placement, os.environ)
         self._hosts = [ClusterHost(number, name, tuple(ranks[name])) for number, name in enumerate(ranks)]
 
     def _serve(self, secret: bytes) -> StoreServer:
@@ -237,10 +238,9 @@ class ElasticClusterJob(ClusterJob):
         return host
 
     def _starts_later(self, placement: Placement) -> List[Start]:
-        if self._config.launcher == "slurm":
-            return slurm.starts(placement, os.environ, apart=True)
-        if self._config.launcher == "ssh":
-            return ssh.starts(placement, os.environ, self._config.ssh_options)
+        launcher = launcher_of(self._config)
+        if launcher.one_by_one:
+            return launcher.starts(placement, os.environ)
         raise ConfigError(
             f"--launcher {self._config.launcher} starts all agents at once, and no other later; start the job by "
             "--launcher ssh, or inside an allocation of Slurm"

@@ -10,36 +10,50 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import List, Mapping, Tuple
+from typing import ClassVar, List, Mapping, Optional, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.agent.control import INVITATION
+from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.hosts import Host
 from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 
-__all__ = ["starts"]
+__all__ = ["Mpi"]
 
 _AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 
 
-def starts(placement: Placement, environ: Mapping[str, str]) -> List[Start]:
-    """Return what starts the agents. ConfigError if there is no ``mpiexec``, or one that is not known."""
-    path = shutil.which("mpiexec", path=environ.get("PATH", os.defpath))
-    if path is None:
-        raise ConfigError(
-            "there is no mpiexec on the PATH; install Open MPI or MPICH, or choose --launcher ssh or slurm"
-        )
-    hosts = [host.strip("[]") for host in placement.hosts]
-    flavour = _flavour(path)
-    if flavour == "mpich":
-        arguments: Tuple[str, ...] = ("-launcher", "ssh", "-hosts", ",".join(hosts), "-ppn", "1")
-    else:
-        arguments = ("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "--bind-to", "none")
-        arguments += ("-x", INVITATION)
-        arguments += ("-x", "PYTHONPATH") if environ.get("PYTHONPATH") else ()
-        arguments += ("--allow-run-as-root",) if os.geteuid() == 0 else ()
-    command = (path, *arguments, "-n", str(len(hosts)), *_AGENT)
-    return [Start(tuple(range(len(hosts))), command, None, False, "mpiexec")]
+class Mpi:
+    """All agents are one job of MPI's, so none can come later."""
+
+    one_by_one: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Mpi:
+        return cls()
+
+    @staticmethod
+    def allocated(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
+        return None
+
+    def starts(self, placement: Placement, environ: Mapping[str, str]) -> List[Start]:
+        path = shutil.which("mpiexec", path=environ.get("PATH", os.defpath))
+        if path is None:
+            raise ConfigError(
+                "there is no mpiexec on the PATH; install Open MPI or MPICH, or choose --launcher ssh or slurm"
+            )
+        hosts = [host.strip("[]") for host in placement.hosts]
+        flavour = _flavour(path)
+        if flavour == "mpich":
+            arguments: Tuple[str, ...] = ("-launcher", "ssh", "-hosts", ",".join(hosts), "-ppn", "1")
+        else:
+            arguments = ("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node", "--bind-to", "none")
+            arguments += ("-x", INVITATION)
+            arguments += ("-x", "PYTHONPATH") if environ.get("PYTHONPATH") else ()
+            arguments += ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+        command = (path, *arguments, "-n", str(len(hosts)), *_AGENT)
+        return [Start(tuple(range(len(hosts))), command, None, False, "mpiexec")]
 
 
 def _flavour(path: str) -> str:

@@ -9,56 +9,65 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
+from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.hosts import Host, expand_counts, expand_nodes
 from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 
-__all__ = ["allocation", "starts"]
+__all__ = ["Slurm"]
 
 _AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 
 
-def allocation(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
-    """Return the nodes of the allocation that we are in, with its tasks as slots; None outside of one."""
-    nodes, tasks = environ.get("SLURM_JOB_NODELIST"), environ.get("SLURM_TASKS_PER_NODE")
-    if not nodes:
-        return None
-    names = expand_nodes(nodes)
-    counts = expand_counts(tasks) if tasks else []
-    return tuple(Host(name, counts[at] if len(counts) == len(names) else None) for at, name in enumerate(names))
+@dataclass(frozen=True)
+class Slurm:
+    """``apart``: each agent is started by an srun of its own."""
 
+    apart: bool = False
+    one_by_one: ClassVar[bool] = True
 
-def starts(placement: Placement, environ: Mapping[str, str], *, apart: bool = False) -> List[Start]:
-    """Return what starts the agents. ConfigError outside an allocation, or if a host is not in it.
+    @classmethod
+    def of(cls, config: RunConfig) -> Slurm:
+        return cls(apart=config.elastic is not None)
 
-    ``apart``: each by an srun of its own.
-    """
-    nodes = allocation(environ)
-    path = shutil.which("srun", path=environ.get("PATH", os.defpath))
-    if nodes is None or path is None:
-        raise ConfigError(
-            "--launcher slurm works inside an allocation (salloc, sbatch) on a machine that has srun; "
-            + ("SLURM_JOB_NODELIST is not set" if nodes is None else "there is no srun on the PATH")
-        )
-    names = [node.name for node in nodes]
-    strange = [host for host in placement.hosts if host not in names]
-    if strange:
-        raise ConfigError(f"{', '.join(strange)}: not among the nodes of this allocation, {', '.join(names)}")
-    cores = _cores(names, environ)
-    if apart:
-        # --overlap: what is left of a lost agent's step may still hold cores. --no-kill: see docs/ddlrun.md.
-        more = ("--overlap", "--no-kill")
-        return [
-            Start((number,), (path, *_step([host], cores), *more, *_AGENT), number, False, "srun")
-            for number, host in enumerate(placement.hosts)
-        ]
-    if sorted(placement.hosts, key=names.index) != list(placement.hosts):
-        raise ConfigError(f"Slurm numbers nodes as {','.join(names)}; name the hosts in that order")
-    numbers = tuple(range(len(placement.hosts)))
-    return [Start(numbers, (path, *_step(placement.hosts, cores), *_AGENT), None, False, "srun")]
+    @staticmethod
+    def allocated(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
+        """Return the nodes of the allocation that we are in, with its tasks as slots; None outside of one."""
+        nodes, tasks = environ.get("SLURM_JOB_NODELIST"), environ.get("SLURM_TASKS_PER_NODE")
+        if not nodes:
+            return None
+        names = expand_nodes(nodes)
+        counts = expand_counts(tasks) if tasks else []
+        return tuple(Host(name, counts[at] if len(counts) == len(names) else None) for at, name in enumerate(names))
+
+    def starts(self, placement: Placement, environ: Mapping[str, str]) -> List[Start]:
+        nodes = self.allocated(environ)
+        path = shutil.which("srun", path=environ.get("PATH", os.defpath))
+        if nodes is None or path is None:
+            raise ConfigError(
+                "--launcher slurm works inside an allocation (salloc, sbatch) on a machine that has srun; "
+                + ("SLURM_JOB_NODELIST is not set" if nodes is None else "there is no srun on the PATH")
+            )
+        names = [node.name for node in nodes]
+        strange = [host for host in placement.hosts if host not in names]
+        if strange:
+            raise ConfigError(f"{', '.join(strange)}: not among the nodes of this allocation, {', '.join(names)}")
+        cores = _cores(names, environ)
+        if self.apart:
+            # --overlap: what is left of a lost agent's step may still hold cores. --no-kill: see docs/ddlrun.md.
+            more = ("--overlap", "--no-kill")
+            return [
+                Start((number,), (path, *_step([host], cores), *more, *_AGENT), number, False, "srun")
+                for number, host in enumerate(placement.hosts)
+            ]
+        if sorted(placement.hosts, key=names.index) != list(placement.hosts):
+            raise ConfigError(f"Slurm numbers nodes as {','.join(names)}; name the hosts in that order")
+        numbers = tuple(range(len(placement.hosts)))
+        return [Start(numbers, (path, *_step(placement.hosts, cores), *_AGENT), None, False, "srun")]
 
 
 def _step(hosts: Sequence[str], cores: Mapping[str, int]) -> List[str]:

@@ -6,29 +6,45 @@ import os
 import shlex
 import shutil
 import sys
-from typing import List, Mapping, Sequence, Tuple
+from dataclasses import dataclass
+from typing import ClassVar, List, Mapping, Optional, Tuple
 
 from ddl.errors import ConfigError
-from ddl.launch.ask.hosts import bare_name
+from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.hosts import Host, bare_name
 from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 from ddl.net.interfaces import is_local
 
-__all__ = ["starts"]
+__all__ = ["Ssh"]
 
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 
 
-def starts(placement: Placement, environ: Mapping[str, str], options: Sequence[str] = ()) -> List[Start]:
-    """Return what starts the agents; ``options`` are more arguments for ssh. ConfigError if there is no ssh."""
-    result = []
-    for number, host in enumerate(placement.hosts):
-        if is_local(bare_name(host)):
-            command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.agent.remote")
-        else:
-            command = (_ssh(environ), *_OPTIONS, *options, host.strip("[]"), _remote_command(environ))
-        result.append(Start((number,), command, number, True, host))
-    return result
+@dataclass(frozen=True)
+class Ssh:
+    """``options``: more arguments for ssh."""
+
+    options: Tuple[str, ...] = ()
+    one_by_one: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Ssh:
+        return cls(config.ssh_options)
+
+    @staticmethod
+    def allocated(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
+        return None
+
+    def starts(self, placement: Placement, environ: Mapping[str, str]) -> List[Start]:
+        result = []
+        for number, host in enumerate(placement.hosts):
+            if is_local(bare_name(host)):
+                command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.agent.remote")
+            else:
+                command = (_ssh(environ), *_OPTIONS, *self.options, host.strip("[]"), _remote_command(environ))
+            result.append(Start((number,), command, number, True, host))
+        return result
 
 
 def _ssh(environ: Mapping[str, str]) -> str:

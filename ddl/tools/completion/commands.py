@@ -14,19 +14,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ddl.launch import cli as launch_cli
 from ddl.launch.ask import horovod
 from ddl.launch.ask import options as launch_options
 from ddl.launch.launchers import k8s
+from ddl.launch.launchers.reaching import REACHING
 from ddl.tools import cli
 
 __all__ = ["ShellCommand", "ShellOption", "ShellValue", "installed_commands"]
 
 #: Options that the parsers leave open, as a check that comes later says more: command, option, what it may be.
 _CHECKED_LATER: Dict[Tuple[str, str], Tuple[str, ...]] = {
-    ("ddlrun", "--launcher"): (*launch_cli.LAUNCHERS, "k8s", "pods"),
+    ("ddlrun", "--launcher"): (*REACHING, "k8s", "pods"),
     ("ddlrun", "--kind"): k8s.KINDS,
-    ("ddl", "--launcher"): tuple(launch_cli.LAUNCHERS),
+    ("ddl", "--launcher"): tuple(REACHING),
 }
 
 

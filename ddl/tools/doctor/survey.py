@@ -25,8 +25,9 @@ from ddl.launch.agent.output import Sink
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.hosts import Host as NamedHost
 from ddl.launch.ask.placement import Placement, place
-from ddl.launch.cli import LAUNCHERS, choose_launcher, read_hosts
+from ddl.launch.cli import choose_launcher, read_hosts
 from ddl.launch.job.cluster_job import ClusterJob
+from ddl.launch.launchers.reaching import REACHING, launcher_of
 from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local, Task, link_from_json, local_from_json
 from ddl.tools.doctor.probe import MARK
 from ddl.tools.progress import Progress
@@ -81,8 +82,8 @@ def request(arguments: argparse.Namespace, program: Sequence[str] = ()) -> Surve
     if arguments.num_proc is not None and arguments.num_proc < 1:
         raise ConfigError(f"-np {arguments.num_proc}: it must be a whole number from 1 up")
     launcher = choose_launcher(arguments.launcher, environ)
-    if launcher not in LAUNCHERS:
-        raise ConfigError(f"--launcher {launcher}: hosts are asked over one of {', '.join(LAUNCHERS)}; choose one")
+    if launcher not in REACHING:
+        raise ConfigError(f"--launcher {launcher}: hosts are asked over one of {', '.join(REACHING)}; choose one")
     hosts = read_hosts(arguments.hosts, arguments.hostfile, launcher, environ)
     if not hosts:
         hosts = (NamedHost("localhost", _ranks_of_job(environ)),)
@@ -201,7 +202,7 @@ def _run(wanted: SurveyRequest, present: Sequence[int]) -> Tuple[_ProbeResults, 
         directory="/",  # the job's own may be missing on some host, which shall be one fact of many
         interface=wanted.interface,
     )
-    starts = LAUNCHERS[wanted.launcher](part, os.environ)
+    starts = launcher_of(config).starts(part, os.environ)
     said = io.StringIO()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _progress(part) as progress:
         sinks = (_Watched(out.fileno(), progress, part.hosts), Sink(err.fileno()))
