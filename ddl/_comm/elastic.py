@@ -20,7 +20,7 @@ from ddl._comm.peer import Peer
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.connect import connect_data
 from ddl.bootstrap.environ import Identity
-from ddl.bootstrap.generations import Doors
+from ddl.bootstrap.generations import Effects
 from ddl.errors import ConfigError, Error, InternalError, InvalidArgument, PeerLost
 from ddl.store.membership.records import GenerationRecord
 from ddl.store.messages import said_by
@@ -58,7 +58,7 @@ def begin(job: Job) -> None:
     assert generations is not None and agent is not None
     job.ask(lambda store: store.set(_key(job.number), me.text()))
     generations.begin(
-        Doors(
+        Effects(
             to_store=agent.tell,
             to_member=lambda number, message: _call(job, number, message),
             follow=lambda address, seconds, wanted: _follow(job, me, agent, address, seconds, wanted),

@@ -26,7 +26,7 @@ from ddl.store.messages import Message, Outgoing
 from ddl.store.server import StoreServer
 from ddl.store.watch import WatchClient
 
-__all__ = ["Doors", "Generations", "KINDS", "Source"]
+__all__ = ["Effects", "Generations", "KINDS", "Source"]
 
 log = logging.getLogger("ddl")
 
@@ -36,8 +36,8 @@ _STORE_SECONDS = 5.0  # to connect to a store that was elected
 
 
 @dataclass(frozen=True)
-class Doors:
-    """What the pump needs of the rest of the process."""
+class Effects:
+    """What the pump does by the rest of the process."""
 
     to_store: Callable[[Message], None]  #: send to the store; raises PeerLost
     to_member: Callable[[int, Message], None]  #: call a member; blocks, raises Error or OSError
@@ -68,7 +68,7 @@ class Generations:
         self._participant = participant
         self._secret = secret
         self._store_host = store_host  # an address of this host, for a store that this process may have to serve
-        self._doors: Optional[Doors] = None
+        self._effects: Optional[Effects] = None
         self._cells: Dict[int, SharedCell] = {participant.incarnation: cell}  # also of the ranks of this host
         self._changed = threading.Condition()
         #: The last generation that the script was told of; a newcomer is in none yet.
@@ -93,9 +93,9 @@ class Generations:
 
     # --- for the agent (its thread) ---
 
-    def begin(self, doors: Doors) -> None:
+    def begin(self, effects: Effects) -> None:
         """The connection to the store is there."""
-        self._doors = doors
+        self._effects = effects
         self._do(lambda machine, now: machine.connected(now))
 
     def heard(self, message: Message) -> None:
@@ -270,7 +270,7 @@ class Generations:
 
     def _do(self, step: Callable[[Participant, float], Outgoing]) -> None:
         with self._changed:
-            if self._closed or self._doors is None:
+            if self._closed or self._effects is None:
                 return
             try:
                 outgoing = step(self._participant, time.monotonic())
@@ -280,7 +280,7 @@ class Generations:
                 raise  # what somebody has said makes no sense, and has had no effect
             except Exception as error:  # a rank that does not know what it has said must not say more
                 self._participant.over = f"a bug in DDL: {type(error).__name__}: {error}"
-                self._doors.break_all("InternalError", self._participant.over)
+                self._effects.break_all("InternalError", self._participant.over)
                 self._changed.notify_all()
                 raise
             for destination, message in outgoing:
@@ -288,34 +288,34 @@ class Generations:
             self._changed.notify_all()
 
     def _deliver(self, destination: int, message: Message) -> None:
-        doors = self._doors
-        assert doors is not None
+        effects = self._effects
+        assert effects is not None
         if destination == STORE:
             try:
-                doors.to_store(message)
+                effects.to_store(message)
             except (OSError, Error) as error:  # the agent sees the end of the connection, and says so
                 log.debug("could not tell the store: %s", error)
         elif destination == SELF:
-            self._act(doors, message)
+            self._act(effects, message)
         else:
-            self._in_a_thread("ddl-elect", lambda: doors.to_member(destination, message))
+            self._in_a_thread("ddl-elect", lambda: effects.to_member(destination, message))
 
-    def _act(self, doors: Doors, message: Message) -> None:
+    def _act(self, effects: Effects, message: Message) -> None:
         kind = message["type"]
         log.debug("process %d: %s", self._participant.incarnation, message)
         if kind == "break":
-            doors.break_all("Aborted", message["reason"])
+            effects.break_all("Aborted", message["reason"])
         elif kind == "generation":
             self._record = GenerationRecord.parse(message["record"])
         elif kind == "go":
             self._went = (message["generation"], message["values"])
         elif kind in ("left_out", "end"):
-            doors.break_all("Aborted", f"this process is in the job no more: {message['reason']}")
+            effects.break_all("Aborted", f"this process is in the job no more: {message['reason']}")
         elif kind == "serve":
             self._in_a_thread("ddl-serve", lambda: self._serve(message))
         elif kind == "follow":
             ballot = BallotNumber.parse(message["ballot"])
-            self._in_a_thread("ddl-follow", lambda: self._follow(doors, ballot, message["address"]))
+            self._in_a_thread("ddl-follow", lambda: self._follow(effects, ballot, message["address"]))
         else:
             raise InternalError(f"a participant wants {kind!r}, which its process does not know")
 
@@ -337,12 +337,12 @@ class Generations:
         log.info("this process serves the job's store now, at %s", server.address)
         self._do(lambda machine, now: machine.serving(server.address, now))
 
-    def _follow(self, doors: Doors, ballot: BallotNumber, address: str) -> None:
+    def _follow(self, effects: Effects, ballot: BallotNumber, address: str) -> None:
         def wanted() -> bool:  # not if another store was elected meanwhile
             return self._participant.last_store[:2] == ballot[:2]
 
         try:
-            doors.follow(address, _STORE_SECONDS, wanted)
+            effects.follow(address, _STORE_SECONDS, wanted)
         except (OSError, Error) as error:
             log.info("the store at %s cannot be reached: %s", address, error)
             self._do(lambda machine, now: machine.not_connected(now) if wanted() else [])

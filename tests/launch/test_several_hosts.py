@@ -21,7 +21,7 @@ from launch.launcher import ROOT, Launcher, eventually
 
 from ddl.errors import ConfigError, ProtocolError
 from ddl.launch.agent.control import Assignment, Invitation
-from ddl.launch.agent.preflight import HostEntry, look_around, open_door, script_of, wrong_names
+from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, script_of, wrong_names
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.ask.placement import Placement
 from ddl.launch.cli import parse
@@ -255,7 +255,7 @@ def peer(number: int, address: str, token: bytes = b"") -> HostEntry:
 
 
 def test_a_host_looks_around() -> None:
-    """One door is open, at one somebody else answers, one is closed; and there is nobody else to look at."""
+    """One port is open, at one somebody else answers, one is closed; and there is nobody else to look at."""
     with TokenPort("127.0.0.1") as own, TokenPort("127.0.0.1") as right, TokenPort("127.0.0.1") as wrong:
         closed = TokenPort("127.0.0.1")
         with closed:
@@ -266,7 +266,7 @@ def test_a_host_looks_around() -> None:
             peer(2, f"127.0.0.1:{wrong.port}", right.token),
             peer(3, f"127.0.0.1:{closed.port}", closed.token),
         ]
-        threads = [threading.Thread(target=greet_one, args=(door,)) for door in (right, wrong)]
+        threads = [threading.Thread(target=greet_one, args=(token_port,)) for token_port in (right, wrong)]
         for thread in threads:
             thread.start()
         warned = look_around(0, peers, own)
@@ -278,9 +278,9 @@ def test_a_host_looks_around() -> None:
     ]
 
 
-def greet_one(door: TokenPort) -> None:
-    assert select.select([door], [], [], 100)[0]
-    door.greet()
+def greet_one(token_port: TokenPort) -> None:
+    assert select.select([token_port], [], [], 100)[0]
+    token_port.greet()
 
 
 def test_two_hosts_look_around_at_once() -> None:
@@ -316,7 +316,7 @@ def test_names_that_lead_to_other_hosts() -> None:
 def test_an_address_that_this_host_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDL_INTERFACE", "192.0.2.1")
     with pytest.raises(ConfigError, match="data cannot be awaited on 192.0.2.1: .*--network-interface"):
-        open_door("127.0.0.1")
+        open_token_port("127.0.0.1")
 
 
 def test_invitations_are_read_back_and_not_shown() -> None:

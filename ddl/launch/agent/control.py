@@ -5,8 +5,8 @@ The invitation
     environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
     where the launcher's own variables tell it), ``timeout`` in seconds.
 From an agent
-    ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a door there, and
-    keeps that port; ``met`` (problems, warnings): what it found at the others' doors; ``problem`` text: it cannot
+    ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a port there, and
+    keeps that port; ``met`` (problems, warnings): what it found at the others' ports; ``problem`` text: it cannot
     start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
     ``exit`` (rank, pid, code, stopped, tail, source); ``record`` (pid, last, data): a piece of a rank's dump
     (dumps.py), and ``recorded`` after the last one of all its ranks; ``samples`` (ranks: what each does now);

@@ -25,7 +25,7 @@ from ddl.net.address import parse_address
 from ddl.net.interfaces import address_of
 from ddl.net.rails import places
 
-__all__ = ["HostEntry", "look_around", "open_door", "prepare", "sources", "wrong_names"]
+__all__ = ["HostEntry", "look_around", "open_token_port", "prepare", "sources", "wrong_names"]
 
 #: What launchers tell the processes that they start: true of the agent, not of its ranks.
 _LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
@@ -84,8 +84,8 @@ def sources(towards_ddlrun: str) -> List[str]:
     return [place.address for place in (usable[:1] if os.environ.get("DDL_RAILS") == "1" else usable)]
 
 
-def open_door(towards_ddlrun: str) -> TokenPort:
-    """Return a door at the address where this host's ranks will take data: DDL_INTERFACE, or by the way to ddlrun."""
+def open_token_port(towards_ddlrun: str) -> TokenPort:
+    """Return a port at the address where this host's ranks will take data: DDL_INTERFACE, or by the way to ddlrun."""
     address = os.environ.get("DDL_INTERFACE", "").partition(",")[0] or towards_ddlrun
     try:
         return TokenPort(address)
@@ -102,12 +102,12 @@ class HostEntry:
 
     number: int
     name: str  #: as it was given to ddlrun
-    address: str  #: of its door, with the port
+    address: str  #: of its token port
     token: str  #: in hexadecimal digits
 
     @property
     def ip(self) -> str:
-        """The door's address without the port."""
+        """The address without the port."""
         return parse_address(self.address)[0]
 
     def target(self) -> Target:
@@ -115,12 +115,12 @@ class HostEntry:
         return Target(self.number, *parse_address(self.address), bytes.fromhex(self.token))
 
 
-def look_around(own: int, peers: Sequence[HostEntry], door: TokenPort) -> Dict[str, List[str]]:
+def look_around(own: int, peers: Sequence[HostEntry], token_port: TokenPort) -> Dict[str, List[str]]:
     """Return the ``problems`` and ``warnings`` of host ``own`` with the others, a text each."""
     here = next(peer for peer in peers if peer.number == own)
     others = [peer for peer in peers if peer is not here]
     resolver = _ask_for_names([bare_name(peer.name) for peer in peers])
-    attempts = connect_all([peer.target() for peer in others], door)
+    attempts = connect_all([peer.target() for peer in others], token_port)
     problems = []
     for peer in others:
         attempt = attempts[peer.target()]

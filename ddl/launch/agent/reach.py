@@ -21,7 +21,7 @@ from ddl.net.shortage import PAUSE, shortage
 
 __all__ = ["TOKEN", "Attempt", "TokenPort", "Target", "connect_all"]
 
-TOKEN = 16  #: bytes by which a door is known
+TOKEN = 16  #: bytes by which a port is known
 _CONNECT_SECONDS = 3.5  #: two more tries of the kernel's, after 1 s and 3 s
 _IP_MTU = 14  # linux/in.h; the socket module lacks it
 _AT_ONCE = 200  #: connections under way at a time, well below any limit of descriptors
@@ -61,7 +61,7 @@ class TokenPort:
 
 @dataclass(frozen=True)
 class Target:
-    """An address of another host, and the port and token of a door there."""
+    """An address of another host, and the port there and its token."""
 
     host: int
     address: str
@@ -80,7 +80,7 @@ class Attempt:
 
 
 def connect_all(targets: Sequence[Target], own: Optional[TokenPort] = None) -> Dict[Target, Attempt]:
-    """Connect to all, many at a time, and see who answers. Meanwhile greet those who knock at our ``own`` door."""
+    """Connect to all, many at a time, and see who answers. Meanwhile greet those who come to our ``own`` port."""
     attempts: Dict[Target, Attempt] = {}
     for start in range(0, len(targets), _AT_ONCE):
         attempts.update(_connect_some(targets[start : start + _AT_ONCE], own))

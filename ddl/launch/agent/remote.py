@@ -19,7 +19,7 @@ from ddl._version import __version__
 from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
 from ddl.launch.agent.control import INVITATION, Assignment, Invitation
 from ddl.launch.agent.elastic_agent import ElasticHostAgent
-from ddl.launch.agent.preflight import HostEntry, look_around, open_door, prepare, sources
+from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, prepare, sources
 from ddl.launch.agent.rank_environ import keep_port
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.agent.remote_agent import RemoteHostAgent
@@ -101,25 +101,27 @@ def attend(control: HostAgentClient, secret: bytes) -> int:
 
 
 def _meet(control: HostAgentClient, host: int, port: int) -> Optional[Mapping[str, Any]]:
-    """Open a door to the other hosts and look whether theirs can be reached; return the word that the job begins."""
-    with open_door(control.local_host) as door:
-        address = format_address(door.address, door.port)
-        control.send({"type": "ready", "address": address, "token": door.token.hex(), "port": port})
+    """Open a port to the other hosts and look whether theirs can be reached; return the word that the job begins."""
+    with open_token_port(control.local_host) as token_port:
+        address = format_address(token_port.address, token_port.port)
+        control.send({"type": "ready", "address": address, "token": token_port.token.hex(), "port": port})
         while True:
-            message = _next(control, "meet", "go", door=door)
+            message = _next(control, "meet", "go", token_port=token_port)
             if message is None or message["type"] == "go":
                 return message
             peers = [HostEntry(**entry) for entry in message["peers"]]
-            control.send({"type": "met", **look_around(host, peers, door)})
+            control.send({"type": "met", **look_around(host, peers, token_port)})
 
 
-def _next(control: HostAgentClient, *expected: str, door: Optional[TokenPort] = None) -> Optional[Mapping[str, Any]]:
+def _next(
+    control: HostAgentClient, *expected: str, token_port: Optional[TokenPort] = None
+) -> Optional[Mapping[str, Any]]:
     """Wait for a message, and answer connections meanwhile; None if ddlrun gives up (a host had a problem) or ends."""
     while True:
-        waited = [control.fileno()] if door is None else [control.fileno(), door.fileno()]
+        waited = [control.fileno()] if token_port is None else [control.fileno(), token_port.fileno()]
         readable, _, _ = select.select(waited, [], [])
-        if door is not None and door.fileno() in readable:
-            door.greet()
+        if token_port is not None and token_port.fileno() in readable:
+            token_port.greet()
         if control.fileno() not in readable:
             continue
         message = control.receive()

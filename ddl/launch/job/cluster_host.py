@@ -46,7 +46,7 @@ class ClusterHost:
         return self.number, self.returns, number
 
     @property
-    def door(self) -> Message:
+    def token_port(self) -> Message:
         """As the other hosts are told of it."""
         ready = self.said["ready"]
         return {"number": self.number, "name": self.name, "address": ready["address"], "token": ready["token"]}

@@ -204,7 +204,7 @@ class ClusterJob:
             self._post_all(lambda host: assignment_of(self._config, self._placement, host.number).message())
             self._hear_from_all("ready", "directory and program are still not seen to be there on", "are disks slow?")
         if self._wanted and len(self._hosts) > 1 and not self._patient:
-            peers = [host.door for host in self._hosts]
+            peers = [host.token_port for host in self._hosts]
             self._post_all(lambda host: {"type": "meet", "peers": peers})
             self._hear_from_all("met", "nothing is heard any more from", "are they very busy?")
             self._conclude_meeting()
