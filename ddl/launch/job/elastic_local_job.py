@@ -141,12 +141,12 @@ class ElasticLocalJob(LocalJob):
 
     # --- the end ---
 
-    def _conclude(self) -> int:
+    def _tell_user(self) -> int:
         summary = self._course.summary()
         if summary:
             print(f"ddlrun: {summary}", file=sys.stderr)
         if self._stop_signal:
-            return super()._conclude()
+            return super()._tell_user()
         if self._course.problem:
             print(f"ddlrun: {self._course.problem}", file=sys.stderr)
         failed = self._course.failure()

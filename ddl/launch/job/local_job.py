@@ -6,7 +6,8 @@ import contextlib
 import secrets
 import signal
 import sys
-from typing import Any, List, Mapping, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 from ddl.bootstrap.environ import Identity
 from ddl.launch.agent.dumps import KeptDumps, keep_dumps
@@ -27,9 +28,20 @@ __all__ = ["LocalJob"]
 
 
 class LocalJob(HostAgent):
-    """One job on this machine, from its start to its end. Used once, by the main thread."""
+    """One job on this machine, from its start to its end. Used once, by the main thread.
 
-    def __init__(self, config: RunConfig) -> None:
+    ``conclude``: tells how the ended job has ended, and returns the exit status; None: the user is told on stderr.
+    ``scratch``: a directory to be removed if this process is killed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        conclude: Optional[Callable[[LocalJob], int]] = None,
+        scratch: Optional[Path] = None,
+    ) -> None:
+        self.scratch = scratch
+        self._conclude = conclude
         output = Sink(1)
         self._output, self._errors = output, Sink(2, output)
         self._dumps: Sequence[RankDump] = ()
@@ -44,7 +56,8 @@ class LocalJob(HostAgent):
                 stack.callback(self._timeline.close)
                 self.trace_ranks()
             self.run_ranks(lambda: self._begin(stack), ("127.0.0.1", port))
-        return self._display.job_ended(self._conclude(), self._server.first_failure)
+        status = self._tell_user() if self._conclude is None else self._conclude(self)
+        return self._display.job_ended(status, self._server.first_failure)
 
     def _begin(self, stack: contextlib.ExitStack) -> List[Identity]:
         self._open_display(stack)
@@ -136,7 +149,16 @@ class LocalJob(HostAgent):
         )
         return keep_dumps(self._config.dump_dir, dumps, end)
 
-    def _conclude(self) -> int:
+    @property
+    def stopped_by(self) -> Optional[signal.Signals]:
+        """The signal by which somebody has stopped the job."""
+        return signal.Signals(self._stop_signal) if self._stop_signal else None
+
+    def last_lines(self, rank: int) -> List[str]:
+        """Return the last lines that a rank has written to its stderr."""
+        return list(self._workers[rank].streams[1].tail)
+
+    def _tell_user(self) -> int:
         if self._stop_signal:
             print(f"ddlrun: stopped by {signal.Signals(self._stop_signal).name}", file=sys.stderr)
             return 128 + self._stop_signal
