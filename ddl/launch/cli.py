@@ -34,7 +34,7 @@ from ddl.launch.job.elastic_local_job import ElasticLocalJob
 from ddl.launch.job.local_job import LocalJob
 from ddl.launch.launchers import Start, k8s
 from ddl.launch.launchers.reaching import REACHING, launcher_of
-from ddl.launch.launchers.slurm import Slurm
+from ddl.launch.launchers.slurm import SlurmLauncher
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["choose_launcher", "main", "parse", "read_hosts", "run"]
@@ -206,7 +206,7 @@ def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
 def choose_launcher(name: str, environ: Dict[str, str]) -> str:
     """Return the launcher that ``name``, perhaps "auto", means here; ConfigError if there is none."""
     if name == "auto":
-        return "slurm" if Slurm.allocated(environ) is not None and shutil.which("srun") else "ssh"
+        return "slurm" if SlurmLauncher.allocated(environ) is not None and shutil.which("srun") else "ssh"
     if name not in _LAUNCHER_NAMES:
         known = ", ".join(_LAUNCHER_NAMES)
         raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {known}")

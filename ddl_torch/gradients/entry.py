@@ -20,10 +20,10 @@ import torch
 import ddl
 from ddl_torch._compat import for_core, storage_users
 
-__all__ = ["Entry", "Place", "Replaced"]
+__all__ = ["Entry", "EntryBucket", "Replaced"]
 
 
-class Place(Protocol):
+class EntryBucket(Protocol):
     """What an entry, and who has one, know of the bucket (bucket.py) that it lies in."""
 
     number: int
@@ -53,7 +53,7 @@ class Entry:
         self.sparse = False  # some rank has had a sparse gradient: it has no place in a bucket any more
         self.was_sparse = False  # that was known from the beginning
         self.hook: Any = None  # the handle of ours
-        self.bucket: Optional[Place] = None
+        self.bucket: Optional[EntryBucket] = None
         self.view: Optional[torch.Tensor] = None  # of the bucket: see _view_like
         self.expected = False  # the bucket waits for this one
         self.sparse_dimensions = 0  # of the gradient, which was made dense; 0: it was dense
@@ -64,7 +64,7 @@ class Entry:
         self._graph: Optional[torch.Tensor] = None  # the gradient that came, with its graph
         self._refusing: Optional[torch.Tensor] = None
 
-    def place(self, bucket: Place, flat: torch.Tensor, offset: int) -> None:
+    def place(self, bucket: EntryBucket, flat: torch.Tensor, offset: int) -> None:
         """Lie in ``flat``, the memory of ``bucket``, from element ``offset`` on."""
         self.bucket = bucket
         self.view = _view_like(self.parameter, flat, offset)

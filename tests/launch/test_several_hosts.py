@@ -25,9 +25,9 @@ from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, 
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.ask.placement import Placement
 from ddl.launch.cli import parse
-from ddl.launch.launchers.mpi import Mpi
-from ddl.launch.launchers.slurm import Slurm
-from ddl.launch.launchers.ssh import Ssh
+from ddl.launch.launchers.mpi import MpiLauncher
+from ddl.launch.launchers.slurm import SlurmLauncher
+from ddl.launch.launchers.ssh import SshLauncher
 from ddl.net import interfaces
 from ddl.store.server import StoreServer
 
@@ -364,27 +364,29 @@ def test_an_allocation_of_slurm_says_where(tmp_path: Path, monkeypatch: pytest.M
     config = parse(["true"], environ)
     assert config.launcher == "slurm" and str(config.placement) == "n1:2,n2:2,x:1"
     assert config.placement is not None
-    (start,) = Slurm().starts(config.placement, environ)
+    (start,) = SlurmLauncher().starts(config.placement, environ)
     line = " ".join(start.command)
     assert "--nodes 3 --ntasks 3 --ntasks-per-node 1" in line and "--cpus-per-task 4" in line
-    elastic = Slurm(apart=True).starts(config.placement, environ)
+    elastic = SlurmLauncher(apart=True).starts(config.placement, environ)
     lines = [" ".join(start.command) for start in elastic]
     for number, (host, cores) in enumerate((("n1", 8), ("n2", 8), ("x", 4))):
         assert elastic[number].hosts == (number,) and elastic[number].host == number
         assert f"--nodes 1 --ntasks 1 --ntasks-per-node 1 --nodelist {host} " in lines[number]
         assert f"--cpus-per-task {cores} " in lines[number] and "--overlap --no-kill" in lines[number]
     with pytest.raises(ConfigError, match="y: not among the nodes of this allocation"):
-        Slurm().starts(Placement(("y",), ((0,),)), environ)
+        SlurmLauncher().starts(Placement(("y",), ((0,),)), environ)
     with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST is not set"):
-        Slurm().starts(Placement(("y",), ((0,),)), {"PATH": environ["PATH"]})
+        SlurmLauncher().starts(Placement(("y",), ((0,),)), {"PATH": environ["PATH"]})
 
 
 def test_ssh_runs_the_same_python_without_asking(tmp_path: Path) -> None:
-    (start,) = Ssh().starts(Placement(("user@far",), ((0, 1),)), {"PATH": os.environ["PATH"], "PYTHONPATH": "/a b"})
+    (start,) = SshLauncher().starts(
+        Placement(("user@far",), ((0, 1),)), {"PATH": os.environ["PATH"], "PYTHONPATH": "/a b"}
+    )
     assert "BatchMode=yes" in start.command and start.command[-2] == "user@far"
     assert start.command[-1] == f"exec env 'PYTHONPATH=/a b' {sys.executable} -m ddl.launch.agent.remote"
     with pytest.raises(ConfigError, match="there is no ssh on the PATH"):
-        Ssh().starts(Placement(("far",), ((0, 1),)), {"PATH": str(tmp_path)})
+        SshLauncher().starts(Placement(("far",), ((0, 1),)), {"PATH": str(tmp_path)})
 
 
 def test_an_mpiexec_that_is_nobodys(tmp_path: Path) -> None:
@@ -392,10 +394,10 @@ def test_an_mpiexec_that_is_nobodys(tmp_path: Path) -> None:
     for said, wanted in [("echo HYDRA build details", ["-hosts", "a,b", "-ppn"]), ("echo Open MPI", ["a:1,b:1"])]:
         program.write_text(f"#!/bin/sh\n{said}\n")
         program.chmod(0o755)
-        (start,) = Mpi().starts(Placement(("a", "b"), ((0, 1), (2, 3))), {"PATH": f"{tmp_path}:/bin"})
+        (start,) = MpiLauncher().starts(Placement(("a", "b"), ((0, 1), (2, 3))), {"PATH": f"{tmp_path}:/bin"})
         assert set(wanted) <= set(start.command) and start.host is None and not start.stdin
     program.write_text("#!/bin/sh\necho Intel\n")
     with pytest.raises(ConfigError, match="neither Open MPI's nor MPICH's"):
-        Mpi().starts(Placement(("a",), ((0, 1),)), {"PATH": f"{tmp_path}:/bin"})
+        MpiLauncher().starts(Placement(("a",), ((0, 1),)), {"PATH": f"{tmp_path}:/bin"})
     with pytest.raises(ConfigError, match="there is no mpiexec on the PATH"):
-        Mpi().starts(Placement(("a",), ((0, 1),)), {"PATH": str(tmp_path / "none")})
+        MpiLauncher().starts(Placement(("a",), ((0, 1),)), {"PATH": str(tmp_path / "none")})

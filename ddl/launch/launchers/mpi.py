@@ -19,18 +19,18 @@ from ddl.launch.ask.hosts import Host
 from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 
-__all__ = ["Mpi"]
+__all__ = ["MpiLauncher"]
 
 _AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 
 
-class Mpi:
+class MpiLauncher:
     """All agents are one job of MPI's, so none can come later."""
 
     one_by_one: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, config: RunConfig) -> Mpi:
+    def of(cls, config: RunConfig) -> MpiLauncher:
         return cls()
 
     @staticmethod

@@ -6,13 +6,13 @@ from typing import Dict, Type
 
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.launchers import Launcher
-from ddl.launch.launchers.mpi import Mpi
-from ddl.launch.launchers.slurm import Slurm
-from ddl.launch.launchers.ssh import Ssh
+from ddl.launch.launchers.mpi import MpiLauncher
+from ddl.launch.launchers.slurm import SlurmLauncher
+from ddl.launch.launchers.ssh import SshLauncher
 
 __all__ = ["REACHING", "launcher_of"]
 
-REACHING: Dict[str, Type[Launcher]] = {"ssh": Ssh, "mpi": Mpi, "slurm": Slurm}
+REACHING: Dict[str, Type[Launcher]] = {"ssh": SshLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 
 
 def launcher_of(config: RunConfig) -> Launcher:

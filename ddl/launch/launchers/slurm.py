@@ -18,20 +18,20 @@ from ddl.launch.ask.hosts import Host, expand_counts, expand_nodes
 from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 
-__all__ = ["Slurm"]
+__all__ = ["SlurmLauncher"]
 
 _AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 
 
 @dataclass(frozen=True)
-class Slurm:
+class SlurmLauncher:
     """``apart``: each agent is started by an srun of its own."""
 
     apart: bool = False
     one_by_one: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, config: RunConfig) -> Slurm:
+    def of(cls, config: RunConfig) -> SlurmLauncher:
         return cls(apart=config.elastic is not None)
 
     @staticmethod

@@ -16,20 +16,20 @@ from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 from ddl.net.interfaces import is_local
 
-__all__ = ["Ssh"]
+__all__ = ["SshLauncher"]
 
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 
 
 @dataclass(frozen=True)
-class Ssh:
+class SshLauncher:
     """``options``: more arguments for ssh."""
 
     options: Tuple[str, ...] = ()
     one_by_one: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, config: RunConfig) -> Ssh:
+    def of(cls, config: RunConfig) -> SshLauncher:
         return cls(config.ssh_options)
 
     @staticmethod
