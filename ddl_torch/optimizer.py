@@ -153,7 +153,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own: List[ddl.Communicator] = []
         weakref.finalize(optimizer, _close, own).atexit = False
         ranks, everybody = _ranks_of(process_set, communicator, own)
-        options.check_compression(ranks.deterministic)
+        options.check_compression(ranks)
         check_same_on_all_ranks(ranks, [f"op={options.op.name}", f"compression={options.compression}"], [])
         reducer: Union[GradientReducer, DeltaReducer]
         if options.op == ddl.Adasum:

@@ -82,9 +82,9 @@ def _environ(target: WheelTarget, native: Path, libraries: Path, work: Path) -> 
         for header in (libraries / "usr" / "include").glob(pattern):
             shutil.copy(header, include)
     for library in ("z", "ffi"):
-        found = sorted((libraries / "usr" / "lib" / triplet).glob(f"lib{library}.so.*.*.*"))
-        found += sorted((libraries / "lib" / triplet).glob(f"lib{library}.so.*.*.*"))
-        shutil.copy(found[0], lib / f"lib{library}.so")
+        candidates = sorted((libraries / "usr" / "lib" / triplet).glob(f"lib{library}.so.*.*.*"))
+        candidates += sorted((libraries / "lib" / triplet).glob(f"lib{library}.so.*.*.*"))
+        shutil.copy(candidates[0], lib / f"lib{library}.so")
     programs = toolchain(target.machine, work / "toolchain", work)
     return {
         **os.environ,

@@ -66,14 +66,14 @@ class OptimizerOptions:
         """The compression, if it is the user's own."""
         return self.compression if isinstance(self.compression, UserCompressor) else None
 
-    def check_compression(self, deterministic: bool) -> None:
-        """Raise ``InvalidArgument`` if the compression does not go with the rest, or with ranks of that kind."""
+    def check_compression(self, ranks: ddl.Communicator) -> None:
+        """Raise ``InvalidArgument`` if the compression does not go with the rest, or with ``ranks``."""
         if self.compression == Compression.none:
             return
         name = "powersgd" if isinstance(self.compression, PowerSGD) else self.compression.name
         if self.op == ddl.Adasum:
             raise ddl.InvalidArgument(f"compression={name!r} is for gradients; with op=ddl.Adasum steps are combined")
-        if self.deterministic or deterministic:
+        if self.deterministic or ranks.deterministic:
             raise ddl.InvalidArgument(
                 f"compression={name!r} rounds by layout, which deterministic=True excludes; leave one"
             )

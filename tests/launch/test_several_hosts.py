@@ -21,9 +21,10 @@ from launch.launcher import ROOT, Launcher, eventually
 
 from ddl.errors import ConfigError, ProtocolError
 from ddl.launch.agent.control import Assignment, Invitation
-from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, script_of, wrong_names
+from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, wrong_names
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.ask.placement import Placement
+from ddl.launch.ask.program import script_of
 from ddl.launch.cli import parse
 from ddl.launch.launchers.mpi import MpiLauncher
 from ddl.launch.launchers.slurm import SlurmLauncher
@@ -198,7 +199,9 @@ def test_a_host_that_cannot_be_reached(launcher: Launcher, tmp_path: Path) -> No
     done = launcher.run("-H", "localhost:1,far:1", "sh", "-c", "echo started", environ=environ)
     assert (done.returncode, done.stdout) == (1, "")
     assert "host far (rank 1): ssh ended with status 255 before DDL had begun there" in done.stderr
-    assert done.stderr.rstrip().endswith("Permission denied (publickey).")
+    assert done.stderr.rstrip().endswith(
+        "Permission denied (publickey).; `ssh far true` must work here without a question"
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,6 +244,10 @@ def test_scripts_are_recognised() -> None:
     for line, script in [
         ("/usr/bin/python3.11 -u train.py --config other.py", "train.py"),
         ("python -O -B dir/train.py", "dir/train.py"),
+        ("python -X dev -W ignore train.py", "train.py"),
+        ("python -Xdev -Wignore train.py", "train.py"),
+        ("python -u -- train.py", "train.py"),
+        ("python -Im train.py", ""),
         ("python -m train.py", ""),
         ("python -c train.py", ""),
         ("python -u", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from typing import Mapping, Sequence, Tuple
@@ -11,6 +12,8 @@ from ddl.errors import ConfigError
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["in_image", "script_of", "words_of"]
+
+_CODE_OR_MODULE = re.compile("-[a-zA-VY-Z]*[cm].*")  # -c or -m, also behind others, but not in the value of -X and -W
 
 
 def words_of(program: Sequence[str], environ: Mapping[str, str]) -> Tuple[str, ...]:
@@ -44,11 +47,18 @@ def script_of(command: Sequence[str]) -> str:
     """Return the script that a Python is to run; empty if it is no Python, or has none."""
     if not os.path.basename(command[0]).startswith("python"):
         return ""
-    for word in command[1:]:
-        if word in ("-c", "-m"):
+    words = iter(command[1:])
+    for word in words:
+        if word == "--":
+            word = next(words, "")
+        elif word in ("-X", "-W", "--check-hash-based-pycs"):
+            next(words, None)  # its value
+            continue
+        elif _CODE_OR_MODULE.fullmatch(word):
             return ""
-        if not word.startswith("-"):
-            return word if word.endswith(".py") else ""
+        elif word.startswith("-"):
+            continue
+        return word if word.endswith(".py") else ""
     return ""
 
 

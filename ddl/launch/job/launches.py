@@ -80,9 +80,11 @@ class Launches:
                     tail = [line for stream in launch.streams for line in stream.tail]
                     program = os.path.basename(launch.start.command[0])
                     last_lines = "; ".join(tail[-3:]) or "it said nothing"
+                    remedy = launch.start.remedies.get(launch.status)
                     yield (
                         launch.start,
-                        f"{program} ended with status {launch.status} before DDL had begun there: {last_lines}",
+                        f"{program} ended with status {launch.status} before DDL had begun there: {last_lines}"
+                        + (f"; {remedy}" if remedy else ""),
                     )
 
     def _read_out(self, launch: _Launch) -> None:

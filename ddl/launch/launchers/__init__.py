@@ -18,6 +18,7 @@ class Start:
 
     ``host``: the number for the invitation; None where the launcher's own variables tell each agent. The invitation
     goes through ``stdin``, or where there is one for all, through the environment, which the launcher carries.
+    ``remedies``: what the user can do if it ends with a status before DDL has begun there.
     """
 
     hosts: Tuple[int, ...]
@@ -26,6 +27,7 @@ class Start:
     stdin: bool
     label: str  #: before its own text
     environ: Dict[str, str] = field(default_factory=dict)
+    remedies: Dict[int, str] = field(default_factory=dict)
 
 
 class Launcher(Protocol):

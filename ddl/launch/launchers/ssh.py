@@ -19,6 +19,7 @@ from ddl.net.interfaces import is_local
 __all__ = ["SshLauncher"]
 
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+_SSH_FAILED, _NOT_FOUND = 255, 127  # the status of ssh itself, and of a shell
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,16 @@ class SshLauncher:
         result = []
         for number, host in enumerate(placement.hosts):
             if is_local(bare_name(host)):
-                command: Tuple[str, ...] = (sys.executable, "-m", "ddl.launch.agent.remote")
-            else:
-                command = (_ssh(environ), *_OPTIONS, *self.options, host.strip("[]"), _remote_command(environ))
-            result.append(Start((number,), command, number, True, host))
+                here = (sys.executable, "-m", "ddl.launch.agent.remote")
+                result.append(Start((number,), here, number, True, host))
+                continue
+            reached = (*self.options, host.strip("[]"))
+            command = (_ssh(environ), *_OPTIONS, *reached, _remote_command(environ))
+            remedies = {
+                _SSH_FAILED: f"`{shlex.join(['ssh', *reached, 'true'])}` must work here without a question",
+                _NOT_FOUND: f"{sys.executable} must be on that host, too",
+            }
+            result.append(Start((number,), command, number, True, host, remedies=remedies))
         return result
 
 
