@@ -161,6 +161,11 @@ class Communicator(Verbs):
         return self._group.topology
 
     @property
+    def number(self) -> int:
+        """Which communicator of its job it is, the same number on all of its ranks. For DDL's own modules."""
+        return self._group.number
+
+    @property
     def job(self) -> Job:
         """The job that this rank is in. For DDL's own modules."""
         return self._group.job

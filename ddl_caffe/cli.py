@@ -14,7 +14,7 @@ from caffe.proto import caffe_pb2
 from google.protobuf import text_format
 
 import ddl
-from ddl.adapter.rendezvous import arrange, environ, launched
+from ddl.adapter.joining import layout_variables, started_ranks
 from ddl_caffe.averaging import attach
 from ddl_caffe.data import init
 from ddl_caffe.options import parser
@@ -30,8 +30,7 @@ def _variables(options: str) -> Dict[str, str]:
     arguments = shlex.split(options)
     if arguments and (len(arguments) != 2 or arguments[0].lstrip("-") != "mode"):
         raise ddl.ConfigError(f"-ddl {options!r}: write -mode LETTER:SIZExSIZE; nothing here answers to the rest")
-    job = launched.detect(os.environ) or environ.Identity.from_environ(os.environ)
-    variables = arrange((), None, num_proc=job.size, mode=arguments[1] if arguments else "").environ
+    variables = layout_variables(started_ranks(), arguments[1] if arguments else "")
     for name, value in variables.items():
         if os.environ.get(name, value) != value:
             raise ddl.ConfigError(f"-ddl {options!r} means {name}={value}, but it is {os.environ[name]} already")

@@ -13,7 +13,7 @@ import chainermn
 import numpy as np
 
 import ddl
-from ddl.adapter.core_access import size_exchange
+from ddl.adapter.arrays import decode_type, shape_of
 from ddl.adapter.generation import Change, bring_along
 from ddl_chainer._mpi4py import import_without_mpi4py
 from ddl_chainer.mailbox import ANY_TAG, Mailbox, checked
@@ -119,7 +119,7 @@ class DDLCommunicator(chainermn.CommunicatorBase):
     def bcast(self, data: Any, root: int = 0, max_buf_len: Optional[int] = None) -> np.ndarray:
         array, head = checked(self._communicator, "bcast", data if self.rank == root else np.empty(0))
         head = self._communicator.broadcast(head, root=root)
-        array = array if self.rank == root else np.empty(size_exchange.shape_of(head), size_exchange.decode_type(head))
+        array = array if self.rank == root else np.empty(shape_of(head), decode_type(head))
         return self._communicator.broadcast_(array, root=root)
 
     def allgather(self, x: np.ndarray) -> Tuple[np.ndarray, ...]:
@@ -139,7 +139,7 @@ class DDLCommunicator(chainermn.CommunicatorBase):
 
     def scatter(self, xs: Any, root: int = 0) -> np.ndarray:
         arrays, heads = self._one_for_each("scatter", xs if self.rank == root else [np.empty(0)] * self.size)
-        kind = size_exchange.decode_type(self._communicator.broadcast(heads[0], root=root))
+        kind = decode_type(self._communicator.broadcast(heads[0], root=root))
         return self.alltoall(arrays if self.rank == root else [np.empty(0, kind)] * self.size)[root]
 
     def bcast_data(self, model: Any) -> None:
@@ -199,6 +199,6 @@ bring_along(_follow)
 
 def cut(joined: np.ndarray, heads: np.ndarray) -> Tuple[np.ndarray, ...]:
     """Return the arrays that lie one after the other, with the shapes of ``heads``."""
-    shapes = [size_exchange.shape_of(head) for head in heads]
+    shapes = [shape_of(head) for head in heads]
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     return tuple(part.reshape(shape) for part, shape in zip(np.split(joined, ends[:-1]), shapes))

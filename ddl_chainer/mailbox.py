@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 import ddl
-from ddl.adapter.core_access import as_array, object_codec, size_exchange
+from ddl.adapter.arrays import as_array, decode, encode, row
 
 __all__ = ["ANY_TAG", "Mailbox", "checked"]
 
@@ -22,7 +22,7 @@ def checked(communicator: ddl.Communicator, verb: str, x: Any) -> Tuple[np.ndarr
     """Return ``x`` as an array that can be sent, and the row of sizes that tells others of it."""
     try:
         array = as_array(x)
-        return array, size_exchange.row(array)
+        return array, row(array)
     except ddl.InvalidArgument as error:
         raise ddl.InvalidArgument(f"{communicator.who} {verb}: {error}") from None
 
@@ -40,7 +40,7 @@ class Mailbox:
             raise ddl.InvalidArgument(f"{self._communicator.who} send: tag={tag} must be 0 or more")
         arrays = [] if form == "object" else [checked(self._communicator, "send", array)[0] for array in content]
         told = content if form == "object" else [(array.dtype.str, array.shape) for array in arrays]
-        body = object_codec.encode([tag, form, told], allow_pickle=True)
+        body = encode([tag, form, told], allow_pickle=True)
         for part in (np.array([body.size]), body, *arrays):
             if part.size:
                 self._communicator.send(part, dest)
@@ -67,7 +67,7 @@ class Mailbox:
     def _receive(self, source: int) -> Tuple[int, str, Any]:
         length = self._communicator.recv(np.empty(1, np.int64), source)[0]
         body = self._communicator.recv(np.empty(length, np.uint8), source)
-        tag, form, told = object_codec.decode(body, allow_pickle=True)
+        tag, form, told = decode(body, allow_pickle=True)
         if form == "object":
             return tag, form, told
         arrays = tuple(np.empty(shape, dtype) for dtype, shape in told)

@@ -9,8 +9,8 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import ddl
+from ddl.adapter.arrays import memory
 from ddl.adapter.consistency import check_consistent
-from ddl.adapter.core_access import memory
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.step_number import StepNumber
 from ddl.adapter.steps import note_step

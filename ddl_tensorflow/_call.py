@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import ddl
-from ddl.adapter.rendezvous import Settings
+from ddl.adapter.joining import Settings
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
 from ddl_tensorflow._compat import warn_if_newer

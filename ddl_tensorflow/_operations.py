@@ -14,7 +14,7 @@ import numpy as np
 import ddl
 from ddl.adapter import operations
 from ddl.adapter.adasum import adasum_
-from ddl.adapter.core_access import Collective, check_splits
+from ddl.adapter.calls import Call, Collective, calls_of, check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier
 from ddl.adapter.operators import check_type
 
@@ -105,7 +105,9 @@ def allreduce(target: Array, op: ddl.ReduceOp, prescale: float = 1.0, postscale:
         lambda communicator: communicator.allreduce_async_(scaled(), op=op),
         lambda _: _scale(target, postscale),
         lambda communicator: communicator.allreduce_(scaled(), op=op),
-        attempt=lambda communicator: communicator._attempt(Collective.ALLREDUCE, scaled(), memory, op),
+        attempt=lambda communicator: calls_of(communicator).attempt(
+            Call(Collective.ALLREDUCE, scaled(), memory, None, op=op)
+        ),
     )
 
 
@@ -117,8 +119,8 @@ def broadcast(target: Array, root: int, name: str) -> Operation[None]:
         lambda communicator: communicator.broadcast_async_(memory, root=root),
         lambda _: None,
         lambda communicator: communicator.broadcast_(memory, root=root),
-        attempt=lambda communicator: communicator._attempt(
-            Collective.BROADCAST, memory if communicator.rank == root else None, memory, root=root
+        attempt=lambda communicator: calls_of(communicator).attempt(
+            Call(Collective.BROADCAST, memory if communicator.rank == root else None, memory, None, root=root)
         ),
     )
 

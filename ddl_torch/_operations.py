@@ -12,7 +12,7 @@ import torch
 
 import ddl
 from ddl.adapter import operations
-from ddl.adapter.core_access import check_splits
+from ddl.adapter.calls import check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
 from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Generic, List, Optional, Sequence, Set, 
 import torch
 
 from ddl import InvalidState
-from ddl.adapter.core_access import GpuArray, GpuMemory
+from ddl.adapter.arrays import GpuArray, GpuMemory
 
 __all__ = ["GPU_TYPES", "FinishOnStream", "GpuTensor", "StreamJoin", "StreamOfCall", "gpu_of", "is_on_gpu", "memory"]
 __all__ += ["refuse_capture", "settle"]

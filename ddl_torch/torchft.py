@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ddl import InvalidArgument
-from ddl_torch.c10d.job_of_group import MeetingAttempt, MeetingFailed, RankHandle
+from ddl_torch.c10d.meeting import MeetingAttempt, MeetingFailed, RankHandle
 from ddl_torch.c10d.reconfigurable import ChangingProcessGroup
 from ddl_torch.c10d.work import GroupWork
 

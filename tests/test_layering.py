@@ -11,13 +11,17 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+import ddl
+from ddl.adapter import arrays, calls, joining
+from ddl.adapter.calls import Calls
+
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 # --- Python ---
 
 #: What a user imports; adapters are users.
-PUBLIC = "ddl api at_exit communicator errors memory reduce_op topology"
+PUBLIC = "ddl at_exit communicator errors memory reduce_op topology"
 #: Room of ``ddl`` -> what of it that may import besides itself, from the bottom up. A module is in the room with the
 #: longest name that its own begins with. "ddl" is the package itself, not all in it; "*" is all that is installed.
 RULES = {
@@ -56,11 +60,11 @@ RULES = {
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
     "negotiation": "errors plan communicator _core",
     "api": "at_exit errors text reduce_op net bootstrap communicator negotiation tuning.measure _comm",
-    "adapter": f"{PUBLIC} text plan tuning negotiation _comm bootstrap.environ",
+    "adapter": f"{PUBLIC} api text plan tuning negotiation _comm bootstrap.environ",
     "adapter.steps": "_core",  # its one call is a part of every training step
     "elastic": "adapter",
-    "adapter.rendezvous": "net store bootstrap launch.ask.layout",  # for jobs that others than ddlrun have started
-    "ddl": f"{PUBLIC} _version text launch.function",
+    "adapter.joining": "at_exit api communicator net store bootstrap launch.ask.layout",
+    "ddl": f"{PUBLIC} api _version text launch.function",
     "tools": "*",
     "benchmarks": "* lab",
     "lab": "errors tools",
@@ -195,6 +199,29 @@ def do_no_io(modules: List[str]) -> None:
     assert modules
     for module in modules:
         assert not {name.split(".")[0] for name in IMPORTS[module]} & IO, module
+
+
+def test_adapters_use_no_private_names_of_communicators():
+    """What they need is in ddl/adapter, under names that docs/adapters.md explains."""
+    private = {name for name in (*dir(ddl.Communicator), "_calls", "_core", "_group") if re.match("_[a-z]", name)}
+    assert {"_split", "_encoded"} <= private
+    for path in python_files():
+        if not module_of(path).startswith("ddl_"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in private:
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                assert own, f"{path}:{node.lineno} uses {node.attr}"
+
+
+def test_what_adapters_may_use_is_explained():
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "ddl" / "adapter").glob("*.py") if path.stem != "__init__"]
+    names = [f"Calls.{name}" for name in vars(Calls) if name[0] != "_"]
+    for module in (calls, arrays, joining):
+        names += module.__all__
+    assert len(files) > 20 and len(names) > 25
+    assert not [name for name in (*files, *names) if f"`{name}" not in page and f"/{name}`" not in page]
 
 
 @pytest.mark.parametrize("room", PURE)

@@ -7,7 +7,7 @@ does not. What one rank alone can refuse is refused here, before anything is sen
 from __future__ import annotations
 
 import math
-from typing import Any, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, NoReturn, Optional, Sequence, Tuple, Type, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ddl._comm.arrays import (
 from ddl._comm.gpu_arrays import FinishedWork, GpuArray, UnimportedArray, imported, is_on_gpu
 from ddl._comm.nccl_allreduce import NcclAllreduce
 from ddl._comm.wide_average import call_widened, is_narrow, widened
-from ddl.errors import InvalidArgument
+from ddl.errors import CommunicatorError, InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
 
@@ -81,6 +81,18 @@ class CoreCalls:
                 raise
             return FinishedWork(self._core.start(call, label), finish)  # type: ignore[return-value]  # the same here
         return FinishedWork(begun, imported) if to_import else begun  # type: ignore[return-value]
+
+    def attempt(self, call: Call[Any]) -> Optional[_core.Work]:
+        """Run a call whose arrays say all of the sizes, for a caller that must not sleep: see ``Negotiator``.
+
+        Where it would sleep, return what goes on instead; the arrays must live until that has ended.
+        """
+        try:
+            return self._core.attempt(call)
+        except InvalidArgument:
+            if call.collective != Collective.ALLREDUCE or not is_narrow(call.input, ReduceOp(call.op)):
+                raise
+        return self.start(call)
 
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
@@ -214,6 +226,20 @@ class CoreCalls:
             count_differs=True,
         )
         return self.run(call), lengths
+
+    # --- how it has ended ---
+
+    @property
+    def failed(self) -> bool:
+        return self._core.failed
+
+    def check(self) -> None:
+        self._core.check()
+
+    def fail(self, kind: Type[CommunicatorError], culprit: int, reason: str) -> NoReturn:
+        self._core.fail(kind.__name__, culprit, reason, True)
+        self._core.check()
+        raise AssertionError("a communicator that has failed raises why")
 
     # --- agreeing, refusing ---
 

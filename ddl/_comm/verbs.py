@@ -262,19 +262,6 @@ class Verbs:
         """As ``scatter``; the shape is exchanged before it returns, the rows afterwards."""
         return self._calls.start(self._calls.scatter(x, root))
 
-    def _attempt(self, collective: Collective, x: Any, out: Any, op: int = 0, root: int = 0) -> Optional[Work]:
-        """Make a blocking call whose arrays say all of the sizes, for a caller that must not sleep: see ``Negotiator``.
-
-        Where it would sleep, return what goes on instead; the arrays must live until that has ended.
-        """
-        call = Call(collective, x, out, None, op=op, root=root)
-        try:
-            return self._core.attempt(call)
-        except InvalidArgument:
-            if collective != Collective.ALLREDUCE or not is_narrow(x, ReduceOp(op)):
-                raise
-        return self._calls.start(call)
-
     # --- barrier, send, recv ---
 
     def barrier(self) -> None:

@@ -11,13 +11,13 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
 
+from ddl.adapter.calls import Call, Collective, calls_of
 from ddl.adapter.process_sets import ProcessSet, ProcessSets
 from ddl.communicator import Communicator
 from ddl.errors import InvalidArgument
 from ddl.negotiation import timeline
 from ddl.negotiation.pending import CompletedOperation, Request, Waitable
 from ddl.negotiation.signature import ANY, Signature
-from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, OpLike, ReduceOp, Sum, parse_op
 
 __all__ = [
@@ -90,7 +90,7 @@ def barrier() -> Operation[None]:
         lambda communicator: communicator.barrier_async(),
         lambda _: None,
         lambda communicator: communicator.barrier(),
-        attempt=lambda communicator: communicator._attempt(Collective.BARRIER, None, None),
+        attempt=lambda communicator: calls_of(communicator).attempt(Call(Collective.BARRIER, None, None, None)),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ddl.adapter.arrays import as_array
 from ddl.adapter.consistency import check_consistent
-from ddl.adapter.core_access import as_array
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.communicator import Communicator
 from ddl.errors import InvalidArgument

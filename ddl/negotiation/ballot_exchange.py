@@ -10,6 +10,7 @@ from typing import Optional, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ddl import _core
 from ddl.communicator import Communicator, Work
 from ddl.negotiation.agreement import News
 from ddl.plan.ir import Collective
@@ -54,7 +55,7 @@ class BallotExchange:
         if not awake:
             communicator.allgather(vote, out=self.cast)
             return news
-        under_way = communicator._attempt(Collective.ALLGATHER, vote, self.cast)
+        under_way = communicator._calls.attempt(_core.Call(Collective.ALLGATHER, vote, self.cast, None))
         if under_way is None:
             return news
         self._flying = under_way, news

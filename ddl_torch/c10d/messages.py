@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import Store
 
 import ddl
 from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout
+from ddl.adapter.calls import calls_of
 from ddl.adapter.operations import Waitable
 from ddl_torch._streams import StreamOfCall, is_on_gpu
 from ddl_torch.c10d.arguments import Part, moved
@@ -134,9 +135,10 @@ class Messages:
 
     def __init__(self, communicator: Communicator, tagged: Communicator, store: Store, timeout: float) -> None:
         self._communicator, self._tagged_communicator = communicator, tagged
+        self._calls = (calls_of(communicator), calls_of(tagged))
         self._plain, self._tagged = (C10dVerbs(each, blocking=False) for each in (communicator, tagged))
         self._timeout = timeout
-        name, everybody = f"ddl/notices/{tagged._group.number}", communicator.size == communicator.identity.size
+        name, everybody = f"ddl/notices/{tagged.number}", communicator.size == communicator.identity.size
         size = communicator.size if everybody else 0
         self._notices = Notices(store, name, communicator.rank, size, self._handle)
         self._counts: DefaultDict[int, _TagCounts] = collections.defaultdict(_TagCounts)
@@ -199,7 +201,7 @@ class Messages:
         elif src is None and self._communicator.size == 1:
             raise InvalidArgument("recv: there is no other rank from which a message could come")
         if src is not None:
-            self._communicator._calls.check_peer("recv", src)
+            self._calls[0].check_peer("recv", src)
         self._need_notices("recv")
         moved(tensor.new_empty(0), "recv")  # refuse what cannot be received before it takes somebody's message
         receive = MatchedReceive(self, tensor, src, tag, self._timeout if timeout is None else timeout)
@@ -223,8 +225,8 @@ class Messages:
 
     def _check_group(self) -> None:
         """Raise the error with which the group has ended."""
-        self._communicator._core.check()
-        self._tagged_communicator._core.check()
+        for calls in self._calls:
+            calls.check()
 
     def error(self) -> Optional[ddl.Error]:
         """Return the error with which the group has ended, None while it is whole."""
@@ -238,8 +240,7 @@ class Messages:
 
     def broken(self) -> bool:
         """Return whether no message can come any more."""
-        cores = (self._communicator._core, self._tagged_communicator._core)
-        return any(core.failed for core in cores) or self._notices.error is not None
+        return any(calls.failed for calls in self._calls) or self._notices.error is not None
 
     def check(self, receive: MatchedReceive) -> None:
         """Raise the error with which the group, or ``receive``, has ended."""
@@ -250,10 +251,8 @@ class Messages:
             ) from self._notices.error
         if time.monotonic() > receive.until:
             culprit = -1 if receive.wanted is None else receive.wanted
-            core, seconds = self._communicator._core, f"{receive.timeout:g} s"
-            text = f"{receive}: no such message has come within {seconds}; does its sender give the same tag?"
-            core.fail("CollectiveTimeout", culprit, text, True)
-            core.check()
+            text = f"no such message has come within {receive.timeout:g} s; does its sender give the same tag?"
+            self._calls[0].fail(ddl.CollectiveTimeout, culprit, f"{receive}: {text}")
 
     # --- notices; with the lock held ---
 

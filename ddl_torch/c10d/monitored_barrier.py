@@ -11,12 +11,13 @@ import functools
 import math
 import time
 from datetime import timedelta
-from typing import Any, Iterable, Optional, Tuple, Type, Union
+from typing import Any, Iterable, NoReturn, Optional, Tuple, Type, Union
 
 import torch
 import torch.distributed as dist
 
-from ddl import Communicator, WaitTimeout
+from ddl import CollectiveTimeout, Communicator, WaitTimeout
+from ddl.adapter.calls import calls_of
 from ddl.adapter.operations import Waitable
 from ddl_torch.c10d.messages import Messages
 from ddl_torch.c10d.verbs import C10dVerbs
@@ -79,10 +80,9 @@ def _came(receive: Waitable, until: float) -> bool:
     return True
 
 
-def _break(communicator: Communicator, rank: int, text: str) -> None:
+def _break(communicator: Communicator, rank: int, text: str) -> NoReturn:
     """Let all ranks raise the error, here at once."""
-    communicator._core.fail("CollectiveTimeout", rank, f"monitored_barrier: {text}", True)
-    communicator._core.check()
+    calls_of(communicator).fail(CollectiveTimeout, rank, f"monitored_barrier: {text}")
 
 
 def own_timeout(opts: Any) -> Optional[float]:
@@ -100,8 +100,7 @@ def barrier_within(communicator: Communicator, verbs: C10dVerbs, seconds: float)
     except WaitTimeout:
         # torch's own tests look for this form.
         text = f"barrier: Timed out waiting {seconds * 1000:g}ms for all ranks to call it; give it a longer timeout"
-        communicator._core.fail("CollectiveTimeout", -1, text, True)
-        communicator._core.check()
+        calls_of(communicator).fail(CollectiveTimeout, -1, text)
 
 
 def extend_torch(served: Type[Any]) -> None:

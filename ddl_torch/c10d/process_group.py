@@ -65,7 +65,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self._unwaited = None if torch_keeps_works() else Unwaited()
         self._starting = C10dVerbs(communicator, blocking=False)
         self._blocking = C10dVerbs(communicator, blocking=True)
-        self._streams_wait = communicator._group.job.settings.streams_wait
+        self._streams_wait = communicator.job.settings.streams_wait
         self._timeout = communicator.timeout
         self._messages = Messages(communicator, tagged, store, self._timeout)
 

@@ -1,6 +1,6 @@
 """Process groups whose ranks change: ``init_process_group("ddl", enable_reconfigure=True)`` of torch 2.14 and later.
 
-Such a group has a job of its own for the ranks of now (job_of_group.py). It begins without any. To reconfigure it is
+Such a group has a job of its own for the ranks of now (meeting.py). It begins without any. To reconfigure it is
 to make another job, beside the one that it has; only when all ranks have come, the new one takes the place of the old
 one. torchft.py does the same by the names of torchft.
 """
@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 import ddl
-from ddl import InvalidState, api
-from ddl.adapter.rendezvous import Settings
+from ddl import InvalidState
+from ddl.adapter.joining import JobBeside, Settings
 from ddl_torch._untraced import untraced
-from ddl_torch.c10d.job_of_group import JobOfGroup, MeetingAttempt, RankHandle
+from ddl_torch.c10d.meeting import MeetingAttempt, RankHandle
 from ddl_torch.c10d.process_group import DDLProcessGroup
 from ddl_torch.c10d.work import GroupWork
 
@@ -54,8 +54,8 @@ class ChangingProcessGroup(DDLProcessGroup):
         _init_group(self, rank, size)
         self._numbers = rank, size
         self._seconds = timeout
-        self._job: Optional[JobOfGroup] = None
-        self._before: Optional[JobOfGroup] = None  # until the ranks have met again
+        self._job: Optional[JobBeside] = None
+        self._before: Optional[JobBeside] = None  # until the ranks have met again
         self._prepare(timeout)
 
     # C++ asks by the longer names, Python by the shorter ones.
@@ -95,7 +95,7 @@ class ChangingProcessGroup(DDLProcessGroup):
         except BaseException:
             job.leave(_GRACE)
             raise
-        job.settle()
+        job.wait_at_most(None)
         if self._job is not None:  # tell those that are left out at once
             self._messages.abort("the process group was reconfigured")
         self._drop(_GRACE)
@@ -104,7 +104,7 @@ class ChangingProcessGroup(DDLProcessGroup):
         self._take_up(job.world, tagged, job.leave, store)
 
     def _drop(self, patience: Optional[float] = None) -> None:
-        """Leave the job that there is: see ``JobOfGroup.leave``."""
+        """Leave the job that there is: see ``JobBeside.leave``."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -167,7 +167,8 @@ class ReconfigurableProcessGroup(ChangingProcessGroup):
         self._go_to(attempt, store)
         self._is_world = is_world
         if is_world:
-            api.use_job(self.communicator)
+            assert self._job is not None
+            self._job.lead()
         return GroupWork([], [], self._waiter)
 
     def _check_backends(self) -> None:

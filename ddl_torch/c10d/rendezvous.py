@@ -13,8 +13,8 @@ from torch.distributed import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 import ddl
-from ddl import Communicator, ConfigError, api
-from ddl.adapter.rendezvous import Identity, Settings, StoreClient, launched, parse_address
+from ddl import Communicator, ConfigError
+from ddl.adapter.joining import LaunchedJob, Rendezvous, join
 
 __all__ = ["by_launcher", "communicator_for"]
 
@@ -35,7 +35,7 @@ def communicator_for(
         return part, part.close
     begun_here = not ddl.is_initialized()
     if begun_here:
-        api.join(lambda: _who(store, own_rank, size))
+        join(lambda: _rendezvous(store, own_rank, size))
     world = ddl.world()
     if (world.rank, world.size) != (own_rank, size):
         if begun_here:
@@ -50,22 +50,18 @@ def communicator_for(
     return own, ddl.shutdown if begun_here else own.close
 
 
-def _who(store: Store, rank: int, size: int) -> Tuple[Identity, Settings]:
-    settings, identity = Settings.from_environ(os.environ), Identity.from_environ(os.environ)
-    if identity.store or size == 1:
-        return identity, settings
+def _rendezvous(store: Store, rank: int, size: int) -> Optional[Rendezvous]:
+    if size == 1:
+        return None
     store.set(f"ddl/host/{rank}", socket.gethostname())
     hosts = [str(store.get(f"ddl/host/{other}"), "utf-8") for other in range(size)]
-    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    number = list(dict.fromkeys(hosts)).index(hosts[rank])
-    who = launched.Launched("torch.distributed", rank, size, here.index(rank), len(here), number, len(set(hosts)), "")
 
     def share(text: Optional[str]) -> str:
         if text is not None:
             store.set("ddl/job", text)
         return str(store.get("ddl/job"), "utf-8")
 
-    return launched.join(who, share, settings), settings
+    return Rendezvous("torch.distributed", rank, hosts, share)
 
 
 def by_launcher(
@@ -79,23 +75,14 @@ def by_launcher(
     if all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         yield from rendezvous("env://", timeout=timeout)
         return
-    settings = Settings.from_environ(os.environ)
-    identity = launched.identity(os.environ, settings)
-    if identity is None:
+    job = LaunchedJob.find()
+    if job is None:
         yield HashStore(), 0, 1  # as everywhere in DDL: a job of its own
         return
-    store: Store
     key = f"torch/store/{next(_stores)}"
-    asking = StoreClient(identity.store, identity.secret, identity.rank, settings.start_timeout)
-    try:
-        if identity.rank == 0:
-            store = TCPStore("127.0.0.1", 0, identity.size, True, timeout, wait_for_workers=False)
-            asking.set(key, str(store.port))
-        else:
-            port = int(asking.get(key, settings.start_timeout))
-            store = TCPStore(
-                parse_address(identity.store)[0], port, identity.size, False, timeout, wait_for_workers=False
-            )
-    finally:
-        asking.close()
-    yield store, identity.rank, identity.size
+    if job.rank == 0:
+        store = TCPStore("127.0.0.1", 0, job.size, True, timeout, wait_for_workers=False)
+        job.share(key, str(store.port))
+    else:
+        store = TCPStore(job.host, int(job.share(key, None)), job.size, False, timeout, wait_for_workers=False)
+    yield store, job.rank, job.size

@@ -9,7 +9,7 @@ import torch
 
 import ddl
 from ddl import Communicator, InvalidArgument
-from ddl.adapter.core_access import Call, Collective
+from ddl.adapter.calls import Call, Collective, calls_of
 from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias, plain
 from ddl_torch.c10d.arguments import Finish, Part, bitwise, elements, in_place, moved, reduction, sparse_allreduce
@@ -27,7 +27,7 @@ class C10dVerbs:
 
     def __init__(self, communicator: Communicator, *, blocking: bool) -> None:
         self._communicator = communicator
-        self._calls = communicator._calls
+        self._calls = calls_of(communicator)
         self._rank, self._size = communicator.rank, communicator.size
         self._blocking = blocking
 

@@ -10,7 +10,7 @@ import ranks
 from core.jobs import TRANSPORTS, connected
 
 import ddl
-from ddl.plan.ir import Collective
+from ddl.adapter.calls import Call, Collective, calls_of
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ def attempts(times: int, count: int) -> int:
     for number in range(times):
         want = rows(number, count)
         if (number + rank) % 3:
-            work = group._attempt(Collective.ALLGATHER, want[rank].copy(), out)
+            work = calls_of(group).attempt(Call(Collective.ALLGATHER, want[rank].copy(), out, None))
             left += work is not None
             if number % 5 == 0:
                 assert float(ddl.allreduce(1.0, op=ddl.Sum)) == ddl.size()  # behind it, by whoever drives
@@ -55,7 +55,7 @@ def left_for_the_last() -> List[bool]:
         out, want = np.empty((2, 8), np.int64), rows(number, 8)
         if rank == 1:
             ddl.recv(word, 0)
-        work = group._attempt(Collective.ALLGATHER, want[rank].copy(), out)
+        work = calls_of(group).attempt(Call(Collective.ALLGATHER, want[rank].copy(), out, None))
         if rank == 0:
             assert work is not None, "it has ended without rank 1"
             assert not work.done()
@@ -76,7 +76,7 @@ def left_for_ever() -> str:
     """What an attempt ends with to which the other rank never comes."""
     if ddl.rank() == 1:
         return ""
-    work = ddl.world()._attempt(Collective.ALLGATHER, np.zeros(1), np.empty((2, 1)))
+    work = calls_of(ddl.world()).attempt(Call(Collective.ALLGATHER, np.zeros(1), np.empty((2, 1)), None))
     assert work is not None
     with pytest.raises(ddl.CommunicatorError) as caught:
         work.wait()

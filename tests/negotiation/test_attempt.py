@@ -15,11 +15,11 @@ from core.jobs import connected
 from negotiation.deadlines import set_deadline
 
 import ddl
+from ddl.adapter.calls import Call, Collective, calls_of
 from ddl.bootstrap.agent import Agent
 from ddl.bootstrap.agent_records import Member
 from ddl.negotiation import Negotiator, Request, Signature
 from ddl.negotiation.pending import Pending
-from ddl.plan.ir import Collective
 
 pytestmark = pytest.mark.processes
 
@@ -35,12 +35,13 @@ def negotiator() -> Negotiator:
 
 def total(x: np.ndarray, name: str, ways: int = 3) -> Request:
     """The sum over ranks, in place. ``ways``: 1 if it can block, 2 if it can be attempted."""
+    call = Call(Collective.ALLREDUCE, x, x, None, op=ddl.Sum)
     return Request(
         Signature("allreduce", ((str(x.dtype), x.shape),), "op=Sum"),
         lambda group: group.allreduce_async_(x, op=ddl.Sum),
         name,
         (lambda group: group.allreduce_(x, op=ddl.Sum)) if ways & 1 else None,
-        attempt=(lambda group: group._attempt(Collective.ALLREDUCE, x, x, ddl.Sum)) if ways & 2 else None,
+        attempt=(lambda group: calls_of(group).attempt(call)) if ways & 2 else None,
     )
 
 

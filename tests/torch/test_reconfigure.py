@@ -191,7 +191,7 @@ def until_still(*before):
     At first that is after some time; later, when there are no more than there were ``before``.
     """
     for thread in threading.enumerate():
-        if thread.name in ("ddl-torch", "ddl-store") and thread is not threading.current_thread():
+        if thread.name in ("ddl-torch", "ddl-job", "ddl-store") and thread is not threading.current_thread():
             thread.join(1.2)
     deadline = time.monotonic() + 60
     while True:

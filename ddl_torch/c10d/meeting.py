@@ -1,4 +1,4 @@
-"""A job of DDL that has just the ranks of one process group, beside the job of the process if it has one.
+"""How the ranks of a process group meet for a job of just them, beside the job of the process if it has one.
 
 Whoever wants a group of other ranks makes a new job of them, while the old one still stands; nothing of the old one is
 needed, and a failed attempt leaves it as it was. The ranks meet in torch's store: the new rank 0 claims the attempt,
@@ -11,23 +11,20 @@ and its number or prefix cannot be used again on any of them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import json
-import os
 import secrets
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any, List, NoReturn, Optional, Sequence
 
 from torch._C._distributed_c10d import Store
 
-from ddl import Communicator, CommunicatorError, InvalidArgument, InvalidState, RendezvousError, api, at_exit
-from ddl.adapter.rendezvous import Identity, Settings, StoreServer, launched
+from ddl import CommunicatorError, InvalidArgument, InvalidState, RendezvousError
+from ddl.adapter.joining import JobBeside, Rendezvous
 
-__all__ = ["JobOfGroup", "MeetingAttempt", "MeetingFailed", "RankHandle"]
+__all__ = ["MeetingAttempt", "MeetingFailed", "RankHandle"]
 
 _KIND = "ddl"
 _CLAIMED, _TOLD = "claimed", "told"  # keys of an attempt
@@ -83,7 +80,7 @@ class MeetingAttempt:
         self._who = f"[rank {self._rank}/{len(handles)} host {own.host}] {name}"
         self._claimed = False
 
-    def run(self, timeout: Optional[float]) -> JobOfGroup:
+    def run(self, timeout: Optional[float]) -> JobBeside:
         """Meet the others, and return the job. Collective, blocking.
 
         ``timeout``: seconds of one of its operations (None: DDL_TIMEOUT). Raises ``InvalidState`` if the attempt's
@@ -94,34 +91,20 @@ class MeetingAttempt:
         except (RendezvousError, CommunicatorError) as error:
             raise MeetingFailed(f"{self._who} failed: {error}; the next attempt needs a fresh number") from error
 
-    def _run(self, timeout: Optional[float]) -> JobOfGroup:
+    def _run(self, timeout: Optional[float]) -> JobBeside:
         if self._ask(lambda: self._store.add(f"came/{self._own.token}", 1)) > 1:
             self._refuse_reuse()
         if self._rank == 0:
             self._claim()
-        usual = Settings.from_environ(os.environ)
-        settings = dataclasses.replace(usual, elastic=False, incarnation=-1, start_timeout=self._left())
-        settings = dataclasses.replace(settings, timeout=timeout or usual.timeout)
-        identity, server = Identity(), None
+        rendezvous = Rendezvous("torch.distributed", self._rank, [handle.host for handle in self._handles], self._share)
         try:
-            if len(self._handles) > 1:
-                identity, server = launched.meet(self._launched(), self._share, settings)
-            world = api.begin_job(identity, settings)
+            job = JobBeside(rendezvous, self._left(), timeout)
         except BaseException as error:
             if self._claimed:
                 self._tell_failure(f"{error}")
-            if server is not None:
-                server.close()
             raise
-        world.job.wait_at_most(self._left())
-        return JobOfGroup(world, server, usual.start_timeout)
-
-    def _launched(self) -> launched.Launched:
-        hosts = [handle.host for handle in self._handles]
-        here = [rank for rank, host in enumerate(hosts) if host == self._own.host]
-        distinct = list(dict.fromkeys(hosts))
-        numbers = here.index(self._rank), len(here), distinct.index(self._own.host), len(distinct)
-        return launched.Launched("torch.distributed", self._rank, len(hosts), *numbers, "")
+        job.wait_at_most(self._left())
+        return job
 
     # --- in torch's store ---
 
@@ -189,43 +172,3 @@ class MeetingAttempt:
 
     def _texts(self) -> List[str]:
         return [handle.text() for handle in self._handles]
-
-
-class JobOfGroup:
-    """A job and, on its rank 0, the server of its store. ``usual``: seconds that its ranks wait for one another."""
-
-    def __init__(self, world: Communicator, server: Optional[StoreServer], usual: float) -> None:
-        self.world = world
-        self._server = server
-        self._usual = usual
-        self._retired: Any = None
-        if server is not None:
-            at_exit.register(self._close_at_exit)
-
-    def settle(self) -> None:
-        """Note that all ranks have come."""
-        self.world.job.wait_at_most(self._usual)
-
-    def leave(self, patience: Optional[float] = None) -> None:
-        """Leave it. Not collective, idempotent.
-
-        Its store goes when all have left, or after ``patience`` seconds (None: those of an operation). Keep this object
-        until the ranks have met again: see ``ddl.api.end_job``.
-        """
-        self._retired = api.end_job(self.world)
-        server, self._server = self._server, None
-        if server is not None:
-            at_exit.unregister(self._close_at_exit)
-            limit = self.world.timeout if patience is None else patience
-            at_exit.register(server.close_when_alone, limit)  # where this process ends before the thread
-            threading.Thread(target=_end, args=(server, limit), name="ddl-torch", daemon=True).start()
-
-    def _close_at_exit(self) -> None:
-        api.leave_all()  # all jobs: two processes may have the stores of two jobs, and must not wait for one another
-        if self._server is not None:
-            self._server.close_when_alone(self.world.timeout)
-
-
-def _end(server: StoreServer, patience: float) -> None:
-    server.close_when_alone(patience)
-    at_exit.unregister(server.close_when_alone)
