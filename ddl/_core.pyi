@@ -314,19 +314,6 @@ class GpuMemory:
         ``stream``: the driver's handle of what has produced it; 0: the legacy stream. ``owner``: lives until the GPU
         has used it.
         """
-    @property
-    def address(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def stream(self) -> int: ...
-    @property
-    def owner(self) -> Any: ...
-    @property
-    def device(self) -> int:
-        """The number of its GPU."""
 
 class GpuBlock:
     """Memory of a GPU that DDL itself allocates."""
@@ -343,42 +330,6 @@ class GpuBlock:
         """Copy as many bytes as it has from a contiguous array of the host; return when they are there."""
     def read(self, values: Any) -> None:
         """Copy them to a contiguous array of the host; return when they are there."""
-
-class Nccl:
-    """The library NCCL."""
-
-    def __init__(self, library: str, otherwise: str = "") -> None:
-        """``library``: its path; empty: the copy that the process has, or ``otherwise``, or libnccl.so.2.
-
-        Raises ``ResourceError``.
-        """
-    @property
-    def version(self) -> int:
-        """10000 * major + 100 * minor + patch."""
-    def make_id(self) -> bytes:
-        """Return what the ranks of a new group must all have."""
-    @staticmethod
-    def knows(dtype: str, op: int) -> bool:
-        """Return whether NCCL combines elements of that type by that operator, as the core does."""
-
-class NcclGroup:
-    """This rank's part of a communicator of NCCL, one GPU for each rank of a host. Calls are queued on ``stream``.
-
-    Their arrays are combined in place: see csrc/device/nccl.h. They raise ``ResourceError``.
-    """
-
-    def __init__(self, nccl: Nccl, id: bytes, size: int, rank: int, device: int, patience: float) -> None:
-        """Collective; ``patience``: seconds."""
-    @property
-    def stream(self) -> int: ...
-    def follow(self, stream: int) -> None:
-        """Come behind what ``stream`` has now."""
-    def reduce_scatter(self, address: int, count: int, dtype: str, op: int) -> None: ...
-    def all_gather(self, address: int, count: int, dtype: str) -> None: ...
-    def problem(self) -> str:
-        """Return what NCCL has found wrong since; empty: nothing."""
-    def abort(self) -> None:
-        """End what is queued, with undefined results."""
 
 def record_identity(json: str) -> None: ...
 def note_step() -> None: ...

@@ -24,7 +24,6 @@ import numpy as np
 from ddl._comm.core_calls import CoreCalls
 from ddl._comm.group import Group
 from ddl._comm.job import Job
-from ddl._comm.nccl_allreduce import NcclAllreduce
 from ddl._comm.splitting import part_of
 from ddl._comm.verbs import PreparedOperation, Verbs, Work
 from ddl.bootstrap.environ import Identity
@@ -74,9 +73,6 @@ class Communicator(Verbs):
         self.rank = group.rank
         self.size = group.size
         self._finalizer: Optional[weakref.finalize[..., Communicator]] = None
-        settings = group.job.settings
-        if settings.nccl:
-            self._calls.nccl_path = NcclAllreduce.choose(self, settings.nccl_library)
 
     @classmethod
     def _of(cls, group: Group) -> Communicator:

@@ -138,8 +138,7 @@ def allreduce(
         unscaled,
         lambda communicator: communicator.allreduce_(scaled(), op=op),
     )
-    # On a GPU, blocking calls go the way of all others: NCCL is used for all of them, or for none.
-    return operation if target.is_cpu else _on_stream(target, replace(operation, call=None))
+    return _on_stream(target, operation)
 
 
 def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Operation[torch.Tensor]:

@@ -266,7 +266,7 @@ MAY_INCLUDE = {
     "wire": "base",
     "memory": "base",
     "transport": "base wire memory",
-    "device": "base memory reduce/dtype.h engine/stage.h engine/work.h",
+    "device": "base memory engine/stage.h engine/work.h",
     "engine": "base reduce wire memory transport/endpoint.h transport/framing.h transport/factory.h",
     "python": "base reduce wire memory engine device",
 }

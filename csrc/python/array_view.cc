@@ -209,12 +209,6 @@ ArrayView view_of_gpu_memory(const GpuMemory& memory) {
 
 }  // namespace
 
-DType dtype_named(const std::string& name) {
-  DType dtype{};
-  if (!parse(name.c_str(), &dtype)) refuse("dtype", "there is no type '" + name + "'");
-  return dtype;
-}
-
 bool is_on_gpu(int kind) { return kind == kDlCuda || kind == kDlCudaManaged; }
 
 ArrayView view_anywhere(const py::object& object, const char* what, bool target) {

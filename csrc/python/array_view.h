@@ -54,9 +54,6 @@ struct ArrayView {
   uint64_t bytes() const { return count * element_size(dtype); }
 };
 
-// The type of that name. Throws kInvalidArgument if there is none.
-DType dtype_named(const std::string& name);
-
 // Whether DLPack's number of a kind of memory means that of a CUDA GPU.
 bool is_on_gpu(int kind);
 

@@ -304,7 +304,6 @@ void bind_calls(py::module_& m, py::class_<Handle, std::shared_ptr<Handle>>& com
            py::arg("residual") = py::none())
       .def_property_readonly("collective", [](const PyCall& call) { return static_cast<int>(call.call.collective); })
       .def_property_readonly("op", [](const PyCall& call) { return static_cast<int>(call.call.op); })
-      .def_readonly("result", &PyCall::result)
       .def_readwrite("input", &PyCall::input)
       .def_readwrite("output", &PyCall::output)
       .def_property(

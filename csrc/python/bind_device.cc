@@ -10,6 +10,7 @@
 #include "device/survey.h"
 #include "python/array_view.h"
 #include "python/bindings.h"
+#include "reduce/dtype.h"
 
 namespace py = pybind11;
 
@@ -61,7 +62,7 @@ GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtyp
   GpuMemory memory;
   memory.address = address;
   memory.count = count;
-  memory.dtype = dtype_named(dtype);
+  if (!parse(dtype.c_str(), &memory.dtype)) refuse("dtype", "there is no type '" + dtype + "'");
   memory.stream = stream_handle(stream);
   memory.owner = std::move(owner);
   return memory;
@@ -76,15 +77,7 @@ void bind_device(py::module_& m) {
         "whether streams wait for results, where they can, so that ``Work.wait_on`` is possible.");
   py::class_<GpuMemory>(m, "GpuMemory", "Contiguous memory on a GPU, and the stream behind which it may be used.")
       .def(py::init(&make_memory), py::arg("address"), py::arg("count"), py::arg("dtype"), py::arg("stream"),
-           py::arg("owner"))
-      .def_property_readonly("address", [](const GpuMemory& memory) { return memory.address; })
-      .def_property_readonly("count", [](const GpuMemory& memory) { return memory.count; })
-      .def_property_readonly("dtype", [](const GpuMemory& memory) { return name(memory.dtype); })
-      .def_property_readonly("stream",
-                             [](const GpuMemory& memory) { return reinterpret_cast<uintptr_t>(memory.stream); })
-      .def_property_readonly("owner", [](const GpuMemory& memory) { return memory.owner; })
-      .def_property_readonly("device",
-                             [](const GpuMemory& memory) { return Driver::get().device_of(memory.address); });
+           py::arg("owner"));
   bind_survey(m);
 }
 

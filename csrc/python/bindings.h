@@ -17,7 +17,6 @@ void bind_pieces(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
 void bind_gpu_block(pybind11::module_& m);
-void bind_nccl(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_recorder(pybind11::module_& m);
 // Adds its methods to the type that bind_communicator has made.

@@ -11,7 +11,6 @@ PYBIND11_MODULE(_core, m) {
   ddl::bind_plan(m);
   ddl::bind_device(m);
   ddl::bind_gpu_block(m);
-  ddl::bind_nccl(m);
   ddl::bind_communicator(m);
   ddl::bind_recorder(m);
 }

@@ -25,7 +25,6 @@ from ddl._comm.arrays import (
     not_none,
 )
 from ddl._comm.gpu_arrays import FinishedWork, GpuArray, UnimportedArray, imported, is_on_gpu
-from ddl._comm.nccl_allreduce import NcclAllreduce
 from ddl._comm.wide_average import call_widened, is_narrow, widened
 from ddl.errors import CommunicatorError, InvalidArgument
 from ddl.plan.ir import Collective
@@ -48,15 +47,10 @@ class CoreCalls:
         self._core = core
         self._rank = rank
         self._size = size
-        self.nccl_path: Optional[NcclAllreduce] = None  #: what all-reduces of arrays on GPUs may go by
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
         to_import = for_core(call)
-        if self.nccl_path is not None and call.collective == Collective.ALLREDUCE:
-            work = self.nccl_path.start(call, label)
-            if work is not None:
-                return work.wait()  # type: ignore[no-any-return]
         try:
             result = self._core.run(call, label)
         except InvalidArgument:
@@ -69,10 +63,6 @@ class CoreCalls:
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
         to_import = for_core(call)
-        if self.nccl_path is not None and call.collective == Collective.ALLREDUCE:
-            work = self.nccl_path.start(call, label)
-            if work is not None:
-                return work  # type: ignore[return-value]  # it has the same methods
         try:
             begun = self._core.start(call, label)
         except InvalidArgument:

@@ -180,10 +180,6 @@ class Settings:
     gpu_wait: str = _variable(
         "DDL_GPU_WAIT", "host", _gpu_wait, "what waits for results on GPUs: the host, or a stream (docs/gpu.md)"
     )
-    nccl: bool = _variable(
-        "DDL_NCCL", False, _switch, "1: NCCL adds up on the GPUs within a host; streams wait for results then, too"
-    )
-    nccl_library: str = _variable("DDL_NCCL_LIBRARY", "", str, "NCCL; empty: the one of torch, or libnccl.so.2")
     elastic: bool = _variable(
         "DDL_ELASTIC", False, _switch, "1: ranks may come and go (docs/elastic.md); ddlrun --min-np sets it"
     )
@@ -285,8 +281,8 @@ class Settings:
 
     @property
     def streams_wait(self) -> bool:
-        """Whether streams of the GPU wait for results there, and the host goes on: so they must for NCCL's."""
-        return self.gpu_wait == "stream" or self.nccl
+        """Whether streams of the GPU wait for results there, and the host goes on."""
+        return self.gpu_wait == "stream"
 
     def check(self) -> None:
         """Raise ``ConfigError`` where settings contradict one another."""

@@ -110,8 +110,6 @@ def test_every_setting_is_read() -> None:
         "DDL_SHM_SIZE": "2G",
         "DDL_CUDA_LIBRARY": "libfake.so",
         "DDL_GPU_WAIT": "stream",
-        "DDL_NCCL": "1",
-        "DDL_NCCL_LIBRARY": "libfakenccl.so",
         "DDL_ELASTIC": "1",
         "DDL_INCARNATION": "7",
         "DDL_LOG": "DEBUG",
@@ -133,9 +131,8 @@ def test_every_setting_is_read() -> None:
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
     first = (1.5, 7.0, "ring", True, True, "4x2", "/shared", "b", False, 2 << 30, "libfake.so")
-    gpus = ("stream", True, "libfakenccl.so")
     expected = Settings(
-        *(*first, *gpus, True, 7, "debug"),
+        *(*first, "stream", True, 7, "debug"),
         "10.0.0.1",
         50,
         3,

@@ -14,7 +14,6 @@ from typing import Any, Dict, List
 import pytest
 from device.fake_checks import OLDER
 from device.fake_cuda import Fake, library
-from device.fake_cuda.build import FLAGS
 
 from ddl import _core
 from ddl.errors import InvalidArgument
@@ -79,7 +78,7 @@ def tool(*words: str, status: int = 0, **environ: str) -> str:
 
 def verdicts_of(*words: str, status: int = 0, **environ: str) -> List[Dict[str, Any]]:
     judged = json.loads(tool("doctor", "--json", "-", *words, status=status, **environ))["verdicts"]
-    checks = ("gpus", "gpu links", "registering", "words", "nccl")
+    checks = ("gpus", "gpu links", "registering", "words")
     return [verdict for verdict in judged if verdict["check"] in checks]
 
 
@@ -195,7 +194,7 @@ def stand_in(folder: Path, then: str) -> str:
     """Return a program that says what a probe says until it looks at the first of two GPUs, and then does ``then``."""
     script = folder / "probe"
     driver = json.dumps({"kind": "driver", "version": 13000, "count": 2, "problem": "", "missing": False})
-    begins = json.dumps({"kind": "begins", "what": "GPU 0", "number": 0})
+    begins = json.dumps({"kind": "begins", "number": 0})
     script.write_text(f"#!/bin/sh\necho '{begins}'\necho '{driver}'\necho '{begins}'\n{then}\n")
     script.chmod(0o755)
     return str(script)
@@ -267,43 +266,6 @@ def test_an_older_driver_writes_no_words(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gpu.words_problem == "the driver is too old for it" and gpu.refusal == ""
     (gpu,) = inquire(monkeypatch, **Fake.environment(refuse={"cuStreamWriteValue32_v2": 801})).usable
     assert gpu.words_problem == "cuStreamWriteValue32_v2: CUDA_ERROR_NOT_SUPPORTED (801)"
-
-
-NCCL = """
-extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* version) {
-  BODY
-}
-"""
-
-
-def put_nccl(folder: Path, body: str) -> None:
-    """Put a package ``nvidia.nccl`` there, as pip does, whose library knows its version only."""
-    target = folder / "nvidia" / "nccl" / "lib"
-    target.mkdir(parents=True)
-    source = folder / "nccl.cc"
-    source.write_text(NCCL.replace("BODY", body))
-    line = ["g++", *FLAGS, "-shared", "-o", str(target / "libnccl.so.2"), str(source)]
-    subprocess.run(line, check=True, timeout=240)
-    (folder / "nvidia" / "nccl" / "__init__.py").write_text("")
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("body", "version", "problem"),
-    [
-        ("*version = 22809; return 0;", "2.28.9", ""),
-        ("*version = 2804; return 0;", "2.8.4", ""),
-        ("(void)version; __builtin_trap();", "", "NCCL has ended the process that asked by signal"),
-    ],
-    ids=["new", "old", "crash"],
-)
-def test_the_version_of_nccl(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, version: str, problem: str
-) -> None:
-    put_nccl(tmp_path, body)
-    gpus = inquire(monkeypatch, PYTHONPATH=f"{os.environ['PYTHONPATH']}:{tmp_path}", **Fake.environment())
-    assert gpus.nccl == version and gpus.nccl_problem.startswith(problem) and bool(gpus.nccl_problem) == bool(problem)
-    assert len(gpus.usable) == 1
 
 
 @pytest.mark.slow

@@ -256,7 +256,6 @@ CASES: List[Case] = [
     ("gpu slow", on_gpus(gpu(down=9e9, up=8e9)), WARNING, "gpu links", ("b",), "reach 9 GB/s of 63 GB/s"),
     ("gpu pageable", on_gpus(gpu(refusal="x", words_problem="x")), WARNING, "registering", ("b",), "a slower way"),
     ("gpu words", on_gpus(gpu(words_problem="too old")), WARNING, "words", ("b",), "515"),
-    ("nccl", on_gpus(gpu(), nccl_problem="NCCL has ended"), WARNING, "nccl", ("b",), "--force-reinstall"),
     ("shm", on_b(shm=64 << 20), WARNING, "shm", ("b",), "/dev/shm has 64 MiB"),
     ("no shm", on_b(shm=0), WARNING, "shm", ("b",), "no /dev/shm"),
     ("memfd", on_b(memfd_problem="memfd_create: denied"), ERROR, "memfd", ("b",), "seccomp"),
@@ -393,7 +392,6 @@ def test_gpus_in_order_are_told_in_a_table_and_need_no_locked_memory() -> None:
     assert not bad(facts) and facts_from_json(json.loads(json.dumps(facts.to_json()))) == facts
     said = {verdict.check: verdict.text for verdict in verdicts.judge(facts) if verdict.hosts == ("b",)}
     assert said["gpus"] == "2 GPUs (NVIDIA H200), driver for CUDA 13.0, one for each rank"
-    assert said["nccl"] == "no NCCL: DDL works without it"
     rows = [" ".join(line.split()) for line in gpu_table(facts)]
     rates = "2 GB/s 52 GB/s 50 GB/s 40 GB/s 39 GB/s"
     assert rows[0] == "host GPU name memory link NUMA engines registering down up down, both up, both"

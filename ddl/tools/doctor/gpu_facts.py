@@ -87,8 +87,6 @@ class HostGpus:
     visible: Optional[str] = None  #: CUDA_VISIBLE_DEVICES; None: it is not set
     version: int = 0  #: CUDA's that the driver knows: 1000 * major + 10 * minor
     devices: Tuple[GpuFacts, ...] = ()
-    nccl: str = ""  #: its version; empty: there is none
-    nccl_problem: str = ""
 
     @property
     def cuda(self) -> str:

@@ -7,20 +7,18 @@ once, a JSON object per line, so that what was found is not lost with the proces
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import importlib.util
 import json
 import os
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from ddl.tools.doctor.gpu_facts import GpuFacts, PciLink
 
-__all__ = ["LIMIT", "main", "nccl_version", "pci_link"]
+__all__ = ["LIMIT", "main", "pci_link"]
 
 LIMIT = 20.0  #: seconds; afterwards this process is of no use to anybody
 _PIECE_BYTES = 2 << 20  # those of large all-reduces between hosts (ddl/tuning/select.py)
@@ -36,21 +34,18 @@ def main() -> int:
     sys_directory, first = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
     _core.configure_gpu_driver(os.environ.get("DDL_CUDA_LIBRARY", ""), False)
     if not first:
-        _tell("begins", what="the driver")
+        _tell("begins")
     state = _core.survey_gpu_driver()
     if not first:
         _tell("driver", version=state.version, count=state.count, problem=state.problem, missing=state.missing)
     for number in range(first, state.count):
-        _tell("begins", what=f"GPU {number}", number=number)
+        _tell("begins", number=number)
         gpu = _look_at(_core, number, Path(sys_directory))
         _tell("gpu", gpu=dataclasses.asdict(gpu))
         if gpu.problem and number + 1 < state.count:
             sys.stdout.flush()
             again = (sys.executable, "-m", "ddl.tools.doctor.gpu_probe", sys_directory, str(number + 1))
             os.execv(sys.executable, again)
-    if state.count:
-        _tell("begins", what="NCCL")
-        _tell("nccl", version=nccl_version())
     sys.stdout.flush()
     os._exit(0)  # a driver whose GPU stands still may wait for it at the end of the process
 
@@ -117,33 +112,6 @@ def _number(path: Path, otherwise: int) -> int:
 def _speed(path: Path) -> float:
     match = re.match(r"[0-9]{1,4}(?:\.[0-9]+)?", _text(path))  # of "32.0 GT/s PCIe"
     return float(match[0]) if match else 0.0
-
-
-def nccl_version() -> str:
-    """Return the version of NCCL that PyTorch would load, or the system's; empty: there is none."""
-    for path in _nccl_paths():
-        version = ctypes.c_int()
-        try:
-            if ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version)) == 0:
-                return _version_text(version.value)
-        except (OSError, AttributeError):
-            continue
-    return ""
-
-
-def _nccl_paths() -> Iterator[str]:
-    try:
-        package = importlib.util.find_spec("nvidia.nccl")
-    except ImportError:
-        package = None
-    for folder in (package.submodule_search_locations or ()) if package is not None else ():
-        yield str(Path(folder) / "lib" / "libnccl.so.2")
-    yield "libnccl.so.2"
-
-
-def _version_text(number: int) -> str:
-    hundreds = 10000 if number >= 10000 else 1000  # until 2.8: 2804
-    return f"{number // hundreds}.{number % hundreds // 100}.{number % 100}"
 
 
 if __name__ == "__main__":

@@ -93,8 +93,6 @@ def _gpus(records: List[Dict[str, Any]], ended: str) -> HostGpus:
             "problem": driver["problem"],
             "version": driver["version"],
             "devices": devices,
-            "nccl": kinds["nccl"][0]["version"] if "nccl" in kinds else "",
-            "nccl_problem": f"NCCL {ended}" if ended and last["what"] == "NCCL" else "",
             **environ,
         }
     )

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "launch.h"
 #include "objects.h"
 
 namespace fake {
@@ -32,8 +31,7 @@ class Command {
   virtual bool polls() const { return false; }  // `ready` changes without a call of the driver
   virtual bool marks() const { return false; }  // it does nothing
   virtual bool for_function_thread() const { return false; }
-  virtual int engine() const { return kNoEngine; }     // of the device, which does one command at a time
-  virtual bool calls_driver() const { return false; }  // `run` may: it has no lock, whoever runs it
+  virtual int engine() const { return kNoEngine; }  // of the device, which does one command at a time
   virtual void begin(Driver&) {}
   virtual void run() {}
 
@@ -111,24 +109,6 @@ class WaitValue final : public Command {
   const Place place_;
   const uint32_t value_;
   const unsigned condition_;
-};
-
-// A kernel of another library (launch.h).
-class Kernel final : public Command {
- public:
-  explicit Kernel(const FakeKernel& kernel) : Command(kernel.name), kernel_(kernel) {}
-  ~Kernel() override;
-  bool ready() const override;
-  bool polls() const override { return kernel_.ready != nullptr; }
-  bool calls_driver() const override { return true; }
-  void begin(Driver& driver) override;
-  void run() override;
-
-  Place from, to;
-
- private:
-  const FakeKernel kernel_;
-  bool skipped_ = false;
 };
 
 class HostCall final : public Command {

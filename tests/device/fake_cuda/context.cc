@@ -82,7 +82,7 @@ FAKE_EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
                                            {76, 0}, {88, 0}, {91, 1},  {99, 1}, {100, 0}, {134, 0}};
   const auto entry = known.find(attribute);
   if (entry == known.end()) return kInvalidValue;
-  *value = attribute == 34 ? entry->second + physical_device(device) : entry->second;  // PCI
+  *value = attribute == 34 ? entry->second + device : entry->second;  // PCI
   return kSuccess;
 }
 
@@ -108,7 +108,7 @@ FAKE_EXPORT int cuDeviceGetUuid_v2(Uuid* uuid, int device) {
   if (call.ended) return call.code;
   if (!exists(call, device)) return kInvalidDevice;
   std::memset(uuid->bytes, 0xFA, sizeof uuid->bytes);
-  uuid->bytes[15] = static_cast<char>(physical_device(device));
+  uuid->bytes[15] = static_cast<char>(device);
   return kSuccess;
 }
 
@@ -117,8 +117,7 @@ FAKE_EXPORT int cuDeviceGetPCIBusId(char* text, int length, int device) {
   if (call.ended) return call.code;
   if (!exists(call, device)) return kInvalidDevice;
   if (length < 13) return kInvalidValue;
-  std::snprintf(text, static_cast<size_t>(length), "0000:00:%02x.0",
-                static_cast<unsigned>(13 + physical_device(device)) & 0xff);
+  std::snprintf(text, static_cast<size_t>(length), "0000:00:%02x.0", static_cast<unsigned>(13 + device) & 0xff);
   return kSuccess;
 }
 

@@ -177,9 +177,6 @@ class Call {
   std::unique_lock<std::mutex> api_, lock_;
 };
 
-// Which GPU of the machine a device of this process is (process.cc).
-int physical_device(int device);
-
 // Set in the thread that runs host functions: it may not call the driver.
 extern thread_local bool runs_host_functions;
 

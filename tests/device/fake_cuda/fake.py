@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from device.fake_cuda.build import library
 from device.fake_cuda.calls import DriverCalls
@@ -55,14 +55,12 @@ class Fake(DriverCalls):
         fail: Optional[Tuple[int, int]] = None,
         paused: bool = False,
         report: Optional[Path] = None,
-        physical: Optional[Sequence[int]] = None,
     ) -> Dict[str, str]:
         """Return the variables with which another process's DDL uses a fake like this.
 
         ``refuse``: the error of each entry whose calls all fail. ``options``: see control.cc. ``fail``: the error that
         all devices have, after so many commands. ``paused``: no command ever runs. ``report``: a file to which a
-        process appends its violations when it exits; without any, there is no file. ``physical``: which GPUs
-        of the machine the devices are, where ranks do not all have the same.
+        process appends its violations when it exits; without any, there is no file.
         """
         settings = {"SEED": seed, "MODE": mode, "QUEUES": queues, "DEVICES": devices, "STRICT": int(strict)}
         variables = {f"FAKE_CUDA_{name}": str(setting) for name, setting in settings.items()}
@@ -76,8 +74,6 @@ class Fake(DriverCalls):
             variables["FAKE_CUDA_FAIL"] = ":".join(map(str, fail))
         if paused:
             variables["FAKE_CUDA_PAUSED"] = "1"
-        if physical is not None:
-            variables["FAKE_CUDA_PHYSICAL"] = ",".join(map(str, physical))
         if report is not None:
             variables["FAKE_CUDA_REPORT"] = str(report)
         return {"DDL_CUDA_LIBRARY": str(library()), **variables}

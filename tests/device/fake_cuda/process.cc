@@ -5,13 +5,12 @@
 // (threads or steps), _QUEUES, _DEVICES and _STRICT; _REFUSE ("cuInit=34,cuMemAlloc_v2=2"): calls that always fail;
 // _OPTIONS ("attribute_20=2,delay_us=0"): as fake_option, until a reset; _FAIL ("700:5"): the error that all devices
 // have after so many commands; _PAUSED=1: no command ever runs; _REPORT: a file to which the violations are appended
-// at exit; _PHYSICAL ("2,3"): which GPUs of the machine its devices are, where processes have other ones.
+// at exit.
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 
 #include "driver.h"
 
@@ -91,19 +90,6 @@ Driver* driver_of_environment() {
 }
 
 }  // namespace
-
-int physical_device(int device) {
-  const char* const numbers = std::getenv("FAKE_CUDA_PHYSICAL");
-  std::istringstream parts(numbers != nullptr ? numbers : "");
-  std::string part;
-  for (int number = 0; std::getline(parts, part, ','); ++number) {
-    if (number == device) return std::atoi(part.c_str());
-  }
-  return device;
-}
-
-// By the same numbers another library of the tests tells GPUs apart.
-FAKE_EXPORT int fake_physical(int device) { return physical_device(device); }
 
 Driver::Driver(const Settings& settings) : settings(settings), pid(::getpid()) { random = settings.seed; }
 

@@ -37,9 +37,7 @@ bool Driver::step(Lock* lock) {
     changed.wait_for(*lock, kFunctionPatience, [&] { return stopping || command->state == Command::State::kDone; });
     return true;
   }
-  if (command->calls_driver()) lock->unlock();
   command->run();
-  if (!lock->owns_lock()) lock->lock();
   finish(command);
   return true;
 }

@@ -145,17 +145,4 @@ def words(facts: Facts) -> List[Verdict]:
     return _each_gpu(facts, "words", "streams say by words that data has arrived", said)
 
 
-def nccl(facts: Facts) -> List[Verdict]:
-    """NCCL's version; nothing here needs it."""
-
-    def said(there: HostGpus, ranks: int) -> _Said:
-        if there.nccl_problem:
-            remedy = "install it anew: pip install --force-reinstall nvidia-nccl-cu13, or cu12 as your PyTorch wants it"
-            yield WARNING, there.nccl_problem, remedy
-        elif there.usable:
-            yield OK, f"NCCL {there.nccl}" if there.nccl else "no NCCL: DDL works without it", ""
-
-    return _each_host(facts, "nccl", said)
-
-
-CHECKS = (gpus, links, registering, words, nccl)
+CHECKS = (gpus, links, registering, words)
