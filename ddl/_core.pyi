@@ -134,10 +134,6 @@ class Totals:
 class Call(Generic[T]):
     """One call of the core, ready to be run or started."""
 
-    input: Any
-    output: Any
-    part_lengths: List[int]
-
     def __init__(
         self,
         collective: int,
@@ -162,10 +158,6 @@ class Call(Generic[T]):
         """
     @property
     def result(self) -> T: ...
-    @property
-    def collective(self) -> int: ...
-    @property
-    def op(self) -> int: ...
 
 class Work:
     """An operation under way, as the ``_async`` verbs return it. Any thread may use it."""
@@ -309,11 +301,18 @@ class GpuMemory:
     """Contiguous memory on a GPU, for one call, with the stream behind which it may be read and written."""
 
     def __init__(self, address: int, count: int, dtype: str, stream: int, owner: Any) -> None:
-        """``address``: of ``count`` elements of ``dtype``, a name that ``reduce_arrays`` knows, too.
+        """``address``: of ``count`` elements of ``dtype``: "float32", "complex64".
 
         ``stream``: the driver's handle of what has produced it; 0: the legacy stream. ``owner``: lives until the GPU
         has used it.
         """
+
+def describe_arrays_of(type: type, function: Callable[[Any], Any]) -> None:
+    """Have ``function(array)`` say what an array of ``type`` is, where DLPack does not tell it well.
+
+    That is asked of arrays on a GPU, and of what is not given out. It returns a ``GpuMemory``, another array with the
+    same memory, or None: then DLPack's word counts.
+    """
 
 class GpuBlock:
     """Memory of a GPU that DDL itself allocates."""

@@ -9,7 +9,6 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import ddl
-from ddl.adapter.arrays import memory
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.step_number import StepNumber
@@ -100,13 +99,18 @@ class Gradients:
                 gradient = gradient.copy()
             if gradient is not parameter.grad:
                 parameter.grad = gradient
-            arrays.append(memory("gradients", gradient, ddl.Average))
+            arrays.append(_reals(gradient))
             places.add(place)
         kinds = [(array.shape, array.dtype) for array in arrays]
         if self._fused is None or kinds != self._kinds:
             self._fused, self._kinds = Fused(self._communicator, arrays, name="gradients", advice=_ADVICE), kinds
         ended = self._updates.ended
         self._fused(arrays, StepNumber(ended, f"{ended} updates of a parameter have ended"))
+
+
+def _reals(array: np.ndarray) -> np.ndarray:
+    """Return the same memory, of complex numbers as real ones: arrays that go together are added up as these."""
+    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
 
 
 class AverageGradients:
@@ -151,7 +155,7 @@ class AverageGradients:
 def broadcast(communicator: ddl.Communicator, arrays: List[np.ndarray], root: int) -> None:
     """Overwrite the arrays with those of rank ``root``. Collective, blocking."""
     copies = [packed(array) for array in arrays]
-    broadcast_many_([memory("broadcast", copy) for copy in copies], root=root, communicator=communicator)
+    broadcast_many_([_reals(copy) for copy in copies], root=root, communicator=communicator)
     for array, copy in zip(arrays, copies):
         if array is not copy:
             array[...] = copy

@@ -13,11 +13,12 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.distributed import default_pg_timeout
 
-from ddl_torch._streams import memory
+from ddl.adapter.arrays import describe_arrays_of
+from ddl_torch._streams import is_on_gpu, memory
 
 __all__ = [
     "NEWEST",
-    "for_core",
+    "described",
     "mark_written",
     "never_compile",
     "newer_than_tested",
@@ -63,11 +64,14 @@ def _gives_truth_values() -> bool:
 _GIVES_TRUTH_VALUES = _gives_truth_values()
 
 
-def for_core(tensor: Optional[torch.Tensor]) -> Any:
-    """Return the memory of a contiguous ``tensor`` as what the core can read and write: mostly the tensor itself."""
-    if tensor is not None and not tensor.is_cpu:
+def described(tensor: torch.Tensor) -> Any:
+    """Return the memory of a tensor for the core, where DLPack does not tell it well; None: it does."""
+    if is_on_gpu(tensor):
         return memory(tensor)
-    return tensor if _GIVES_TRUTH_VALUES or tensor is None or tensor.dtype != torch.bool else tensor.numpy()
+    return tensor.numpy() if not _GIVES_TRUTH_VALUES and tensor.dtype == torch.bool else None
+
+
+describe_arrays_of(torch.Tensor, described)
 
 
 def mark_written(tensor: torch.Tensor) -> None:

@@ -16,7 +16,6 @@ from ddl.adapter.calls import check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
 from ddl.adapter.operators import check_type
 from ddl.errors import NotSupported
-from ddl_torch._compat import for_core
 from ddl_torch._streams import GpuTensor, StreamOfCall, is_on_gpu
 from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, writing, written
 from ddl_torch.adasum import adasum_
@@ -115,7 +114,7 @@ def allreduce(
         if summed is not target:
             with writing(summed):
                 summed.copy_(target)
-        return for_core(summed)
+        return summed
 
     def unscaled(_: Any) -> torch.Tensor:
         if summed is not target:

@@ -21,7 +21,6 @@ from ddl import Average, Communicator
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.errors import InvalidState
 from ddl.reduce_op import OpLike, parse_op
-from ddl_torch._compat import for_core
 from ddl_torch._operations import check_op, summable
 from ddl_torch._tensors import Work, alias, from_array, to_array, written
 
@@ -45,7 +44,7 @@ def prepare_allreduce(
     target = alias(tensor, "prepare_allreduce")
     op = parse_op(op, "prepare_allreduce")
     check_op(tensor, "prepare_allreduce", op)
-    run = _of(communicator).prepare_allreduce(for_core(target), op=op, name=name)
+    run = _of(communicator).prepare_allreduce(target, op=op, name=name)
     finish = written(tensor)
     address = tensor.data_ptr()
 

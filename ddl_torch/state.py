@@ -9,7 +9,7 @@ import torch
 import ddl
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
-from ddl_torch._compat import for_core, mark_written
+from ddl_torch._compat import mark_written
 from ddl_torch._streams import is_on_gpu
 from ddl_torch.optimizer import DistributedOptimizer
 
@@ -181,7 +181,7 @@ def _broadcast(tensor: torch.Tensor, root_rank: int, communicator: ddl.Communica
     """Overwrite a tensor of any type and strides, as bytes."""
     target = tensor.detach()
     dense = target.resolve_conj().resolve_neg().contiguous()
-    communicator.broadcast_(for_core(as_bytes(dense)), root=root_rank)
+    communicator.broadcast_(as_bytes(dense), root=root_rank)
     if dense.data_ptr() != target.data_ptr():
         target.copy_(dense)
     mark_written(tensor)

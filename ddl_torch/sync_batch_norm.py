@@ -9,7 +9,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ddl
-from ddl_torch._compat import for_core
 
 __all__ = ["SyncBatchNorm"]
 
@@ -162,5 +161,5 @@ def _moments(x: torch.Tensor, communicator: ddl.Communicator) -> Tuple[torch.Ten
 def _sum(x: torch.Tensor, communicator: ddl.Communicator) -> torch.Tensor:
     """Return the sum of all ranks' ``x``, the same bits on every rank. Collective, blocking."""
     total = x.detach().contiguous().clone()
-    communicator.allreduce_(for_core(total), op=ddl.Sum)
+    communicator.allreduce_(total, op=ddl.Sum)
     return total

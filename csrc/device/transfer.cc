@@ -205,6 +205,8 @@ void Transfer::abandon() {
   gpu_->kick();
 }
 
+void Transfer::follow(bool submitted) { gpu_->follow(shared_from_this(), submitted); }
+
 void Transfer::cancel() {
   cancelled_.store(true, std::memory_order_relaxed);
   abandon();

@@ -56,7 +56,7 @@ struct StagedArray {
   std::vector<Ranges> batches;
 };
 
-class Transfer final : public Stage {
+class Transfer final : public Stage, public std::enable_shared_from_this<Transfer> {
  public:
   // For so long after something has moved, who waits for a transfer only lets other threads run, and does not sleep.
   static constexpr Nanoseconds kAwake = 300 * kMicrosecond;
@@ -72,22 +72,18 @@ class Transfer final : public Stage {
   void check() override;
   void left(uint64_t piece) override;
   void abandon() override;
+  // From now on the GPU's thread looks after it.
+  void follow(bool submitted) override;
+  void cancel() override;
+  bool ended() const override;
+  void sleep(Nanoseconds timeout) override { end_.sleep(timeout); }
+  void finish() override;
+  bool can_wait_on() const override { return streams_take_up_.load(std::memory_order_relaxed); }
+  bool wait_on(StreamHandle stream) override;
 
   Gpu& gpu() const { return *gpu_; }
-  // The operation will not be submitted after all. Before it was begun, or afterwards.
-  void cancel();
-  // Whether the GPU does not use the arrays and the staging any more. Then this thread may give them to others.
-  bool ended() const;
-  // Sleeps until then, or for `timeout`; may return earlier.
-  void sleep(Nanoseconds timeout) { end_.sleep(timeout); }
   // Whether the driver has refused a call in the middle: then nobody knows when the GPU uses the arrays last.
   bool lost() const { return failed_.load(std::memory_order_acquire); }
-  // Whether a stream can wait for the results, or only the host.
-  bool can_wait_on() const { return streams_take_up_.load(std::memory_order_relaxed); }
-  // Lets what `stream` gets from now on wait for the results, and returns true; false if only the host can wait.
-  bool wait_on(StreamHandle stream);
-  // Call when it has ended: from now on this thread sees the results. Throws DriverError if it is lost.
-  void finish();
   // The copies of the arrays; null: there is none.
   char* in_host() const { return in_.host; }
   char* out_host() const { return out_.host; }

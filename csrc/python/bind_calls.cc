@@ -68,9 +68,10 @@ struct PyWork {
   std::shared_ptr<Handle> communicator;
   std::shared_ptr<Operation> operation;
   py::object result;
+  py::object arrays;  // kept until the result is in them, where the operation works on copies
 
   bool done() const { return Handle::done(*operation); }
-  py::object wait(const std::optional<double>& timeout) const {
+  py::object wait(const std::optional<double>& timeout) {
     if (timeout && !(*timeout >= 0)) throw Error(ErrorKind::kInvalidArgument, "wait: a timeout is 0 seconds or more");
     constexpr double kLongest = 1e9;  // seconds; more would not fit into nanoseconds
     const Nanoseconds limit =
@@ -82,6 +83,7 @@ struct PyWork {
       throw Error(ErrorKind::kWaitTimeout, "wait: Timed out after " + std::to_string(*timeout) +
                                                " s; the operation goes on, and nothing is broken: wait again");
     }
+    const py::object over_now = std::move(arrays);  // let go last: that may run the user's code
     return result;
   }
   bool can_wait_on() const { return Handle::can_wait_on(*operation); }
@@ -137,21 +139,25 @@ py::object run(Handle& handle, const PyCall& call, const std::string& label) {
 std::shared_ptr<PyWork> start(std::shared_ptr<Handle> handle, const PyCall& call, const std::string& label) {
   const auto operation = handle->operation(call.call, call.input, call.output);
   operation->label = label;
-  handle->start(operation, py::make_tuple(call.input, call.output, call.call.residual));
-  return std::make_shared<PyWork>(PyWork{std::move(handle), operation, call.result});
+  const py::object arrays = py::make_tuple(call.input, call.output, call.call.residual);
+  handle->start(operation, arrays);
+  return std::make_shared<PyWork>(
+      PyWork{std::move(handle), operation, call.result, operation->stage == nullptr ? py::none() : arrays});
 }
 
 // Runs a call whose arrays say all, without sleep. Null if it is done. Else what is under way; it keeps the arrays.
 std::shared_ptr<PyWork> attempt(std::shared_ptr<Handle> handle, const PyCall& call) {
   const auto operation = handle->reuse_last(call.call, call.input, call.output);
   if (handle->run(operation, false)) return nullptr;
-  return std::make_shared<PyWork>(PyWork{std::move(handle), operation, py::make_tuple(call.input, call.output)});
+  const py::object arrays = py::make_tuple(call.input, call.output);
+  return std::make_shared<PyWork>(PyWork{std::move(handle), operation, arrays, arrays});
 }
 
 // --- prepared operations ------------------------------------------------------------------------------------------
 
-// A prepared call on a buffer on a GPU: its owner is asked each time what must come before.
-struct PreparedOnGpu {
+// A prepared call that works on a copy of its buffer, and is made anew each time: the owner of one on a GPU is asked
+// what must come before, and narrow integers are widened.
+struct MadeAnew {
   Call call;
   std::string label;
 };
@@ -161,9 +167,9 @@ struct Prepared {
   vectorcallfunc call;
   PyObject* communicator;
   PyObject* buffer;
-  PyObject* residual;                     // kept alive
-  std::shared_ptr<Operation> operation;   // null for a buffer on a GPU
-  std::unique_ptr<PreparedOnGpu> on_gpu;  // null for any other
+  PyObject* residual;                    // kept alive
+  std::shared_ptr<Operation> operation;  // null if it is made anew
+  std::unique_ptr<MadeAnew> anew;        // null if not
 };
 
 PyTypeObject* prepared_type = nullptr;
@@ -182,10 +188,10 @@ PyObject* call_prepared(PyObject* self, PyObject* const*, size_t n, PyObject* ke
   }
   return translated([&]() -> PyObject* {
     Handle& handle = handle_of(prepared->communicator);
-    if (prepared->on_gpu != nullptr) {
+    if (prepared->anew != nullptr) {
       const py::object buffer = borrowed(prepared->buffer);
-      const auto operation = handle.operation(prepared->on_gpu->call, buffer, buffer);
-      operation->label = prepared->on_gpu->label;
+      const auto operation = handle.operation(prepared->anew->call, buffer, buffer);
+      operation->label = prepared->anew->label;
       handle.run(operation);
     } else {
       if (!prepared->operation->work.done()) {
@@ -211,17 +217,17 @@ PyObject* prepare(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
     call.residual = borrowed(arguments[4]);
     const py::object buffer = borrowed(arguments[1]);
     std::shared_ptr<Operation> operation;
-    std::unique_ptr<PreparedOnGpu> on_gpu;
-    if (Handle::on_gpu(buffer)) {
-      on_gpu = std::make_unique<PreparedOnGpu>(PreparedOnGpu{call, label});
-    } else {
-      operation = handle_of(self).prepared(call, buffer);
+    std::unique_ptr<MadeAnew> anew;
+    if (!Handle::on_gpu(buffer)) operation = handle_of(self).prepared(call, buffer);
+    if (operation != nullptr) {
       operation->label = label;
+    } else {
+      anew = std::make_unique<MadeAnew>(MadeAnew{call, label});
     }
     auto* const prepared = reinterpret_cast<Prepared*>(prepared_type->tp_alloc(prepared_type, 0));
     if (prepared == nullptr) throw py::error_already_set();
     new (&prepared->operation) std::shared_ptr<Operation>(std::move(operation));
-    new (&prepared->on_gpu) std::unique_ptr<PreparedOnGpu>(std::move(on_gpu));
+    new (&prepared->anew) std::unique_ptr<MadeAnew>(std::move(anew));
     prepared->call = call_prepared;
     ++handle_of(self).prepared_operations;
     Py_INCREF(self);
@@ -238,7 +244,7 @@ void drop_prepared(PyObject* self) {
   auto* const prepared = reinterpret_cast<Prepared*>(self);
   PyTypeObject* const type = Py_TYPE(self);
   prepared->operation.~shared_ptr();
-  prepared->on_gpu.~unique_ptr();
+  prepared->anew.~unique_ptr();
   if (prepared->communicator != nullptr) --handle_of(prepared->communicator).prepared_operations;
   Py_XDECREF(prepared->communicator);
   Py_XDECREF(prepared->buffer);
@@ -250,8 +256,8 @@ void drop_prepared(PyObject* self) {
 PyObject* describe_prepared(PyObject* self) {
   auto* const prepared = reinterpret_cast<Prepared*>(self);
   return translated([&]() -> PyObject* {
-    const std::string text = prepared->on_gpu != nullptr
-                                 ? std::string(name(prepared->on_gpu->call.collective)) + " on a GPU"
+    const std::string text = prepared->anew != nullptr
+                                 ? std::string(name(prepared->anew->call.collective)) + ", made anew each time"
                                  : prepared->operation->descriptor.text();
     return py::str("<ddl.PreparedOperation: " + text + ">").release().ptr();
   });
@@ -302,13 +308,7 @@ void bind_calls(py::module_& m, py::class_<Handle, std::shared_ptr<Handle>>& com
            py::kw_only(), py::arg("op") = 0, py::arg("root") = 0, py::arg("part_lengths") = py::none(),
            py::arg("bytes") = 0, py::arg("sizes_for") = 0, py::arg("count_differs") = false,
            py::arg("residual") = py::none())
-      .def_property_readonly("collective", [](const PyCall& call) { return static_cast<int>(call.call.collective); })
-      .def_property_readonly("op", [](const PyCall& call) { return static_cast<int>(call.call.op); })
-      .def_readwrite("input", &PyCall::input)
-      .def_readwrite("output", &PyCall::output)
-      .def_property(
-          "part_lengths", [](const PyCall& call) { return call.call.part_lengths; },
-          [](PyCall& call, std::vector<uint64_t> lengths) { call.call.part_lengths = std::move(lengths); });
+      .def_readonly("result", &PyCall::result);
   communicator.def("run", &run, py::arg("call"), py::arg("label") = "");
   communicator.def("start", &start, py::arg("call"), py::arg("label") = "");
   communicator.def("attempt", &attempt, py::arg("call"));

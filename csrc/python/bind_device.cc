@@ -8,8 +8,8 @@
 
 #include "device/driver.h"
 #include "device/survey.h"
-#include "python/array_view.h"
 #include "python/bindings.h"
+#include "python/memory.h"
 #include "reduce/dtype.h"
 
 namespace py = pybind11;
@@ -62,7 +62,7 @@ GpuMemory make_memory(uintptr_t address, uint64_t count, const std::string& dtyp
   GpuMemory memory;
   memory.address = address;
   memory.count = count;
-  if (!parse(dtype.c_str(), &memory.dtype)) refuse("dtype", "there is no type '" + dtype + "'");
+  memory.type = element_type_named(dtype);
   memory.stream = stream_handle(stream);
   memory.owner = std::move(owner);
   return memory;
@@ -78,6 +78,9 @@ void bind_device(py::module_& m) {
   py::class_<GpuMemory>(m, "GpuMemory", "Contiguous memory on a GPU, and the stream behind which it may be used.")
       .def(py::init(&make_memory), py::arg("address"), py::arg("count"), py::arg("dtype"), py::arg("stream"),
            py::arg("owner"));
+  m.def("describe_arrays_of", &describe_arrays_of, py::arg("type"), py::arg("function"),
+        "Have function(array) say what an array of a type is, where DLPack does not tell: a GpuMemory or a numpy\n"
+        "array; or None, and DLPack is asked.");
   bind_survey(m);
 }
 

@@ -10,9 +10,9 @@
 
 #include "base/process.h"
 #include "device/gpu_block.h"
-#include "python/array_view.h"
 #include "python/bindings.h"
 #include "python/dlpack.h"
+#include "python/memory.h"
 
 namespace py = pybind11;
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "python/array_view.h"
 #include "python/bindings.h"
+#include "python/memory.h"
 #include "reduce/copy.h"
 
 namespace py = pybind11;
@@ -22,7 +22,7 @@ namespace {
 class Pieces {
  public:
   Pieces(const py::object& flat, std::vector<size_t> numbers, std::vector<uint64_t> counts)
-      : flat_(view_of(flat, "flat", true)), numbers_(std::move(numbers)), counts_(std::move(counts)) {
+      : flat_(host_memory_of(flat, "flat", true)), numbers_(std::move(numbers)), counts_(std::move(counts)) {
     uint64_t total = 0;
     for (const uint64_t count : counts_) total += count;
     if (numbers_.size() != counts_.size() || total != flat_.count) {
@@ -31,47 +31,47 @@ class Pieces {
   }
 
   void pack(const py::list& arrays) const {
-    const std::vector<ArrayView> views = views_of(arrays);
+    const std::vector<Memory> memories = memories_of(arrays);
     const py::gil_scoped_release released;
     char* at = flat_.data;
-    for (const ArrayView& view : views) {
-      copy(at, view.data, view.bytes());
-      at += view.bytes();
+    for (const Memory& memory : memories) {
+      copy(at, memory.data, memory.bytes());
+      at += memory.bytes();
     }
   }
 
   void unpack(const py::list& arrays) const {
-    const std::vector<ArrayView> views = views_of(arrays);
+    const std::vector<Memory> memories = memories_of(arrays);
     const py::gil_scoped_release released;
     const char* at = flat_.data;
-    for (const ArrayView& view : views) {
-      copy(view.data, at, view.bytes());
-      at += view.bytes();
+    for (const Memory& memory : memories) {
+      copy(memory.data, at, memory.bytes());
+      at += memory.bytes();
     }
   }
 
  private:
   // What is packed is unpacked later. So an array that cannot be written is refused before anything is sent.
-  std::vector<ArrayView> views_of(const py::list& arrays) const {
-    std::vector<ArrayView> views;
-    views.reserve(numbers_.size());
+  std::vector<Memory> memories_of(const py::list& arrays) const {
+    std::vector<Memory> memories;
+    memories.reserve(numbers_.size());
     for (size_t i = 0; i < numbers_.size(); ++i) {
       const std::string name = "array " + std::to_string(numbers_[i]);
       if (numbers_[i] >= arrays.size()) {
         throw Error(ErrorKind::kInvalidArgument, name + " is missing: there are " + std::to_string(arrays.size()));
       }
-      views.push_back(view_of(arrays[numbers_[i]], name.c_str(), true));
-      const ArrayView& view = views.back();
-      if (view.count != counts_[i] || view.dtype != flat_.dtype) {
-        throw Error(ErrorKind::kInvalidArgument, name + " is " + std::to_string(view.count) + " x " +
-                                                     ddl::name(view.dtype) + ", but was " +
-                                                     std::to_string(counts_[i]) + " x " + ddl::name(flat_.dtype));
+      memories.push_back(host_memory_of(arrays[numbers_[i]], name.c_str(), true));
+      const Memory& memory = memories.back();
+      if (memory.count != counts_[i] || !(memory.type == flat_.type)) {
+        throw Error(ErrorKind::kInvalidArgument, name + " is " + std::to_string(memory.count) + " x " +
+                                                     memory.type.name() + ", but was " + std::to_string(counts_[i]) +
+                                                     " x " + flat_.type.name());
       }
     }
-    return views;
+    return memories;
   }
 
-  const ArrayView flat_;
+  const Memory flat_;
   const std::vector<size_t> numbers_;
   const std::vector<uint64_t> counts_;
 };

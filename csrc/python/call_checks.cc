@@ -48,7 +48,7 @@ uint64_t sum(const std::vector<uint64_t>& lengths, size_t first, size_t stride, 
   return total;
 }
 
-void check_count(const char* what, const char* which, const ArrayView* view, uint64_t wanted) {
+void check_count(const char* what, const char* which, const Memory* view, uint64_t wanted) {
   if (view == nullptr || view->count == wanted) return;
   refuse(what, std::string(which) + " has " + std::to_string(view->count) + " elements, but the lengths of its " +
                    "blocks sum to " + std::to_string(wanted));
@@ -100,7 +100,7 @@ void check_given(const Call& call, bool input, bool output, int rank) {
   if (lacks(needed.output, output)) refuse(name(call.collective), "rank " + std::to_string(rank) + " gave no output");
 }
 
-void check_lengths(const Call& call, const ArrayView* input, const ArrayView* output, int rank, int size) {
+void check_lengths(const Call& call, const Memory* input, const Memory* output, int rank, int size) {
   if (!in_blocks(call.collective)) return;
   const char* const what = name(call.collective);
   const std::vector<uint64_t>& lengths = call.part_lengths;

@@ -20,6 +20,6 @@ void check_root(const Call& call, int rank, int size);
 // The buffers that `rank` must give to this call.
 void check_given(const Call& call, bool input, bool output, int rank);
 // Whether the lengths of blocks fit the buffers' elements. Null: there is no such buffer.
-void check_lengths(const Call& call, const ArrayView* input, const ArrayView* output, int rank, int size);
+void check_lengths(const Call& call, const Memory* input, const Memory* output, int rank, int size);
 
 }  // namespace ddl

@@ -6,6 +6,7 @@
 
 #include "python/call_checks.h"
 #include "python/gil.h"
+#include "reduce/widen.h"
 
 namespace py = pybind11;
 
@@ -17,8 +18,17 @@ constexpr Nanoseconds kPatience = 5 * kSecond;  // with a GPU that does not answ
 
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
 
-// Whether a sum that is divided afterwards may leave the type. (Of 64 bits there is no wider one.)
-bool wraps(DType dtype) { return dtype >= DType::kInt8 && dtype <= DType::kUInt64 && element_size(dtype) < 8; }
+bool reduces(Collective collective) {
+  return collective == Collective::kAllreduce || collective == Collective::kReduce ||
+         collective == Collective::kReducescatter;
+}
+
+// As users write it.
+std::string operator_name(ReduceOp op) {
+  std::string text = name(op);
+  text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return "ddl." + text;
+}
 
 }  // namespace
 
@@ -75,57 +85,74 @@ void Handle::shutdown() {
   set_milestone(std::numeric_limits<uint64_t>::max(), py::none());
 }
 
-Handle::Views Handle::look_at(const Call& call, const py::object& input, const py::object& output) const {
+Handle::Arrays Handle::look_at(const Call& call, const py::object& input, const py::object& output) const {
   try {
-    return views_of(call, input, output);
+    return arrays_of(call, input, output);
   } catch (const DriverError& error) {
     driver_has_refused(error);
   }
 }
 
-Handle::Views Handle::views_of(const Call& call, const py::object& input, const py::object& output) const {
+Handle::Arrays Handle::arrays_of(const Call& call, const py::object& input, const py::object& output) const {
   const char* const what = name(call.collective);
-  Views views;
+  Arrays arrays;
   const bool in_place = output.is(input);
-  views.has_in = !input.is_none();
-  views.has_out = !output.is_none();
-  if (!views.has_in || !views.has_out) check_given(call, views.has_in, views.has_out, native_->rank());
-  if (views.has_in) views.in = view_anywhere(input, what, in_place);
+  arrays.has_in = !input.is_none();
+  arrays.has_out = !output.is_none();
+  if (!arrays.has_in || !arrays.has_out) check_given(call, arrays.has_in, arrays.has_out, native_->rank());
+  if (arrays.has_in) arrays.in = memory_of(input, what, in_place);
   if (in_place) {
-    views.out = views.in;
-  } else if (views.has_out) {
-    views.out = view_anywhere(output, what, true);
+    arrays.out = arrays.in;
+  } else if (arrays.has_out) {
+    arrays.out = memory_of(output, what, true);
   }
-  if (views.has_in && views.has_out && !in_place) {
-    if (views.in.dtype != views.out.dtype) {
-      refuse(what, std::string("input is ") + name(views.in.dtype) + " but the target is " + name(views.out.dtype));
+  if (arrays.has_in && arrays.has_out && !in_place) {
+    if (!(arrays.in.type == arrays.out.type)) {
+      refuse(what, "input is " + arrays.in.type.name() + " but the target is " + arrays.out.type.name());
     }
-    if (!in_blocks(call.collective) && views.in.count != views.out.count) {
-      refuse(what, "input has " + std::to_string(views.in.count) + " elements but the target has " +
-                       std::to_string(views.out.count));
+    if (!in_blocks(call.collective) && arrays.in.count != arrays.out.count) {
+      refuse(what, "input has " + std::to_string(arrays.in.count) + " elements but the target has " +
+                       std::to_string(arrays.out.count));
     }
   }
-  if (call.op == ReduceOp::kAverage && views.any().dtype == DType::kBool && (views.has_in || views.has_out)) {
+  const ElementType type = arrays.any().type;
+  if (call.op == ReduceOp::kAverage && type.dtype == DType::kBool && (arrays.has_in || arrays.has_out)) {
     throw Error(ErrorKind::kInvalidArgument, "bool has no average; use op=Min (all) or op=Max (any)");
   }
-  if (call.op == ReduceOp::kAverage && views.has_in && wraps(views.in.dtype)) {  // ddl/_comm/wide_average.py goes on
-    refuse(what, std::string("numbers of ") + name(views.in.dtype) +
-                     " may add up to more than the type holds before they are divided; pass them as int64");
+  if (type.is_complex() && reduces(call.collective) && call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) {
+    refuse(what,
+           "complex numbers can be averaged and summed; op=" + operator_name(call.op) + " is not defined for them");
   }
+  if (call.op == ReduceOp::kAverage && arrays.has_in && is_narrow(type.dtype)) widen(what, &arrays);
   if (call.residual && !call.residual.is_none()) {
-    const ArrayView residual = view_of(call.residual, "residual", true);
-    if (residual.dtype != DType::kFloat32 || residual.count != views.any().count) {
-      refuse(what, "the residual is " + std::to_string(residual.count) + " of " + name(residual.dtype) +
-                       "; it must be " + std::to_string(views.any().count) + " of float32");
+    const Memory residual = host_memory_of(call.residual, "residual", true);
+    if (!(residual.type == ElementType{DType::kFloat32, 1}) || residual.count != arrays.any().numbers()) {
+      refuse(what, "the residual is " + std::to_string(residual.count) + " of " + residual.type.name() +
+                       "; it must be " + std::to_string(arrays.any().numbers()) + " of float32");
     }
-    views.residual = residual.data;
+    arrays.residual = residual.data;
   }
-  return views;
+  return arrays;
 }
 
-// The length of each block, if the arrays hold exactly the blocks. 0 if there are no blocks.
-uint64_t Handle::block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size) {
-  const uint64_t in = views.in.count, out = views.out.count;
+// The operation gets copies of the arrays, of 64 bits.
+void Handle::widen(const char* what, Arrays* arrays) {
+  Memory &in = arrays->in, &out = arrays->out;
+  const std::string type = in.type.name();
+  if (arrays->on_gpu()) {
+    refuse(what, "numbers of " + type +
+                     " may add up to more than the type holds before they are divided; pass them as int64");
+  }
+  arrays->widened = std::make_shared<WideAverage>(in.type.dtype, in.data, in.count,
+                                                  arrays->has_out ? out.data : nullptr, out.count);
+  in.data = arrays->widened->in();
+  if (arrays->has_out) out.data = arrays->widened->out();
+  in.type.dtype = out.type.dtype = DType::kInt64;
+}
+
+// The length of each block in numbers, if the arrays hold exactly the blocks. 0 if there are no blocks.
+uint64_t Handle::block_length(Collective collective, const Arrays& arrays, uint64_t rank, uint64_t size) {
+  const uint64_t in = arrays.in.count, out = arrays.out.count;
   uint64_t part = 0, wanted = 0;
   switch (collective) {
     case Collective::kAllgather:
@@ -157,15 +184,16 @@ uint64_t Handle::block_length(Collective collective, const Views& views, uint64_
                                  " elements each)");
   }
   // The only overlap that is allowed: the smaller array is this rank's own block of the larger.
-  const char *const a = views.in.data, *const b = views.out.data;
-  const bool apart = a + views.in.bytes() <= b || b + views.out.bytes() <= a;
-  const uint64_t own = rank * part * element_size(views.in.dtype);
+  const char *const a = arrays.in.data, *const b = arrays.out.data;
+  const bool apart = a + arrays.in.bytes() <= b || b + arrays.out.bytes() <= a;
+  const uint64_t width = arrays.in.type.width;
+  const uint64_t own = rank * part * width * element_size(arrays.in.type.dtype);
   const bool own_block = (collective == Collective::kAllgather && a == b + own) ||
                          (collective == Collective::kReducescatter && b == a + own);
   if (!apart && !own_block) {
     refuse(name(collective), "out overlaps the input, other than as this rank's own block; pass another array");
   }
-  return part;
+  return part * width;
 }
 
 // Call before an operation is taken from the pool: the planner is Python, so other threads may use the pool
@@ -192,39 +220,41 @@ void Handle::renew(Operation* operation) {
 }
 
 // The operation has the lengths of its blocks already.
-void Handle::fill(Operation* operation, const Call& call, const Views& views) {
+void Handle::fill(Operation* operation, const Call& call, const Arrays& arrays) {
   Descriptor& d = operation->descriptor;
   d.collective = call.collective;
   d.root = call.root;
   d.op = call.op;
   d.sizes_for = static_cast<uint8_t>(call.sizes_for);
-  if (views.has_in || views.has_out) {
-    const ArrayView& any = views.any();
-    d.dtype = any.dtype;
-    operation->count = any.count;
-    operation->bytes = call.bytes != 0 ? call.bytes : std::max(views.in.bytes(), views.out.bytes());
+  if (arrays.has_in || arrays.has_out) {
+    const Memory& any = arrays.any();
+    d.dtype = any.type.dtype;
+    operation->count = any.numbers();
+    operation->bytes = call.bytes != 0 ? call.bytes : std::max(arrays.in.bytes(), arrays.out.bytes());
     const std::vector<uint64_t>& parts = operation->part_lengths;
-    d.count = call.count_differs ? 0 : parts.size() == 1 ? parts[0] : any.count;
+    d.count = call.count_differs ? 0 : parts.size() == 1 ? parts[0] : any.numbers();
   }
-  point(operation, views);
+  point(operation, arrays);
   native_->prepare(operation);
-  if (views.on_gpu()) stage(operation, views);
+  if (arrays.on_gpu()) stage(operation, arrays);
+  if (arrays.widened != nullptr) operation->stage = arrays.widened;
 }
 
-void Handle::point(Operation* operation, const Views& views) {
-  operation->input = views.has_in ? views.in.data : nullptr;
-  operation->output = views.has_out ? views.out.data : nullptr;
-  operation->residual = views.residual;
+void Handle::point(Operation* operation, const Arrays& arrays) {
+  operation->input = arrays.has_in ? arrays.in.data : nullptr;
+  operation->output = arrays.has_out ? arrays.out.data : nullptr;
+  operation->residual = arrays.residual;
 }
 
 std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object& input, const py::object& output) {
   plan(call);
-  const Views views = look_at(call, input, output);
-  check_lengths(call, views.has_in ? &views.in : nullptr, views.has_out ? &views.out : nullptr, native_->rank(),
+  const Arrays arrays = look_at(call, input, output);
+  check_lengths(call, arrays.has_in ? &arrays.in : nullptr, arrays.has_out ? &arrays.out : nullptr, native_->rank(),
                 native_->size());
   std::shared_ptr<Operation> operation = pool_->take();
   operation->part_lengths = call.part_lengths;
-  fill(operation.get(), call, views);
+  for (uint64_t& length : operation->part_lengths) length *= arrays.any().type.width;
+  fill(operation.get(), call, arrays);
   return operation;
 }
 
@@ -232,34 +262,35 @@ std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& 
   if (in_blocks(call.collective))
     refuse(name(call.collective), "it cannot be prepared: its buffers are not the same");
   plan(call);
-  const Views views = look_at(call, buffer, buffer);
+  const Arrays arrays = look_at(call, buffer, buffer);
+  if (arrays.copied()) return nullptr;
   auto operation = std::make_shared<Operation>();
-  fill(operation.get(), call, views);
+  fill(operation.get(), call, arrays);
   return operation;
 }
 
 std::shared_ptr<Operation> Handle::reuse_last(const Call& call, const py::object& input, const py::object& output) {
   std::shared_ptr<Operation>& last = last_[static_cast<size_t>(call.collective)];
   plan(call);
-  const Views views = look_at(call, input, output);
-  const uint64_t part = block_length(call.collective, views, static_cast<uint64_t>(native_->rank()),
+  const Arrays arrays = look_at(call, input, output);
+  const uint64_t part = block_length(call.collective, arrays, static_cast<uint64_t>(native_->rank()),
                                      static_cast<uint64_t>(native_->size()));
-  const bool free = last != nullptr && last.use_count() == 1 && !views.on_gpu();  // else another thread uses it
+  const bool free = last != nullptr && last.use_count() == 1 && !arrays.copied();  // else another thread uses it
   if (free && last->descriptor.root == call.root && last->descriptor.op == call.op &&
-      last->descriptor.dtype == views.any().dtype && last->count == views.any().count &&
+      last->descriptor.dtype == arrays.any().type.dtype && last->count == arrays.any().numbers() &&
       (last->part_lengths.empty() || last->part_lengths[0] == part)) {
-    point(last.get(), views);
+    point(last.get(), arrays);
     if (last->edition != native_->edition()) native_->prepare(last.get());
     return last;
   }
-  const bool first = last == nullptr && !views.on_gpu();
+  const bool first = last == nullptr && !arrays.copied();
   const std::shared_ptr<Operation> operation = first ? std::make_shared<Operation>() : free ? last : pool_->take();
   if (in_blocks(call.collective)) {
     operation->part_lengths.assign(1, part);
   } else {
     operation->part_lengths.clear();
   }
-  fill(operation.get(), call, views);
+  fill(operation.get(), call, arrays);
   if (first) last = operation;
   return operation;
 }
@@ -277,7 +308,7 @@ bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
   try {
     done = native_->run(operation, &caller);
   } catch (...) {
-    if (operation->stage != nullptr) static_cast<Transfer&>(*operation->stage).cancel();
+    if (operation->stage != nullptr) operation->stage->cancel();
     throw;
   }
   caller.finish();
@@ -313,8 +344,7 @@ bool Handle::wait(Operation& operation, Nanoseconds timeout) {
 }
 
 bool Handle::done(const Operation& operation) {
-  const auto* const transfer = static_cast<const Transfer*>(operation.stage.get());
-  return operation.work.done() && (transfer == nullptr || transfer->ended());
+  return operation.work.done() && (operation.stage == nullptr || operation.stage->ended());
 }
 
 }  // namespace ddl

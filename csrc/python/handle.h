@@ -12,7 +12,8 @@
 
 #include "engine/communicator.h"
 #include "engine/operation_pool.h"
-#include "python/array_view.h"
+#include "engine/wide_average.h"
+#include "python/memory.h"
 
 namespace ddl {
 
@@ -52,7 +53,8 @@ class Handle {
                                        const pybind11::object& output);
   // Whether an array is on a GPU.
   static bool on_gpu(const pybind11::object& array);
-  // The same, in place, for a call that is made many times. The buffer is in memory of the host.
+  // The same, in place, for a call that is made many times. The buffer is in memory of the host. Null if the
+  // operation works on a copy of it, so that it has to be made anew each time.
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
   // The same, for a blocking call that is probably like the last one of its collective. The arrays say all sizes.
   std::shared_ptr<Operation> reuse_last(const Call& call, const pybind11::object& input,
@@ -62,8 +64,8 @@ class Handle {
   // Submits and returns; `kept` lives at least as long as the operation needs it.
   void start(const std::shared_ptr<Operation>& operation, const pybind11::object& kept);
   bool wait(Operation& operation, Nanoseconds timeout);
-  // Call when the operation has ended well. Returns when results are on the GPU, if they belong there; false if that
-  // took longer than `timeout` (below 0: the operation's own, after which the communicator has failed).
+  // Call when the operation has ended well. Returns when results are where they belong, on a GPU perhaps; false if
+  // that took longer than `timeout` (below 0: the operation's own, after which the communicator has failed).
   bool finish_stage(Operation& operation, Nanoseconds timeout);
   // Lets `stream`, the driver's handle of one, wait for the results on a GPU, and returns true; false if only the
   // host can wait. The operation may fail afterwards: then the next call throws, and the results are undefined.
@@ -82,34 +84,36 @@ class Handle {
 
  private:
   // The arrays of a call.
-  struct Views {
-    ArrayView in, out;
+  struct Arrays {
+    Memory in, out;
     char* residual = nullptr;
     bool has_in = false, has_out = false;
-    const ArrayView& any() const { return has_in ? in : out; }
+    std::shared_ptr<WideAverage> widened;  // whose copies `in` and `out` are then
+    const Memory& any() const { return has_in ? in : out; }
     bool on_gpu() const { return in.on_gpu != nullptr || out.on_gpu != nullptr; }
+    bool copied() const { return on_gpu() || widened != nullptr; }
   };
-  static uint64_t block_length(Collective collective, const Views& views, uint64_t rank, uint64_t size);
+  static uint64_t block_length(Collective collective, const Arrays& arrays, uint64_t rank, uint64_t size);
   void plan(const Call& call);
   void pass_milestone() {
     if (native_->submitted() >= milestone_) call_at_milestone();
   }
   void call_at_milestone();
-  void fill(Operation* operation, const Call& call, const Views& views);
-  static void point(Operation* operation, const Views& views);
+  void fill(Operation* operation, const Call& call, const Arrays& arrays);
+  static void point(Operation* operation, const Arrays& arrays);
   CopyStreams* streams_of(const std::shared_ptr<Gpu>& gpu, bool messages);
   // Begins the way of arrays on a GPU to the host and back.
-  void stage(Operation* operation, const Views& views);
+  void stage(Operation* operation, const Arrays& arrays);
   // If it throws, nothing will ever come of what is staged.
   void submit(const std::shared_ptr<Operation>& operation);
-  // From now on the GPU's thread looks after what is staged, if anything is. `submitted`: the operation was, and the
-  // caller does not wait for it here: streams may.
+  // See Stage::follow and Stage::cancel, if it has one.
   static void follow_stage(const Operation& operation, bool submitted);
   static void cancel_stage(const Operation& operation);
   // Lets go of arrays that no GPU uses any more.
   void sweep();
-  Views look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
-  Views views_of(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
+  Arrays look_at(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
+  Arrays arrays_of(const Call& call, const pybind11::object& input, const pybind11::object& output) const;
+  static void widen(const char* what, Arrays* arrays);
   // Throws the error; if the GPU has failed for good, all ranks are told.
   [[noreturn]] void driver_has_refused(const DriverError& error) const;
 
@@ -127,7 +131,7 @@ class Handle {
   };
   std::vector<UsedGpu> used_;
   std::unique_ptr<OperationPool> pool_;
-  std::array<std::shared_ptr<Operation>, 16> last_;  // of `again`, by collective
+  std::array<std::shared_ptr<Operation>, 16> last_;  // of `reuse_last`, by collective
   pybind11::object planner_ = pybind11::none();
   uint64_t milestone_ = std::numeric_limits<uint64_t>::max();
   pybind11::object at_milestone_ = pybind11::none();

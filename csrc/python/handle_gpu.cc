@@ -50,11 +50,11 @@ std::vector<Ranges> ranges_of_batches(const Operation& operation, BufferId buffe
 }
 
 // An array of an operation as its transfer needs it; nothing if it is in memory of the host.
-StagedArray staged_array(const ArrayView& view, const Operation& operation, BufferId buffer, const Batches& batches) {
+StagedArray staged_array(const Memory& memory, const Operation& operation, BufferId buffer, const Batches& batches) {
   StagedArray array;
-  if (view.on_gpu == nullptr) return array;
-  array.device = reinterpret_cast<DevicePointer>(view.data);
-  array.bytes = view.bytes();
+  if (memory.on_gpu == nullptr) return array;
+  array.device = reinterpret_cast<DevicePointer>(memory.data);
+  array.bytes = memory.bytes();
   array.batches = ranges_of_batches(operation, buffer, batches);
   return array;
 }
@@ -81,7 +81,7 @@ CopyStreams* Handle::streams_of(const std::shared_ptr<Gpu>& gpu, bool messages) 
 }
 
 bool Handle::can_wait_on(const Operation& operation) {
-  return operation.stage != nullptr && static_cast<const Transfer&>(*operation.stage).can_wait_on();
+  return operation.stage != nullptr && operation.stage->can_wait_on();
 }
 
 bool Handle::wait_on(Operation& operation, uintptr_t stream) {
@@ -89,15 +89,15 @@ bool Handle::wait_on(Operation& operation, uintptr_t stream) {
   sweep();
   if (operation.work.done()) operation.work.check();
   try {
-    return let_go([&] { return static_cast<Transfer&>(*operation.stage).wait_on(stream_handle(stream)); });
+    return let_go([&] { return operation.stage->wait_on(stream_handle(stream)); });
   } catch (const DriverError& error) {
     driver_has_refused(error);
   }
 }
 
-void Handle::stage(Operation* operation, const Views& views) {
+void Handle::stage(Operation* operation, const Arrays& arrays) {
   const char* const what = name(operation->descriptor.collective);
-  const ArrayView &in = views.in, &out = views.out;
+  const Memory &in = arrays.in, &out = arrays.out;
   const OnGpu& place = in.on_gpu != nullptr ? *in.on_gpu : *out.on_gpu;
   const std::shared_ptr<Gpu>& gpu = place.gpu;
   if (out.on_gpu != nullptr && out.on_gpu->gpu != gpu) {
@@ -105,16 +105,16 @@ void Handle::stage(Operation* operation, const Views& views) {
                      std::to_string(out.on_gpu->gpu->device()));
   }
   std::vector<StreamHandle> producers;
-  for (const ArrayView* view : {&in, &out}) {
-    if (view->on_gpu != nullptr && view->on_gpu->ordered) producers.push_back(view->on_gpu->stream);
+  for (const Memory* memory : {&in, &out}) {
+    if (memory->on_gpu != nullptr && memory->on_gpu->ordered) producers.push_back(memory->on_gpu->stream);
   }
   StagedArray down, up;
   size_t ranges = 0;
-  if (views.has_in) ranges = ranges_of(*operation, BufferId::kInput, 0).size();
-  if (views.has_out) ranges = std::max(ranges, ranges_of(*operation, BufferId::kOutput, 0).size());
+  if (arrays.has_in) ranges = ranges_of(*operation, BufferId::kInput, 0).size();
+  if (arrays.has_out) ranges = std::max(ranges, ranges_of(*operation, BufferId::kOutput, 0).size());
   const Batches batches = Batches::of(operation->pieces, ranges);
-  if (views.has_in) down = staged_array(in, *operation, BufferId::kInput, batches);
-  if (views.has_out) up = staged_array(out, *operation, BufferId::kOutput, batches);
+  if (arrays.has_in) down = staged_array(in, *operation, BufferId::kInput, batches);
+  if (arrays.has_out) up = staged_array(out, *operation, BufferId::kOutput, batches);
   try {
     const bool ordered = operation->descriptor.collective < Collective::kSend;
     CopyStreams* const streams = streams_of(gpu, !ordered);
@@ -128,8 +128,8 @@ void Handle::stage(Operation* operation, const Views& views) {
   } catch (const DriverError& error) {
     driver_has_refused(error);
   }
-  for (const ArrayView* view : {&in, &out}) {
-    if (view->on_gpu != nullptr && view->on_gpu->gate != nullptr) view->on_gpu->gate->pass();
+  for (const Memory* memory : {&in, &out}) {
+    if (memory->on_gpu != nullptr && memory->on_gpu->gate != nullptr) memory->on_gpu->gate->pass();
   }
   std::string slow = Slabs::process().take_refusal();
   if (!slow.empty()) {
@@ -144,14 +144,12 @@ void Handle::stage(Operation* operation, const Views& views) {
 }
 
 void Handle::follow_stage(const Operation& operation, bool submitted) {
-  if (operation.stage == nullptr) return;
-  const auto transfer = std::static_pointer_cast<Transfer>(operation.stage);
-  let_go([&] { transfer->gpu().follow(transfer, submitted); });
+  if (operation.stage != nullptr) let_go([&] { operation.stage->follow(submitted); });
 }
 
 void Handle::cancel_stage(const Operation& operation) {
   if (operation.stage == nullptr) return;
-  static_cast<Transfer&>(*operation.stage).cancel();
+  operation.stage->cancel();
   follow_stage(operation, false);
 }
 
@@ -182,7 +180,7 @@ void Handle::sweep() {
 bool Handle::finish_stage(Operation& operation, Nanoseconds timeout) {
   if (operation.stage == nullptr) return true;
   constexpr Nanoseconds kSignals = 100 * kMillisecond;  // so often the user may interrupt
-  Transfer& transfer = static_cast<Transfer&>(*operation.stage);
+  Stage& stage = *operation.stage;
   const Nanoseconds deadline = now_ns() + (timeout < 0 ? operation.timeout : timeout);
   {
     GilCaller caller;
@@ -190,14 +188,14 @@ bool Handle::finish_stage(Operation& operation, Nanoseconds timeout) {
     bool interrupted = false;
     // The copy of a small result takes less time than to sleep and to be woken.
     const Nanoseconds awake = std::min(deadline, now_ns() + Transfer::kAwake);
-    while (!transfer.ended() && now_ns() < awake) ::sched_yield();
-    while (!transfer.ended() && now_ns() < deadline && !interrupted) {
-      transfer.sleep(std::min(kSignals, deadline - now_ns()));
-      if (!transfer.ended()) interrupted = caller.interrupted();
+    while (!stage.ended() && now_ns() < awake) ::sched_yield();
+    while (!stage.ended() && now_ns() < deadline && !interrupted) {
+      stage.sleep(std::min(kSignals, deadline - now_ns()));
+      if (!stage.ended()) interrupted = caller.interrupted();
     }
     caller.finish();
   }
-  if (!transfer.ended()) {
+  if (!stage.ended()) {
     if (timeout >= 0) return false;
     native_->fail(ErrorKind::kCollectiveTimeout, native_->rank(),
                   operation.text() + ": its result is there, but the GPU has not copied it within " +
@@ -206,7 +204,7 @@ bool Handle::finish_stage(Operation& operation, Nanoseconds timeout) {
     native_->check();
   }
   try {
-    transfer.finish();
+    stage.finish();
   } catch (const DriverError& error) {
     driver_has_refused(error);
   }

@@ -1,21 +1,19 @@
-"""What callers pass as arrays, and the memory of it that the core gets.
+"""What callers pass as arrays, and new arrays like these for results.
 
-The core knows no complex numbers. It gets their memory as real numbers, two for each: moving them is the same, and so
-are sums and averages.
+The core looks at an array itself, once (csrc/python/memory.h). A verb that returns a new array must know more of it:
+its shape and type, and what makes another like it.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, TypeVar, Union
+from typing import Any, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
 from ddl._comm.gpu_arrays import GpuArray, UnimportedArray, is_on_gpu
 from ddl.errors import InvalidArgument
-from ddl.reduce_op import Average, ReduceOp, Sum
 
-__all__ = ["Array", "as_array", "as_real", "check_complex", "complex_as_real", "for_caller", "is_complex", "memory"]
-__all__ += ["new_like", "not_none", "readable"]
+__all__ = ["Array", "as_array", "for_caller", "new_like", "not_none", "readable"]
 
 T = TypeVar("T")
 #: What a verb that returns a new array reads and writes.
@@ -71,62 +69,6 @@ def not_none(verb: str, x: T) -> T:
     return x
 
 
-def memory(verb: str, x: Any, op: ReduceOp = Sum) -> Any:
-    """Return what the core gets for an array that a verb reads or writes where it is. ``op``: how it is combined."""
-    if isinstance(x, np.ndarray):
-        if x.dtype.kind != "c":
-            return x
-        check_complex(verb, op)
-        return as_real(verb, x)
-    if isinstance(x, _VALUES):
-        raise InvalidArgument(
-            f"{verb}: a {type(x).__name__} cannot be used in place; {_ADVICE}, or use a verb that returns a new array"
-        ) from None
-    if isinstance(x, GpuArray):
-        return x.memory()
-    if is_on_gpu(x):
-        array = GpuArray(x)
-        if array.dtype.kind == "c":
-            check_complex(verb, op)
-            return array.memory()
-    return not_none(verb, x)
-
-
-def complex_as_real(error: InvalidArgument, verb: str, *arrays: Any, op: ReduceOp = Sum) -> List[Any]:
-    """Return the memory of ``arrays`` that the core has refused with ``error``: complex numbers, for a second call.
-
-    Raises ``error``, or a clearer one, for anything else. Calls that count every nanosecond do not ask before.
-    """
-    views = [memory(verb, x, op) for x in arrays]
-    if all(view is x for view, x in zip(views, arrays)):
-        raise error.with_traceback(None)
-    return views
-
-
 def readable(verb: str, x: Any) -> Any:
     """Return what the core gets for an array that is only read."""
     return as_array(x) if isinstance(x, (np.ndarray, *_VALUES)) else not_none(verb, x)
-
-
-def is_complex(x: Any) -> bool:
-    """Return whether ``x`` is an ``Array`` of complex numbers."""
-    return isinstance(x, (np.ndarray, GpuArray)) and x.dtype.kind == "c"
-
-
-def as_real(verb: str, array: Array) -> Any:
-    """Return the memory of an array of complex numbers as real ones, two for each; it must be contiguous."""
-    if isinstance(array, GpuArray):
-        return array.memory()
-    if not array.flags.c_contiguous:
-        raise InvalidArgument(
-            f"{verb}: the array of shape {array.shape} and strides {array.strides} is not contiguous; pass "
-            "numpy.ascontiguousarray(x), or use a verb that returns a new array"
-        ) from None
-    return array.reshape(-1).view(array.real.dtype)
-
-
-def check_complex(verb: str, op: ReduceOp) -> None:
-    """Raise ``InvalidArgument`` unless complex numbers can be combined by ``op``: as pairs of real ones."""
-    if op not in (Sum, Average):
-        text = f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined for them"
-        raise InvalidArgument(text) from None

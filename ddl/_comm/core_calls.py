@@ -13,19 +13,8 @@ import numpy as np
 
 from ddl import _core
 from ddl._comm import size_exchange
-from ddl._comm.arrays import (
-    as_array,
-    as_real,
-    check_complex,
-    complex_as_real,
-    for_caller,
-    is_complex,
-    memory,
-    new_like,
-    not_none,
-)
-from ddl._comm.gpu_arrays import FinishedWork, GpuArray, UnimportedArray, imported, is_on_gpu
-from ddl._comm.wide_average import call_widened, is_narrow, widened
+from ddl._comm.arrays import as_array, for_caller, new_like, not_none
+from ddl._comm.gpu_arrays import ImportingWork, imported, is_on_gpu, is_unimported
 from ddl.errors import CommunicatorError, InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
@@ -33,7 +22,6 @@ from ddl.reduce_op import OpLike, ReduceOp, Sum, parse_op
 __all__ = ["Call", "CoreCalls", "check_splits"]
 
 T = TypeVar("T")
-_REDUCTIONS = (Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCESCATTER)
 
 
 #: One call of the core, ready to be run or started.
@@ -50,53 +38,25 @@ class CoreCalls:
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
-        to_import = for_core(call)
-        try:
-            result = self._core.run(call, label)
-        except InvalidArgument:
-            finish = widened(call)
-            if finish is None:
-                raise
-            return finish(self._core.run(call, label))  # type: ignore[no-any-return]
-        return imported(result) if to_import else result
+        return imported(self._core.run(call, label))  # type: ignore[no-any-return]
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
-        to_import = for_core(call)
-        try:
-            begun = self._core.start(call, label)
-        except InvalidArgument:
-            finish = widened(call)
-            if finish is None:
-                raise
-            return FinishedWork(self._core.start(call, label), finish)  # type: ignore[return-value]  # the same here
-        return FinishedWork(begun, imported) if to_import else begun  # type: ignore[return-value]
+        begun = self._core.start(call, label)
+        return ImportingWork(begun) if is_unimported(call.result) else begun  # type: ignore[return-value]
 
     def attempt(self, call: Call[Any]) -> Optional[_core.Work]:
         """Run a call whose arrays say all of the sizes, for a caller that must not sleep: see ``Negotiator``.
 
         Where it would sleep, return what goes on instead; the arrays must live until that has ended.
         """
-        try:
-            return self._core.attempt(call)
-        except InvalidArgument:
-            if call.collective != Collective.ALLREDUCE or not is_narrow(call.input, ReduceOp(call.op)):
-                raise
-        return self.start(call)
+        return self._core.attempt(call)
 
     def into(self, verb: str, collective: Collective, x: Any, out: T, op: ReduceOp = Sum) -> T:
         """Make a blocking call whose arrays say all of the sizes, with the least overhead; return ``out``."""
         if x is None or out is None:
             not_none(verb, None)
-        try:
-            self._core.call(collective, x, out, op, 0)
-            return out
-        except InvalidArgument as error:
-            if is_narrow(x, op):
-                call_widened(self._core, collective, x, out, op)
-                return out
-            data, target = complex_as_real(error, verb, x, out, op=op)
-        self._core.call(collective, data, target, op, 0)
+        self._core.call(collective, x, out, op, 0)
         return out
 
     # --- one buffer, the same on every rank ---
@@ -108,8 +68,7 @@ class CoreCalls:
 
     def allreduce_(self, x: T, op: OpLike, residual: Any = None) -> Call[T]:
         operator = parse_op(op, "allreduce_")
-        memory("allreduce_", x, operator)  # refuses what cannot be overwritten
-        return Call(Collective.ALLREDUCE, x, x, x, op=operator, residual=residual)
+        return Call(Collective.ALLREDUCE, not_none("allreduce_", x), x, x, op=operator, residual=residual)
 
     def broadcast(self, x: Any, root: int) -> Call[np.ndarray]:
         self.check_rank("broadcast", "root", root)
@@ -120,8 +79,7 @@ class CoreCalls:
 
     def broadcast_(self, x: T, root: int, sizes_for: int = 0) -> Call[T]:
         self.check_rank("broadcast_", "root", root)
-        memory("broadcast_", x)  # refuses what cannot be overwritten
-        source = x if self._rank == root else None
+        source = not_none("broadcast_", x) if self._rank == root else None
         return Call(Collective.BROADCAST, source, x, x, root=root, sizes_for=sizes_for)
 
     def reduce(self, x: Any, root: int, op: OpLike) -> Call[Optional[np.ndarray]]:
@@ -261,29 +219,6 @@ class CoreCalls:
         self.check_rank(verb, "the other rank", rank)
         if rank == self._rank:
             raise InvalidArgument(f"{verb}: rank {rank} cannot send to itself")
-
-
-def for_core(call: Call[Any]) -> bool:
-    """Replace the call's arrays by memory the core understands; complex numbers become pairs of real ones.
-
-    Returns whether its result is to be imported by a framework when it is complete.
-    """
-    input, output = call.input, call.output
-    if is_complex(input) or is_complex(output):
-        collective = Collective(call.collective)
-        verb = collective.name.lower()
-        if collective in _REDUCTIONS:
-            check_complex(verb, ReduceOp(call.op))
-        call.input = None if input is None else as_real(verb, input)
-        call.output = call.input if output is input else None if output is None else as_real(verb, output)
-        call.part_lengths = [2 * length for length in call.part_lengths]
-    elif isinstance(input, GpuArray) or isinstance(output, GpuArray):
-        call.input = input.memory() if isinstance(input, GpuArray) else input
-        in_place = output is input
-        call.output = call.input if in_place else output.memory() if isinstance(output, GpuArray) else output
-    else:
-        return False
-    return isinstance(output, UnimportedArray)
 
 
 def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) -> List[int]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ddl import _core
 from ddl.errors import InvalidArgument
 
-__all__ = ["ElementType", "FinishedWork", "GpuArray", "GpuMemory", "UnimportedArray", "imported", "is_on_gpu"]
+__all__ = ["ElementType", "GpuArray", "GpuMemory", "ImportingWork", "UnimportedArray", "imported", "is_on_gpu"]
+__all__ += ["is_unimported"]
 
 GpuMemory = _core.GpuMemory
 
@@ -99,19 +100,11 @@ class GpuArray:
         )
 
     def memory(self) -> Any:
-        """Return what the core gets for this call: of complex numbers two real ones for each."""
-        if self.dtype.kind != "c":
-            return self.owner
-        if hasattr(self.owner, "new_empty"):
-            return sys.modules["torch"].view_as_real(self.owner)
-        if not hasattr(self.owner, "flags"):
-            raise InvalidArgument(
-                f"a {type(self.owner).__name__} of {self.dtype}: its memory cannot be taken for real numbers; pass its "
-                "real and its imaginary part, each by itself"
-            )
-        if not self.owner.flags.c_contiguous:
-            raise InvalidArgument(f"the array of shape {self.shape} is not contiguous; pass a contiguous copy of it")
-        return self.owner.reshape(-1).view(self.owner.real.dtype)
+        """Return what the core looks at for this call."""
+        return self.owner
+
+
+_core.describe_arrays_of(GpuArray, lambda array: array.memory())
 
 
 #: DLPack's numbers of kinds of types; those of names that begin otherwise: see ``_code``.
@@ -135,10 +128,7 @@ class UnimportedArray(GpuArray):
 
     def memory(self) -> GpuMemory:
         """Return what the core gets for this call."""
-        count, name = self.nbytes // self.itemsize, self.dtype.name
-        if self.dtype.kind == "c":
-            count, name = 2 * count, f"float{4 * self.itemsize}"
-        return GpuMemory(self._block.address, count, name, 0, self._block)
+        return GpuMemory(self._block.address, self.nbytes // self.itemsize, self.dtype.name, 0, self._block)
 
     def import_(self) -> Any:
         """Return it as an array of the framework. Its contents must be complete."""
@@ -158,13 +148,18 @@ def imported(result: Any) -> Any:
     return tuple(map(imported, result)) if isinstance(result, tuple) else result
 
 
-class FinishedWork:
-    """A call under way whose result ``finish`` makes when it has ended; to a caller, a ``ddl.Work``."""
+def is_unimported(result: Any) -> bool:
+    """Return whether ``imported`` would change the result of a call."""
+    return isinstance(result, UnimportedArray) or isinstance(result, tuple) and any(map(is_unimported, result))
 
-    def __init__(self, work: _core.Work, finish: Callable[[Any], Any]) -> None:
+
+class ImportingWork:
+    """A call under way with an ``UnimportedArray``; to a caller, a ``ddl.Work``."""
+
+    def __init__(self, work: _core.Work) -> None:
         self._work = work
-        self._finish: Optional[Callable[[Any], Any]] = finish
         self._lock = threading.Lock()
+        self._imported = False
         self._result: Any = None
 
     def done(self) -> bool:
@@ -175,12 +170,12 @@ class FinishedWork:
         """Wait until it has ended and return its result; see ``ddl.Work``."""
         result = self._work.wait(timeout)
         with self._lock:
-            if self._finish is not None:
-                self._result, self._finish = self._finish(result), None
+            if not self._imported:
+                self._result, self._imported = imported(result), True
         return self._result
 
     def can_wait_on(self) -> bool:
-        """Return False: only what is complete can be finished."""
+        """Return False: only what is complete can be imported."""
         return False
 
     def wait_on(self, stream: int) -> bool:

@@ -12,11 +12,10 @@ import numpy as np
 
 from ddl import _core
 from ddl._comm import object_codec
-from ddl._comm.arrays import as_array, complex_as_real, is_complex, memory, not_none, readable
+from ddl._comm.arrays import as_array, not_none, readable
 from ddl._comm.core_calls import Call, CoreCalls
 from ddl._comm.gpu_arrays import GpuArray
 from ddl._comm.group import Group
-from ddl._comm.wide_average import WidePrepared, call_widened, is_narrow
 from ddl.errors import InvalidArgument
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Average, OpLike, ReduceOp, parse_op
@@ -60,15 +59,7 @@ class Verbs:
         if isinstance(array, GpuArray):
             return self._calls.run(self._calls.allreduce(array, op))
         output: np.ndarray = np.empty_like(array)
-        try:
-            self._core.call(_ALLREDUCE, array, output, op)
-            return output
-        except InvalidArgument as error:
-            if is_narrow(array, op):
-                call_widened(self._core, Collective.ALLREDUCE, array, output, op)
-                return output
-            data, target = complex_as_real(error, "allreduce", array, output, op=op)
-        self._core.call(_ALLREDUCE, data, target, op)
+        self._core.call(_ALLREDUCE, array, output, op)
         return output
 
     def allreduce_(self, x: T, *, op: OpLike = Average) -> T:
@@ -82,15 +73,7 @@ class Verbs:
             op = parse_op(op, "allreduce_")
         if x is None:
             not_none("allreduce_", x)
-        try:
-            self._core.call(_ALLREDUCE, x, x, op)
-            return x
-        except InvalidArgument as error:
-            if is_narrow(x, op):
-                call_widened(self._core, Collective.ALLREDUCE, x, x, op)
-                return x
-            (data,) = complex_as_real(error, "allreduce_", x, op=op)
-        self._core.call(_ALLREDUCE, data, data, op)
+        self._core.call(_ALLREDUCE, x, x, op)
         return x
 
     def prepare_allreduce(
@@ -108,12 +91,7 @@ class Verbs:
         >>> step()
         """
         operator = parse_op(op, "prepare_allreduce")
-        if is_complex(x):
-            raise InvalidArgument(f"prepare_allreduce: x is {x.dtype}; pass x.view(x.real.dtype), the same memory")
-        array = memory("prepare_allreduce", x)
-        if is_narrow(x, operator):
-            return WidePrepared(self._core, x, name)  # type: ignore[return-value]  # it has the same methods
-        return self._core.prepare(Collective.ALLREDUCE, array, operator, name, residual)
+        return self._core.prepare(Collective.ALLREDUCE, not_none("prepare_allreduce", x), operator, name, residual)
 
     def allreduce_async(self, x: Any, *, op: OpLike = Average, name: str = "") -> Work:
         """As ``allreduce``, without blocking: returns a ``Work`` whose ``wait()`` returns the result.
@@ -152,12 +130,7 @@ class Verbs:
         self._calls.check_rank("broadcast_", "root", root)
         if x is None:
             not_none("broadcast_", x)
-        try:
-            self._core.call(Collective.BROADCAST, x if root == self.rank else None, x, 0, root)
-            return x
-        except InvalidArgument as error:
-            (data,) = complex_as_real(error, "broadcast_", x)
-        self._core.call(Collective.BROADCAST, data if root == self.rank else None, data, 0, root)
+        self._core.call(Collective.BROADCAST, x if root == self.rank else None, x, 0, root)
         return x
 
     def broadcast_async(self, x: Any, root: int = 0) -> Work:
@@ -297,14 +270,12 @@ class Verbs:
         Not collective, blocking. Errors are those of ``send``; ``CollectiveMismatch`` for a message of another size.
         """
         self._calls.check_peer("recv", src)
-        memory("recv", x)  # refuses what cannot be overwritten
-        return self._calls.run(Call(Collective.RECV, None, x, x, root=src))
+        return self._calls.run(Call(Collective.RECV, None, not_none("recv", x), x, root=src))
 
     def recv_async(self, x: Any, src: int) -> Work:
         """As ``recv``, without blocking."""
         self._calls.check_peer("recv", src)
-        memory("recv", x)  # refuses what cannot be overwritten
-        return self._calls.start(Call(Collective.RECV, None, x, x, root=src))
+        return self._calls.start(Call(Collective.RECV, None, not_none("recv", x), x, root=src))
 
     # --- objects ---
 

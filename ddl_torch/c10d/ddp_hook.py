@@ -11,7 +11,6 @@ from torch._C._distributed_c10d import GradBucket
 
 import ddl
 from ddl.adapter.operations import timeline
-from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias
 from ddl_torch.c10d.work import GroupWork, Waiter
 
@@ -33,7 +32,7 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     """
     communicator = ddl.world() if communicator is None else communicator
     gradients = bucket.buffer()
-    memory = for_core(alias(gradients, "ddp_hook"))
+    memory = alias(gradients, "ddp_hook")
     work = communicator.allreduce_async_(memory, op=ddl.Average, name=f"bucket.{bucket.index()}")
     under_way = GroupWork([gradients], [(work, None)], _waiter)
     recorder = timeline.active()

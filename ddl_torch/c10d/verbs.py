@@ -10,7 +10,6 @@ import torch
 import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.adapter.calls import Call, Collective, calls_of
-from ddl_torch._compat import for_core
 from ddl_torch._tensors import alias, plain
 from ddl_torch.c10d.arguments import Finish, Part, bitwise, elements, in_place, moved, reduction, sparse_allreduce
 
@@ -32,9 +31,6 @@ class C10dVerbs:
         self._blocking = blocking
 
     def _issue(self, call: Call[None]) -> Optional[ddl.Work]:
-        in_place = call.input is call.output
-        call.input = for_core(call.input)
-        call.output = call.input if in_place else for_core(call.output)
         if not self._blocking:
             return self._calls.start(call)
         self._calls.run(call)

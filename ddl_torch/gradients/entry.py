@@ -18,7 +18,7 @@ from typing import Any, Optional, Protocol, Tuple
 import torch
 
 import ddl
-from ddl_torch._compat import for_core, storage_users
+from ddl_torch._compat import storage_users
 
 __all__ = ["Entry", "EntryBucket", "Replaced"]
 
@@ -207,7 +207,7 @@ class _Average(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         gradient = gradients[0].contiguous().clone()
         memory = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        ctx.communicator.allreduce_async_(for_core(memory), op=ctx.op, name="gradient of an average").wait()
+        ctx.communicator.allreduce_async_(memory, op=ctx.op, name="gradient of an average").wait()
         return gradient, None, None, None
 
 

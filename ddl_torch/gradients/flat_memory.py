@@ -16,7 +16,6 @@ import torch
 from torch.utils import dlpack
 
 import ddl
-from ddl_torch._compat import for_core
 from ddl_torch._streams import GPU_TYPES, settle
 
 __all__ = ["FlatMemory"]
@@ -104,5 +103,4 @@ class FlatMemory:
         residual: Optional[np.ndarray],
     ) -> ddl.Work:
         memory = self._first(self._wire, numbers)
-        memory = for_core(memory) if self.on_gpu else memory
         return communicator.allreduce_async_(memory, op=op, name=name, residual=residual)

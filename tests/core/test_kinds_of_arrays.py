@@ -42,6 +42,11 @@ def all_verbs_with_complex_numbers(dtype: str) -> None:
         own = x.copy()
         assert in_place(own, op=ddl.Sum) is own
         same(own, total)
+    own = x.copy()
+    step = ddl.prepare_allreduce(own, op=ddl.Sum)
+    for times in (1, size):  # the second time of the total
+        assert step() is own
+        same(own, total * times)
     same(ddl.broadcast(x, size - 1), everybody[-1])
     same(ddl.broadcast_async(x, size - 1).wait(), everybody[-1])
     for over in (ddl.broadcast_, lambda y, root: ddl.broadcast_async_(y, root).wait()):
@@ -108,7 +113,8 @@ def what_is_refused() -> List[str]:
         refused(lambda: ddl.allreduce_(strided)),
         refused(lambda: ddl.broadcast_(strided)),
         refused(lambda: ddl.recv(strided, (ddl.rank() + 1) % ddl.size())),
-        refused(lambda: ddl.prepare_allreduce(x)),
+        refused(lambda: ddl.prepare_allreduce(x, op="max")),
+        refused(lambda: ddl.alltoall(np.ones(6, np.complex64), out=np.ones(12, np.float32))),
         refused(lambda: ddl.allreduce_([1, 2])),
         refused(lambda: ddl.allreduce([[1, 2], [3]])),
         refused(lambda: ddl.allreduce([1], op="sun")),
@@ -139,7 +145,8 @@ EXPECTED = [
     *["averaged and summed; op=ddl.Max", "averaged and summed; op=ddl.Product"],
     *["averaged and summed; op=ddl.Min", "averaged and summed; op=ddl.Min"],
     *["not contiguous", "not contiguous", "not contiguous"],
-    "x.view(x.real.dtype)",
+    "averaged and summed; op=ddl.Max",
+    "input is complex64 but the target is float32",
     "a list cannot be used in place",
     "a list that numpy cannot make an array of",
     "op='sun' is no operator (did you mean 'sum'?)",

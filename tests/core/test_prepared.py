@@ -161,7 +161,7 @@ def refusals() -> List[Tuple[str, str]]:
         lambda: ddl.prepare_allreduce(np.ones((4, 4))[:, ::2]),
         lambda: ddl.prepare_allreduce(read_only),
         lambda: ddl.prepare_allreduce(np.ones(3, bool)),
-        lambda: ddl.prepare_allreduce(np.ones(3, np.complex64)),
+        lambda: ddl.prepare_allreduce(np.ones(3, np.complex64), op="min"),
         lambda: ddl.prepare_allreduce(np.ones(3), op=17),
     ]
     said = []
@@ -177,7 +177,7 @@ def refusals() -> List[Tuple[str, str]]:
 
 def test_what_is_refused() -> None:
     words = ["without arguments", "without arguments", "", ""]
-    words += ["NoneType", "list", "contiguous", "read-only", "bool", "complex64", "op"]
+    words += ["NoneType", "list", "contiguous", "read-only", "bool", "complex numbers", "op"]
     for said in ranks.run(2, refusals):
         assert [kind for kind, _ in said[:2]] == ["TypeError"] * 2 and said[2][0] == "TypeError", said[:3]
         assert said[3][0] in ("AttributeError", "TypeError"), said[3]

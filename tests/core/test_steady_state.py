@@ -9,6 +9,7 @@ the windows count in which no call took so long that peers were looked after.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -84,7 +86,10 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_ranks(counter: Path, case: str, windows: int = WINDOWS, until_one_is_free: bool = False, **env: str) -> Calls:
     """Run ``case`` on two ranks; each is a process of its own from the start, so that it can be preloaded."""
     secret = secrets.token_bytes(32)
-    with StoreServer(secret, 2) as store:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(StoreServer(secret, 2))
+        # Files: a rank with much to say would wait at a pipe, and with it, in the barrier, the rank that is read first.
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
         processes = []
         for rank in range(2):
             variables = {**os.environ, **ranks.environment(rank, 2, store.address, secret.hex()), **env}
@@ -92,19 +97,19 @@ def run_ranks(counter: Path, case: str, windows: int = WINDOWS, until_one_is_fre
             variables["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
             program = [sys.executable, str(HERE / "steady_rank.py"), str(counter), case]
             program += [str(windows), str(until_one_is_free)]
-            process = subprocess.Popen(
-                program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            process = subprocess.Popen(program, env=variables, stdout=outputs[rank], stderr=subprocess.PIPE, text=True)
             processes.append(process)
         try:
-            said = [process.communicate(timeout=240) for process in processes]
+            errors = [process.communicate(timeout=240)[1] for process in processes]
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    for process, (_, errors) in zip(processes, said):
-        assert process.returncode == 0, errors
-    return [json.loads(output) for output, _ in said]
+        for process, text in zip(processes, errors):
+            assert process.returncode == 0, text
+        for output in outputs:
+            output.seek(0)
+        return [json.load(output) for output in outputs]
 
 
 def calls_of(answers: Calls, kind: str) -> List[Dict[str, int]]:

@@ -1,5 +1,6 @@
-// What the core sees of an array: of numpy arrays directly, of anything else through DLPack; of arrays on a GPU also
-// as an adapter describes them (GpuMemory), or through the CUDA array interface.
+// What the core sees of an array, made once for each call: of numpy arrays directly, of anything else through DLPack;
+// of arrays on a GPU also as an adapter describes them (GpuMemory), or through the CUDA array interface. The core
+// knows no complex numbers: to it, each is a pair of real ones.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,6 +19,17 @@ namespace ddl {
 [[noreturn]] inline void refuse(const char* what, const std::string& why) {
   throw Error(ErrorKind::kInvalidArgument, std::string(what) + ": " + why);
 }
+
+// What an array is made of: numbers, or complex numbers, each of which is a pair of real ones (`width` 2).
+struct ElementType {
+  DType dtype = DType::kUInt8;
+  uint32_t width = 1;
+
+  bool is_complex() const { return width == 2; }
+  bool operator==(const ElementType& other) const { return dtype == other.dtype && width == other.width; }
+  // "float32", "complex64"
+  std::string name() const;
+};
 
 // Where an array on a GPU is, and what must come before a copy of it.
 struct OnGpu {
@@ -38,31 +50,39 @@ inline StreamHandle stream_handle(uintptr_t stream) {
 struct GpuMemory {
   DevicePointer address = 0;
   uint64_t count = 0;
-  DType dtype = DType::kUInt8;
+  ElementType type;
   StreamHandle stream = nullptr;  // what has produced it, and what comes before it may be written
   pybind11::object owner;
 };
 
-struct ArrayView {
+struct Memory {
   char* data = nullptr;  // on a GPU: an address there, which the host cannot touch
-  uint64_t count = 0;
-  DType dtype = DType::kUInt8;
+  uint64_t count = 0;    // of elements, as the caller has them
+  ElementType type;
   bool writable = false;
   pybind11::object owner;               // keeps the memory alive
   std::shared_ptr<const OnGpu> on_gpu;  // null: in memory of the host
 
-  uint64_t bytes() const { return count * element_size(dtype); }
+  uint64_t numbers() const { return count * type.width; }
+  uint64_t bytes() const { return numbers() * element_size(type.dtype); }
 };
+
+// The type of that name. Throws kInvalidArgument if there is none.
+ElementType element_type_named(const std::string& name);
+
+// Lets `function` say what an array of a Python type is that DLPack does not tell well: one on a GPU, as its
+// framework knows the streams, or one that is not given out. It returns a GpuMemory, another array, or None.
+void describe_arrays_of(const pybind11::object& type, pybind11::object function);
 
 // Whether DLPack's number of a kind of memory means that of a CUDA GPU.
 bool is_on_gpu(int kind);
 
 // `what` names the argument in errors. Throws kInvalidArgument: not an array, not in memory of the host, not
 // contiguous, a type that cannot be reduced. `target`: it will be written, so it must be writable.
-ArrayView view_of(const pybind11::object& object, const char* what, bool target);
+Memory host_memory_of(const pybind11::object& object, const char* what, bool target);
 
 // The same for arrays that may also be on a CUDA GPU. For these it loads the driver, and throws kResourceError if
 // that cannot be.
-ArrayView view_anywhere(const pybind11::object& object, const char* what, bool target);
+Memory memory_of(const pybind11::object& object, const char* what, bool target);
 
 }  // namespace ddl
