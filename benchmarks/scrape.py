@@ -1,6 +1,6 @@
 """``python -m benchmarks scrape``: the processor time that ``ddlrun --metrics`` takes, of jobs of any size.
 
-There are no ranks: their samples are made up, and come as messages of hosts do, one of each host a second.
+There are no ranks: their samples are made up, and come as messages of hosts do, one per host each second.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def init(comm: Any = None, *, deterministic: Optional[bool] = None) -> None:
 
 
 def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
-    """Do what ``init`` does for a process that knows otherwise who it is: for adapters of launchers and frameworks."""
+    """Do what ``init`` does for a process that learns elsewhere who it is: for adapters of launchers and frameworks."""
     with _state.lock:
         if _state.world is not None:
             return
@@ -214,8 +214,8 @@ def leave_all() -> None:
 def next_generation(said: Dict[str, Any]) -> Dict[int, Any]:
     """Come to the job's next generation of ranks, whose communicator ``world()`` returns then. For ``ddl.elastic``.
 
-    Collective over the members of that generation, blocking. Communicators made before are closed. ``said``, what JSON
-    can hold, is told to all; returned is what each rank has said. Raises ``InvalidState`` where ranks do not come and
+    Collective over the members of that generation, blocking. Communicators made before are closed. ``said``, which JSON
+    can hold, is told to all. Returns what each rank has said. Raises ``InvalidState`` where ranks do not come and
     go, ``LeftOut`` where this process is left out or the job ends, ``RendezvousError`` where time runs out.
     """
     with _state.lock:

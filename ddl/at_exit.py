@@ -1,7 +1,7 @@
-"""What DDL does when the process ends: after what the program does then, so that this may still use the job.
+"""What DDL does when the process ends: it runs after the exit functions of the program, so these may still use the job.
 
-Python calls what was registered last first. So this registers itself when ``ddl`` is imported, and not when a job
-begins, as DDL's own parts register here.
+Python calls the function that was registered last first. So this registers itself when ``ddl`` is imported, and not
+when a job begins; DDL's own parts register here.
 """
 
 from __future__ import annotations

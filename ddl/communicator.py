@@ -78,7 +78,7 @@ class Communicator(Verbs):
     def _of(cls, group: Group) -> Communicator:
         """Return the communicator of a group that was made now; once it is dropped, the group is closed, but later.
 
-        Not at once: an object may be collected in any thread at any moment, and to close waits for other threads.
+        Not at once: an object may be collected in any thread at any moment, and closing waits for other threads.
         """
         communicator = cls(group)
         communicator._finalizer = weakref.finalize(communicator, group.job.let_go, group)
@@ -95,7 +95,7 @@ class Communicator(Verbs):
 
         Collective over this communicator, blocking. Ranks are ordered by ``key`` (default: their rank here).
         ``deterministic``, the same for all ranks of a color: sums depend on the number of ranks only, bit for bit
-        (docs/deterministic.md); parts of a deterministic communicator are it anyway. Raises ``InvalidArgument`` on the
+        (docs/deterministic.md); parts of a deterministic communicator always are. Raises ``InvalidArgument`` on the
         ranks of a color that differ in it, ``ResourceError`` on all ranks of a color of which one lacks memory, say.
         Close it when it has served its purpose: see ``close``.
         """
@@ -207,7 +207,7 @@ class Communicator(Verbs):
     def wire(self) -> str:
         """What large all-reduces of float32 are written as between hosts: "float32", "bf16", "fp16" or "int8".
 
-        DDL_WIRE says so for a whole job, all but the last; ``compression`` of an adapter for its gradients.
+        DDL_WIRE sets it for a whole job, but not to "int8"; an adapter's ``compression`` sets it for gradients.
         """
         return "float32" if self.deterministic else self._group.wire
 

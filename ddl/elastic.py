@@ -1,7 +1,7 @@
 """Training that goes on when ranks are lost or join: ``ddl.elastic.run``, for any framework. See docs/elastic.md.
 
-An adapter has more: states that know the framework's models, and for PyTorch ``ddl_torch.elastic.Training``, which does
-a step that was broken off again in memory.
+An adapter has more: states that know the framework's models, and for PyTorch ``ddl_torch.elastic.Training``, which
+repeats an interrupted step from memory.
 
 >>> state = ddl.elastic.ObjectState(weights=weights, step=0)
 >>> @ddl.elastic.run

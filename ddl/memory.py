@@ -1,8 +1,8 @@
 """Arrays that live in memory shared by the ranks of a host (what IBM's DDL called ``ddl_malloc``).
 
-A collective on such arrays moves every byte as seldom as can be: the ranks of the host read and write one another's
-arrays directly. The memory is a sparse, nameless file of this process (``memfd``), so nothing can leak and no limit on
-``/dev/shm`` applies; it is given back when the last view of the array is gone.
+A collective on such arrays moves every byte as few times as possible: the ranks of the host read and write one
+another's arrays directly. The memory is a sparse, nameless file of this process (``memfd``), so nothing can leak and no
+limit on ``/dev/shm`` applies; it is given back when the last view of the array is gone.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Topology:
     ``order[position] = rank`` where ``position = c1 + p1*(c2 + p2*(c3 + ...))`` for coordinates ``c`` and sizes
     ``p``.
 
-    ``late``: ranks that come late for good, ascending. Where all ranks share memory, the others do their work in large
+    ``late``: ranks that are always late, ascending. Where all ranks share memory, the others do their work in large
     all-reduces.
 
     ``cores``: how many cores each rank has for itself, at least; 0: ranks take turns on cores, or it is not known.

@@ -73,7 +73,7 @@ class CaffeState(ObjectState):
         return self._snapshots if value is self.solver else None
 
     def reset(self) -> None:
-        """Make the solver anew for the ranks of now, with what it has. Not collective."""
+        """Make the solver anew for the present ranks, with what it has. Not collective."""
         kept = self._snapshots.save(self.solver)
         self._make_solver()
         self._snapshots.restore(self.solver, kept)

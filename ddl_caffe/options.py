@@ -1,4 +1,4 @@
-"""The flags of ``ddl-caffe``. This needs no Caffe: completion and man pages are made of it where there is none."""
+"""The flags of ``ddl-caffe``. This needs no Caffe: completion and man pages are made from it where there is none."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def with_rows(tensor: tf.Tensor, like: tf.Tensor, rows: Optional[int] = None) ->
 
 
 def allreduced(tensors: Tensors, op: ReduceOp, prescale: float, postscale: float, key: OperationKey) -> List[tf.Tensor]:
-    """All-reduce each of ``tensors``. Their gradients: the same of the results' gradients."""
+    """All-reduce each of ``tensors``. Their gradients: the same operation on the results' gradients."""
 
     def operation(_: Where, targets: List[Array]) -> Operation[Any]:
         parts = [_operations.allreduce(target, op, prescale, postscale) for target in targets]
@@ -147,7 +147,7 @@ def slices_allreduced(
 ) -> tf.IndexedSlices:
     """Gather the rows of all ranks; what uses them adds up those of one index.
 
-    Integers are added up here, before they are divided: to truncate a part of a sum is to lose it. ``gather``: what
+    Integers are added up here, before they are divided: truncating a part of a sum would lose it. ``gather``: what
     takes the place of an all-gather.
     """
 

@@ -30,7 +30,7 @@ _known: List[Recognise] = []
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text by which it is recognised."""
+    """Return the text by which an error is recognised."""
     kind = type(error)
     return f"ddl.{kind.__name__}: {error}" if isinstance(error, ddl.Error) else f"{kind.__name__}: {error}"
 

@@ -1,8 +1,8 @@
 """The compiled op, on Python's side: threads of Python make its calls, or the op's own thread makes them at once.
 
 A call may wait for other ranks, and these for another call of this rank. So there is always a thread that takes the
-next call from the op's queue. Threads are kept, as many as there were calls at the same time. But to wake such a
-thread, and then one of TensorFlow's, takes longer than a small operation. So the op first makes a small call in
+next call from the op's queue. Threads are kept, as many as there were calls at the same time. But waking such a thread,
+and then one of TensorFlow's, takes longer than a small operation. So the op first makes a small call in
 TensorFlow's own thread, which leaves it to another thread only if it would have to sleep.
 """
 

@@ -1,4 +1,4 @@
-"""Notes the steps of a training in the rank's record: eagerly at once, in a graph when TensorFlow has come to its end.
+"""Notes the steps of a training in the rank's record: eagerly at once, in a graph when TensorFlow has ended the step.
 
 A graph needs a call of its own for that. The calls that it has anyway are made when a step begins, and for each bucket.
 """

@@ -1,6 +1,6 @@
 """Products with numbers of Python that are rounded once. ``tf.cast(factor, dtype)`` would round the factor first.
 
-It would make 0 of a half for integers, and keep only 24 bits of the factor for float64, and 8 for bfloat16.
+That would turn a half into 0 for integers, and keep only 24 bits of the factor for float64, and 8 for bfloat16.
 """
 
 from __future__ import annotations

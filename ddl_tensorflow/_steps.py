@@ -1,4 +1,4 @@
-"""``Steps``: what distributed optimizers do at each step, and the arguments of which they are made."""
+"""``Steps``: what distributed optimizers do at each step, and the arguments with which they are made."""
 
 from __future__ import annotations
 

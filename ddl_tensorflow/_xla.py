@@ -70,8 +70,8 @@ def _advise(self: Any, node_def: Any, op: Any, message: Any, *args: Any) -> None
 def settle(model: Any) -> str:
     """Have ``model``, compiled for a distributed optimizer, trained without XLA; return what forbids it, or nothing.
 
-    Keras' ``jit_compile="auto"`` means True where there is a GPU. That choice is changed, which is said once; of a user
-    who asked for True where "auto" would not, we say what to change.
+    Keras' ``jit_compile="auto"`` means True where there is a GPU. That choice is changed, which is said once; a user
+    who asked for True where "auto" would not is told what to change.
     """
     if not model.jit_compile or model.run_eagerly:
         return ""

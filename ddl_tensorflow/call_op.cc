@@ -3,9 +3,9 @@
 // Compiled on demand against the TensorFlow that is installed (_native.py). A kernel puts its call into a queue and
 // returns; a thread of Python's takes it from there (_native.py again), and the op ends when that thread says so. A
 // small call runs in the kernel's thread if it need not sleep; otherwise Python puts it into the queue.
-// Not stateful: TensorFlow would run all such ops of a function one after the other. What is not stateful it may run
-// once, when it simplifies a graph, if all inputs are constant; the input "anchor" never is. What has to run though
-// nobody uses a result, such as a barrier, is "DdlCallAlways", which is stateful.
+// Not stateful: TensorFlow would run all stateful ops of a function one after the other. An op that is not stateful
+// it may run only once, when it simplifies a graph, if all inputs are constant; the input "anchor" never is. A call
+// that has to run though nobody uses its result, such as a barrier, is "DdlCallAlways", which is stateful.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>

@@ -33,8 +33,9 @@ def _write(variables: Sequence[Any], values: Values) -> None:
 class TensorFlowState(ObjectState):
     """The state of a training: variables, and plain data by any names, ``state.epoch += 1``.
 
-    variables: default: all global variables of a graph of TF1. session: in which these are; default: that of now, in
-    TF1. ``sync`` gives all ranks the variables of rank 0. Raises ``InvalidArgument`` without variables in eager mode.
+    variables: default: all global variables of a graph of TF1. session: in which these are; default: the current one,
+    in TF1. ``sync`` gives all ranks the variables of rank 0. Raises ``InvalidArgument`` without variables in eager
+    mode.
 
     >>> state = ddl_tensorflow.elastic.TensorFlowState([weights, bias], epoch=0, batch=0)
     """

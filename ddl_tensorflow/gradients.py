@@ -4,8 +4,8 @@ Dense gradients go in buckets, last variables first, as a backward pass makes th
 TensorFlow has made its gradients, while others are still being made, and overwrites them where they are. Buckets have
 names, as ranks may come to them in different orders. Sparse gradients (``IndexedSlices``) are gathered.
 
-Whether a variable has a gradient, and of which kind, TensorFlow knows when it traces a function. Ranks must have that
-alike: each bucket tells what is missing or sparse, and which step it is of, and if ranks differ, all get
+When TensorFlow traces a function, it knows whether a variable has a gradient, and of which kind. This must be the same
+on all ranks: each bucket tells what is missing or sparse, and which step it belongs to, and if ranks differ, all get
 ``CollectiveMismatch``.
 """
 
@@ -95,7 +95,7 @@ class GradientAveraging:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank averages with others, or may in a graph of now, as ranks come and go."""
+        """Whether this rank averages with others, or may later in a graph that is built now, as ranks come and go."""
         return self.process_set.included() and (self.process_set.size() > 1 or ranks_may_change())
 
     def register_local(self, variable: Any) -> None:

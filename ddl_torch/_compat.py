@@ -34,7 +34,7 @@ NEWEST = (2, 15)
 
 
 def newer_than_tested(version: str) -> Optional[str]:
-    """Return what to tell the user of torch ``version``; None if it is none newer than those that were tested."""
+    """Return what to tell the user of torch ``version``; None if it is not newer than those that were tested."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     release: Tuple[int, ...] = tuple(int(number) for number in numbers.groups()) if numbers else NEWEST
     if release <= NEWEST:
@@ -97,8 +97,9 @@ def question_of_tracing() -> Callable[[], bool]:
 def timeout_given(timeout: datetime.timedelta) -> Optional[float]:
     """Return the seconds that a script gave a process group; None if it gave none, and ``timeout`` is torch's default.
 
-    Called by what torch calls to make a group. That gets a number, and torch's default is one that a script may give,
-    too. Only torch's own variable tells the two apart: it is that very object where nobody gave another.
+    Called by the function that torch calls to make a group. That function gets a number, and a script may give the
+    number of torch's default, too. Only torch's own variable tells the two apart: it is that very object if nobody gave
+    another.
     """
     if timeout != default_pg_timeout:
         return timeout.total_seconds()
@@ -111,7 +112,7 @@ _RECONFIGURES = (2, 14)  # the first release that has ``enable_reconfigure``
 
 
 def no_reconfigure(version: str = torch.__version__) -> str:
-    """Return why a process group cannot be reconfigured that was not made for it, and what to do."""
+    """Return why a process group that was not made for it cannot be reconfigured, and what to do."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and tuple(int(number) for number in numbers.groups()) < _RECONFIGURES:
         first = ".".join(map(str, _RECONFIGURES))

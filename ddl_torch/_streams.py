@@ -1,8 +1,9 @@
-"""Tensors on a GPU: what the core gets of them, and on which streams things happen. All that knows torch's streams.
+"""Tensors on a GPU: what the core gets of them, and on which streams it happens. Only this file knows torch's streams.
 
-A verb comes behind what the *caller's* current stream has, and does there what it does on the GPU itself (scaling,
-copies), whichever thread does it: work of a thread's own on its own current stream would be ordered with nothing. A
-``wait`` makes the stream that is current *there* wait for it. The core's own copies have ended when its works are done.
+A verb runs after everything queued on the *caller's* current stream, and does its own work on the GPU (scaling, copies)
+on that stream, whichever thread does it: on that thread's own current stream, the work would be ordered with nothing. A
+``wait`` makes the stream that is current where it is called wait for the verb. The core's own copies have ended when
+its works are done.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def refuse_capture(tensor: torch.Tensor, verb: str) -> None:
 
 
 def settle(device: torch.device) -> None:
-    """Wait, on the host, until the current stream has done what it has: then every stream may use the results."""
+    """Wait, on the host, for all that is queued on the current stream: then every stream may use the results."""
     if device.type in GPU_TYPES:
         _module(device).current_stream(device).synchronize()
 
@@ -105,7 +106,7 @@ class StreamOfCall:
         return FinishOnStream(self, function)
 
     def record(self) -> Any:
-        """Return an event of all that the stream has now."""
+        """Return an event behind all that is queued on the stream now."""
         event = self._module.Event()
         event.record(self._stream)
         return event
@@ -135,7 +136,7 @@ class FinishOnStream(Generic[T]):
 
 
 class StreamJoin:
-    """Collects the streams on which parts of a buffer are written, for who reads all of it: ``device``: a GPU."""
+    """Collects the streams on which parts of a buffer are written, for the reader of all of it. ``device``: a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._module, self._device = _module(device), device

@@ -1,7 +1,7 @@
-"""Keeps TorchDynamo out of the backend: torch calls its methods out of C++, also while a compiled function runs.
+"""Keeps TorchDynamo out of the backend: torch calls its methods from C++, also while a compiled function runs.
 
-Dynamo then compiles each frame of Python that begins, and fails in these, as a group is no value that it knows. What
-``torch.compiler.disable`` does takes longer in each call, and imports the compiler, which takes seconds.
+Dynamo then compiles each Python frame that begins, and fails in these, because it does not know a group as a value.
+``torch.compiler.disable`` would take longer in each call, and imports the compiler, which takes seconds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """``compression=`` of ``DistributedOptimizer``: what it may be, and ``Compression``, the namespace of the choices.
 
-What is written shorter between hosts by DDL's core is a *wire* (``ddl.adapter.compression``); PowerSGD is an algorithm
-of its own (gradients/powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)`` takes them, are
-``compress`` and ``decompress``. Which to take: docs/compression.md.
+A form in which DDL's core writes numbers shorter between hosts is a *wire* (``ddl.adapter.compression``); PowerSGD is
+an algorithm of its own (gradients/powersgd.py). Casts of single tensors, as Horovod's ``allreduce(compression=…)``
+takes them, are ``compress`` and ``decompress``. Which to take: docs/compression.md.
 
-A ``Compressor`` of the user's own compresses each gradient by itself, with two calls of Python for each parameter. What
-``Compression`` has is faster.
+A ``Compressor`` of the user's own compresses each gradient by itself, with two calls of Python for each parameter. The
+choices of ``Compression`` are faster.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class UserCompressor:
 class PowerSGD:
     """Gradients of matrices (and of what has more dimensions) are averaged as products of rank ``rank``.
 
-    What a product cannot say is kept and added to the next gradient. Source: Vogels et al., NeurIPS 2019.
+    What a product cannot express is kept and added to the next gradient. Source: Vogels et al., NeurIPS 2019.
     """
 
     rank: int = 4

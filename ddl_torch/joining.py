@@ -26,7 +26,7 @@ _FOREVER = 1e8  #: seconds: others may go on for as long as they like while this
 
 
 class Optimizers:
-    """The distributed optimizers over all ranks of the job of now."""
+    """The distributed optimizers over all ranks of the present job."""
 
     def __init__(self) -> None:
         self._world: Optional[ddl.Communicator] = None

@@ -282,7 +282,7 @@ def _ranks_of(
 
 
 def _all_ranks(own: List[ddl.Communicator], wire: Optional[str]) -> ddl.Communicator:
-    """Return a communicator of all ranks of now, for an optimizer whose ``own`` ones were closed. Collective."""
+    """Return a communicator of all present ranks, for an optimizer whose ``own`` ones were closed. Collective."""
     own.clear()
     communicator = optimizers.communicator()
     if communicator is not ddl.world():

@@ -1,8 +1,8 @@
 """``ProcessGroupDDL``: the process group that torchft's ``Manager`` takes, on DDL. torchft itself is not needed here.
 
-torchft decides which replicas take part in the next steps, and calls ``configure`` on all of them. An error of a
-collective is found by ``errored``, and then it decides anew. It is the counterpart of
-``ReconfigurableProcessGroup`` (reconfigurable.py), and works with any version of torch.
+torchft decides which replicas take part in the next steps, and calls ``configure`` on all of them. It finds an error of
+a collective by ``errored``, and then decides anew. This class is the counterpart of ``ReconfigurableProcessGroup``
+(reconfigurable.py), and works with any version of torch.
 """
 
 from __future__ import annotations

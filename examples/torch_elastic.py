@@ -2,9 +2,9 @@
 
     ddlrun -np 4 --min-np 1 examples/torch_elastic.py
 
-Kill any of its processes meanwhile (it prints their numbers): the others do the step that was broken off again, with
-the gradients that they have, and go on. Where a slot is free, ddlrun starts another process, which joins with the
-weights of the others. At the end the program proves that in every epoch each digit was used exactly once. Lines that
+Kill any of its processes meanwhile (it prints their numbers): the others repeat the interrupted step with the gradients
+that they have, and go on. Where a slot is free, ddlrun starts another process, which joins with the weights of the
+others. At the end the program proves that in every epoch each digit was used exactly once. Lines that
 a script for one machine would not have are marked (DDL).
 """
 

@@ -1,4 +1,4 @@
-"""A script for Horovod, on DDL: its one line that is another is the import.
+"""A script for Horovod, on DDL: only its import line differs.
 
     ddlrun -np 2 examples/torch_horovod.py
 

@@ -1,6 +1,6 @@
 """``python -m release matrix``: installs each wheel of dist/ in a system without a compiler, and trains on two ranks.
 
-Wheels for another processor run by qemu. On x86-64 the ranks also run on a processor without AVX2, which qemu plays.
+Wheels for another processor run by qemu. On x86-64 the ranks also run on a processor without AVX2, which qemu emulates.
 The table of docs/install.md is written anew.
 """
 

@@ -1,4 +1,4 @@
-"""TensorFlow's op in the wheels, for the versions of constraints.txt: who has one of these needs no compiler.
+"""TensorFlow's op in the wheels, for the versions of constraints.txt: users of one of these need no compiler.
 
 Only for x86-64, on which TensorFlow is tested. The op is part of TensorFlow, and hands it objects of libstdc++, as the
 core does not. So zig compiles it for the same C library as the core, but with the headers of Debian 11's libstdc++, so

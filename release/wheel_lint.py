@@ -1,6 +1,6 @@
-"""What check-wheel-contents finds in a wheel, but for what is meant to be so.
+"""What check-wheel-contents finds in a wheel, except for what is intended.
 
-It has no words for single files, so a finding is left out here if it names exactly the files that it may name.
+It has no way to except single files, so a finding is left out here if it names exactly the files that it may name.
 """
 
 from __future__ import annotations

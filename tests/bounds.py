@@ -2,8 +2,8 @@
 
 What a test has measured counts in shares of a control that it measured in the same run: processor time in shares of the
 time that went by, or of the same work done by hand. So a slow machine slows both. A machine can still hold up one of
-the two, and therefore both are measured once more before a test fails. Figures without a control are no matter of tests
-but of ``benchmarks/`` and ``make churn``.
+the two, and therefore both are measured once more before a test fails. Figures without a control belong in
+``benchmarks/`` and ``make churn``, not in tests.
 """
 
 from __future__ import annotations

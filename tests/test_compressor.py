@@ -1,4 +1,4 @@
-"""``Compressor``: one base class for users of every framework, and what it says to who has not filled it in."""
+"""``Compressor``: one base class for users of every framework, and its error in a class that does not fill it in."""
 
 from __future__ import annotations
 

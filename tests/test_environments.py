@@ -1,4 +1,4 @@
-"""What makes environments says why where it cannot, by a status of its own; of torch it takes the smaller build."""
+"""The scripts that make environments say why if they cannot, by a status of their own; they take the smaller torch."""
 
 from __future__ import annotations
 

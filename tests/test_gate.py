@@ -1,4 +1,4 @@
-"""What failed in the pool runs once more by itself: it fails the run then, or is named as unsteady, and ten may be."""
+"""A test that failed in the pool runs again alone: it then fails the run or is named as unsteady, and ten may be."""
 
 from __future__ import annotations
 

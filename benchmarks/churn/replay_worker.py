@@ -1,6 +1,6 @@
 """Trains again by the records of a training of worker.py: ``RECORDS WIDTH SAMPLES``.
 
-Prints a JSON object: the number of steps, and the digest of all that the ranks' digest at the end has.
+Prints a JSON object: the number of steps, and the digest of the same things as the ranks' last digest.
 """
 
 from __future__ import annotations

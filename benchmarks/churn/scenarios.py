@@ -1,6 +1,6 @@
 """What is done to trainings, again and again, and how long their ranks may stand still because of it.
 
-Here ranks are killed or stopped. What is about processes that join is in joins.py.
+Here ranks are killed or stopped. Scenarios of processes that join are in joins.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds ``ddl simulate`` against what is measured: all-reduces on three layouts of a lab cluster.
+"""Compares ``ddl simulate`` with measurements: all-reduces on three layouts of a lab cluster.
 
 The model gets what a look at the links alone shows: latency and bandwidth as ``ddl doctor`` measures them, the token
 buckets as they were made, a process's way to another, and how fast memory is copied. No figure is fitted to an

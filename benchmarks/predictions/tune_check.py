@@ -1,4 +1,4 @@
-"""Holds a table of ``ddl tune`` against the built-in one: jobs by either in turn, on four hosts of a lab cluster.
+"""Compares a table of ``ddl tune`` with the built-in one: jobs use them in turn, on four hosts of a lab cluster.
 
 Each job is started anew; its time for a size is the median of its all-reduces, of which each follows a barrier and
 takes as long as its slowest rank. Exit status: 0; 1 if a size is slower by the table than by what is built in, by more

@@ -1,1 +1,1 @@
-"""How often DDL calls a rank late that is not, and how soon it finds that is: ``python -m benchmarks stragglers``."""
+"""How often DDL wrongly calls a rank late, and how soon it finds one that is: ``python -m benchmarks stragglers``."""

@@ -1,4 +1,4 @@
-// A queue that uses its slots again: once it has grown, it allocates nothing, and a slot's vectors keep their memory.
+// A queue that reuses its slots: once it has grown, it allocates nothing, and a slot's vectors keep their memory.
 // Elements are numbered from 0 on. Those from `first` to `end` - 1 are in the queue.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Locks that clang checks: a member says which lock guards it (DDL_GUARDED_BY), a function which lock its caller
-// holds (DDL_REQUIRES). `make lint` runs clang's thread-safety analysis. Other compilers see nothing of this.
+// holds (DDL_REQUIRES). `make lint` runs clang's thread-safety analysis. Other compilers ignore the annotations.
 #pragma once
 
 #include <sched.h>

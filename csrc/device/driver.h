@@ -1,5 +1,5 @@
-// The driver of the GPUs: libcuda.so.1, loaded when the first array on a GPU comes, never before. No header and no
-// library of CUDA is needed to build. This file and driver.cc are all that names CUDA.
+// The GPU driver, libcuda.so.1: loaded when the first array on a GPU is passed, never before. No header and no
+// library of CUDA is needed to build. Only this file and driver.cc name CUDA.
 //
 // Each function makes one call of the driver and throws DriverError (the call, the error's name and number) if that
 // fails. Functions on streams and events need a current context: see Current. Thread-safe, as the driver is.
@@ -77,7 +77,7 @@ class Driver {
   // How many GPUs this process sees.
   int count() const;
   DeviceDescription describe(int device) const;
-  // Memory of the GPU whose context is current. To free it waits for all that is queued there.
+  // Memory of the GPU whose context is current. Freeing it waits for all that is queued there.
   DevicePointer allocate(size_t bytes) const;
   void free(DevicePointer memory) const;
 
@@ -103,8 +103,8 @@ class Driver {
   void destroy_stream(StreamHandle stream) const;
   // Whether a graph is being captured on the stream.
   bool capturing(StreamHandle stream) const;
-  // Whether all that the stream has queued has ended. Of all questions the one that a GPU that has failed always
-  // answers with its error. The stream is not being captured.
+  // Whether all that the stream has queued has ended. This is the query that a failed GPU always answers with its
+  // error. The stream is not being captured.
   bool idle(StreamHandle stream) const;
   // From now on, what this thread asks does not spoil a capture in another thread.
   void leave_captures_alone() const;
@@ -128,7 +128,7 @@ class Driver {
 
   // Whether streams can write words of registered memory; an older driver cannot.
   bool has_words() const;
-  // Queued on the stream: who sees the value at the address sees all that the stream has done before.
+  // Queued on the stream: whoever sees the value at the address sees all that the stream has done before.
   void write_word(StreamHandle stream, DevicePointer address, uint32_t value) const;
   // Queued on the stream: what comes later waits until the word is `value` or more (it may wrap). The GPU's scheduler
   // knows nothing of who will write it: what has to happen before must be queued before.

@@ -1,10 +1,10 @@
 // One GPU of this process, and a thread that looks after the transfers under way.
 //
 // A communicator that has used arrays of that GPU holds it until it is shut down. Its thread makes all calls of the
-// driver that do not belong to a submission, so that no lane ever waits for a lock of the driver. That data has
-// arrived, a word in memory says, which the stream itself writes: so a lane does not wait for the thread either.
-// While something moves, the thread looks again and again, if no other thread wants the core. Afterwards, while a
-// transfer waits for the GPU, it looks every 20 to 100 microseconds; otherwise it sleeps.
+// driver that do not belong to a submission, so that no lane ever waits for a lock of the driver. The stream itself
+// writes a word in memory when data has arrived, so a lane does not wait for the thread either. While something
+// moves, the thread polls, and yields its core to others. Afterwards, while a transfer waits for the GPU, it looks
+// every 20 to 100 microseconds; otherwise it sleeps.
 #pragma once
 
 #include <atomic>
@@ -42,8 +42,8 @@ class CopyStreams {
   StreamHandle down_ = nullptr, up_ = nullptr;
   Room room_down_, room_up_;
   Mutex queueing_;  // what belongs to one transfer is queued in one go
-  // Transfers whose copies up the GPU's thread has still to queue. Behind them no copy up waits for a word: theirs
-  // would come behind it, and with them the end of an earlier operation behind a later one.
+  // Transfers whose copies up the GPU's thread has still to queue. While there are any, no later copy up waits for a
+  // word: their copies would be queued behind it, and an earlier operation would end after a later one.
   std::atomic<int> unqueued_{0};
   std::atomic<int> deferred_{0};  // transfers whose copies down are not queued yet
   bool held_up_ = false;          // one of them has found no room just now; the GPU's thread asks and says it
@@ -89,9 +89,10 @@ class Gpu {
   // `ordered`: such operations come in the same order on all ranks, so streams may wait for them.
   std::shared_ptr<Transfer> prepare(CopyStreams* streams, StagedArray in, StagedArray out, Batches batches,
                                     bool ordered);
-  // Queues the copies down, behind what `producers` have now. Throws kInvalidState, before anything is queued, if a
-  // graph is being captured on one of these streams, and DriverError, which names the GPU. Then the transfer is
-  // cancelled, and ends when the GPU has done what was queued. Otherwise `follow` is called next, whatever happens.
+  // Queues the copies down, behind all that is queued on `producers` now. Throws kInvalidState, before anything is
+  // queued, if a graph is being captured on one of these streams, and DriverError, which names the GPU. Then the
+  // transfer is cancelled, and ends when the GPU has done what was queued. Otherwise `follow` is called next,
+  // whatever happens.
   void begin(const std::shared_ptr<Transfer>& transfer, const std::vector<StreamHandle>& producers);
   // From now on the GPU's thread looks after the transfer. `submitted`: its operation was, so streams can wait for
   // its results, where that is wanted and possible.

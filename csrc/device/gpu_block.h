@@ -1,5 +1,5 @@
-// Memory of a GPU that DDL itself allocates: for measurements, and for results of frameworks whose arrays nobody may
-// write (JAX). What users pass is allocated by their framework.
+// Memory of a GPU that DDL itself allocates: for measurements, and for results of frameworks whose arrays are
+// immutable (JAX). What users pass is allocated by their framework.
 //
 // Memory is given back to the driver each time, and not kept for the next result: a framework drops its array while
 // its own streams, which DDL does not know, may still read it. Only the driver waits for them, in cuMemFree.

@@ -1,7 +1,7 @@
-// How many commands a stream may have that have not ended.
+// How many unfinished commands a stream may have.
 //
-// Behind a wait a stream takes some 1,000 (an H200 with driver 580: 1,021); then the driver blocks whoever queues
-// another one until the stream goes on. Half of that is ours to use. Thread-safe.
+// While a stream waits, it takes some 1,000 commands (an H200 with driver 580: 1,021). Then the driver blocks whoever
+// queues another one until the stream goes on. DDL uses at most half of that. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ class Room {
  public:
   static constexpr int64_t kCommands = 512;
 
-  // Takes room for so many, and returns true; false: there is not enough now. What is larger than any room is alone.
+  // Takes room for so many, and returns true; false: there is not enough now. One larger than any room must be alone.
   bool take(int64_t commands) {
     int64_t taken = taken_.load(std::memory_order_relaxed);
     do {

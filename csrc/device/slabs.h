@@ -1,10 +1,10 @@
 // Host memory that GPUs read and write directly: parts of the arena, registered with the driver.
 //
-// A slab is registered once, for all GPUs, and kept until the process ends: to register costs a millisecond for each
-// MiB or so, and pages that are registered must never be given back to the kernel one by one (the GPU would keep the
+// A slab is registered once, for all GPUs, and kept until the process ends: registering costs about a millisecond per
+// MiB, and pages that are registered must never be given back to the kernel one by one (the GPU would keep the
 // old pages while this process gets new ones). So slabs are never freed to the arena. A copy must not span two
-// registrations, so what is handed out lies in one slab. As they are parts of the arena, the other ranks of the host
-// reach them as any other array from ddl.empty. Thread-safe.
+// registrations, so each allocation lies in one slab. Slabs are parts of the arena, so the other ranks of the host
+// reach them like any array from ddl.empty. Thread-safe.
 #pragma once
 
 #include <cstddef>

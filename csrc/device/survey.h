@@ -1,8 +1,8 @@
-// What the GPUs of this machine are and what copies to and from them reach: for people who ask (`ddl doctor`).
+// The GPUs of this machine, and how fast copies to and from them are: for `ddl doctor`.
 //
 // It measures what a transfer does: copies of pieces between a GPU and a slab of the arena, on streams like those of
-// Gpu, and words that a stream writes. Every wait for the GPU has a deadline; a call of the driver that never returns
-// has none, so whoever must not hang runs this in a process that can be ended. For one thread at a time.
+// Gpu, and words that a stream writes. Every wait for the GPU has a deadline; a driver call that never returns has
+// none. So a caller that must not hang runs this in a process that it can kill. For one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct MeasuredGpu {
 // Throws DriverError, and Error (kResourceError) if the GPU does not answer. Both name the GPU. What a GPU that has
 // failed may still use is never given back.
 MeasuredGpu measure_gpu(int device, const MeasurementLimits& limits);
-// The same for what the driver says of it.
+// What the driver says of the GPU. Throws as `measure_gpu`.
 DeviceDescription describe_gpu(int device);
 
 }  // namespace ddl

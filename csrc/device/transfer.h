@@ -2,22 +2,22 @@
 //
 // Pieces are copied in *batches*, 64 at most, so that what an operation queues is bounded. The submitting thread
 // queues the copies down, and behind each batch a write of a word that says how many are there. From then on the
-// GPU's thread alone calls the driver: it queues the copies up of batches that have left, and asks whether the GPU
-// has ended. The lane asks `arrived` and says `left`; both are loads and stores of words. When the last copy up has
+// GPU's thread alone calls the driver: it queues the copies up of batches that have left, and asks whether the GPU is
+// done. The lane calls `arrived` and `left`, which only load and store words. When the last copy up has
 // ended, the staging is free again, and `ended` is true: only then may the arrays be given back to their owner.
 //
 // If results are to be waited for on the GPU (Driver::waits_on_gpu), the submitting thread queues the copies up as
-// well, each behind a wait for a word, by which the lane says how many batches have left. Then a stream of the
-// caller's can wait for the results (`wait_on`) while the host goes on. It does so when the operation is submitted:
-// whatever holds that thread up in the driver, the operation goes on, or its deadline ends it. Whatever ends the
-// operation, the lane writes the last number, so that no stream waits for ever.
+// well, each behind a wait for a word, by which the lane says how many batches have left. Then a stream of the caller
+// can wait for the results (`wait_on`) while the host goes on. All of this is queued when the operation is submitted:
+// even if the driver holds up the submitting thread, the operation goes on, or its deadline ends it. Whatever ends
+// the operation, the lane writes the last number, so that no stream waits for ever.
 //
-// A stream takes some 1,000 commands behind a wait, and then blocks whoever calls. So each stream has a Room. Where
-// it has none for an operation's copies down, they are *deferred*: the GPU's thread queues them later. Until it has,
-// no stream is made to wait for a word: a call of the driver (cuMemFree) may wait for that word and keep the GPU's
-// thread out, while what sets the word waits for the copies down.
+// A stream takes some 1,000 commands behind a wait, and then blocks whoever calls. So each stream has a Room. If it
+// has no room for an operation's copies down, they are *deferred*: the GPU's thread queues them later. Until it has,
+// no stream is made to wait for a word: a driver call (cuMemFree) may wait for that word and block the GPU's thread,
+// while the word is set only after the copies down.
 //
-// A driver that cannot write words has an event behind each batch instead, and the GPU's thread writes the word.
+// If the driver cannot write words, an event follows each batch instead, and the GPU's thread writes the word.
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ struct StagedArray {
 
 class Transfer final : public Stage, public std::enable_shared_from_this<Transfer> {
  public:
-  // For so long after something has moved, who waits for a transfer only lets other threads run, and does not sleep.
+  // For so long after something has moved, a thread that waits for a transfer only yields, and does not sleep.
   static constexpr Nanoseconds kAwake = 300 * kMicrosecond;
 
   // `in`: what the operation reads. `out`: what it writes, perhaps to the same memory.

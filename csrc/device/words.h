@@ -1,8 +1,8 @@
-// Words in memory of the host by which one side tells the other how far it is, without a call of the driver.
+// Words in host memory by which one side tells the other its progress, without a driver call.
 //
 // A stream writes a word behind its copies; a lane looks at it. Where the driver cannot do that, the GPU's thread
-// writes it instead. A word only grows, also from one use to the next (it may wrap), so that nothing that is left
-// over from an earlier use means anything. Thread-safe.
+// writes it instead. A word only grows, even from one use to the next (it may wrap), so a value left over from an
+// earlier use means nothing. Thread-safe.
 #pragma once
 
 #include <atomic>

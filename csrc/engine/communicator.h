@@ -66,8 +66,8 @@ class Communicator {
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }
 
   void install(Collective collective, int root, std::vector<Choice> choices);
-  // Has other plans used by what is submitted from now on, on all ranks from the same operation on. They need the
-  // same connections.
+  // Makes operations that are submitted from now on use other plans; on all ranks from the same operation on. They
+  // need the same connections.
   void replace(Collective collective, int root, std::vector<Choice> choices);
   // How often plans were replaced. An operation that was prepared before (Operation::edition) is prepared anew.
   uint32_t edition() const { return edition_.load(std::memory_order_relaxed); }

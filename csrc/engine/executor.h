@@ -73,7 +73,7 @@ class Executor {
   void notify(int channel, const Step& step);
   Post& my_post(int channel, uint64_t turn) const;
   Post& post_of(int peer, int channel, uint64_t turn) const;
-  // Wakes the ranks that may sleep until what this rank has changed since the last call.
+  // Wakes the ranks that may sleep until a change that this rank has made since the last call.
   void wake_neighbours();
   void run_reduce(int channel, const Step& step, const Step* copy_to);
   void run_copy_from(int channel, const Step& step);

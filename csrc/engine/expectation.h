@@ -1,5 +1,5 @@
-// Decides whether to wait awake or asleep: whether the others will come soon. It learns from how long earlier waits
-// took.
+// Decides whether to wait awake or asleep, by whether the others are likely to come soon. It learns from how long
+// earlier waits took.
 //
 // Two things make waits long. A slow wire makes every wait long: then a rank that sleeps loses nothing, and its core
 // is free. A rank that comes late to an operation makes one wait long; after that the operation is fast. So the first

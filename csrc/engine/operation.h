@@ -72,7 +72,7 @@ struct Operation {
 
   Work work;
 
-  // Its entry, or null if the ring has gone round since it was submitted. For the driver.
+  // Its entry, or null if the ring has wrapped around since it was submitted. For the driver.
   Entry* own_entry() const { return entry->number.load(std::memory_order_relaxed) == recorded ? entry : nullptr; }
   uint64_t part_length(uint32_t part) const {
     return part_lengths.size() == 1 ? part_lengths[0] : part_lengths[part];

@@ -1,9 +1,10 @@
 // The layout of what a process records, in memory that others can read: docs/record.md explains it, and
 // ddl/records/layout.py reads it. Whoever changes it raises kRecordVersion.
 //
-// It lies in the arena, a memfd. So the other ranks of the host have it mapped, and whoever may open /proc/PID/fd
-// reads it when the process computes, hangs, is stopped, or has ended and the reader has kept the descriptor. What
-// changes is a relaxed atomic: it orders nothing. Only an entry's number does: it is 0 while the entry is written.
+// It lies in the arena, a memfd. So the other ranks of the host have it mapped, and whoever may open /proc/PID/fd can
+// read it while the process computes, hangs or is stopped; with the descriptor kept open, even after its end. Fields
+// that change are relaxed atomics, which order nothing. Only an entry's number does: it is 0 while the entry is
+// written.
 #pragma once
 
 #include <atomic>
@@ -76,7 +77,7 @@ struct RecordedText {
 };
 
 // One communicator. Behind it come: the ranks (uint32_t of each, by its number in the job), traffic (of lane and
-// rank), entries of collectives, entries of sends and receives. The offsets count from the arena's begin.
+// rank), entries of collectives, entries of sends and receives. The offsets count from the arena's start.
 struct alignas(64) Record {
   std::atomic<uint64_t> submitted;  // collectives; the last one's number
   std::atomic<uint64_t> submitted_messages;
@@ -92,7 +93,7 @@ struct alignas(64) Record {
   char plan_names[kPlanNames][kPlanNameBytes];
 };
 
-// At the arena's begin.
+// At the arena's start.
 struct alignas(64) RecordRoot {
   char magic[8];  // "ddl-rec"
   uint32_t version;

@@ -1,8 +1,8 @@
 // Keeps the record of one communicator (engine/record.h) in the arena, and its place in the process's root.
 //
 // `number` belongs to the thread that submits, `traffic` and `lane` to the drivers of the lanes, the rest to any
-// thread. When a communicator that has failed goes, its record stays: whoever looks for why a job has ended comes
-// late.
+// thread. The record of a failed communicator stays when the communicator goes: people look for the cause after the
+// job has ended.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The threads of users that sleep until an operation of a communicator has ended, and all that have ever submitted
-// one: for the agent, which tells the job's store what this process can still do (ddl/bootstrap/whereabouts.py).
+// Keeps which user threads sleep until an operation of a communicator ends, and which have ever submitted one. From
+// this the agent tells the job's store what this process can still do (ddl/bootstrap/whereabouts.py).
 #pragma once
 
 #include <cstdint>

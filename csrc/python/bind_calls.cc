@@ -1,6 +1,6 @@
-// Binds the calls of a communicator: those whose arrays say all (`call`), prepared operations, and all others (`run`
-// and `start` of a Call). The first two are called over and over. They do without pybind11's handling of arguments,
-// which would take longer than a small operation.
+// Binds the calls of a communicator: those that their arrays describe completely (`call`), prepared operations, and
+// all others (`run` and `start` of a Call). The first two are called over and over. They bypass pybind11's handling
+// of arguments, which would take longer than a small operation.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -145,7 +145,8 @@ std::shared_ptr<PyWork> start(std::shared_ptr<Handle> handle, const PyCall& call
       PyWork{std::move(handle), operation, call.result, operation->stage == nullptr ? py::none() : arrays});
 }
 
-// Runs a call whose arrays say all, without sleep. Null if it is done. Else what is under way; it keeps the arrays.
+// Runs a call that its arrays describe completely, without sleep. Null if it is done; else the operation under way,
+// which keeps the arrays.
 std::shared_ptr<PyWork> attempt(std::shared_ptr<Handle> handle, const PyCall& call) {
   const auto operation = handle->reuse_last(call.call, call.input, call.output);
   if (handle->run(operation, false)) return nullptr;

@@ -1,5 +1,5 @@
-// Binds what Python decides about arrays on GPUs: which driver is loaded, and what an adapter says of an array; and
-// what Python asks of the GPUs themselves.
+// Binds Python's side of arrays on GPUs: the choice of the driver, an adapter's description of an array, and
+// questions about the GPUs themselves.
 
 #include <pybind11/pybind11.h>
 

@@ -20,7 +20,7 @@ namespace ddl {
 
 namespace {
 
-// To free memory of a GPU may wait for what is queued there. A forked child never touches its copy.
+// Freeing memory of a GPU may wait for what is queued there. A forked child never touches its copy.
 struct EndBlock {
   int pid = process_id();
   void operator()(GpuBlock* block) const {

@@ -1,5 +1,5 @@
-// Copies arrays from anywhere one behind another, and back, in one call without the interpreter's lock. So the
-// gradients of a model, which a framework has in many places, are one operation.
+// Packs scattered arrays one behind another, and unpacks them, in one call without the interpreter's lock. So a
+// model's gradients, which a framework keeps in many places, become one operation.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,6 +1,6 @@
-// The only way to bind a call that can wait. It holds the interpreter lock while the others may come at any moment,
-// and releases it when the wait takes longer. It handles signals during the wait. Afterwards, an error of the core
-// becomes a Python exception.
+// The only way to bind a call that can wait. It holds the interpreter lock while the other ranks may come at any
+// moment, and releases it when the wait takes longer. It handles signals during the wait. Afterwards, an error of the
+// core becomes a Python exception.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -56,7 +56,8 @@ class Handle {
   // The same, in place, for a call that is made many times. The buffer is in memory of the host. Null if the
   // operation works on a copy of it, so that it has to be made anew each time.
   std::shared_ptr<Operation> prepared(const Call& call, const pybind11::object& buffer);
-  // The same, for a blocking call that is probably like the last one of its collective. The arrays say all sizes.
+  // The same, for a blocking call that is probably like the last one of its collective. The arrays determine all
+  // sizes.
   std::shared_ptr<Operation> reuse_last(const Call& call, const pybind11::object& input,
                                         const pybind11::object& output);
   // Returns whether it is done. False only with sleeps = false, instead of sleeping; then the operation goes on.

@@ -34,7 +34,7 @@ struct ElementType {
 // Where an array on a GPU is, and what must come before a copy of it.
 struct OnGpu {
   std::shared_ptr<Gpu> gpu;
-  // Copies come behind what this stream has, if `ordered` is true. Otherwise they may begin at once.
+  // If `ordered` is true, copies run after all that is queued on this stream. Otherwise they may begin at once.
   bool ordered = false;
   StreamHandle stream = nullptr;
   std::shared_ptr<Gpu::Gate> gate;  // whose stream that is, if the array's owner has made it wait

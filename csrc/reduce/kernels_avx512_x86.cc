@@ -1,6 +1,6 @@
 // The kernels for x86-64 with AVX-512 F, BW, DQ and VL. CMakeLists.txt compiles it for those.
 #include "reduce/half_avx512_x86.h"
-// After the width that it is to have:
+// These come after the file that sets their vector width:
 #include "reduce/copy_kernels.h"
 #include "reduce/kernels.h"
 #include "reduce/wire_kernels.h"

@@ -1,6 +1,6 @@
-// The kernels for every machine: 16-byte vectors, which every compiler can make of what the machine has.
+// The kernels for every machine: 16-byte vectors, which every compiler can map to what the machine has.
 #include "reduce/half_baseline.h"
-// After the width that it is to have:
+// These come after the file that sets their vector width:
 #include "reduce/copy_kernels.h"
 #include "reduce/kernels.h"
 #include "reduce/wire_kernels.h"

@@ -1,5 +1,5 @@
 // Chooses the kernel: the machine's set once per process, the (dtype, op) entry on every call. Helpers take parts of
-// what is large: this is the one place where they are asked.
+// large reductions and copies; only this file asks them.
 #include "reduce/reduce.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Bytes behind a header, on an endpoint. Messages go as segments (wire/segment.h). A stream over several rails goes
-// as frames (wire/frame.h), and then segments are inside frames. Both are written and read by what is here.
+// Writes and reads bytes behind a header, on an endpoint. Messages go as segments (wire/segment.h). A stream over
+// several rails goes as frames (wire/frame.h), with the segments inside the frames.
 //
 // `Header` is a struct with kBytes and Bytes, an `encode` and a `decode`.
 #pragma once

@@ -1,4 +1,5 @@
-// An endpoint that tells how its bytes get on. A stream over several networks needs that of each (rails/rail.h).
+// An endpoint that reports the progress of its bytes. A stream over several networks needs this of each one
+// (rails/rail.h).
 #pragma once
 
 #include "transport/endpoint.h"

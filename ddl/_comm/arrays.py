@@ -50,7 +50,7 @@ def as_array(x: Any) -> Any:
 
 
 def new_like(array: Array, shape: Optional[Sequence[int]] = None) -> Any:
-    """Return a new ``Array`` of the type of ``array``, where that is; ``shape``: None: the same."""
+    """Return a new ``Array`` of the same type and in the same place as ``array``; ``shape``: None: the same."""
     wanted = array.shape if shape is None else tuple(shape)
     return array.new(wanted) if isinstance(array, GpuArray) else np.empty(wanted, dtype=array.dtype)
 

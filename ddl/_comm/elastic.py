@@ -1,8 +1,8 @@
-"""How a job comes from one generation of ranks to the next, with the connections and memory that it has.
+"""Takes a job from one generation of ranks to the next, and keeps its connections and memory.
 
-A survivor keeps its agent, its listeners, the store, its arena and the mapped arenas of its host. New are the native
-core with its board and, where operations need them, the data connections: in the old ones bytes of the old generation
-may be under way. ``docs/elastic.md`` tells who decides what; ddl/bootstrap/generations.py drives it.
+A survivor keeps its agent, its listeners, the store, its arena and the mapped arenas of its host. The native core with
+its board is new, and so are the data connections that operations need: the old ones may still carry bytes of the old
+generation. ``docs/elastic.md`` says who decides what; ddl/bootstrap/generations.py drives it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SOURCES = 8  # members that give their state to a process that joins
 def arrive(job: Job) -> Group:
     """Let a process that was started later come to the job that runs. Return a group of this process alone.
 
-    It is no member yet: it says so by ``advance``, when its program is ready. Until then it is called as if it were the
-    next rank after those that there are; collectives do nothing.
+    It is no member yet: it becomes one by ``advance``, when its program is ready. Until then it is named as if it were
+    the next rank after the present ones; collectives do nothing.
     """
     _, me, _ = job.come(0)  # its board is made with its communicator
     if job.generations is None:
@@ -173,7 +173,7 @@ def connect_to_members(job: Job) -> List[socket.socket]:
 def _conclude(
     job: Job, record: GenerationRecord, core: Any, answers: List[Tuple[int, str]]
 ) -> Tuple[Group, Dict[int, Any]]:
-    """All members are ready: make the group, and let go of who is not in it any more."""
+    """All members are ready: make the group, and forget the processes that are not in it any more."""
     said = {number: said_by(number, value, _checked) for number, value in answers}
     job.generation = job.round = record.generation
     job.is_member = True

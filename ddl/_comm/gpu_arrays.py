@@ -17,9 +17,10 @@ from ddl import _core
 from ddl.errors import InvalidArgument
 
 __all__ = ["ElementType", "GpuArray", "GpuMemory", "ImportingWork", "UnimportedArray", "imported", "is_on_gpu"]
-__all__ += ["is_unimported"]
+__all__ += ["describe_arrays_of", "is_unimported"]
 
 GpuMemory = _core.GpuMemory
+describe_arrays_of = _core.describe_arrays_of
 
 _ON_GPU = (2, 13)  #: DLPack's numbers for memory of CUDA: on a device, and managed
 
@@ -104,7 +105,7 @@ class GpuArray:
         return self.owner
 
 
-_core.describe_arrays_of(GpuArray, lambda array: array.memory())
+describe_arrays_of(GpuArray, lambda array: array.memory())
 
 
 #: DLPack's numbers of kinds of types; those of names that begin otherwise: see ``_code``.
@@ -116,7 +117,7 @@ def _code(dtype: ElementType) -> int:
 
 
 class UnimportedArray(GpuArray):
-    """A result for a framework whose arrays nobody may write (JAX): memory of DDL's own, until it is complete.
+    """A result for a framework with immutable arrays (JAX): in memory of DDL's own, until it is complete.
 
     Then the framework takes it by DLPack (``import_``), and gives it back when its last array of it is gone.
     """

@@ -167,7 +167,7 @@ class Group:
 
     @property
     def named_calls(self) -> NamedCalls:
-        """What users have submitted under a name, where this group only agrees on such."""
+        """What users have submitted by name, if this group's own operations only agree on names."""
         return self._member.named
 
     # --- planning ---
@@ -227,7 +227,7 @@ class Group:
     def use(self, table: Table) -> None:
         """Choose by ``table``, and be laid out by its racks; all ranks have it alike.
 
-        Before its collectives are planned: the core keeps plans.
+        Call it before collectives are planned: the core keeps plans.
         """
         if self._planned & set(table.lines):
             raise InternalError(f"{self.who}: a table came after plans of {self._planned & set(table.lines)}")
@@ -329,7 +329,7 @@ class Group:
         return self.child(ranks, number, core, [board for board, _ in told])
 
     def closed(self, ranks: Sequence[int]) -> List[int]:
-        """Return the numbers of the children that this rank has closed, of those that have only ``ranks`` (world's).
+        """Return the numbers of the children with no other ``ranks`` (world's) that this rank has closed.
 
         Ranks tell one another whenever some of them make a group.
         """

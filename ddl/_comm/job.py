@@ -64,7 +64,7 @@ class Job:
     """The process's part in the job. ``memories[r]``: the mapped arena of rank ``r``; ``hosts``: who shares memory.
 
     Here "rank" is the number of a process: its rank in the job's first generation, or for a process that came later a
-    number that nobody had. ``number`` is that of this process, ``members[r]`` that of rank ``r`` of now.
+    number that nobody had. ``number`` is that of this process, ``members[r]`` that of the present rank ``r``.
     """
 
     def __init__(self, identity: Identity, settings: Settings, round: int) -> None:
@@ -102,7 +102,7 @@ class Job:
         return self.identity.secret
 
     def rank_label(self, number: int) -> str:
-        """Return how a process is called: by its rank of now."""
+        """Return how a process is called: by its present rank."""
         rank = self.members.index(number) if number in self.members else number
         return f"rank {rank} (host {self.peers[number].host})" if number in self.peers else f"rank {rank}"
 
@@ -215,7 +215,7 @@ class Job:
             before.close()
 
     def ask(self, question: Callable[[StoreClient], _T]) -> _T:
-        """Return the store's answer. Where it is lost and ranks come and go, ask the next one the same."""
+        """Return the store's answer. If that store is lost where ranks come and go, ask the next one the same."""
         while True:
             store = self._store
             assert store is not None
@@ -228,7 +228,7 @@ class Job:
                     raise
 
     def confirm(self) -> None:
-        """Raise ``LeftOut`` unless the store still takes this process for one of the job. Blocking: asks the store."""
+        """Raise ``LeftOut`` unless the store still counts this process as one of the job. Blocking: asks the store."""
         if self._store is not None:
             self.ask(lambda store: store.count("confirmed"))
 

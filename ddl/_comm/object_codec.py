@@ -5,7 +5,7 @@ types listed in ``encode``.
 
 A tuple or a set is written as a list whose first item is a mark. So msgpack itself walks nested data, and it does so
 without recursion: nothing that another rank sends can use up the stack. The unpacker refuses more than 1024 levels. The
-packer refuses more than 511 or 1024, by its version, so the sender refuses what is too deep.
+packer refuses more than 511 or 1024, depending on its version, so the sender refuses data that is too deep.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def encode(obj: Any, *, allow_pickle: bool) -> np.ndarray:
 
 
 def encode_or_why(obj: Any, *, allow_pickle: bool, who: str) -> np.ndarray:
-    """As ``encode``; of an object of ``who`` that cannot be sent, return why: the ranks that wait for it raise that."""
+    """As ``encode``; if an object of ``who`` cannot be sent, return why: the ranks that wait for it raise that."""
     try:
         return encode(obj, allow_pickle=allow_pickle)
     except InvalidArgument as error:

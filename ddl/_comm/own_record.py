@@ -12,7 +12,7 @@ __all__ = ["own_record", "waited_seconds"]
 
 
 def own_record(*, last: int = MOST) -> ProcessRecord:
-    """Return it, with the ``last`` operations of each communicator."""
+    """Return this process's record, with the ``last`` operations of each communicator."""
     return read_process(lambda offset, size: os.pread(_core.arena_fd(), size, offset), last=last)
 
 

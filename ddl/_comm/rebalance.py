@@ -1,9 +1,10 @@
-"""``Rebalance``: the others do the work of ranks that come late for good in large all-reduces (``ddlrun --rebalance``).
+"""``Rebalance``: in large all-reduces, others do the work of ranks that are always late (``ddlrun --rebalance``).
 
-The job's store finds who comes late (ddl/store/pace.py), and each rank hears of it at another moment. But all must use
-new plans from the same operation on. So rank 0 says now and then whom it knows to be late, and all do as it says. Both
-happen at *milestones*: between two collectives that have the same numbers on all ranks. What rank 0 says is on its way
-while they go on: only after ``_SLACK`` further collectives they wait for it, when it has mostly come.
+The job's store finds who comes late (ddl/store/pace.py), and the ranks hear of it at different moments. But all must
+use new plans from the same operation on. So rank 0 broadcasts now and then which ranks it knows to be late, and all act
+on that. Both happen at *milestones*: between two collectives that have the same numbers on all ranks. The ranks go on
+while the broadcast is under way. They wait for it only after ``_SLACK`` further collectives, when it has usually
+arrived.
 """
 
 from __future__ import annotations

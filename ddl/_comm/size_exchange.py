@@ -25,7 +25,7 @@ _TYPES = (
 
 
 def ranks_differ(text: str) -> InvalidArgument:
-    """Return the error of what does not go together, found when ranks had exchanged it: it harms nothing."""
+    """Return the error for values that do not match, found when ranks had exchanged them: it harms nothing."""
     error = InvalidArgument(text)
     error.on_all_ranks = True
     return error

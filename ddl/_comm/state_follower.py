@@ -1,7 +1,7 @@
 """How a process that joins gets the state of the members while they go on: see state_source.py.
 
-It receives stripes of a snapshot from several members, each in a thread, and puts them together. Then it does each step
-that the members have done since, by what they send of it. It has caught up when nothing is left to do.
+It receives stripes of a snapshot from several members, each in a thread, and puts them together. Then it repeats each
+step that the members have done since, from what they send of that step. It has caught up when nothing is left to do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a member gives to processes that join, while the training goes on: its stripe of a snapshot, then of each step.
 
-A newcomer asks several members, each for another stripe of the state as it is after a step that it names. When that
+A newcomer names a step, and asks several members, each for a different stripe of the state after that step. When that
 step has ended, the member copies its stripe. From then on it copies its stripe of what each step brings (gradients that
 are averaged, say), so that the newcomer can do these steps, too. A thread for each newcomer sends the copies.
 """
@@ -92,7 +92,7 @@ class StateSource:
         return bool(self._streams)
 
     def step_ended(self, finished: int, read: Reader) -> None:
-        """All is as it is after step ``finished``; ``read`` reads the whole state."""
+        """The state is that after step ``finished``; ``read`` reads all of it."""
         self.finished = finished
         if self._streams:
             self._copy(lambda s: not s.begun and s.step == finished, "snapshot", finished, read)
@@ -101,7 +101,7 @@ class StateSource:
             self._end(late, f"step {finished} has ended already")
 
     def step_begins(self, step: int, read: Reader) -> None:
-        """Step ``step`` is about to change the state; ``read`` reads by what."""
+        """Step ``step`` is about to change the state; ``read`` reads what changes it."""
         if self._streams:
             self._copy(lambda s: s.begun and s.step == step - 1, "step", step, read)
             with self._changed:

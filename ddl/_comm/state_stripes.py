@@ -50,10 +50,10 @@ def gather(pieces: Sequence[Piece], start: int, copy: np.ndarray) -> None:
 
 
 def digests(pieces: Sequence[Piece], wanted: Sequence[int], parts: int) -> List[str]:
-    """Return what tells the stripes ``wanted`` of ``parts`` from others.
+    """Return digests of the stripes ``wanted`` of ``parts``.
 
-    That is, the sums of the words of each block, hashed. It finds what goes wrong on the way or in
-    memory. It is no defence against somebody who wants it to be equal.
+    They are the sums of the words of each block, hashed. They find errors of the network or of memory. They are no
+    defence against somebody who wants them to be equal.
     """
     total = total_bytes(pieces)
     return [_digest(pieces, *stripe(total, part, parts)) for part in wanted]

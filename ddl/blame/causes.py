@@ -1,4 +1,4 @@
-"""What a rank does, or has done, for which others wait: the kind of a finding, its sentence and its advice."""
+"""What a rank does, or has done, that makes others wait: the kind of a finding, its sentence and its advice."""
 
 from __future__ import annotations
 

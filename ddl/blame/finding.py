@@ -1,4 +1,4 @@
-"""``Finding``: one cause, with what speaks for it. The kinds of causes, in the order in which they are told."""
+"""``Finding``: one cause, with its evidence. The kinds of causes, in the order in which they are reported."""
 
 from __future__ import annotations
 

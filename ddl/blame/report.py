@@ -1,4 +1,4 @@
-"""What ``ddl blame`` prints: the first finding with all that speaks for it, a line for each other one."""
+"""What ``ddl blame`` prints: the first finding with all its evidence, and a line for each other one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Finds the rank of a running job that others wait for all the time: it hardly waits itself.
 
-ddl/store/pace.py finds such ranks while a job runs, by windows of time. A dump has only sums since the communicator's
-begin. So this asks for much more, and for the last operations to say the same.
+ddl/store/pace.py finds such ranks while a job runs, by windows of time. A dump has only sums since the communicator
+began. So this demands a much larger difference, and that the last operations show it, too.
 """
 
 from __future__ import annotations

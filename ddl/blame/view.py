@@ -1,8 +1,8 @@
 """``JobView``: a job as the dumps of its ranks show it. It finds the other ranks' side of a communicator or a call.
 
-A rank is known here by the number of its process, as in the ranks of a communicator. Where ranks come and go, a rank
-of now may have another one; ``rank`` translates. Each host has a clock of its own. Times of two hosts are compared
-only roughly, by the wall time that each rank has recorded with its own clock.
+A rank is named here by the number of its process, as in the ranks of a communicator. Where ranks come and go, its
+present rank may be another number; ``rank`` translates. Each host has a clock of its own. Times of two hosts are
+compared only roughly, by the wall time that each rank has recorded with its own clock.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class JobView:
         return tuple(sorted(gone | {other for other in self.missing if self.host(other) == host}))
 
     def exit(self, number: int) -> Optional[int]:
-        """Return a process's status, or minus the signal that killed it. None: it runs, was told to end, or who knows.
+        """Return a process's status, or minus the signal that killed it. None: it runs, was told to end, or not known.
 
         If the dump does not say it, the launcher's words are read.
         """

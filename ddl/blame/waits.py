@@ -1,11 +1,12 @@
 """Who waits for whom, in which operation, and for how long.
 
-A rank waits for another one if that has not called an operation that it is in, or its part of a message. This is sure.
-If all ranks have called an operation, the rank for which a thread last went to sleep is awaited *inside* of it: that
-may be a matter of microseconds, or of a wire. A rank that has lost another one names it.
+Rank A waits for rank B if B has not called an operation that A is in, or its part of a message. This is certain. If all
+ranks have called an operation, the rank for which a thread last went to sleep is awaited *inside* of it: that may take
+microseconds, or be due to a slow wire. A rank that has lost another one names it.
 
 Dumps are taken one after the other, while the job runs. So a wait counts only if it is longer than what was usual, and
-if the other rank's dump was taken after its begin. A rank that computes while operations are under way does not wait.
+if the other rank's dump was taken after the wait began. A rank that computes while operations are under way does not
+wait.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Side:
         return WaitEdge(self._number, awaited, why, self._communicator, call, seconds)
 
     def _of_failure(self) -> Iterator[WaitEdge]:
-        """Say whom the failure names. Who else has not called what has failed, had no time for it."""
+        """Say whom the failure names. Others that have not called what has failed had no time for it."""
         rank = lost_rank(self._communicator.failure)
         if rank is None or self._view.number(rank) == self._number:
             return

@@ -1,4 +1,4 @@
-"""What the agent of a process keeps: the communicators that it looks after, and what has come for others."""
+"""What the agent of a process keeps: the communicators that it looks after, and connections that came too early."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _none() -> List[str]:
 
 @dataclass
 class NamedCalls:
-    """What users have submitted under a name, on a communicator whose own operations only agree on such.
+    """What users have submitted by name, on a communicator whose own operations only agree on names.
 
     ``waiting``: says what a thread waits for, by its identifier. ``texts``: of all that is pending, the oldest
     first.
@@ -43,7 +43,7 @@ class Member:
 
 @dataclass
 class Arrivals:
-    """What has connected and is not called for yet; guarded by the agent's lock."""
+    """What has connected and nobody has asked for yet; guarded by the agent's lock."""
 
     memories: Dict[int, _core.PeerMemory] = field(default_factory=dict)
     data: Dict[int, List[Tuple[int, int, int]]] = field(default_factory=dict)  # communicator -> (rank, stream, fd)

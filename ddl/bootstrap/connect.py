@@ -95,7 +95,7 @@ def choose_congestion_control(sock: socket.socket, wanted: str) -> None:
 
 
 def reconsider_congestion_control(sock: socket.socket, wanted: str) -> None:
-    """Give a connection the system's congestion control back if "auto" changed it and the way proves to be long."""
+    """Give a connection the system's congestion control back if "auto" changed it and the path proves to be long."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 152)
     # tcpi_min_rtt of linux/tcp.h. Not the mean: a delayed acknowledgement makes 40 ms of 40 us.
     round_trip_us = int.from_bytes(info[148:152], sys.byteorder)

@@ -270,7 +270,7 @@ class Settings:
 
     @classmethod
     def problem_with(cls, variable: str, text: str) -> str:
-        """Return what the value of ``variable`` must be if ``text`` is not that; "" where it is, or none of ours."""
+        """Return what the value of ``variable`` must be if ``text`` is wrong; "" if it is right, or not ours."""
         parse = next((e.metadata["parse"] for e in dataclasses.fields(cls) if e.metadata["variable"] == variable), None)
         try:
             if parse is not None and text:

@@ -37,7 +37,7 @@ _STORE_SECONDS = 5.0  # to connect to a store that was elected
 
 @dataclass(frozen=True)
 class Effects:
-    """What the pump does by the rest of the process."""
+    """What the pump has the rest of the process do."""
 
     to_store: Callable[[Message], None]  #: send to the store; raises PeerLost
     to_member: Callable[[int, Message], None]  #: call a member; blocks, raises Error or OSError
@@ -78,7 +78,7 @@ class Generations:
 
     @classmethod
     def of(cls, watch: WatchClient, host_id: str, secret: bytes, store_host: str, newcomer: bool) -> Generations:
-        """Return those of the process that ``watch`` is of. ``ConfigError`` where the job's ranks cannot change."""
+        """Return the generations of ``watch``'s process. ``ConfigError`` where the job's ranks cannot change."""
         told = watch.elastic
         if told is None:
             raise ConfigError(

@@ -126,7 +126,7 @@ class _KeptState:
 
 
 def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -> Optional[Identity]:
-    """Return who this process is by another launcher, or by the mpi4py communicator ``comm``; None if by nobody.
+    """Return who another launcher, or the mpi4py communicator ``comm``, says this process is; None if nobody says it.
 
     Collective, the first time. Raises ConfigError and RendezvousError.
     """

@@ -1,4 +1,4 @@
-"""Tells people of rails that nothing goes over any more, and that work again.
+"""Tells people when a rail carries nothing any more, and when it works again.
 
 Each stream of each communicator goes over all rails, and finds out for itself (csrc/transport/rails). People are told
 once: when the first stream to a host has given a rail up, and when the last one uses it again.

@@ -24,7 +24,7 @@ _RATE = 256  #: reports a second that the store gets of all ranks together, at m
 
 @dataclass(frozen=True)
 class _WatchedSums:
-    """Communicators of all ranks, and what those have done that have ended: collectives, and seconds."""
+    """Communicators of all ranks, and the sums of those that have ended: collectives, and seconds."""
 
     cores: Tuple[_core.Communicator, ...]
     operations: int = 0

@@ -2,7 +2,7 @@
 
 The owner passes the descriptor to the ranks of its host when they swap their arenas (connect.py). Nobody reads it
 while the owner lives. After its death several may speak for it, so the cell is locked from ``load`` to ``release``; the
-kernel unlocks for a process that dies. There are two places, and a word that says which holds; so a death while the
+kernel unlocks for a process that dies. It has two slots, and a word that says which one is valid; so a death while the
 other one is written changes nothing.
 """
 
@@ -60,7 +60,7 @@ class SharedCell(VoteCell):
         self.accepted = Accepted.parse(accepted)
 
     def keep(self) -> None:
-        """Write the cell: first the place that does not hold, then the word that makes it hold."""
+        """Write the cell: first the slot that is not valid, then the word that makes it valid."""
         accepted = None if self.accepted is None else self.accepted.message()
         text = json.dumps([self.record.message(), list(self.promised), accepted], separators=(",", ":")).encode()
         if len(text) > _PLACE - _WORD.size:

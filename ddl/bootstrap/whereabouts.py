@@ -1,7 +1,7 @@
 """Where this process's program is: over which operations its threads sleep, and at which line of the user's.
 
-Ranks tell the store when one of them waits for long, so that everybody reads what is waited for, and that the store
-finds ranks that wait for one another (ddl/store/deadlock.py). Nothing here is called while operations get on.
+Ranks tell the store when one of them waits for long. So error messages can say what each rank waits for, and the store
+finds ranks that wait for one another (ddl/store/deadlock.py). Nothing here is called while operations make progress.
 """
 
 from __future__ import annotations

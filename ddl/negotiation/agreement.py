@@ -1,4 +1,4 @@
-"""What follows from the ballots of all ranks: the same on every rank, so that no rank has to tell it. No I/O.
+"""Decides from the ballots of all ranks: every rank comes to the same result, so no rank has to send it. No I/O.
 
 All ranks make the same rounds. In each round every rank gives a ballot. A rank that has submitted an operation which is
 not in the table of known operations then sends its name and signature, once. A name that all ranks have submitted alike
@@ -105,9 +105,9 @@ class Agreement:
     # --- all ranks ---
 
     def unanimous(self, ballots: np.ndarray) -> Optional[RoundOutcome]:
-        """Return what ``decide`` would if all ranks have submitted the same, all of it known; None: ask ``decide``.
+        """Return what ``decide`` would, if all ranks have submitted the same known operations; None: ask ``decide``.
 
-        That is how it mostly is, and takes a quarter of the time. ``ballots``: (ranks, bytes), uint8.
+        This is the usual case, and takes a quarter of the time. ``ballots``: (ranks, bytes), uint8.
         """
         if self._flags != ballot.FRESH or ballots.tobytes() != self._ballot.tobytes() * self._size:
             return None

@@ -261,7 +261,7 @@ class Negotiator:
             self._pause = _PAUSE
 
     def _exchange_ballots(self, awake: bool) -> Optional[News]:
-        """Gather the ballots of a round; return what this rank has to say besides. None: that is not for now."""
+        """Gather the ballots of a round; return what this rank has to say besides. None: it cannot be done now."""
         if self._ballots.flying:
             return self._ballots.land()
         recorder = timeline.active()
@@ -370,10 +370,10 @@ class Negotiator:
         return self._in_words(request, self._error, ", which not all ranks had submitted")
 
     def _overdue(self, pending: Pending, driving: bool = False) -> None:
-        """Break the communicator because not all ranks have submitted an operation in time, if that is so.
+        """Break the communicator if not all ranks have submitted an operation in time.
 
-        Who has not is known from the last ballots, if they were cast after it was submitted. Where they were not, a
-        rank keeps everybody from ending a round: the core waits for it, too, and soon says which one it is.
+        The last ballots tell which ranks have not, if they were cast after it was submitted. If they were not, a rank
+        keeps everybody from ending a round: the core waits for it, too, and soon says which one it is.
         """
         request = pending.request
         if not driving and self._driver is not None and self._rounds < pending.round + 2:

@@ -45,11 +45,11 @@ class Request:
     """``start`` makes the call on the communicator that it is given, when all ranks have submitted it.
 
     ``call``: the same, which ends before it returns, for a caller that waits anyway; the result is ``start``'s.
-    ``attempt``: the same, for one that must not sleep, where there is no result: returns what goes on if it would have
-    to, else None. Without it such a caller may sleep, in ``call``.
-    ``name``: unique among what this rank has pending; empty: paired with the other ranks' by the order of submission.
-    ``breaks``: it is a part of a step. If it failed, some ranks would submit the rest and others not. So if ranks
-    submit it differently, nothing is run any more.
+    ``attempt``: the same without a result, for a caller that must not sleep: returns the work that goes on if it would
+    have to sleep, else None. Without ``attempt`` such a caller may sleep, in ``call``. ``name``: unique among what this
+    rank has pending; empty: paired with the other ranks' by the order of submission. ``breaks``: it is a part of a
+    step. If it failed, some ranks would submit the rest and others not. So if ranks submit it differently, nothing is
+    run any more.
     """
 
     signature: Signature

@@ -1,8 +1,8 @@
 """A timeline of operations as a file for chrome://tracing or Perfetto: what waited for other ranks, and how long.
 
 One row for each name of an operation: how long it waited until all ranks had submitted it, then how long it took until
-its result was fetched. It is written all the time, so that the file of a killed job can be read, too. It has what the
-process that writes it has waited for, rank 0 as a rule; a timeline of all ranks is ``ddlrun --timeline``.
+its result was fetched. It is written all the time, so that the file of a killed job can be read, too. It shows only
+what the process that writes it has waited for, usually rank 0; ``ddlrun --timeline`` shows all ranks.
 """
 
 from __future__ import annotations

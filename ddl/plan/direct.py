@@ -4,9 +4,9 @@ The ranks meet twice: phase 1 says "my buffers are there", phase 2 "I no longer 
 rank moves about the same amount: rank *r* works on chunk *r*, which it reads directly from every peer's INPUT and
 stores directly into every peer's OUTPUT. For large buffers; ``eager`` is for small ones.
 
-If ranks come late for good (``Topology.late``), the others do their work in an all-reduce: they add up what they have
-while they wait, and when the late ones come, what these bring. Then less is left to do.
-Source of the idea: StragglAR (arXiv 2505.23523), for GPUs and messages.
+If some ranks are always late (``Topology.late``), the others do their work in an all-reduce: they add up their own data
+while they wait, and add that of the late ranks when these come. Then less is left to do. Source of the idea: StragglAR
+(arXiv 2505.23523), for GPUs and messages.
 """
 
 from __future__ import annotations

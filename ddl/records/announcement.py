@@ -1,7 +1,7 @@
 """How a rank passes its record to its launcher, which can then read it whatever becomes of the rank.
 
-The launcher has a Unix socket, and ranks its name (DDL_RECORDS). At ``ddl.init`` a rank sends the memfd with its record
-there. A datagram holds it, so it arrives also if the rank ends before anybody has read it.
+The launcher has a Unix socket, and tells ranks its name (DDL_RECORDS). At ``ddl.init`` a rank sends the memfd with its
+record there, in a datagram: so it arrives even if the rank ends before anybody has read it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a rank has done since the last look: ``RecordFollower`` reads each operation and each step once.
 
-The ring of operations goes round while nobody looks. What was overwritten before it was read is counted as missing.
-``RankNews`` is what is told of it, also over a connection (``news_message``, ``parse_news``).
+The ring of operations wraps around while nobody looks. Entries that were overwritten before they were read are counted
+as missing. ``RankNews`` holds the result; it can go over a connection (``news_message``, ``parse_news``).
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """What ranks have recorded, in the form of PyTorch's flight recorder: its analyser ``torchfrtrace`` reads it. No I/O.
 
 docs/record.md says how to use it. The analyser compares what ranks have under the same number of the same process
-group. It says of a rank that has nothing there that it is missing. So an operation must be in the dumps of all ranks
-that have called it, or in none, although each rank has lost others of its oldest ones. Three rules see to that:
+group. It reports a rank that has nothing there as missing. So an operation must be in the dumps of all ranks that have
+called it, or in none, although the ranks have kept different numbers of old ones. Three rules see to that:
 
 * Collectives of all ranks: ``record_id`` is their number. The analyser takes the largest first ``record_id`` of all
   ranks, and drops what comes before, in every dump. There is one such limit for all process groups, so this can be
   done for one communicator only. Whatever else there is has larger ids.
-* Collectives of other communicators: they begin with the first one that all ranks still have whose records are given.
-  Ranks on other hosts are not given. For their sake it begins at a round number, which is mostly theirs, too.
+* Collectives of other communicators: they begin with the first one that all given records still have. The records of
+  other hosts are not given. So that their dumps begin alike, the first one has a round number, usually the same on all
+  hosts.
 * Messages: the analyser wants all ranks of a process group in each operation, with the same number, and a rank numbers
-  all its messages together. So those from one rank to another one are a group, and are counted there. That takes the
-  records of both ranks, from the first message on.
+  all its messages together. So the messages from one rank to another form a group of their own, and are counted there.
+  That takes the records of both ranks, from the first message on.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class _CallsOfGroup(NamedTuple):
 def fr_traces(records: Sequence[ProcessRecord], *, library: str = "gloo") -> Dict[int, Dict[str, Any]]:
     """Return what the file of each rank holds, by its rank in the job: dicts, lists, text and numbers, to be pickled.
 
-    records: of ranks of one job, of as many as can be had: what one of them lacks is left out of all (see above).
-        Left out are processes that are not in the job's newest communicator of all ranks, and what is older than that.
+    records: of as many ranks of one job as possible: what one of them lacks is left out of all (see above). Processes
+        that are not in the job's newest communicator of all ranks are left out, and so is what is older than that.
     library: what the analyser shows before the names of operations. "gloo" is a name that each analyser knows; that
         of torch below 2.15 refuses names that it does not know.
     """
@@ -85,7 +86,7 @@ def _world(record: ProcessRecord) -> Optional[CommunicatorRecord]:
 
 
 def _parts(world: CommunicatorRecord, record: ProcessRecord) -> Parts:
-    """Return ``world`` and the communicators that were made of it; their ``ranks`` are the job's ranks of now."""
+    """Return ``world`` and the communicators that were made of it; their ``ranks`` are the job's present ranks."""
     ranks = {number: rank for rank, number in enumerate(world.ranks)}
     return {
         each.number: replace(each, ranks=tuple(ranks[number] for number in each.ranks))

@@ -141,7 +141,7 @@ class CommunicatorRecord:
 
     @property
     def of_all_ranks(self) -> bool:
-        """Whether it is what init, or a new generation of ranks, has made of all ranks; not what was made of that."""
+        """Whether init, or a new generation, has made it of all ranks; communicators made of that do not count."""
         return self.number % WORLDS == 0
 
     @property

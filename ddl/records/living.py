@@ -1,4 +1,4 @@
-"""What only a rank that runs can show: where its Python threads are, and how its connections do."""
+"""What only a running rank can show: where its Python threads are, and the state of its connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOW = 1.0  #: seconds for which connections are watched when somebody asks ho
 
 
 def with_what_runs(dumps: Sequence[RankDump], window: float = 0.0) -> List[RankDump]:
-    """Return the dumps of ranks of this host with that added for those that run.
+    """Return the dumps of ranks of this host, completed for those that run.
 
     ``window``: for so many seconds connections are watched, if there are any. Otherwise it takes some milliseconds.
     """

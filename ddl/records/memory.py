@@ -1,7 +1,7 @@
 """Finds the memory in which a process records what it does, and reads it, whatever that process does.
 
 The memory is the process's arena, a memfd. ``/proc/PID/fd`` leads to it for root and for the same user, also while the
-process hangs, sleeps in the kernel or is stopped. Who has opened it before can read it after the process has ended.
+process hangs, sleeps in the kernel or is stopped. Whoever has opened it before can read it after the process has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is told of a rank while its job runs, again and again: a few numbers out of its record, cheap to read."""
+"""A sample of a rank while its job runs: a few numbers from its record, cheap to read again and again."""
 
 from __future__ import annotations
 

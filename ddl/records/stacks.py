@@ -4,8 +4,8 @@ In a rank, a thread of its own waits at a pipe (``let_stacks_be_read``). Whoever
 by ``/proc/PID/fd``, and reads the answer from a memfd in the same way (``python_stacks``). The thread has Python's lock
 while it writes, so no other thread moves meanwhile.
 
-A program in a function of C that keeps Python's lock lets no thread answer. Then the rank is sent a signal, whose
-handler, of ``faulthandler``, needs no lock. It shows the main thread only, in which it runs: other threads may move, or
+While a C function keeps Python's lock, no thread can answer. Then the rank is sent a signal, whose handler, from
+``faulthandler``, needs no lock. It shows the main thread only, in which it runs: other threads may move, or
 end, while their stacks are read, and that ends the process with SIGSEGV (healthy ranks were lost by it). A process that
 is stopped, or waits in the kernel for a device, cannot answer at all.
 """
@@ -38,7 +38,7 @@ _owner = 0  # the process that answers: a fork has the descriptors, too, but not
 def let_stacks_be_read() -> bool:
     """Answer who asks from now on, as long as the process lives; return whether it does. Idempotent.
 
-    There is no way back: who is about to send the signal would end a process that has just ceased to catch it.
+    There is no way back: a signal that is just being sent would end a process that has ceased to catch it.
 
     It does not where the program has a handler of its own for ``STACKS_SIGNAL``, or where there are no memfds.
     """

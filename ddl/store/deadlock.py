@@ -2,7 +2,7 @@
 
 Ranks say now and then over which operations their threads sleep, and which they have not called. Within one
 communicator a difference shows by itself: two calls have the same number. Across communicators (gradients on one, named
-operations on another) each rank is only late, and everybody would wait until the deadline.
+operations on another) each rank only seems late, and everybody would wait until the deadline.
 
 A rank is stuck if every thread of it that may call DDL sleeps over an operation, and each of these operations needs a
 stuck rank that has not called it. What a rank has said holds for as long as it sleeps over the same operations, since

@@ -1,7 +1,7 @@
 """Messages between a rank and the store over its watch connection (JSON objects with a ``type``), and their checks.
 
-Who sent one has been authenticated, but what it says has not been looked at: a field of the wrong kind is a breach of
-the protocol, and the receiver must not have acted on the message yet.
+The sender has been authenticated, but the contents are unchecked: a field of the wrong kind is a breach of the
+protocol, and must be found before the receiver acts on the message.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ another rank later. A rank that leaves after a failure in one communicator is lo
 tells of that failure. It does no I/O and has no clock: the store's server (ddl/store/server.py, its only thread) brings
 events and the time, and delivers the messages that come back.
 
-"Rank" is in messages the number of a process, which is its rank in the job's first generation. Where ranks come and go
-(membership/), texts name it by its rank of now: see ``renumber``.
+In messages, "rank" is the number of a process, which is its rank in the job's first generation. Where ranks come and go
+(membership/), texts name it by its present rank: see ``renumber``.
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
 peer, reason, op, final [members: ranks, waits, doing, seconds, shortage, awaits_gpu]; ``fail`` comm, kind (an error
@@ -345,7 +345,7 @@ class JobVerdicts:
         return out
 
     def _tell_of_stall(self, key: _Key, probing: Inquiry, reason: str, now: float) -> Outgoing:
-        """Have one rank say, now and then, what is waited for; of a message each that waits: others do not know it."""
+        """Now and then, have one rank say what is waited for; for a message, each that waits: others do not know it."""
         comm, seq = key
         long = [rank for rank, suspect in probing.suspects.items() if suspect["seconds"] >= TELL_AFTER]
         waiting = [rank for rank in sorted(long) if rank in self._present]

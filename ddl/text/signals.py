@@ -1,4 +1,4 @@
-"""Names of signals, for messages about processes that one has killed."""
+"""Names of signals, for messages about processes that a signal has killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what is wrong where DDL's sources are imported that were never built, in place of an installed DDL."""
+"""Explains the failure if DDL's unbuilt sources are imported in place of an installed DDL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rank its part of a ``tf.data.Dataset``: ``shard`` by element, ``shard_files`` by file, ``equalize`` lengths.
+"""Gives ranks their parts of a ``tf.data.Dataset``: by element or by file (``shard``, ``shard_files``); ``equalize``.
 
 All of it is done by ops of tf.data, nothing by Python for each element. Shuffle before ``shard`` only with a seed that
 is the same on all ranks, else ranks have some elements in common; batch after it.

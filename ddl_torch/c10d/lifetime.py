@@ -1,11 +1,11 @@
 """Keeps a work alive while torch's C++ may wait for it, and no variable of Python holds it any more.
 
 A work in Python has two halves: an object of C++, and the one of Python that has ``wait`` and ``get_future``. C++ holds
-the first. Where the second has gone, C++ calls its own ``wait`` instead, which never returns and has no deadline.
+the first. If the second is gone, C++ calls its own ``wait`` instead, which never returns and has no deadline.
 
 torch keeps both halves of what it gets from a process group's verb (older versions do not: ``Unwaited``). It does not
-keep what a program of Python made and hands over: DDP's ``join`` does that with one work per step
-(``keep_what_reducers_hold``). No other function of torch that keeps a work takes one from Python; a test looks.
+keep a work that a Python program made and hands over: DDP's ``join`` does that with one work per step
+(``keep_what_reducers_hold``). No other function of torch that keeps a work takes one from Python; a test checks this.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _CLAIMED, _TOLD = "claimed", "told"  # keys of an attempt
 
 
 class MeetingFailed(RendezvousError, RuntimeError):
-    """The ranks of a new group did not come together. What is written for torch's own backends expects the latter."""
+    """The ranks of a new group did not come together. Code for torch's own backends expects a ``RuntimeError``."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Short notices from rank to rank over torch's store, for what messages of ``ddl`` do not say: see messages.py.
 
-Each rank has a numbered letter box in the store. A thread reads it, from the first time that notices can matter on;
-it sleeps in the store until one comes.
+Each rank has a numbered letter box in the store. From the first time that notices can matter, a thread reads it; it
+sleeps in the store until one comes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Notices:
     """The notices among the ranks of one group. Any thread may send.
 
     ``handle(source, notice)`` is called for each notice that comes, one at a time and in each source's order. When rank
-    0, whose process mostly has the store, is the first to leave, it sends all threads home: torch prints a stack trace
+    0, whose process mostly has the store, is the first to leave, it ends all threads: torch prints a stack trace
     where a store goes while somebody waits in it. It does that for ``size`` ranks, 0: none.
     """
 

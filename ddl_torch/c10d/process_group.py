@@ -1,8 +1,8 @@
 """``DDLProcessGroup``: what ``torch.distributed`` has for a process group on the backend "ddl".
 
 A process group has a ``ddl.Communicator``: the default group has that of all ranks, any other group has its own. c10d
-calls this file. ``backend.py`` makes the groups, ``verbs.py`` makes their verbs of DDL's, ``work.py``
-has what they return, and ``rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
+calls this file. ``backend.py`` makes the groups, ``verbs.py`` makes their verbs from DDL's, ``work.py`` has what they
+return, and ``rendezvous.py`` brings the ranks together. docs/torch.md lists the differences from gloo.
 """
 
 from __future__ import annotations

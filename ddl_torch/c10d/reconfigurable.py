@@ -1,8 +1,8 @@
 """Process groups whose ranks change: ``init_process_group("ddl", enable_reconfigure=True)`` of torch 2.14 and later.
 
-Such a group has a job of its own for the ranks of now (meeting.py). It begins without any. To reconfigure it is
-to make another job, beside the one that it has; only when all ranks have come, the new one takes the place of the old
-one. torchft.py does the same by the names of torchft.
+Such a group has a job of its own for its present ranks (meeting.py). It begins without any. Reconfiguring makes
+another job beside the one that it has; the new job takes the place of the old one only when all ranks have come.
+torchft.py does the same under torchft's names.
 """
 
 from __future__ import annotations

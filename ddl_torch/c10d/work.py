@@ -1,8 +1,8 @@
 """What a verb of a process group returns: ``GroupWork``, as c10d wants it, around works of ``ddl``.
 
 C++ callers of c10d (DDP above all) look only at ``wait`` and ``get_future``. A future needs somebody who completes it,
-so the first one starts a thread of its group; who only waits, as most callers, needs none. An error must reach them as
-a real one of the future: an exception that is only set in it, DDP would take for tensors. C++ that has waited takes the
+so the first one starts a thread of its group; a caller that only waits, as most do, needs none. An error must be a real
+error of the future: if an exception were only its value, DDP would take it for tensors. C++ that has waited takes the
 value of the future without waiting again: the future of a work that has ended is complete from the start.
 """
 
@@ -250,8 +250,8 @@ class GroupWork(dist.Work):
     def get_future(self) -> Any:
         """Return the future of the tensors that are written.
 
-        One of tensors on a GPU knows that GPU: who waits for it then has its own current stream wait for what wrote
-        them, whichever thread did.
+        A future of tensors on a GPU knows that GPU: whoever waits for it then has its own current stream wait for what
+        wrote them, whichever thread did.
         """
         on_stream = self._can_wait_on_stream()
         with self._lock:

@@ -1,7 +1,7 @@
 """The state of a training as bytes, for ranks that join while the others train: ddl/_comm/state_source.py sends it.
 
-The state is the parameters and what the optimizer keeps of them. What a step brings are the averages and the settings
-of the optimizer. From the same state and these, the optimizer comes to the same bits on every rank.
+The state is the parameters and what the optimizer keeps of them. A step brings the averages and the settings of the
+optimizer. From the same state and these, the optimizer comes to the same bits on every rank.
 """
 
 from __future__ import annotations

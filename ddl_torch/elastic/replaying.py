@@ -1,8 +1,9 @@
 """``replay``: a training whose ranks came and went, done again by one process, from nothing but its log.
 
-What a step has computed is in its line: who took part, and so on which samples each rank trained, in which order the
-gradients were added, and by how many they were divided. So a replay has the same weights, to the bit. It proves that
-the account of samples is true, and finds out what happened at a step of a long training.
+A step's line in the log determines what it has computed. It says who took part; the samples of each rank, the order in
+which gradients were added, and the number by which they were divided follow from that. So a replay has the same
+weights, to the bit. It proves that the account of samples is true, and finds out what happened at a step of a long
+training.
 """
 
 from __future__ import annotations

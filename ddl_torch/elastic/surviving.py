@@ -1,8 +1,8 @@
 """What every elastic training of PyTorch does when ranks are lost or join: all come to the same state, and go on.
 
 Ranks that had finished the step that a death broke off give its outcome to those that had not. A rank that joins gets
-the weights and the state of the optimizer between two steps: what is large before, while the others train
-(following.py). How a step is done again, and how samples are divided, is the affair of the subclasses: training.py and
+the weights and the state of the optimizer between two steps: a large state earlier, while the others train
+(following.py). How a step is done again, and how samples are divided, is up to the subclasses: training.py and
 by_shards.py. docs/elastic.md has the whole story.
 """
 
@@ -99,7 +99,7 @@ class SurvivingTraining(abc.ABC):
 
     @abc.abstractmethod
     def _adopt(self, division: Any) -> None:
-        """Divide as the rank does that has returned ``division``: it has finished more steps."""
+        """Divide as the rank that has returned ``division``: it has finished more steps."""
 
     # --- for the script ---
 
@@ -122,7 +122,7 @@ class SurvivingTraining(abc.ABC):
             self._all_finish()
 
     def _all_finish(self) -> None:
-        """Wait for the others: who leaves at once cannot help those whose last step a death breaks off."""
+        """Wait for the others: a rank that leaves at once cannot help those whose last step a death breaks off."""
         while True:
             try:
                 ddl.world().barrier()
@@ -168,7 +168,7 @@ class SurvivingTraining(abc.ABC):
     # --- a change of the ranks ---
 
     def _join(self) -> None:
-        """Become a rank that has the state of the others. What is large comes while these go on."""
+        """Become a rank that has the state of the others. A large state comes while these go on."""
         self._follower = generation.follow_members(self._state.load, self._state.step)
         try:
             if self._state.size() < _FOLLOWED or not self._follower.catch_up():

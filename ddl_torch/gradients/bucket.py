@@ -8,9 +8,9 @@ bucket finds that out before it writes again, by the number of tensors that shar
 A script may also have PyTorch move the memory of such a tensor, and of all that share it; the bucket looks for that
 where it begins, before it is sent and when it is received.
 
-On a GPU, gradients may come on any stream; who sends the bucket waits for all of these (``arrived``). Flags and
-announcement are in memory of the host there, and an operation of their own: to write them to the GPU, or to read them
-there, the host would have to wait for all that the stream has queued, in each bucket.
+On a GPU, gradients may come on any stream; the sender of the bucket waits for all of these (``arrived``). There, flags
+and announcement are in host memory, and an operation of their own: to write them to the GPU, or to read them there, the
+host would have to wait in each bucket for all that the stream has queued.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ class GradientBucket:
         """Put zeros where this rank has no dense gradient; the bucket is ready to be sent to ``size`` ranks then.
 
         ``keeps``: ``keep`` follows, and a gradient that is copied now can as well be kept.
-        Who abandons the round sends whatever lies there: nobody uses it, and ``p.grad`` may be of the next round.
+        A rank that abandons the round sends whatever lies there: nobody uses it, and ``p.grad`` may be of the next
+        round.
         """
         if self._arrivals is not None:
             self._arrivals.join()

@@ -1,9 +1,9 @@
 """What ``DistributedOptimizer`` does with a ``Compressor`` of the user's own.
 
-When a bucket is full, ``compress`` gets each of its gradients. What it returns is all-reduced in its own type, all of
-the bucket's of one type together, and what ``decompress`` makes of its part of that goes back to the gradient's place.
-So a bucket costs two calls of Python for each parameter, a copy of what is sent, and an operation for each type besides
-one for the bucket's flags.
+When a bucket is full, ``compress`` gets each of its gradients. What it returns is all-reduced in its own type, together
+with all others of that type in the bucket. ``decompress`` gets its part of the result, and what it returns goes to the
+gradient's place. So a bucket costs two calls of Python for each parameter, a copy of what is sent, and an operation for
+each type besides one for the bucket's flags.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def send_compressed(
 
 
 def _gradients(bucket: GradientBucket) -> List[torch.Tensor]:
-    """Return the gradients of the bucket's entries, in its memory of now."""
+    """Return the gradients of the bucket's entries, in its present memory."""
     memory = bucket.values()  # not its own tensor: it counts who else writes to that, and who else keeps it
     views = [entry.view for entry in bucket.entries]
     return [memory.as_strided(view.shape, view.stride(), view.storage_offset()) for view in views if view is not None]

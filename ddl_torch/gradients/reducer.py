@@ -5,7 +5,7 @@ all buckets (rounds.py). So ``p.grad`` has averages after ``backward()``, as on 
 scaler, clipping, a hook of ``step``. Only ``overlap_update`` waits in ``step`` instead, and then ``p.grad`` cannot be
 read before. A rank that comes to ``step`` without a backward pass has its round there.
 
-Whether a bucket that is full is averaged at once, by DDL's own thread, or at the end of the pass: overlap.py.
+overlap.py decides whether a full bucket is averaged at once, by DDL's own thread, or at the end of the pass.
 
 Called by one thread: the one that runs backward and step. Hooks know the reducer by a weak reference, so that they keep
 nothing alive; they go when it goes.

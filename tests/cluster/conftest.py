@@ -1,6 +1,6 @@
 """Clusters for tests, of any shape: ``@pytest.mark.parametrize("cluster", [TWO_RACKS], indirect=True)``.
 
-``cluster`` is shared by the tests of a module that want the same shape; who breaks something uses ``own_cluster``.
+``cluster`` is shared by the tests of a module that want the same shape; tests that break something use ``own_cluster``.
 """
 
 from __future__ import annotations

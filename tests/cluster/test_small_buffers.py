@@ -1,4 +1,4 @@
-"""Sockets that hold less than a message: who waits for room must not keep back what the other side needs first."""
+"""Sockets that hold less than a message: a sender without room must not keep back what the other side needs first."""
 
 from __future__ import annotations
 

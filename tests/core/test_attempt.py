@@ -1,4 +1,4 @@
-"""An all-gather that is left to go on where its caller would have to sleep: what negotiation is made of."""
+"""An all-gather that goes on without its caller if that would have to sleep: negotiation is built on it."""
 
 from __future__ import annotations
 

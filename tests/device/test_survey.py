@@ -1,4 +1,4 @@
-"""``ddl doctor`` and ``ddl topo`` where there are GPUs: those of the fake driver, of which what they say is known."""
+"""``ddl doctor`` and ``ddl topo`` where there are GPUs: those of the fake driver, whose answers are known."""
 
 from __future__ import annotations
 

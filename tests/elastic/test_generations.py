@@ -1,4 +1,4 @@
-"""Ranks are lost and join, the store is lost: who is left makes the next generation, and its sums are right."""
+"""Ranks are lost and join, the store is lost: those that are left make the next generation, and its sums are right."""
 
 from __future__ import annotations
 

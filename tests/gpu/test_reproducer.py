@@ -1,7 +1,7 @@
 """Results are there when a future says so, whatever stream and thread asks: the program that shows pytorch #170812.
 
-gloo of some releases of torch fails it on a GPU: it orders the stream of its own thread only. What it does here is
-told, and is no failure of ours.
+gloo of some releases of torch fails it on a GPU: it orders the stream of its own thread only. Its result here is
+printed, and is no failure of ours.
 """
 
 from __future__ import annotations

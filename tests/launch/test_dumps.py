@@ -1,4 +1,4 @@
-"""What ddlrun keeps of the ranks of a job that has failed, or of which somebody wants to know what it does."""
+"""What ddlrun keeps of the ranks of a job that has failed, or that somebody asks about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page is told, and what stands in a history: lines, rates, curves, and files that end amidst a record."""
+"""What the page is told, and what stands in a history: lines, rates, curves, and files that end within a record."""
 
 from __future__ import annotations
 

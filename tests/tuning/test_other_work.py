@@ -1,4 +1,4 @@
-"""What is measured while others use the machine is not kept, and it is said who they are not: the ranks themselves."""
+"""Figures that were measured beside other programs are not kept; the ranks' own work does not count as others'."""
 
 from __future__ import annotations
 

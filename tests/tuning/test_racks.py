@@ -1,4 +1,4 @@
-"""Racks that are suspected from what pairs of hosts get are the ones that are there, or none: whatever the cluster."""
+"""Racks that are inferred from the rates of pairs of hosts are the real ones, or none: whatever the cluster."""
 
 from __future__ import annotations
 

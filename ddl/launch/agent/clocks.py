@@ -1,4 +1,4 @@
-"""How the clocks of other hosts stand to that of ddlrun: CLOCK_MONOTONIC counts from the start of each host.
+"""The offsets of other hosts' clocks from ddlrun's: CLOCK_MONOTONIC counts from the start of each host.
 
 ddlrun asks a host's agent for its time, again and again. The host has read its clock at some moment between the
 question and the answer. So the offset is known up to half the time between these two, and the fastest of several
@@ -38,7 +38,7 @@ def clock_message(question: Mapping[str, Any]) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """A time of that host minus ``offset`` is ddlrun's; both in seconds. ``error``: at most so much is wrong."""
+    """A time of that host minus ``offset`` is ddlrun's; both in seconds. ``error``: the most by which that is wrong."""
 
     offset: float
     error: float

@@ -1,4 +1,4 @@
-"""Where ddlrun keeps the dumps of a job: a folder for each time, of which the last ones stay.
+"""Where ddlrun keeps the dumps of a job: a folder for each dump; only the latest stay.
 
 Dumps come from agents in pieces, since one message must not be long (``pieces_of``, ``DumpPieces``).
 """

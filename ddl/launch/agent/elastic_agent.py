@@ -1,12 +1,12 @@
 """An agent of an elastic job: ddlrun has it start and end processes while the job runs.
 
-It stays as long as ddlrun may want something, also without a rank. If it loses ddlrun, its ranks go on, as they may do
-without it; nobody hears what they print. They, not the agent, find out whether they are cut off from the other ranks.
+It stays as long as ddlrun may want something, also without a rank. If it loses ddlrun, its ranks go on, because they
+can do without it; their output is lost. They, not the agent, find out whether they are cut off from the other ranks.
 If the agent itself is killed, its ranks are, too: nobody else could see how they end.
 
-On a host that may return (a pod) its exit status says whether a new one shall come: 0 if all is done, 1 if ddlrun has
-ended the job, else one shall. That is also so if the agent has lost ddlrun, and its ranks have failed: the host may
-only have been cut off.
+On a host that may return (a pod) its exit status says whether a new one is to come: none after 0 (all is done) and 1
+(ddlrun has ended the job), one after any other. One is also to come if the agent has lost ddlrun and its ranks have
+failed: the host may only have been cut off.
 """
 
 from __future__ import annotations

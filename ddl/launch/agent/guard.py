@@ -1,4 +1,4 @@
-"""The guard of a ddlrun or of its agent: a process that only waits for the end of that one, and then cleans up.
+"""The guard of ddlrun or of an agent: a process that only waits until its parent ends, and then cleans up.
 
 If its parent has ended without ``dismiss`` (it was killed), the guard kills the process groups that it was told of. The
 ranks of an elastic job may go on instead. Then the guard has the read ends of their output pipes as well, which it got

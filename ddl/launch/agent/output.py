@@ -3,9 +3,9 @@
 One thread uses it, host_agent.py's loop, which must never wait for the reader of ddlrun's output: a ``Sink`` queues,
 and writes only what its descriptor takes at once. A line may end in a carriage return, so progress bars keep moving.
 
-What has no ending is passed on when the rank waits for its input (``input()``, a debugger), or when it is very long:
-not before, as a rank that prints in blocks stops in the middle of a line, and others would print in between. If another
-rank does print before the rest comes, it begins a new line.
+A line without an ending is passed on when the rank waits for its input (``input()``, a debugger), or when the line is
+very long. Not before: a rank that prints in blocks stops in the middle of a line, and others would print in between. If
+another rank does print before the rest comes, it begins a new line.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ THEANO_FLAGS           with a folder of compiled code for each rank of a host, u
 PYTHONUNBUFFERED       1 unless it is set, so that output shows when it is written
 =====================  ==========================================================================================
 
-All other variables are those of ddlrun itself, then those of ``--env``, ``--timeout`` and ``--start-timeout``. What a
-rank reads beyond this, and with which defaults, stands in ddl/bootstrap/environ.py.
+All other variables are those of ddlrun itself, then those of ``--env``, ``--timeout`` and ``--start-timeout``. The
+other variables that a rank reads, and their defaults, are in ddl/bootstrap/environ.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often the operations of ranks are read: often enough that no ring goes round, and never all the time."""
+"""How often the operations of ranks are read: often enough that no ring wraps around, and never all the time."""
 
 from __future__ import annotations
 

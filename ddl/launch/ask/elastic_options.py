@@ -62,7 +62,7 @@ def _is_elastic(given: Mapping[str, Any]) -> bool:
 
 
 def smallest_size(given: Mapping[str, Any]) -> Optional[str]:
-    """Return the value of ``-np`` for a job of which neither that nor the hosts are given, if the options say it."""
+    """Return the value of ``-np`` for a job without ``-np`` and hosts, if the other options say it."""
     return given["min_np"] if given["hosts"] is None and given["hostfile"] is None else None
 
 

@@ -1,4 +1,4 @@
-"""Where an option lets a tool listen. It loads nothing of what listens there."""
+"""The address on which an option lets a tool listen. It loads no code of that tool."""
 
 from __future__ import annotations
 

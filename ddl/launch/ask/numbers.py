@@ -1,4 +1,4 @@
-"""Numbers on the command line: a file of its own, as cli.py and what it imports both read them."""
+"""Numbers on the command line: in a file of their own, because cli.py and modules that it imports both read them."""
 
 from __future__ import annotations
 

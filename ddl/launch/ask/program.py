@@ -1,4 +1,4 @@
-"""What the ranks run: the words behind ddlrun's options, as words of a process, or what is wrong with them."""
+"""What the ranks run: turns the words behind ddlrun's options into a command, or says what is wrong with them."""
 
 from __future__ import annotations
 

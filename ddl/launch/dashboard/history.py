@@ -1,8 +1,8 @@
 """The file of a job's history: records (records.py), a line of JSON each, compressed by gzip.
 
-What has been written can be read when ddlrun has been killed, too: each record is flushed. The file stays small: in the
-first hour it has a state each second, after two hours each second one, after ten hours each tenth, and fewer if the job
-has very many ranks. When the job ends, each state of the last two minutes comes behind. So a reader sorts by time.
+The file can be read even if ddlrun was killed: each record is flushed. It stays small: in the first hour it has a state
+each second, after two hours one in two, after ten hours one in ten, and fewer if the job has very many ranks. When the
+job ends, every state of the last two minutes is appended. So a reader sorts by time.
 """
 
 from __future__ import annotations

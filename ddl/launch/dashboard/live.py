@@ -1,4 +1,4 @@
-"""The page of a job that runs: takes what happens from ddlrun's loop, and has it for those who look.
+"""The page of a job that runs: takes events from ddlrun's loop, and keeps them for viewers.
 
 The loop only puts snapshots into a queue (``JobPage``). A thread of its own makes records of them, writes the history,
 and wakes the threads of viewers (``LiveSource``): nothing that they wait for keeps the loop from its work.

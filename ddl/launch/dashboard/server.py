@@ -1,9 +1,9 @@
 """Serves the page: plain HTTP of Python's own server, a thread for each request, and server-sent events.
 
-Who has the token may look. It stands behind the ``#`` of the address that is printed, which a browser sends to nobody;
-the page exchanges it for a cookie at ``/enter``. Everything that tells of the job needs the cookie, and what does
-something (``/dump``) needs the token, too. Names of foreign hosts are refused, so that no other page of the browser
-gets here by a name of its own that leads to 127.0.0.1.
+Whoever has the token may look. It stands behind the ``#`` of the printed address, a part that a browser sends to
+nobody; the page exchanges it for a cookie at ``/enter``. Everything that tells of the job needs the cookie, and
+requests that do something (``/dump``) need the token, too. Requests under a foreign host name are refused, so that no
+other page in the browser gets here by a name of its own that leads to 127.0.0.1.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What runs, its end and its report: on this machine (local_job.py), on several (cluster_job.py), elastic."""
+"""Runs jobs, ends them and reports on them: on this machine (local_job.py), on several (cluster_job.py), elastic."""

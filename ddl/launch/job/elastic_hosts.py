@@ -16,8 +16,9 @@ What it does not decide is who the ranks are: the store forms their generations,
 * When a rank has ended with status 0 the training is over: nothing is started any more, and newcomers are let go.
 * It gives up when no rank is left that holds the state; when there are fewer ranks than ``--min-np`` and no more can
   come, or none have come for ``--elastic-timeout``; or when ``--reset-limit`` is exceeded. The limit counts changes:
-  that two newcomers of a new host become ranks one after the other, or that a rank is lost and then replaced, is one.
-  The others may form anew a moment before it is heard who has failed: then it waits for that, to name it.
+  two newcomers of a new host that become ranks one after the other are one change, and so is a rank that is lost and
+  then replaced. The others may form a new generation a moment before the news of which process failed: then it waits
+  for this news, to name the process.
 * A host that may return (``ElasticOptions.returning``) and is lost gets no process until it has called again. Then it
   is as good as new. If it would never get a process again, and has none, it is told to end, so that it returns.
 * A list without any host, after one with hosts, counts as a failure of the script: the last good list stays.
@@ -112,7 +113,7 @@ class ElasticHosts:
         return process is not None and process.leaving and not process.left_out
 
     def is_done_without(self, incarnation: int) -> bool:
-        """Return whether the others have left out a process and go on: its end is not what the job fails of."""
+        """Return whether the others have left out a process and go on: its end is not why the job fails."""
         process = self._alive.get(incarnation)
         goes_on = self._limit_passed == math.inf and self._short_since is None
         return process is not None and process.left_out and goes_on
@@ -325,7 +326,7 @@ class ElasticHosts:
         return math.inf if most is None else most - self.restarts
 
     def _is_restart(self, host: SlotHost, slot: int) -> bool:
-        """Whether a process there would stand for one that was lost: others are growth."""
+        """Whether a process there would replace one that was lost: others are growth."""
         return slot in host.burnt or self._room <= self._owed
 
     def _startable(self, host: SlotHost) -> List[int]:

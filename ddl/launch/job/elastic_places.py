@@ -6,15 +6,15 @@ next one. With ``--leave-failed-hosts`` the other processes leave, too, after th
 none.
 
 * With ``--blacklist-cooldown-range LO HI``: after a pause that doubles with each failure, from 2 LO, up to HI.
-* Else, on a host among several: never, as another host is the better place. Only when the host leaves the list of
-  hosts and comes back (it was repaired, or replaced) it begins anew.
+* Else, on a host among several: never, as another host is the better place. The host begins anew only when it leaves
+  the list of hosts and comes back (it was repaired, or replaced).
 * Else, on the only host: at once. If processes go on failing before they have become ranks, after 1, 2, 4, … seconds.
-  With ``--leave-failed-hosts`` the only host is as any other: then no host is left.
+  With ``--leave-failed-hosts`` the only host is treated like any other: then no host is left.
 
 A host that flaps (leaves the list and comes back, again and again) gets its processes after 0, 1, 2, 4, … seconds.
 
-A host may also be *away*: nothing can be started there until it calls by itself. Pods of Kubernetes are so when they
-are lost, as Kubernetes makes new ones. A new pod begins anew, whatever has failed in the old one.
+A host may also be *away*: nothing can be started there until it calls by itself. A lost pod of Kubernetes is away,
+because Kubernetes makes a new one. A new pod begins anew, whatever has failed in the old one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SlotHost:
         return ""
 
     def come_back(self, slots: int, now: float) -> None:
-        """It is in the list again: what failed there before counts no more, but that it flaps does."""
+        """It is in the list again: earlier failures there do not count any more, but its flapping does."""
         self.slots = slots
         self.returns += 1
         self.not_before = now + _pause(self.returns)
@@ -94,7 +94,7 @@ class SlotHost:
             self.blocked_until = 0.0
 
     def call_again(self, now: float) -> None:
-        """A new machine has its place: what failed on the old one counts no more, but that it flaps does."""
+        """A new machine has its place: failures of the old one do not count any more, but its flapping does."""
         self.come_back(self.slots, now)
         self.away = False
         self.blocked_until = 0.0

@@ -1,4 +1,4 @@
-"""What shows a job now, by samples of its ranks: the terminal's line, ``ddl top``, ``/metrics``, and the page."""
+"""Shows a job, from samples of its ranks: the terminal's line, ``ddl top``, ``/metrics``, and the page."""
 
 from __future__ import annotations
 

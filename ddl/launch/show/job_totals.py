@@ -1,7 +1,6 @@
 """What the processes of a job have done so far, as samples of its ranks show it, for ``/metrics``. No I/O, no clock.
 
-The sums of a communicator begin at zero, and end with it. These here go on: they only grow, as long as the process is
-there.
+The sums of a communicator begin at zero, and end with it. The totals here only grow, as long as the process exists.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ class JobCounters:
     def totals(self) -> JobTotals:
         """Return what the processes that are there have done.
 
-        It is called for each message of a host, so it only copies: what a reader has to sort and to leave out, he does.
+        It is called for each message of a host, so it only copies: a reader sorts, and leaves out what it does not
+        want.
         """
         return JobTotals(
             running=self._running,

@@ -1,4 +1,4 @@
-"""How other programs of the user, as ``ddl dump JOB``, ask a ddlrun on this host for something: a Unix socket.
+"""How other programs of the user, such as ``ddl dump JOB``, ask a ddlrun on this host for something: a Unix socket.
 
 The socket is named after ddlrun's process, in a folder that only its user may enter. A client sends one line of JSON:
 

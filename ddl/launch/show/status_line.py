@@ -1,4 +1,4 @@
-"""The line on the terminal that says how a job is. What ranks print pushes it away, and the next one comes below."""
+"""The line on the terminal that shows a job's state. Output of ranks replaces it, and the next one comes below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StatusLine:
         return cls(sink) if wanted else None
 
     def show(self, now: JobNow, elapsed: float) -> None:
-        """Show how a job is that has run for ``elapsed`` seconds; once in a second at most.
+        """Show the state of a job that has run for ``elapsed`` seconds; once in a second at most.
 
         If a rank has a progress bar there, or asks something, nothing is shown.
         """

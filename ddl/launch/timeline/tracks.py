@@ -1,7 +1,7 @@
 """Where events are drawn: a process of the viewer for each rank, and rows in it, in which slices nest.
 
-Operations of one channel may overlap. A viewer takes what overlaps in a row, and does not lie inside of the other, for
-an error. So a channel has as many rows as are needed.
+Operations of one channel may overlap. A viewer takes slices of one row that overlap without nesting for an error. So a
+channel has as many rows as are needed.
 """
 
 from __future__ import annotations

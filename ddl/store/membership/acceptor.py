@@ -86,7 +86,7 @@ class Acceptor:
             self.cell.keep()
 
     def _current(self, base: GenerationRecord) -> VoteCell:
-        """Return the cell, which knows at least ``base``: who proposes what follows it knows that it is decided."""
+        """Return the cell, which knows at least ``base``: who proposes its successor knows that ``base`` is decided."""
         self.learn(base)
         return self.cell
 

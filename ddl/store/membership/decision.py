@@ -1,14 +1,14 @@
 """A proposer's part in deciding one generation: asks the voters of the last one, twice, and counts.
 
 First it asks for promises (``prepare``). If a voter has accepted a record before, for an attempt that was interrupted,
-the record of the highest ballot is what must be proposed, unless it cannot be decided already. Else what is wanted now
-is proposed (``accept``). It is decided when a quorum of the voters of the last generation has accepted it. A dead voter
-still counts; its host may cast its vote (acceptor.py).
+the record of the highest ballot must be proposed, unless it certainly has not been decided. Otherwise the record that
+is wanted now is proposed (``accept``). It is decided when a quorum of the voters of the last generation has accepted
+it. A dead voter still counts; its host may cast its vote (acceptor.py).
 
-When can it not be decided? If it were, by some ballot, every later ballot would have had the same record, so each voter
-of that quorum would still say that it has accepted this one. So too few say so, even with all that have not answered.
-To know that, it waits for more than a quorum, until ``hurry``. Without this rule one dead voter's record of members
-that are all dead was proposed again, and the last survivor was left out by it.
+When is that certain? Had it been decided, by some ballot, every later ballot would have had the same record, so each
+voter of that quorum would still say that it has accepted this one. It is certain if too few say so, even together with
+all that have not answered. To know that, the proposer waits for more than a quorum, until ``hurry``. Without this rule
+one dead voter's record of members that are all dead was proposed again, and the last survivor was left out by it.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 A member that has lost the store becomes a candidate after a moment: the first member of the generation at once, each
 later one 50 ms after the one before, so that rivals are rare. A candidate asks all members for their votes in an epoch
 that no store had. A vote is a promise (acceptor.py), which every voter gives once in an epoch. A member that still has
-the store does not vote, but says so: then it is the candidate that was cut off. A quorum of votes makes the store, and
-what voters had accepted before is not lost, since the new store asks for it (decision.py).
+the store does not vote, but says so: then the candidate was cut off. A quorum of votes makes the store. Records that
+voters had accepted before are not lost: the new store asks for them (decision.py).
 
-A candidate gives its own vote last, when it decides. A promise binds for ever, also the store that there is: a member
-that was cut off asked again and again, died, and left a vote that the others' store needed and could not have any more.
+A candidate gives its own vote last, when it decides. A promise binds for ever, and against the present store, too: a
+member that was cut off asked again and again, died, and left a vote that the others' store needed and could not have
+any more.
 """
 
 from __future__ import annotations

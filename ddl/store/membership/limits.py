@@ -1,4 +1,4 @@
-"""How few ranks an elastic job may have, how long its store waits, and what the job does at a moment."""
+"""How few ranks an elastic job may have, how long its store waits, and the phases of the job."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ are fewer than the job needs; when enough newcomers have come, they finish their
 death leads to ``DECIDING`` from every phase. When all members of a generation have installed it, all get ``go`` with
 what each had said; so nobody goes on before all know who they are.
 
-A member that is lost but answers, since its script is late, say, votes until it is decided that it is left out. Told
-before, it would end, and take its vote along: of two members the first may be late, and the other alone is no quorum.
+A member that is lost but still answers (its script is late, say) votes until it is decided that it is left out. If it
+were told before, it would end, and its vote would be gone: of two members one may be late, and the other alone is no
+quorum.
 
 This state machine does no I/O and has no clock. The store's server brings events and the time, and delivers messages
 to incarnations. Messages of members have been authenticated but not checked: a malformed one raises ``ProtocolError``

@@ -1,9 +1,9 @@
 """What a timeline says: where the time of a step goes, of each operation, and for which rank the others wait.
 
-A rank that waits in a call computes nothing: that is exposed. An operation that goes on while its caller goes on is
-hidden. The record does not say when a program begins to wait for such an operation. It does say when the program called
-the last one of a step: with that it has computed the last gradients. So what lies before that call counts as hidden,
-unless there was also a call that waits, and what lies after it as exposed.
+A rank that waits in a call computes nothing: that time is exposed. An operation that goes on while its caller goes on
+is hidden. The record does not say when a program begins to wait for such an operation. It does say when the program
+called the last one of a step: by then it has computed the last gradients. So what lies before that call counts as
+hidden, unless there was also a call that waits, and what lies after it as exposed.
 """
 
 from __future__ import annotations
