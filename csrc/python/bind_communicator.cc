@@ -188,6 +188,9 @@ void bind_communicator(py::module_& m) {
   m.attr("LARGE_SLOTS") = kLargeSlots;
   m.attr("STREAMS") = kStreams;
   m.attr("VERDICT_PATIENCE") = seconds(Failure::kPatience);
+  m.def(
+      "shift_clock", [](double by) { clock_shift += static_cast<Nanoseconds>(by * static_cast<double>(kSecond)); },
+      py::arg("by"), "Let the core's clock jump ahead by so many seconds. For tests.");
   m.def("submitters", &submitters);
   m.def("stream_of", &stream_of, py::arg("slot"), py::arg("channel"));
 }
