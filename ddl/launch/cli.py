@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import sys
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Type, Union
 
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
@@ -32,9 +32,11 @@ from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
 from ddl.launch.job.elastic_local_job import ElasticLocalJob
 from ddl.launch.job.local_job import LocalJob
-from ddl.launch.launchers import Start, k8s
+from ddl.launch.launchers import Launcher, Start, k8s
+from ddl.launch.launchers.in_pods import IN_PODS
 from ddl.launch.launchers.reaching import REACHING, launcher_of
 from ddl.launch.launchers.slurm import SlurmLauncher
+from ddl.launch.launchers.ssh import SshLauncher
 from ddl.text.spelling import did_you_mean
 
 __all__ = ["choose_launcher", "main", "parse", "read_hosts", "run"]
@@ -45,7 +47,7 @@ _MAYBE = {name for names, keywords in OPTIONS if keywords.get("nargs") == "?" fo
 _ABOUT_RANKS = ("-np", "--np", "-n", "--num-proc", "-H", "--hosts", "--hostfile")
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
 
-_LAUNCHER_NAMES = (*REACHING, "k8s", "pods")
+_LAUNCHERS: Dict[str, Type[Launcher]] = {**REACHING, **IN_PODS}
 
 
 def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
@@ -107,11 +109,12 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         idle += more_idle
     launcher = choose_launcher(given.launcher, environ)
     _check_pod_options(given, launcher)
-    check_company(vars(given), launcher)
+    check_company(vars(given))
+    _check_script(given, launcher)
     head, pod_job = "", None
-    if launcher in ("k8s", "pods"):
+    if launcher in IN_PODS:
         count = whole_number("--pods", given.pods) or 1
-        pod_job = k8s.pod_job(vars(given), count) if launcher == "k8s" else None
+        pod_job = IN_PODS[launcher].pod_job(vars(given), count)
         head = given.head if pod_job is None else k8s.head(pod_job)
         size = whole_number("-np", given.num_proc) or count
         if size < count:
@@ -173,42 +176,43 @@ def _listening(option: str, text: Optional[str], *, any_port: bool = False) -> O
 
 def _ssh_options(given: argparse.Namespace, launcher: str) -> Tuple[str, ...]:
     port, key = whole_number("--ssh-port", given.ssh_port), given.ssh_identity_file
-    if launcher != "ssh" and (port or key):
+    if "--ssh-port" not in _LAUNCHERS[launcher].takes and (port or key):
         raise ConfigError(f"--ssh-port and --ssh-identity-file are for --launcher ssh, and this is {launcher}")
     return (*(("-p", str(port)) if port else ()), *(("-i", key) if key else ()))
 
 
 def _check_pod_options(given: argparse.Namespace, launcher: str) -> None:
-    """Refuse options that the launcher would ignore, and a manifest's launcher without what it needs."""
-    allowed = {"k8s": [*(names[0] for names, _ in FOR_MANIFEST), "--pods"], "pods": ["--pods", "--head"]}
+    """Refuse options of pods that the launcher would ignore, and a launcher of pods without what it needs."""
     for name in ("--pods", "--head", *(names[0] for names, _ in FOR_MANIFEST)):
-        if getattr(given, name[2:].replace("-", "_")) and name not in allowed.get(launcher, ()):
-            meant = " or ".join(other for other, names in allowed.items() if name in names)
+        if getattr(given, name[2:].replace("-", "_")) and name not in _LAUNCHERS[launcher].takes:
+            meant = " or ".join(other.name for other in IN_PODS.values() if name in other.takes)
             raise ConfigError(f"{name} is for --launcher {meant}, and this is --launcher {launcher}; leave it out")
-    if launcher == "k8s" and (given.dashboard is not None or given.history is not None):
-        raise ConfigError(
-            "--launcher k8s prints a manifest, and --dashboard and --history are not in it; leave them out"
-        )
-    if launcher not in allowed:
+    if launcher in IN_PODS:
+        IN_PODS[launcher].check(vars(given))
+
+
+def _check_script(given: argparse.Namespace, launcher: str) -> None:
+    """Refuse a script that names hosts where the launcher cannot reach them."""
+    if not given.discovery_script or "--host-discovery-script" in _LAUNCHERS[launcher].takes:
         return
-    if given.hosts is not None or given.hostfile is not None:
-        raise ConfigError(f"--launcher {launcher}: Kubernetes chooses the hosts; say --pods N, not -H or --hostfile")
-    if launcher == "k8s" and not given.dry_run:
+    if launcher in IN_PODS:
         raise ConfigError(
-            "--launcher k8s only prints a manifest: add --dry-run, and pass what it prints to kubectl apply -f -"
+            f"--host-discovery-script: with --launcher {launcher}, Kubernetes chooses the hosts; say --pods N, and "
+            "leave the script out"
         )
-    if launcher == "pods" and given.dry_run:
-        raise ConfigError("--dry-run: a pod sees only itself; --launcher k8s --dry-run prints what all pods would run")
-    if launcher == "pods" and not given.head:
-        raise ConfigError("--launcher pods needs --head NAME:PORT, where pod 0 is found; --launcher k8s writes it")
+    raise ConfigError(
+        f"--host-discovery-script needs --launcher ssh, as {launcher} reaches no host that comes later; "
+        "name the hosts by -H instead"
+    )
 
 
 def choose_launcher(name: str, environ: Dict[str, str]) -> str:
     """Return the launcher that ``name``, perhaps "auto", means here; ConfigError if there is none."""
     if name == "auto":
-        return "slurm" if SlurmLauncher.allocated(environ) is not None and shutil.which("srun") else "ssh"
-    if name not in _LAUNCHER_NAMES:
-        known = ", ".join(_LAUNCHER_NAMES)
+        in_slurm = SlurmLauncher.allocated(environ) is not None and shutil.which("srun")
+        return SlurmLauncher.name if in_slurm else SshLauncher.name
+    if name not in _LAUNCHERS:
+        known = ", ".join(_LAUNCHERS)
         raise ConfigError(f"--launcher {name}: there is none of that name; choose one of {known}")
     return name
 
@@ -221,7 +225,7 @@ def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ:
         return parse_hostfile(_read(path, "--hostfile"), path)
     if text is not None:
         return parse_hosts(text)
-    return (REACHING[launcher].allocated(environ) if launcher in REACHING else None) or ()
+    return REACHING[launcher].allocated(environ) or ()
 
 
 def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Tuple[JobLayout, Tuple[Host, ...]]:
@@ -314,7 +318,7 @@ def run(config: RunConfig) -> int:
         if config.pod_job is not None:
             print(k8s.manifest(config, secrets.token_bytes(32)), end="")
             return 0
-        if config.launcher == "pods" and config.placement is not None:
+        if config.head and config.placement is not None:
             return pods.run(config, config.placement, os.environ)
         starts = _starts(config)
         if config.dry_run:

@@ -66,7 +66,7 @@ def smallest_size(given: Mapping[str, Any]) -> Optional[str]:
     return given["min_np"] if given["hosts"] is None and given["hostfile"] is None else None
 
 
-def check_company(given: Mapping[str, Any], launcher: str) -> None:
+def check_company(given: Mapping[str, Any]) -> None:
     """Refuse what an elastic job cannot have beside it, and what only an elastic job can have. ConfigError."""
     if not _is_elastic(given):
         idle = [name for attribute, name in _DETAILS.items() if given[attribute] not in (None, False)]
@@ -86,16 +86,6 @@ def check_company(given: Mapping[str, Any], launcher: str) -> None:
         for attribute, name in (("hosts", "-H"), ("hostfile", "--hostfile")):
             if given[attribute] is not None:
                 raise ConfigError(f"--host-discovery-script names the hosts, and so does {name}; give one of them")
-        if launcher in ("k8s", "pods"):
-            raise ConfigError(
-                f"--host-discovery-script: with --launcher {launcher}, Kubernetes chooses the hosts; say --pods N, and "
-                "leave the script out"
-            )
-        if launcher != "ssh":
-            raise ConfigError(
-                f"--host-discovery-script needs --launcher ssh, as {launcher} reaches no host that comes later; "
-                "name the hosts by -H instead"
-            )
     elif given["slots_per_host"] is not None:
         raise ConfigError(
             "--slots-per-host is for hosts that --host-discovery-script names without slots; write -H HOST:SLOTS"

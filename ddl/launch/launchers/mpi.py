@@ -27,6 +27,8 @@ _AGENT = (sys.executable, "-m", "ddl.launch.agent.remote")
 class MpiLauncher:
     """All agents are one job of MPI's, so none can come later."""
 
+    name: ClassVar[str] = "mpi"
+    takes: ClassVar[Tuple[str, ...]] = ()
     one_by_one: ClassVar[bool] = False
 
     @classmethod

@@ -28,6 +28,8 @@ class SlurmLauncher:
     """``apart``: each agent is started by an srun of its own."""
 
     apart: bool = False
+    name: ClassVar[str] = "slurm"
+    takes: ClassVar[Tuple[str, ...]] = ()
     one_by_one: ClassVar[bool] = True
 
     @classmethod

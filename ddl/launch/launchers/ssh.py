@@ -27,6 +27,8 @@ class SshLauncher:
     """``options``: more arguments for ssh."""
 
     options: Tuple[str, ...] = ()
+    name: ClassVar[str] = "ssh"
+    takes: ClassVar[Tuple[str, ...]] = ("--ssh-port", "--ssh-identity-file", "--host-discovery-script")
     one_by_one: ClassVar[bool] = True
 
     @classmethod
