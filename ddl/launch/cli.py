@@ -120,7 +120,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         if size < count:
             raise ConfigError(f"-np {size} is less than --pods {count}: every pod needs a rank; take fewer pods")
         layout = arrange(pods.hosts(head, count), None, num_proc=size, mode=given.mode)
-        hosts = () if layout.placement is None else _filled(layout.placement)
+        hosts = _filled(layout.placement)
         returning = hosts[1:]  # pod 0 is where ddlrun runs
     else:
         try:
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
             raise ConfigError(f"{error}{_behind_program(given, program)}") from error
         returning = ()
     elastic = elastic_options(vars(given), environ, layout.size, hosts, returning)
-    if elastic is not None and elastic.max_np is not None and layout.placement is not None:
+    if elastic is not None and elastic.max_np is not None:
         most = min(elastic.max_np, sum(host.slots or 0 for host in hosts))
         if most > layout.size:  # it begins on all slots that it may use
             layout = JobLayout(most, place(hosts, most), layout.environ)
@@ -231,18 +231,18 @@ def read_hosts(text: Optional[str], path: Optional[str], launcher: str, environ:
 def _layout(given: argparse.Namespace, launcher: str, environ: Dict[str, str]) -> Tuple[JobLayout, Tuple[Host, ...]]:
     """Return the layout of the job at its start, and all hosts with all their slots, those that it leaves free, too."""
     hosts: Tuple[Host, ...] = ()
-    placement = None
+    by_rankfile = None
     if given.rankfile is None:
         hosts = read_hosts(given.hosts, given.hostfile, launcher, environ)
     elif given.hosts is not None or given.hostfile is not None:
         raise ConfigError("--rankfile says which hosts, and so do -H and --hostfile; give one of them")
     else:
-        placement = parse_rankfile(_read(given.rankfile, "--rankfile"), given.rankfile)
+        by_rankfile = parse_rankfile(_read(given.rankfile, "--rankfile"), given.rankfile)
     numbers = {name: whole_number(_spelled(name), getattr(given, name)) for name in _NUMBERS}
     if numbers["num_proc"] is None and not any(host.slots for host in hosts):
         numbers["num_proc"] = whole_number("--min-np", smallest_size(vars(given)))
-    layout = arrange(() if given.discovery_script else hosts, placement, mode=given.mode, **numbers)
-    if layout.placement is not None and any(host.slots is None for host in hosts):
+    layout = arrange(() if given.discovery_script else hosts, by_rankfile, mode=given.mode, **numbers)
+    if any(host.slots is None for host in hosts):
         hosts = _filled(layout.placement)
     return layout, hosts
 
@@ -299,15 +299,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _starts(config: RunConfig) -> List[Start]:
-    """Return what starts agents on other hosts; nothing for a job on this machine alone."""
-    return [] if config.placement is None else launcher_of(config).starts(config.placement, os.environ)
+    """Return what starts agents on the hosts that are known now."""
+    return launcher_of(config).starts(config.placement, os.environ) if config.placement.hosts else []
 
 
 def _job(config: RunConfig, starts: List[Start]) -> Union[LocalJob, ClusterJob]:
-    if config.elastic is not None:
-        here = config.placement is None and not config.elastic.discovery_script
-        return ElasticLocalJob(config) if here else ElasticClusterJob(config, starts)
-    return LocalJob(config) if config.placement is None else ClusterJob(config, config.placement, starts)
+    if config.is_local:
+        return LocalJob(config) if config.elastic is None else ElasticLocalJob(config)
+    if config.elastic is None:
+        return ClusterJob(config, config.placement, starts)
+    return ElasticClusterJob(config, starts)
 
 
 def run(config: RunConfig) -> int:
@@ -318,8 +319,8 @@ def run(config: RunConfig) -> int:
         if config.pod_job is not None:
             print(k8s.manifest(config, secrets.token_bytes(32)), end="")
             return 0
-        if config.head and config.placement is not None:
-            return pods.run(config, config.placement, os.environ)
+        if config.head:
+            return pods.run(config, os.environ)
         starts = _starts(config)
         if config.dry_run:
             print("\n".join(dry_run.describe(config, starts, os.environ)))

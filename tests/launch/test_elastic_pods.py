@@ -91,7 +91,7 @@ def test_pods_are_told_all_options_of_the_job(options: List[str], monkeypatch: p
     (container,) = list(container)[-1]["spec"]["template"]["spec"]["containers"]
     there = parse([expanded(word, {}) for word in container["command"][1:]], {})
     assert there.elastic == config.elastic and there.num_proc == config.num_proc
-    assert there.elastic is not None and there.placement is not None
+    assert there.elastic is not None
     assert there.elastic.returning == there.placement.hosts[1:]
     assert there.elastic.timeout == (33.0 if options[-1] == "--elastic" else 7.5)
 
@@ -321,6 +321,5 @@ def test_the_count_of_failures_must_be_a_number() -> None:
     environ = {"DDL_SECRET": "ab" * 32, "JOB_COMPLETION_INDEX": "0", "JOB_INDEX_FAILURE_COUNT": "many"}
     options = ["--launcher", "pods", "-np", "2", "--elastic", "--head", "a-0.a:77", sys.executable]
     config = parse(options, {})
-    assert config.placement is not None
     with pytest.raises(ConfigError, match="JOB_INDEX_FAILURE_COUNT='many': it must say how many pods"):
-        pods.run(config, config.placement, environ)
+        pods.run(config, environ)

@@ -15,6 +15,7 @@ from process_groups import require
 from ddl.errors import ConfigError
 from ddl.launch.ask import horovod
 from ddl.launch.ask.config import RunConfig
+from ddl.launch.ask.placement import UNPLACED
 from ddl.launch.cli import parse
 from ddl.launch.launchers.reaching import launcher_of
 
@@ -82,7 +83,7 @@ def test_an_option_that_does_the_same(option: str) -> None:
     number = () if "num_proc" in SAME[option] else ("-np", "2")
     config = parsed(*number, *option.split(), "true", "--verbose")
     expected = vars(parsed(*(number or ("-np", str(SAME[option]["num_proc"]))), "true", "--verbose"))
-    given = {**vars(config), "environ": dict(config.environ), "placement": None}
+    given = {**vars(config), "environ": dict(config.environ), "placement": UNPLACED}
     assert given == {**expected, "environ": {}, **SAME[option]}
 
 
@@ -109,7 +110,7 @@ def test_the_hostfile_of_horovodrun(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("alpha slots=2\nbeta slots=1\n")
     for spelling in ("-hostfile", "--hostfile"):
         placement = parsed(spelling, str(tmp_path / "hosts"), "true").placement
-        assert placement is not None and (placement.hosts, placement.ranks) == (("alpha", "beta"), ((0, 1), (2,)))
+        assert (placement.hosts, placement.ranks) == (("alpha", "beta"), ((0, 1), (2,)))
 
 
 def test_the_config_file_of_horovodrun(tmp_path: Path) -> None:
@@ -186,7 +187,6 @@ def test_options_that_are_wrong() -> None:
 def test_ssh_gets_its_port_and_its_key(tmp_path: Path) -> None:
     (tmp_path / "ssh").touch(0o755)
     config = parsed("-H", "192.0.2.1:1", "-p", "2200", "-i", "key", "true")
-    assert config.placement is not None
     (start,) = launcher_of(config).starts(config.placement, {"PATH": str(tmp_path)})
     at = start.command.index("192.0.2.1")
     assert start.command[0] == str(tmp_path / "ssh") and start.command[at - 4 : at] == ("-p", "2200", "-i", "key")

@@ -9,7 +9,7 @@ import pytest
 from ddl.errors import ConfigError
 from ddl.launch.ask.hosts import Host, expand_counts, expand_nodes, parse_hostfile, parse_hosts
 from ddl.launch.ask.layout import arrange
-from ddl.launch.ask.placement import parse_rankfile, place
+from ddl.launch.ask.placement import UNPLACED, parse_rankfile, place
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_layouts(given: Dict[str, Any], placed: str, environ: Dict[str, str]) ->
 
 
 def test_one_machine_needs_a_number() -> None:
-    assert arrange((), None, num_proc=3).placement is None
+    assert arrange((), None, num_proc=3).placement is UNPLACED
     assert arrange((), None, accelerators=3).size == 3
     assert arrange((), None, num_proc=4, mode="2x2").environ == {"DDL_DIMENSIONS": "2x2"}
     with pytest.raises(ConfigError, match="the number of ranks is missing"):

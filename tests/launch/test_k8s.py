@@ -347,13 +347,12 @@ def test_the_secret_is_not_left_for_the_head_to_pass_on(monkeypatch: pytest.Monk
     # The line break is what a file leaves at the end, where the Secret was made by hand.
     environ = {"DDL_SECRET": "ab" * 32 + "\n", "JOB_COMPLETION_INDEX": "0", "PATH": os.environ["PATH"]}
     config = parse(["--launcher", "pods", "-np", "2", "--head", "a-0.a:77", "true"], environ)
-    assert config.placement is not None and pods.run(config, config.placement, environ) == 0
+    assert pods.run(config, environ) == 0
     assert "DDL_SECRET" not in environ
 
 
 def test_outside_of_a_job_pods_say_what_is_missing() -> None:
     config = parse(["--launcher", "pods", "-np", "2", "--pods", "2", "--head", "a-0.a:77", sys.executable], {})
-    assert config.placement is not None
     for environ, words in [
         ({}, "DDL_SECRET is not set; --launcher pods needs the job's secret there"),
         ({"DDL_SECRET": "xyz"}, "DDL_SECRET does not hold a secret"),
@@ -361,7 +360,7 @@ def test_outside_of_a_job_pods_say_what_is_missing() -> None:
         ({"DDL_SECRET": "ab" * 32, "JOB_COMPLETION_INDEX": "2"}, "below --pods 2"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            pods.run(config, config.placement, dict(environ))
+            pods.run(config, dict(environ))
 
 
 # --- the page ---

@@ -370,7 +370,6 @@ def test_an_allocation_of_slurm_says_where(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", environ["PATH"])
     config = parse(["true"], environ)
     assert config.launcher == "slurm" and str(config.placement) == "n1:2,n2:2,x:1"
-    assert config.placement is not None
     (start,) = SlurmLauncher().starts(config.placement, environ)
     line = " ".join(start.command)
     assert "--nodes 3 --ntasks 3 --ntasks-per-node 1" in line and "--cpus-per-task 4" in line

@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 
 from ddl.launch.ask.elastic_options import ElasticOptions
 from ddl.launch.ask.listening import ListeningAddress
-from ddl.launch.ask.placement import Placement
+from ddl.launch.ask.placement import UNPLACED, Placement
 
 __all__ = ["PodJob", "RunConfig"]
 
@@ -45,7 +45,7 @@ class RunConfig:
     quiet: bool = False  #: show no status line
     metrics: Optional[ListeningAddress] = None  #: serve /metrics there; None: nowhere
     timestamps: bool = False  #: put the time before each line
-    placement: Optional[Placement] = None  #: which hosts run which ranks; None: this machine runs all
+    placement: Placement = UNPLACED  #: which hosts run which ranks
     launcher: str = "ssh"  #: how agents get onto other hosts: a file of launchers/
     ssh_options: Tuple[str, ...] = ()  #: arguments of ssh
     directory: Optional[str] = None  #: where ranks on several hosts start; None: where ddlrun was started
@@ -55,3 +55,9 @@ class RunConfig:
     elastic: Optional[ElasticOptions] = None  #: ranks come and go; None: the first that fails ends the job
     dry_run: bool = False  #: print what would be started, and start nothing
     notes: Tuple[str, ...] = ()  #: what the user is to know before the job starts
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this machine runs all ranks, without an agent."""
+        by_script = self.elastic is not None and self.elastic.discovery_script
+        return not self.placement.hosts and not by_script

@@ -15,7 +15,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
 from ddl.launch.ask.hosts import Host
-from ddl.launch.ask.placement import Placement, place
+from ddl.launch.ask.placement import UNPLACED, Placement, place
 
 __all__ = ["JobLayout", "arrange"]
 
@@ -25,16 +25,16 @@ _LETTERS: Dict[str, Dict[str, str]] = {"r": {"DDL_ALGORITHM": "ring"}, "p": {"DD
 
 @dataclass(frozen=True)
 class JobLayout:
-    """Where the ranks run (None: all on this machine), and what they are told of it."""
+    """How many ranks there are, where they run, and what they are told of it."""
 
     size: int
-    placement: Optional[Placement]
+    placement: Placement
     environ: Dict[str, str] = field(default_factory=dict)
 
 
 def arrange(
     hosts: Sequence[Host],
-    placement: Optional[Placement],
+    by_rankfile: Optional[Placement],
     *,
     num_proc: Optional[int] = None,
     accelerators: Optional[int] = None,
@@ -43,15 +43,16 @@ def arrange(
     aisles: Optional[int] = None,
     mode: str = "",
 ) -> JobLayout:
-    """Return the layout of the job; ``placement`` is that of a rankfile. ConfigError names what does not fit."""
+    """Return the layout of the job; ``by_rankfile``: if there is one. ConfigError names what does not fit."""
     environ, sizes = _mode(mode)
-    if placement is None and hosts:
+    placement = by_rankfile or UNPLACED
+    if by_rankfile is None and hosts:
         if accelerators is not None:
             hosts = [Host(host.name, accelerators) for host in hosts]
         placement = place(hosts, num_proc)
-    elif placement is not None and num_proc not in (None, placement.size):
-        raise ConfigError(f"-np {num_proc}, but the rankfile places {placement.size} ranks; leave out -np")
-    size = placement.size if placement is not None else num_proc or accelerators
+    elif by_rankfile is not None and num_proc not in (None, by_rankfile.size):
+        raise ConfigError(f"-np {num_proc}, but the rankfile places {by_rankfile.size} ranks; leave out -np")
+    size = placement.size if placement.hosts else num_proc or accelerators
     if size is None:
         raise ConfigError("the number of ranks is missing: -np N")
     if nodes is not None or racks is not None or aisles is not None:
@@ -85,10 +86,10 @@ def _mode(text: str) -> Tuple[Dict[str, str], Tuple[int, ...]]:
 
 
 def _dimensions(
-    placement: Optional[Placement], nodes: Optional[int], racks: Optional[int], aisles: Optional[int]
+    placement: Placement, nodes: Optional[int], racks: Optional[int], aisles: Optional[int]
 ) -> Tuple[int, ...]:
-    count = 1 if placement is None else len(placement.hosts)
-    slots = {len(ranks) for ranks in placement.ranks} if placement is not None else set()
+    count = len(placement.hosts) or 1
+    slots = {len(ranks) for ranks in placement.ranks}
     if len(slots) > 1:
         raise ConfigError(f"--nodes, --racks and --aisles need as many ranks on every host, not {placement}")
     outer = (racks or 1) * (aisles or 1)

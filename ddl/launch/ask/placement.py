@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from ddl.errors import ConfigError
 from ddl.launch.ask.hosts import Host
 
-__all__ = ["Placement", "parse_rankfile", "place"]
+__all__ = ["UNPLACED", "Placement", "parse_rankfile", "place"]
 
 _RANK = re.compile(r"rank\s+([0-9]{1,6})\s*=\s*(\S+)(?:\s+slots?\s*=\s*\S+)?")
 
@@ -36,6 +36,10 @@ class Placement:
 
     def __str__(self) -> str:
         return ",".join(f"{host}:{len(ranks)}" for host, ranks in zip(self.hosts, self.ranks))
+
+
+#: No host is named: the ranks run on this machine, or on hosts that a script names later.
+UNPLACED = Placement((), ())
 
 
 def _filled(hosts: Sequence[str], counts: Sequence[int]) -> Placement:

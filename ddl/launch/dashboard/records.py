@@ -40,12 +40,11 @@ def encoded(record: Mapping[str, Any]) -> bytes:
 
 def job_record(config: RunConfig, pid: int, began: float) -> Record:
     """Return the first record. ``began``: seconds since 1970."""
-    placement = config.placement
     sizes = [int(size) for size in dict(config.environ).get("DDL_DIMENSIONS", "").split("x") if size.isdigit()]
     return {
         **{"k": "job", "t": 0.0, "version": VERSION, "pid": pid, "began": began, "ranks": config.num_proc},
         "command": list(config.command),
-        "hosts": [] if placement is None else list(placement.hosts),
+        "hosts": list(config.placement.hosts),
         "hosts_per_rack": sizes[1] if len(sizes) > 2 else 0,
         "columns": COLUMNS,
         "output_dir": config.output_dir or "",
@@ -56,8 +55,7 @@ class StateRecords:
     """Makes the records ``state``, of which each has rates that the one before is needed for."""
 
     def __init__(self, config: RunConfig) -> None:
-        placement = config.placement
-        pairs = [] if placement is None else zip(placement.hosts, placement.ranks)
+        pairs = zip(config.placement.hosts, config.placement.ranks)
         self._names = {rank: host for host, ranks in pairs for rank in ranks}  # as the user has written them
         self._other_names: Dict[str, str] = {}  # by how hosts call themselves
         self._samples: Dict[int, Deque[RankSample]] = {}  # the last ones of each process

@@ -14,7 +14,6 @@ from ddl.bootstrap.environ import Identity
 from ddl.launch.agent.control import assignment_of
 from ddl.launch.agent.rank_environ import meeting_point, rank_environ
 from ddl.launch.ask.config import RunConfig
-from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
 from ddl.text.units import counted
 
@@ -39,11 +38,11 @@ def describe(config: RunConfig, starts: Sequence[Start], environ: Mapping[str, s
 
 
 def _job(config: RunConfig, starts: Sequence[Start], environ: Mapping[str, str]) -> List[str]:
-    if config.placement is None:
+    if config.is_local:
         where = f"{counted(config.num_proc, 'rank')} on this machine, in {os.getcwd()}:"
         lines = [where, f"    {shlex.join(config.command)}", *_output(config)]
         return [*lines, "environment: ddlrun's own, and", *_here(config, environ)]
-    return _elsewhere(config, config.placement, starts, environ)
+    return _elsewhere(config, starts, environ)
 
 
 def _output(config: RunConfig) -> List[str]:
@@ -83,9 +82,8 @@ def _variables(variables: Mapping[str, str], environ: Mapping[str, str]) -> List
     return [f"{name}={value}" for name, value in shown.items()]
 
 
-def _elsewhere(
-    config: RunConfig, placement: Placement, starts: Sequence[Start], environ: Mapping[str, str]
-) -> List[str]:
+def _elsewhere(config: RunConfig, starts: Sequence[Start], environ: Mapping[str, str]) -> List[str]:
+    placement = config.placement
     lines = [f"{counted(placement.size, 'rank')} on {counted(len(placement.hosts), 'host')}:"]
     for number, host in enumerate(placement.hosts):
         job = assignment_of(config, placement, number)

@@ -44,11 +44,11 @@ __all__ = ["ElasticClusterJob"]
 class ElasticClusterJob(ClusterJob):
     """One elastic job on several hosts. Used once, by the main thread.
 
-    ``starts`` are what starts the agents of the hosts of ``config.placement``; without one, the script names hosts.
+    ``starts`` are what starts the agents of the hosts of ``config.placement``; if it has none, the script names hosts.
     """
 
     def __init__(self, config: RunConfig, starts: Sequence[Start], entrance: Optional[Entrance] = None) -> None:
-        super().__init__(config, config.placement or Placement((), ()), starts, entrance)
+        super().__init__(config, config.placement, starts, entrance)
         assert config.elastic is not None
         self._options = config.elastic
         self._course = ElasticCourse(config.elastic, config.num_proc, self)
@@ -70,7 +70,7 @@ class ElasticClusterJob(ClusterJob):
         self._course.begin(lambda: self._guard)
         while self._wanted and not self._course.begun:
             self._turn(None)
-        if not self._wanted or self._config.placement is not None:
+        if not self._wanted or not self._options.discovery_script:
             return
         ranks: Dict[str, List[int]] = {}
         for order in self._first:

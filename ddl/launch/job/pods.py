@@ -25,7 +25,6 @@ from ddl.launch.agent import remote
 from ddl.launch.agent.control import Entrance, Invitation
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.hosts import Host
-from ddl.launch.ask.placement import Placement
 from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
 from ddl.launch.launchers import Start
@@ -52,11 +51,12 @@ def hosts(head: str, count: int) -> Tuple[Host, ...]:
     return tuple(Host(f"{prefix}-{number}") for number in range(count))
 
 
-def run(config: RunConfig, placement: Placement, environ: MutableMapping[str, str]) -> int:
+def run(config: RunConfig, environ: MutableMapping[str, str]) -> int:
     """Be one pod of the job; return its exit status. The secret is taken out of ``environ``.
 
     Otherwise it would be among the variables that the head passes on, over connections that are not encrypted.
     """
+    placement = config.placement
     secret = _secret(environ.pop(_SECRET, ""))
     number = _number(environ.get(NUMBER, ""), len(placement.hosts))
     failures = _failures(environ.get(FAILURES, ""))

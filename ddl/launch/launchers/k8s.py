@@ -103,7 +103,7 @@ def head(job: PodJob) -> str:
 def manifest(config: RunConfig, secret: bytes) -> str:
     """Return the documents that make Kubernetes run ``config`` (which has a ``pod_job`` and a placement)."""
     job = config.pod_job
-    assert job is not None and config.placement is not None
+    assert job is not None
     pods = len(config.placement.hosts)
     of = (f"-n {job.namespace} " if job.namespace else "") + f"-l app.kubernetes.io/instance={job.name}"
     service = "" if job.kind == "jobset" else ",service"
@@ -151,7 +151,6 @@ def _job(config: RunConfig, job: PodJob) -> Dict[str, Value]:
 
 
 def _job_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
-    assert config.placement is not None
     pods = len(config.placement.hosts)
     # Ranks cannot go on without one of them, and a pod that comes later finds nobody: one failure is the job's.
     after_failures: Dict[str, Value] = {"backoffLimit": 0} if config.elastic is None else _returns(config.elastic)
@@ -210,7 +209,6 @@ def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
 
 
 def _command(config: RunConfig, job: PodJob) -> List[str]:
-    assert config.placement is not None
     arguments = [
         "ddlrun",
         "-np",
@@ -235,7 +233,6 @@ def _command(config: RunConfig, job: PodJob) -> List[str]:
 
 
 def _environ(config: RunConfig, job: PodJob) -> List[Value]:
-    assert config.placement is not None
     variables = {"DDL_START_TIMEOUT": str(START_TIMEOUT)}
     cores = dict(job.limits).get("cpu")
     if cores is not None:  # a limit is not seen from inside: a rank would take a thread for each core of the node
