@@ -30,8 +30,8 @@ from ddl.launch.ask.program import in_image, words_of
 from ddl.launch.job import dry_run, pods
 from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
-from ddl.launch.job.elastic_local_job import ElasticLocalJob
-from ddl.launch.job.local_job import LocalJob
+from ddl.launch.job.elastic_local import ElasticLocalCourse
+from ddl.launch.job.local_job import FixedLocalCourse, LocalJob
 from ddl.launch.launchers import Launcher, Start, k8s
 from ddl.launch.launchers.in_pods import IN_PODS
 from ddl.launch.launchers.reaching import REACHING, launcher_of
@@ -305,7 +305,7 @@ def _starts(config: RunConfig) -> List[Start]:
 
 def _job(config: RunConfig, starts: List[Start]) -> Union[LocalJob, ClusterJob]:
     if config.is_local:
-        return LocalJob(config) if config.elastic is None else ElasticLocalJob(config)
+        return LocalJob(config, FixedLocalCourse if config.elastic is None else ElasticLocalCourse)
     if config.elastic is None:
         return ClusterJob(config, config.placement, starts)
     return ElasticClusterJob(config, starts)

@@ -1,4 +1,4 @@
-"""The parts of the loops of ddlrun (cluster.py) and of its agents (host_agent.py): one wait for all events."""
+"""The parts of the loops of ddlrun (cluster_job.py) and of its agents (host_ranks.py): one wait for all events."""
 
 from __future__ import annotations
 

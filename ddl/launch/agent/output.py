@@ -1,6 +1,6 @@
 """Copies output from the ranks' pipes to the terminal or to files: whole lines, each with its rank's prefix.
 
-One thread uses it, host_agent.py's loop, which must never wait for the reader of ddlrun's output: a ``Sink`` queues,
+One thread uses it, host_ranks.py's loop, which must never wait for the reader of ddlrun's output: a ``Sink`` queues,
 and writes only what its descriptor takes at once. A line may end in a carriage return, so progress bars keep moving.
 
 A line without an ending is passed on when the rank waits for its input (``input()``, a debugger), or when the line is

@@ -18,11 +18,11 @@ from typing import Any, Dict, Mapping, Optional
 from ddl._version import __version__
 from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
 from ddl.launch.agent.control import INVITATION, Assignment, Invitation
-from ddl.launch.agent.elastic_agent import ElasticHostAgent
+from ddl.launch.agent.elastic_agent import ElasticAgentCourse
 from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, prepare, sources
 from ddl.launch.agent.rank_environ import keep_port
 from ddl.launch.agent.reach import TokenPort
-from ddl.launch.agent.remote_agent import RemoteHostAgent
+from ddl.launch.agent.remote_agent import FixedAgentCourse, RemoteHostAgent
 from ddl.net.address import format_address
 from ddl.store.watch import HostAgentClient
 
@@ -93,8 +93,8 @@ def attend(control: HostAgentClient, secret: bytes) -> int:
             go = _meet(control, assignment.host, port)
             if go is None:
                 return 1
-            agent = ElasticHostAgent if assignment.elastic else RemoteHostAgent
-            return agent(assignment, control, secret).run((go["address"], go["port"]))
+            course = ElasticAgentCourse if assignment.elastic else FixedAgentCourse
+            return RemoteHostAgent(assignment, control, secret, course).run((go["address"], go["port"]))
     except (Error, OSError) as error:
         control.send({"type": "problem", "text": str(error)})
         return 1

@@ -1,6 +1,7 @@
 """What an agent does while the ranks of its host run: it tells ddlrun what they print and how they end, and obeys it.
 
-remote.py is the program around it; host_agent.py has the loop.
+remote.py is the program around it; host_ranks.py has the loop. In an elastic job ranks come and go one by one:
+elastic_agent.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import sys
 import time
 import weakref
-from typing import Any, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, MutableMapping, Optional, Protocol, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import PeerLost
@@ -20,8 +21,9 @@ from ddl.launch.agent import grace
 from ddl.launch.agent.clocks import clock_message
 from ddl.launch.agent.control import Assignment, cut_off
 from ddl.launch.agent.dumps import keep_dumps, pieces_of
-from ddl.launch.agent.host_agent import HostAgent, Worker
+from ddl.launch.agent.host_ranks import HostRanks
 from ddl.launch.agent.loop import Handlers
+from ddl.launch.agent.rank_start import Worker
 from ddl.records.dump import JobEnd, RankDump
 from ddl.records.follow import RankNews, news_message, news_pieces
 from ddl.records.living import WINDOW
@@ -29,7 +31,7 @@ from ddl.records.sample import RankSample
 from ddl.store.watch import HostAgentClient
 from ddl.text.rank_names import name_ranks
 
-__all__ = ["RemoteHostAgent"]
+__all__ = ["AgentCourse", "FixedAgentCourse", "RemoteHostAgent"]
 
 _FRAME = 128 << 10  # bytes of output in one message; JSON may take six times as much
 
@@ -76,72 +78,131 @@ class _SinkToDdlrun:
         self.backlog = 0
 
 
-class RemoteHostAgent(HostAgent):
-    """The ranks of one host of several. Used once."""
-
-    def __init__(self, assignment: Assignment, control: HostAgentClient, secret: bytes) -> None:
-        self._to_ddlrun = (_SinkToDdlrun(1, control), _SinkToDdlrun(2, control))
-        super().__init__(assignment.config(), self._to_ddlrun)
-        self._assignment = assignment
-        self._control = control
-        self._secret = secret
-        self._lost = False
-        self._finished = False  # ddlrun needs this host no more
-        self._untaken = 0  # messages with operations of ranks that ddlrun has not written yet
-
-    def run(self, meeting_point: Tuple[str, int]) -> int:
-        self.run_ranks(self._begin, meeting_point)
-        self._send_up({"type": "done"})
-        return self.status()
+class AgentCourse(Protocol):
+    """How the ranks of a host come and go, and when its agent does."""
 
     def over(self) -> bool:
-        """Return whether all ranks have ended, and nobody will want to know any more what they have done."""
-        return self.idle and (self._finished or self._lost or self._stopping or bool(self._stop_signal))
+        """Return whether the agent leaves although ddlrun has not said so, now that no rank runs."""
 
     def status(self) -> int:
         """Return the agent's exit status."""
-        return 1 if self._lost else 0
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        """Do what ddlrun wants of this kind of job alone."""
+
+    def ended(self, worker: Worker) -> None:
+        """A rank has ended, and ddlrun has been told."""
+
+    def stop(self, number: int) -> None:
+        """Somebody on this host, not ddlrun, wants us to stop (a node is shut down)."""
+
+    def cut_off(self, running: List[Worker]) -> None:
+        """ddlrun is gone, and these ranks still run."""
+
+
+class RemoteHostAgent:
+    """The agent of one host of several, the ``RankOwner`` of its ranks. Used once."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        control: HostAgentClient,
+        secret: bytes,
+        course: Callable[[RemoteHostAgent], AgentCourse],
+    ) -> None:
+        self._to_ddlrun = (_SinkToDdlrun(1, control), _SinkToDdlrun(2, control))
+        self.ranks = HostRanks(assignment.config(), self._to_ddlrun, self)
+        self.assignment = assignment
+        self._control = control
+        self.secret = secret
+        self.lost = False  #: ddlrun is gone
+        self.finished = False  #: ddlrun needs this host no more
+        self._untaken = 0  # messages with operations of ranks that ddlrun has not written yet
+        self._course = course(self)
+
+    def run(self, meeting_point: Tuple[str, int]) -> int:
+        """Do this host's part of the job; return the agent's exit status."""
+        self.ranks.run_ranks(self._begin, meeting_point)
+        self.send_up({"type": "done"})
+        return self._course.status()
 
     def _begin(self) -> List[Identity]:
-        return self._assignment.identities(self._control.address, self._secret)
+        return self.assignment.identities(self.store, self.secret)
+
+    @property
+    def store(self) -> str:
+        """The address of the job's store."""
+        return self._control.address
+
+    # --- RankOwner ---
 
     def started(self) -> None:
         """Hear what has come together with the word to begin: the connection will not be readable because of that."""
         self._hear()
 
-    def say(self, text: str) -> None:
-        if self._assignment.verbose:
-            self._send_up({"type": "say", "text": text})
-
     def ended(self, worker: Worker) -> None:
-        for stream in worker.streams:  # the last words come before the end
-            while stream in self._reading and select.select([stream], [], [], 0)[0]:
-                self._pump(stream)
+        """Tell ddlrun how the rank ended, but its last words before."""
+        self.ranks.read_out(worker)
         entry = worker.exit
         assert entry is not None
         fields = {"rank": entry.rank, "pid": entry.pid, "code": entry.code, "stopped": entry.stopped}
         source = self._to_ddlrun[1].number_of(worker.streams[1])
-        self._send_up({"type": "exit", **fields, "tail": worker.streams[1].tail, "source": source})
+        self.send_up({"type": "exit", **fields, "tail": worker.streams[1].tail, "source": source})
+        self._course.ended(worker)
 
     def dumped(self, dumps: Sequence[RankDump]) -> None:
+        """Send them to ddlrun."""
         for dump in dumps:
             for piece in pieces_of(dump):
-                self._send_up(piece)
-        self._send_up({"type": "recorded"})
+                self.send_up(piece)
+        self.send_up({"type": "recorded"})
+
+    def all_ended(self) -> None:
+        """Nothing is to be done before the last output has come."""
 
     def sampled(self, samples: Sequence[RankSample]) -> None:
-        self._send_up({"type": "samples", "ranks": [vars(sample) for sample in samples]})
+        """Send them to ddlrun."""
+        self.send_up({"type": "samples", "ranks": [vars(sample) for sample in samples]})
 
     def traced(self, news: Sequence[RankNews]) -> None:
+        """Send them to ddlrun."""
         for piece in news_pieces(news):
             self._untaken += 1
-            self._send_up({"type": "operations", "news": [news_message(told) for told in piece]})
+            self.send_up({"type": "operations", "news": [news_message(told) for told in piece]})
+
+    def dump_wanted(self) -> None:
+        """Ddlrun alone decides that."""
+
+    def stop(self, number: int) -> None:
+        """Somebody on this host, not ddlrun, wants us to stop."""
+        self._course.stop(number)
+
+    def say(self, text: str) -> None:
+        """Have ddlrun tell the user, if he wants to know."""
+        if self.assignment.verbose:
+            self.send_up({"type": "say", "text": text})
+
+    def turned(self) -> None:
+        """Nothing else is to be done."""
 
     def may_trace(self) -> bool:
+        """Return whether ddlrun has written all operations that it was sent."""
         return self._untaken == 0
 
+    def over(self) -> bool:
+        """Return whether all ranks have ended, and nobody will want to know any more what they have done."""
+        left_alone = self.finished or self.lost or not self.ranks.goes_on
+        return self.ranks.idle and (left_alone or self._course.over())
+
+    def deadline(self) -> Optional[float]:
+        """Return None: ddlrun has the deadlines."""
+        return None
+
     def others(self) -> Handlers:
-        return {} if self._lost else {self._control.fileno(): (select.POLLIN, self._hear)}
+        """Wait for what ddlrun says."""
+        return {} if self.lost else {self._control.fileno(): (select.POLLIN, self._hear)}
+
+    # --- the connection to ddlrun ---
 
     def _hear(self) -> None:
         while True:
@@ -150,77 +211,100 @@ class RemoteHostAgent(HostAgent):
                 return self._lose()
             if not message:
                 return
-            self.obey(message)
+            self._obey(message)
 
-    def obey(self, message: Mapping[str, Any]) -> None:
-        """Do what ddlrun wants."""
+    def _obey(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "signal":
             # Its own word to stop, as Slurm gives it to both, an agent has heard already: that is no second one.
-            if message["number"] == signal.SIGKILL or not self._stop_signal:
-                super().stop(message["number"])
+            if message["number"] == signal.SIGKILL or not self.ranks.stop_signal:
+                self.ranks.stop(message["number"])
         elif message["type"] == "forward":
-            self.forward(message["number"])
+            self.ranks.forward(message["number"])
         elif message["type"] == "finish":
-            self._finished = True
+            self.finished = True
         elif message["type"] == "sample":
-            self.sample_ranks(message["rails"])
+            self.ranks.sample_ranks(message["rails"])
         elif message["type"] == "clock":
-            self._send_up(clock_message(message))
+            self.send_up(clock_message(message))
         elif message["type"] == "trace":
-            self.trace_ranks(message["wanted"])
+            self.ranks.trace_ranks(message["wanted"])
         elif message["type"] == "traced":
             self._untaken -= 1
         elif message["type"] == "records":
             if message["now"]:
-                self._dump(WINDOW)
+                self.ranks.dump(WINDOW)
             else:
-                self._dump_due = True
+                self.ranks.dump_at_end()
         elif message["type"] == "took":
             sink = self._to_ddlrun[message["stream"] - 1]
             sink.backlog = max(0, sink.backlog - message["bytes"])
+        else:
+            self._course.obey(message)
 
-    def stop(self, number: int) -> None:
-        """Somebody on this host, not ddlrun, wants us to stop (a node is shut down): that ends the whole job."""
-        self._send_up({"type": "problem", "text": f"its agent was told to stop by {signal.Signals(number).name}"})
-        super().stop(number)
-
-    def _send_up(self, message: Mapping[str, Any]) -> None:
+    def send_up(self, message: Mapping[str, Any]) -> None:
+        """Send a message to ddlrun, if it is still there."""
         try:
-            if not self._lost:
+            if not self.lost:
                 self._control.send(dict(message))
         except PeerLost:
             self._lose()
 
     def _lose(self) -> None:
-        if self._lost:
+        if self.lost:
             return
-        self._lost = True
-        running = [worker for worker in self._workers if worker.exit is None]
+        self.lost = True
+        running = [worker for worker in self.ranks.workers if worker.exit is None]
         for sink in self._to_ddlrun:
             sink.close()
-        self.trace_ranks(False)
-        self.cut_off(running)
+        self.ranks.trace_ranks(False)
+        self._course.cut_off(running)
 
-    def cut_off(self, running: List[Worker]) -> None:
-        """ddlrun is gone, and these ranks still run: end them."""
-        if running and not self._stopping and not self._stop_signal:
-            self._last_words(running)
-        self._signals_due = grace.when_told(signal.SIGTERM, time.monotonic(), self._config.grace)
-
-    def _last_words(self, running: List[Worker]) -> None:
+    def last_words(self, running: List[Worker]) -> None:
         """Say why the ranks are ended: where ssh or srun may still carry it, and in the files of their output.
 
         What they did last is kept on this host: there is no ddlrun that could do it.
         """
         ranks = name_ranks(sorted(worker.rank for worker in running))
         message = cut_off(socket.gethostname(), self._control.address, self._control.silent(), ranks)
-        dumps = self._recordings.take(worker.exit for worker in self._workers)
+        dumps = self.ranks.take_dumps()
         lines = [message]
         if dumps:
-            end = JobEnd(self._assignment.size, launcher_lost=message)
-            lines += keep_dumps(self._assignment.dump_dir, dumps, end).lines
+            end = JobEnd(self.assignment.size, launcher_lost=message)
+            lines += keep_dumps(self.assignment.dump_dir, dumps, end).lines
         with contextlib.suppress(OSError):  # nobody may be there to read it
             print(*lines, sep="\n", file=sys.stderr, flush=True)
         for worker in running:
             with contextlib.suppress(OSError):
                 worker.streams[1].add(message.encode() + b"\n")
+
+
+class FixedAgentCourse:
+    """All ranks of the host begin together, and the first that fails ends the job. Without ddlrun they end."""
+
+    def __init__(self, agent: RemoteHostAgent) -> None:
+        self._agent = agent
+
+    def over(self) -> bool:
+        return False
+
+    def status(self) -> int:
+        return 1 if self._agent.lost else 0
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        pass
+
+    def ended(self, worker: Worker) -> None:
+        pass
+
+    def stop(self, number: int) -> None:
+        """That ends the whole job."""
+        text = f"its agent was told to stop by {signal.Signals(number).name}"
+        self._agent.send_up({"type": "problem", "text": text})
+        self._agent.ranks.stop(number)
+
+    def cut_off(self, running: List[Worker]) -> None:
+        """End them."""
+        if running and self._agent.ranks.goes_on:
+            self._agent.last_words(running)
+        grace_seconds = self._agent.assignment.grace
+        self._agent.ranks.end_by(grace.when_told(signal.SIGTERM, time.monotonic(), grace_seconds))

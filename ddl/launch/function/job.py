@@ -13,7 +13,7 @@ from pathlib import Path
 from ddl.errors import Error
 from ddl.launch.agent.processes import die_with_parent
 from ddl.launch.cli import parse
-from ddl.launch.job.local_job import LocalJob
+from ddl.launch.job.local_job import FixedLocalCourse, LocalJob
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main() -> int:
         config = parse(options, dict(os.environ))
         for note in config.notes:
             print(f"ddl.run: {note}", file=sys.stderr)
-        return LocalJob(config, lambda job: _conclude(job, folder), folder).run()
+        return LocalJob(config, FixedLocalCourse, lambda job: _conclude(job, folder), folder).run()
     except (Error, OSError) as error:
         print(f"ddl.run: {error}", file=sys.stderr)
         return 2

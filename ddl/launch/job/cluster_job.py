@@ -1,6 +1,6 @@
 """A job on several hosts, on ddlrun's side: it starts agents, checks them, gives them their ranks, and ends them.
 
-One thread runs one loop, as in host_agent.py. The agents speak over the store's server (control.py), which has its own
+One thread runs one loop, as in host_ranks.py. The agents speak over the store's server (control.py), which has its own
 thread and wakes the loop. No rank starts before every host's agent has called and every host is fit. The job ends as a
 job on one machine does. Besides, a host whose agent has gone before its ranks have ended counts as a failed rank.
 """
@@ -25,7 +25,7 @@ from ddl.launch.agent.control import Entrance, Invitation, assignment_of, gone_s
 from ddl.launch.agent.dumps import KeptDumps, keep_dumps
 from ddl.launch.agent.failures import Exit, first_failure
 from ddl.launch.agent.guard import Guard
-from ddl.launch.agent.host_agent import LAST_OUTPUT
+from ddl.launch.agent.host_ranks import LAST_OUTPUT
 from ddl.launch.agent.loop import Handlers, catch_signals, drain, wait_once
 from ddl.launch.agent.output import BACKLOG_LIMIT, Sink, Stream
 from ddl.launch.ask.config import RunConfig
