@@ -28,8 +28,8 @@ from ddl.launch.ask.options import FOR_MANIFEST, OPTIONS, USAGE, parser, values_
 from ddl.launch.ask.placement import Placement, parse_rankfile, place
 from ddl.launch.ask.program import in_image, words_of
 from ddl.launch.job import dry_run, pods
-from ddl.launch.job.cluster_job import ClusterJob
-from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
+from ddl.launch.job.cluster_job import ClusterJob, FixedClusterCourse
+from ddl.launch.job.elastic_cluster import ElasticClusterCourse
 from ddl.launch.job.elastic_local import ElasticLocalCourse
 from ddl.launch.job.local_job import FixedLocalCourse, LocalJob
 from ddl.launch.launchers import Launcher, Start, k8s
@@ -306,9 +306,8 @@ def _starts(config: RunConfig) -> List[Start]:
 def _job(config: RunConfig, starts: List[Start]) -> Union[LocalJob, ClusterJob]:
     if config.is_local:
         return LocalJob(config, FixedLocalCourse if config.elastic is None else ElasticLocalCourse)
-    if config.elastic is None:
-        return ClusterJob(config, config.placement, starts)
-    return ElasticClusterJob(config, starts)
+    course = FixedClusterCourse if config.elastic is None else ElasticClusterCourse
+    return ClusterJob(config, config.placement, starts, course=course)
 
 
 def run(config: RunConfig) -> int:

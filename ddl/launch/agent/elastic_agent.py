@@ -45,7 +45,7 @@ class ElasticAgentCourse:
         agent = self._agent
         if agent.finished or self._leaves:
             return 0 if agent.finished else self._leaves
-        if agent.lost and agent.assignment.returning and not agent.ranks.stop_signal:
+        if agent.lost and agent.assignment.returning and not agent.ranks.end_plan.stop_signal:
             ends = [worker.exit for worker in self._outliving]
             return 0 if ends and all(end is not None and end.code == 0 for end in ends) else RENEWED
         return self._otherwise.status()
@@ -58,7 +58,7 @@ class ElasticAgentCourse:
         self._leaves = 128 + number
         agent.send_up({"type": "leaving", "text": f"its agent was told to stop by {signal.Signals(number).name}"})
         late = time.monotonic() + _LEAVE_SECONDS
-        agent.ranks.end_by([(late, signal.SIGTERM), (late + KILL_GRACE, signal.SIGKILL)])
+        agent.ranks.end_plan.follow([(late, signal.SIGTERM), (late + KILL_GRACE, signal.SIGKILL)])
 
     def obey(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "start":
@@ -85,6 +85,6 @@ class ElasticAgentCourse:
 
     def cut_off(self, running: List[Worker]) -> None:
         """Let them go on, unless they were about to be stopped."""
-        if not self._agent.ranks.goes_on or self._leaves:
+        if not self._agent.ranks.end_plan.goes_on or self._leaves:
             self._otherwise.cut_off(running)
         self._outliving = running

@@ -25,6 +25,7 @@ from typing import Callable, Deque, List, Mapping, Optional, Sequence, Tuple
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ConfigError
 from ddl.launch.agent import grace
+from ddl.launch.agent.end_plan import EndPlan
 from ddl.launch.agent.failures import ends_kept
 from ddl.launch.agent.guard import Guard
 from ddl.launch.agent.job_watch import INTERVAL
@@ -70,9 +71,7 @@ class HostRanks:
         self._reading: List[Stream] = []
         self._looks = 0
         self._orphans_seen = 0.0  # when they were last looked for
-        self.stop_signal = 0  #: why we were told to stop
-        self._signals_due: List[Tuple[float, int]] = []  # (when, which signal) the ranks are sent next
-        self.stopping = False  #: a signal has been sent to the ranks: how they end says nothing any more
+        self.end_plan = EndPlan(config.grace)
         self._dump_due = False  # before the ranks are stopped, or when all have ended
         self._next_sample: Optional[float] = None  # when the ranks are looked at; None: nobody wants to know
         self._rails = False
@@ -93,7 +92,7 @@ class HostRanks:
             self._start(begin())
             self._owner.started()
             while not self._owner.over():
-                times = (self._next_signal, self._owner.deadline(), self._next_sample, self._next_trace)
+                times = (self.end_plan.next, self._owner.deadline(), self._next_sample, self._next_trace)
                 self._turn(min((time for time in times if time is not None), default=None))
             self._dump_if_due()
             self._trace_now(last=True)
@@ -114,11 +113,6 @@ class HostRanks:
     def idle(self) -> bool:
         """Whether no rank runs."""
         return all(worker.exit is not None for worker in self.workers)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether nobody has begun to stop the ranks."""
-        return not self.stop_signal and not self.stopping
 
     def sample_ranks(self, rails: bool) -> None:
         """Look at the ranks each second from now on; ``rails``: also at their connections, to tell rails apart."""
@@ -186,10 +180,10 @@ class HostRanks:
             self._trace_now()
         if self._config.elastic is not None:
             self._forget_ended()
-        while self._signals_due and self._signals_due[0][0] <= time.monotonic():
+        while self.end_plan.is_due:
             self._look()  # a rank that ended by now ended by itself
             self._dump_if_due()
-            self._send(self._signals_due.pop(0)[1])
+            self._send(self.end_plan.take())
         self._owner.turned()
 
     def _show_questions(self) -> None:
@@ -264,10 +258,6 @@ class HostRanks:
     def _next_trace(self) -> Optional[float]:
         return None if self._trace is None else self._trace.next
 
-    @property
-    def _next_signal(self) -> Optional[float]:
-        return self._signals_due[0][0] if self._signals_due else None
-
     def _write(self, sink: Outlet) -> None:
         if not sink.write_some():
             self._owner.stop(signal.SIGPIPE)  # nobody reads our output any more
@@ -276,33 +266,20 @@ class HostRanks:
         """Find out which ranks have ended."""
         self._looks += 1
         now = time.monotonic()
-        ended = [worker for worker in self.workers if worker.look(self._looks, self.stopping)]
+        ended = [worker for worker in self.workers if worker.look(self._looks, self.end_plan.begun)]
         for worker in ended:
             self._owner.say(f"{worker.exit}")
             self._owner.ended(worker)
             failed = worker.exit is not None and worker.exit.failed
             if self._config.elastic is None:
                 self._dump_due |= failed
-                if failed and not self._signals_due and not self.stopping:
-                    self._signals_due = grace.when_failed(now, self._config.grace)
+                if failed:
+                    self.end_plan.fail()
             elif not failed:
                 self._recordings.let_go(worker.rank)
         if not ended and now > self._orphans_seen + 1.0:  # looking for them is not free
             self._orphans_seen = now
             self._orphans()
-
-    def stop(self, number: int) -> None:
-        """Somebody wants the ranks to stop: pass that on, and insist. Told twice, stop at once."""
-        now = time.monotonic()
-        if self.stop_signal:
-            self._signals_due = [(now, signal.SIGKILL)]
-        else:
-            self.stop_signal = number
-            self._signals_due = grace.when_told(number, now, self._config.grace)
-
-    def end_by(self, due: grace.Due) -> None:
-        """Send the ranks these signals, and no others that were due."""
-        self._signals_due = due
 
     def forward(self, number: int) -> None:
         """Pass a signal on that means something to the program alone: to ranks, and not to what they have started."""
@@ -312,7 +289,7 @@ class HostRanks:
 
     def _send(self, number: int) -> None:
         """Send a signal to all ranks and to what they started. A pid stays a rank's until ``run`` waits for it."""
-        self.stopping = True
+        self.end_plan.begun = True
         for worker in self.workers:
             self._signal(worker, number)
 
@@ -348,7 +325,7 @@ class HostRanks:
     def _end_leftovers(self) -> None:
         """All ranks have ended: end what they left behind, politely if the job went well."""
         begin = time.monotonic()
-        politely = not self.stopping
+        politely = not self.end_plan.begun
         orphans = self._orphans()
         while orphans:
             now = time.monotonic()
@@ -367,11 +344,11 @@ class HostRanks:
         end = time.monotonic() + LAST_OUTPUT
         while self._reading and time.monotonic() < end:
             self._turn(end)
-            if not self.stop_signal and any(sink.backlog >= BACKLOG_LIMIT for sink in self._sinks):
+            if not self.end_plan.stop_signal and any(sink.backlog >= BACKLOG_LIMIT for sink in self._sinks):
                 end = time.monotonic() + LAST_OUTPUT
         for worker in self.workers:
             for stream in worker.streams:
                 stream.close()
         self._reading = []
-        while any(sink.backlog for sink in self._sinks) and not (self.stop_signal and time.monotonic() >= end):
-            self._turn(end if self.stop_signal else None)
+        while any(sink.backlog for sink in self._sinks) and not (self.end_plan.stop_signal and time.monotonic() >= end):
+            self._turn(end if self.end_plan.stop_signal else None)

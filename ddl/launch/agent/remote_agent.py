@@ -11,13 +11,11 @@ import select
 import signal
 import socket
 import sys
-import time
 import weakref
 from typing import Any, Callable, List, Mapping, MutableMapping, Optional, Protocol, Sequence, Tuple
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import PeerLost
-from ddl.launch.agent import grace
 from ddl.launch.agent.clocks import clock_message
 from ddl.launch.agent.control import Assignment, cut_off
 from ddl.launch.agent.dumps import keep_dumps, pieces_of
@@ -191,7 +189,7 @@ class RemoteHostAgent:
 
     def over(self) -> bool:
         """Return whether all ranks have ended, and nobody will want to know any more what they have done."""
-        left_alone = self.finished or self.lost or not self.ranks.goes_on
+        left_alone = self.finished or self.lost or not self.ranks.end_plan.goes_on
         return self.ranks.idle and (left_alone or self._course.over())
 
     def deadline(self) -> Optional[float]:
@@ -216,8 +214,8 @@ class RemoteHostAgent:
     def _obey(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "signal":
             # Its own word to stop, as Slurm gives it to both, an agent has heard already: that is no second one.
-            if message["number"] == signal.SIGKILL or not self.ranks.stop_signal:
-                self.ranks.stop(message["number"])
+            if message["number"] == signal.SIGKILL or not self.ranks.end_plan.stop_signal:
+                self.ranks.end_plan.stop(message["number"])
         elif message["type"] == "forward":
             self.ranks.forward(message["number"])
         elif message["type"] == "finish":
@@ -300,11 +298,10 @@ class FixedAgentCourse:
         """That ends the whole job."""
         text = f"its agent was told to stop by {signal.Signals(number).name}"
         self._agent.send_up({"type": "problem", "text": text})
-        self._agent.ranks.stop(number)
+        self._agent.ranks.end_plan.stop(number)
 
     def cut_off(self, running: List[Worker]) -> None:
         """End them."""
-        if running and self._agent.ranks.goes_on:
+        if running and self._agent.ranks.end_plan.goes_on:
             self._agent.last_words(running)
-        grace_seconds = self._agent.assignment.grace
-        self._agent.ranks.end_by(grace.when_told(signal.SIGTERM, time.monotonic(), grace_seconds))
+        self._agent.ranks.end_plan.cut_off()

@@ -1,7 +1,7 @@
 """The course of an elastic job in ddlrun: it feeds the state machine of elastic_hosts.py, and has its orders done.
 
 What an order does differs between a job on this machine (elastic_local.py) and one on several hosts
-(elastic_cluster_job.py). This class has the rest: the script that names hosts, news from other threads, what the user
+(elastic_cluster.py). This class has the rest: the script that names hosts, news from other threads, what the user
 reads, and how the job has ended.
 """
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from typing import ClassVar, List, Optional
 
 from ddl.bootstrap.environ import Identity
 from ddl.errors import InternalError, ResourceError
-from ddl.launch.agent import grace
 from ddl.launch.agent.loop import Handlers
 from ddl.launch.agent.processes import signal_group
 from ddl.launch.agent.rank_environ import newcomer
@@ -58,21 +56,21 @@ class ElasticLocalCourse:
     # --- the loop ---
 
     def over(self) -> bool:
-        return self._course.over or self._job.ranks.stopping
+        return self._course.over or self._job.ranks.end_plan.begun
 
     def deadline(self) -> Optional[float]:
-        return self._course.deadline() if self._job.ranks.goes_on else None
+        return self._course.deadline() if self._job.ranks.end_plan.goes_on else None
 
     def handlers(self) -> Handlers:
-        return self._course.handlers() if self._job.ranks.goes_on else {}
+        return self._course.handlers() if self._job.ranks.end_plan.goes_on else {}
 
     def turned(self) -> None:
-        if self._job.ranks.goes_on:
+        if self._job.ranks.end_plan.goes_on:
             self._course.look()
 
     def ended(self, worker: Worker) -> None:
         entry = worker.exit
-        if entry is None or not self._job.ranks.goes_on:
+        if entry is None or not self._job.ranks.end_plan.goes_on:
             return
         if entry.failed:
             signal_group(entry.pid, signal.SIGKILL)  # what it has started: another rank may need its place
@@ -109,7 +107,7 @@ class ElasticLocalCourse:
 
     def give_up(self) -> None:
         """End all processes."""
-        self._job.ranks.end_by(grace.when_given_up(time.monotonic(), self._job.config.grace))
+        self._job.ranks.end_plan.give_up()
 
     def tell(self, text: str) -> None:
         """Print a line of ddlrun's own on stderr, behind what the ranks have printed there."""

@@ -168,7 +168,7 @@ class LocalJob:
 
     def stop(self, number: int) -> None:
         """Stop the ranks."""
-        self.ranks.stop(number)
+        self.ranks.end_plan.stop(number)
 
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""
@@ -210,7 +210,8 @@ class LocalJob:
     @property
     def stopped_by(self) -> Optional[signal.Signals]:
         """The signal by which somebody has stopped the job."""
-        return signal.Signals(self.ranks.stop_signal) if self.ranks.stop_signal else None
+        number = self.ranks.end_plan.stop_signal
+        return signal.Signals(number) if number else None
 
     def last_lines(self, rank: int) -> List[str]:
         """Return the last lines that a rank has written to its stderr."""

@@ -26,7 +26,7 @@ from ddl.launch.agent.control import Entrance, Invitation
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.hosts import Host
 from ddl.launch.job.cluster_job import ClusterJob
-from ddl.launch.job.elastic_cluster_job import ElasticClusterJob
+from ddl.launch.job.elastic_cluster import ElasticClusterCourse
 from ddl.launch.launchers import Start
 from ddl.launch.launchers.k8s import FAILURES, FINAL
 from ddl.net.address import format_address, parse_address
@@ -75,7 +75,7 @@ def run(config: RunConfig, environ: MutableMapping[str, str]) -> int:
             "nothing. Ranks in other pods go on by themselves if they are a majority. To run the job again, delete it "
             "and apply its manifest anew"
         )
-    return ElasticClusterJob(config, [own], entrance).run()
+    return ClusterJob(config, placement, [own], entrance, course=ElasticClusterCourse).run()
 
 
 def _nothing_more(why: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ddl.launch.agent.failures import Exit, report
 from ddl.launch.job.cluster_host import ClusterHost
+from ddl.records.dump import JobEnd
 
 __all__ = ["RankEnds"]
 
@@ -50,10 +51,15 @@ class RankEnds:
         """Those that have ended."""
         return set(self._ends)
 
-    @property
-    def last_lines(self) -> Dict[int, List[str]]:
-        """What ranks printed last on stderr."""
-        return {rank: end.tail for rank, end in self._ends.items()}
+    def job_end(self, size: int, verdict: Optional[Mapping[str, Any]], failed: Optional[Exit]) -> JobEnd:
+        """Return what dumps are told of the end of a job of ``size`` ranks. ``failed``: the exit that it began with."""
+        return JobEnd(
+            size=size,
+            verdict=verdict,
+            first=None if failed is None else failed.rank,
+            exits={entry.rank: str(entry) for entry in self.exits if not entry.stopped},
+            last_lines={rank: end.tail for rank, end in self._ends.items()},
+        )
 
     def report(self, failed: Exit, verdict: Optional[Mapping[str, object]], last_source: object) -> str:
         """Return the last words of ddlrun on a failed job. ``last_source``: whose lines were printed last."""
