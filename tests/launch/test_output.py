@@ -10,7 +10,7 @@ from typing import List
 
 import pytest
 
-from ddl.launch.agent.output import BACKLOG_LIMIT, LONGEST_LINE, FileStream, Sink, Stream, prefix_of
+from ddl.launch.agent.output import BACKLOG_LIMIT, LONGEST_LINE, Sink, Stream, prefix_of
 from ddl.launch.agent.tail import LINES
 
 
@@ -174,7 +174,8 @@ def test_a_reader_that_is_gone_is_noticed_and_forgotten() -> None:
 
 def test_a_file_gets_every_byte_as_it_was(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    stream = FileStream(os.fdopen(reader, "rb", buffering=0), str(tmp_path / "file"))
+    file = open(tmp_path / "file", "wb", buffering=0)
+    stream = Stream(os.fdopen(reader, "rb", buffering=0), None, file=file)
     data = b"one\r\n\r\x00\xff no ending"
     os.write(writer, data)
     assert stream.pump()

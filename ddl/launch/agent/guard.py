@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple
 
 from ddl.launch.agent.grace import FORWARDED
-from ddl.launch.agent.output import FileStream, Sink, Stream
+from ddl.launch.agent.output import Sink, Stream
 from ddl.launch.agent.processes import signal_group
 
 __all__ = ["Guard", "Outflow"]
@@ -147,7 +147,7 @@ def _copy(duties: _Duties) -> None:
         if outflow.path is None:
             streams[fd] = Stream(pipe, sinks[outflow.fd], outflow.prefix.encode(), outflow.timestamps)
         else:
-            streams[fd] = FileStream(pipe, outflow.path, go_on=True)
+            streams[fd] = Stream(pipe, None, file=open(outflow.path, "ab", buffering=0))  # behind what ddlrun wrote
     poller = select.poll()
     for fd in streams:
         poller.register(fd, select.POLLIN)

@@ -23,7 +23,6 @@ __all__ = [
     "BACKLOG_LIMIT",
     "ERASE",
     "LONGEST_LINE",
-    "FileStream",
     "Outlet",
     "Sink",
     "Stream",
@@ -211,11 +210,23 @@ def _end_of_characters(data: bytes) -> int:
 
 
 class Stream:
-    """One output pipe of a rank on its way to a sink. ``close`` is idempotent."""
+    """One output pipe of a rank on its way to a sink. ``close`` is idempotent.
 
-    def __init__(self, pipe: IO[bytes], sink: Optional[Outlet], prefix: bytes, timestamps: bool = False) -> None:
+    ``file`` gets what comes, too, byte by byte, and is closed with the pipe. It has no buffer.
+    """
+
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        sink: Optional[Outlet],
+        prefix: bytes = b"",
+        timestamps: bool = False,
+        *,
+        file: Optional[IO[bytes]] = None,
+    ) -> None:
         self._pipe = pipe
         self.sink = sink  #: None: nobody sees it
+        self._file = file
         self._lines = _Lines(prefix, timestamps)
         self.due: Optional[float] = None  #: when to look whether the rank waits for input, by ``time.monotonic``
         self._wait = _PROMPT_SECONDS
@@ -257,36 +268,13 @@ class Stream:
         if not self._pipe.closed:
             self._pass_on(self._lines.finish(), b"")
             self._pipe.close()
+            if self._file is not None:
+                self._file.close()
 
     def _pass_on(self, lines: bytes, data: bytes) -> None:
         if lines and self.sink is not None:
             self.sink.put(lines, self)
-
-
-class FileStream(Stream):
-    """One output pipe of a rank on its way to a file of its own, byte by byte; and to a sink, if there is one."""
-
-    def __init__(
-        self,
-        pipe: IO[bytes],
-        path: str,
-        *,
-        go_on: bool = False,
-        sink: Optional[Outlet] = None,
-        prefix: bytes = b"",
-        timestamps: bool = False,
-    ) -> None:
-        """``go_on``: behind what another process has written to the file. The rest is about the sink."""
-        super().__init__(pipe, sink, prefix, timestamps)
-        self._file = open(path, "ab" if go_on else "wb", buffering=0)
-
-    def close(self) -> None:
-        """Close the pipe and the file."""
-        super().close()
-        self._file.close()
-
-    def _pass_on(self, lines: bytes, data: bytes) -> None:
-        super()._pass_on(lines, data)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        if self._file is not None:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]

@@ -14,7 +14,7 @@ from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
 from ddl.launch.agent.failures import Exit
 from ddl.launch.agent.guard import Guard, Outflow
-from ddl.launch.agent.output import FileStream, Outlet, Stream, prefix_of
+from ddl.launch.agent.output import Outlet, Stream, prefix_of
 from ddl.launch.agent.processes import die_with_parent
 from ddl.launch.agent.rank_environ import meeting_point, rank_environ
 from ddl.launch.ask.config import RunConfig
@@ -114,9 +114,6 @@ class RankStarter:
             assert pipe is not None  # both were asked for
             prefix = prefix_of(rank, config.num_proc) if config.prefix else b""
             shown = sink if rank == 0 or config.output_dir is None else None
-            if config.output_dir is None:
-                streams.append(Stream(pipe, shown, prefix, config.timestamps))
-            else:
-                path = self._path(rank, ending)
-                streams.append(FileStream(pipe, path, sink=shown, prefix=prefix, timestamps=config.timestamps))
+            file = None if config.output_dir is None else open(self._path(rank, ending), "wb", buffering=0)
+            streams.append(Stream(pipe, shown, prefix, config.timestamps, file=file))
         return tuple(streams)
