@@ -90,7 +90,10 @@ PACKAGES = sorted({room.split(".")[0] for room in MAY_IMPORT})
 #: These do no input and output, and know no threads and no clocks: they import none of these modules of Python.
 PURE = ("ddl.topology", "ddl.blame", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
 #: So do the state machines, which their pumps and tests/simulation hand events and the time.
-STATE_MACHINES = ("ddl.store.membership", "ddl.store.verdict", "ddl.store.deadlock", "ddl.launch.job.elastic_hosts")
+STATE_MACHINES = (
+    *("ddl.store.membership", "ddl.store.verdict", "ddl.store.deadlock"),
+    *("ddl.launch.job.elastic_hosts", "ddl.launch.job.elastic_places", "ddl.launch.job.elastic_prospects"),
+)
 IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())
 FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax", "mpi4py"}
 #: ``ddlrun`` starts in milliseconds: the rooms that it loads import the standard library only, and these where needed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launch.test_elastic_hosts import let_go, model, started
 
 from ddl.launch.job.elastic_events import EndProcess, GiveUp, LetGo, TellUser
-from ddl.launch.job.elastic_hosts import NEWS_GRACE
+from ddl.launch.job.elastic_prospects import NEWS_GRACE
 
 
 def test_the_whole_host_leaves_if_that_is_wanted() -> None:

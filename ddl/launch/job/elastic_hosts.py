@@ -14,11 +14,7 @@ What it does not decide is who the ranks are: the store forms their generations,
 * A process that fails is lost; another one is started, as far as there are slots, and ``--max-restarts`` allows it.
   When a host gets another process, and when the others there must leave: elastic_places.py.
 * When a rank has ended with status 0 the training is over: nothing is started any more, and newcomers are let go.
-* It gives up when no rank is left that holds the state; when there are fewer ranks than ``--min-np`` and no more can
-  come, or none have come for ``--elastic-timeout``; or when ``--reset-limit`` is exceeded. The limit counts changes:
-  two newcomers of a new host that become ranks one after the other are one change, and so is a rank that is lost and
-  then replaced. The others may form a new generation a moment before the news of which process failed: then it waits
-  for this news, to name the process.
+* When it gives up: elastic_prospects.py.
 * A host that may return (``ElasticOptions.returning``) and is lost gets no process until it has called again. Then it
   is as good as new. If it would never get a process again, and has none, it is told to end, so that it returns.
 * A list without any host, after one with hosts, counts as a failure of the script: the last good list stays.
@@ -48,14 +44,13 @@ from ddl.launch.job.elastic_events import (
     TellUser,
 )
 from ddl.launch.job.elastic_places import SlotHost, SlotProcess, take_list
-from ddl.launch.job.elastic_prospects import why_hopeless
+from ddl.launch.job.elastic_prospects import ElasticProspects
 from ddl.text.units import counted
 
-__all__ = ["FORCE_GRACE", "LEAVE_GRACE", "NEWS_GRACE", "ElasticHosts"]
+__all__ = ["FORCE_GRACE", "LEAVE_GRACE", "ElasticHosts"]
 
 LEAVE_GRACE = 60.0  #: seconds that a process has to leave, or --elastic-timeout if that is shorter
 FORCE_GRACE = 5.0  #: seconds between asking a process to end and killing it
-NEWS_GRACE = 1.0  #: seconds in which one hears how a process has ended that the others go on without
 
 
 class ElasticHosts:
@@ -69,14 +64,13 @@ class ElasticHosts:
         self._alive: Dict[int, SlotProcess] = {}
         self._next = 0  # incarnation
         self._orders: List[ElasticOrder] = []
-        self._short_since: Optional[float] = now
+        self._prospects = ElasticProspects(options, size, now)
         self._heard = False  # a list of hosts has come
         self._warned: Set[str] = set()
         self._owed = 0  # processes that were lost and not replaced
         self._kept = -1  # the incarnation that stays without a slot, as it alone holds the state
         self._cause = ""  # the last change
         self._changed = False  # since the last generation
-        self._limit_passed = math.inf  # when --reset-limit was
         self._closed = False  # the last order has been given
         self.begun = False
         self.finishing = False  #: the training is over
@@ -115,7 +109,7 @@ class ElasticHosts:
     def is_done_without(self, incarnation: int) -> bool:
         """Return whether the others have left out a process and go on: its end is not why the job fails."""
         process = self._alive.get(incarnation)
-        goes_on = self._limit_passed == math.inf and self._short_since is None
+        goes_on = not self._prospects.limit_passed and not self._prospects.short
         return process is not None and process.left_out and goes_on
 
     def handle(self, event: ElasticEvent, now: float) -> List[ElasticOrder]:
@@ -161,9 +155,7 @@ class ElasticHosts:
             return None
         times = [p.end_at for p in self._alive.values()]
         if not self.finishing:
-            times.append(self._limit_passed + self._wait_for_news)
-            if self._short_since is not None:
-                times.append(self._short_since + self._options.timeout + self._wait_for_news)
+            times += self._prospects.deadlines(self._alive.values())
             if self.begun and self._room > 0:
                 times += [host.wakes for host in self._hosts.values() if self._startable(host)]
         return min((time for time in times if time < math.inf), default=None)
@@ -231,9 +223,7 @@ class ElasticHosts:
             process.member = joined
         self.resets += self._changed and event.generation > 0
         self._changed = False
-        limit = self._options.reset_limit
-        if limit is not None and self.resets > limit:
-            self._limit_passed = min(self._limit_passed, now)
+        self._prospects.count_resets(self.resets, now)
 
     def _finish(self, now: float) -> None:
         self.finishing = not self.problem
@@ -308,7 +298,7 @@ class ElasticHosts:
         if self._slots < self._size:
             return
         self.begun = True
-        self._short_since = None
+        self._prospects.begin()
         for host in self._hosts.values():
             for slot in range(host.slots):
                 if self._room > 0:
@@ -331,7 +321,7 @@ class ElasticHosts:
 
     def _startable(self, host: SlotHost) -> List[int]:
         """The free slots of a host in which a process may start as soon as the host is trusted."""
-        limit = host.slots if self._limit_passed == math.inf else 0
+        limit = 0 if self._prospects.limit_passed else host.slots
         free = [slot for slot in range(limit) if slot not in host.processes]
         return [slot for slot in free if self._restarts_left or not self._is_restart(host, slot)]
 
@@ -362,58 +352,23 @@ class ElasticHosts:
                 self._tell(f"host {host.name} has no rank left, so it ends, and a new one may take its place")
                 self._orders.append(RenewHost(host.name))
 
-    # --- whether it can go on ---
+    # --- the end, and what the user is told ---
 
     def _look_for_an_end(self, now: float) -> None:
         """Give up if the job cannot go on, or has waited too long."""
-        ranks = sum(p.member and not p.leaving and not self._is_failed(p.host, now) for p in self._alive.values())
-        if self._limit_passed < math.inf:
-            if now < self._limit_passed + self._wait_for_news:
-                return
-            return self._give_up(
-                f"the ranks have formed anew after {counted(self.resets, 'change')}, and --reset-limit "
-                f"{self._options.reset_limit} allows no more; {self._last_change}"
-            )
-        if self.begun and not any(p.member for p in self._alive.values()):
-            return self._give_up(f"no rank is left that holds the state of the training; {self._last_change}")
-        if self.begun and ranks >= self._options.min_np:
-            self._short_since = None
-            return
-        self._short_since = now if self._short_since is None else self._short_since
-        timeout = self._options.timeout
-        if self.begun:
-            few = f"{counted(ranks, 'rank')} left, and --min-np is {self._options.min_np}"
-            reason = why_hopeless(
-                self._options,
-                list(self._hosts.values()),
-                list(self._alive.values()),
-                room=self._room,
-                owed=self._owed,
-                restarts=self._restarts_left,
-            )
-            if reason:
-                self._give_up(f"{few}; {reason}; {self._last_change}")
-            elif now >= self._short_since + timeout + self._wait_for_news:
-                self._give_up(f"{few}, since {timeout:g} s (--elastic-timeout); {self._last_change}")
-        elif now >= self._short_since + timeout:
-            named = ", ".join(f"{host.name}:{host.slots}" for host in self._hosts.values() if host.slots)
-            self._give_up(
-                f"the job begins with {counted(self._size, 'rank')}, but within {timeout:g} s (--elastic-timeout) "
-                f"there were only {counted(self._slots, 'slot')} ({named or 'no host'}); add hosts, or lower -np"
-            )
-
-    def _is_failed(self, name: str, now: float) -> bool:
-        """Whether a host is left out. A process that stays there only to hold the state is no rank that counts."""
-        return self._options.leave_failed_hosts and self._hosts[name].blocked_until > now
-
-    @property
-    def _wait_for_news(self) -> float:
-        """Seconds to wait before giving up: longer if it is not heard yet how a process has ended, to name it."""
-        return NEWS_GRACE if any(p.left_out for p in self._alive.values()) else 0.0
-
-    @property
-    def _last_change(self) -> str:
-        return f"the last change: {self._cause}" if self._cause else "nothing has changed before"
+        why = self._prospects.why_end(
+            now,
+            self._hosts,
+            list(self._alive.values()),
+            begun=self.begun,
+            resets=self.resets,
+            room=self._room,
+            owed=self._owed,
+            restarts=self._restarts_left,
+        )
+        if why:
+            change = f"the last change: {self._cause}" if self._cause else "nothing has changed before"
+            self._give_up(f"{why}; {change}" if self.begun else why)
 
     def _give_up(self, why: str) -> None:
         self.problem = why
