@@ -33,6 +33,7 @@ from ddl.launch.job.cluster_host import ClusterHost
 from ddl.launch.job.gathering import Gathering
 from ddl.launch.job.host_agents import HostAgents
 from ddl.launch.job.job_display import JobDisplay
+from ddl.launch.job.job_output import JobOutput
 from ddl.launch.job.rank_ends import RankEnds
 from ddl.launch.launchers import Start
 from ddl.launch.timeline.cluster_timeline import ClusterTimeline
@@ -107,10 +108,8 @@ class FixedClusterCourse:
 
     def conclude(self) -> int:
         job = self._job
-        stop_signal = job.end_plan.stop_signal
-        if stop_signal:
-            print(f"ddlrun: stopped by {signal.Signals(stop_signal).name}", file=sys.stderr)
-            return 128 + stop_signal
+        if job.end_plan.stop_signal:
+            return job.output.report_stop(job.end_plan.stop_signal)
         failed = first_failure(job.ends.exits, job.verdict)
         if job.problem and (failed is None or not job.running):
             print(f"ddlrun: {job.problem}", file=sys.stderr)
@@ -150,11 +149,8 @@ class ClusterJob:
     ) -> None:
         self.config = config
         self._patient = patient
-        if sinks is None:
-            output = Sink(1)
-            sinks = output, Sink(2, output)
-        self._sinks = sinks
-        self.agents = HostAgents(config, entrance, sinks)
+        self.output = JobOutput(config, sinks)
+        self.agents = HostAgents(config, entrance, self.output.sinks)
         self.begin_on(placement, starts)
         self.ends = RankEnds()
         self.running = False  #: ranks have been started
@@ -162,7 +158,7 @@ class ClusterJob:
         self.end_plan = EndPlan(config.grace, gives_up=True)
         self.verdict: Optional[Message] = None  #: the first one of the store, when all is over
         self._dumps = ClusterDumps(self.agents.post)
-        self._timeline = ClusterTimeline.of(config, self.tell, self.agents.post)
+        self._timeline = ClusterTimeline.of(config, self.output.tell, self.agents.post)
         self._course = course(self)
 
     def begin_on(self, placement: Placement, starts: Sequence[Start]) -> None:
@@ -188,9 +184,9 @@ class ClusterJob:
         self.guard = guard = Guard()
         self._woken, restore = catch_signals()
         self.agents.open()
-        self.display = JobDisplay(self.config, self._sinks, self._dump_wanted, self._sample)
+        self.display = JobDisplay(self.config, self.output.sinks, self._dump_wanted, self._sample)
         if self.display.requests.problem:
-            self._say(self.display.requests.problem)
+            self.output.say(self.display.requests.problem)
         try:
             self.display.open()
             self._course.prepare()
@@ -209,9 +205,7 @@ class ClusterJob:
             self.display.close()
             if self._timeline is not None:
                 self._timeline.close()
-            for sink in self._sinks:
-                while sink.waiting and sink.write_some():
-                    pass
+            self.output.write_out()
             guard.dismiss()
             restore()
             self.agents.close()
@@ -221,7 +215,7 @@ class ClusterJob:
     def launch(self, start: Start) -> None:
         """Start agents."""
         self.agents.launch(start, None if self._course.outlived else self.guard)
-        self._say(f"{start.label}: {' '.join(start.command)}")
+        self.output.say(f"{start.label}: {' '.join(start.command)}")
 
     def _gather(self) -> None:
         """Let every host prove fit, and let the fit ones start their ranks."""
@@ -274,7 +268,7 @@ class ClusterJob:
             **self.display.requests.handlers(),
             **self._course.handlers(),
         }
-        for sink in self._sinks:
+        for sink in self.output.sinks:
             if sink.waiting:
                 handlers[sink.fd] = (select.POLLOUT, partial(self._write, sink))
         times = (until, self._course.deadline())
@@ -296,7 +290,7 @@ class ClusterJob:
             dumps = self._dumps.take()
             kept = self._keep_dumps(dumps, None)
             if dumps or self._dumps.wanted:
-                self.tell(*kept.lines)
+                self.output.tell(*kept.lines)
             self.display.requests.answer(kept.message)
         while self.end_plan.is_due:
             self._signal(self.end_plan.take())
@@ -315,13 +309,13 @@ class ClusterJob:
         elif kind in ("hello", "ready", "met"):
             host.said[kind] = message
             if kind == "hello":
-                self._say(f"host {host.name} is {message['name']}, Python {message['python']}")
+                self.output.say(f"host {host.name} is {message['name']}, Python {message['python']}")
         elif kind == "out":
             data = message["data"].encode("latin-1")
-            self._sinks[message["stream"] - 1].put(data, host.source(message["source"]))
+            self.output.sinks[message["stream"] - 1].put(data, host.source(message["source"]))
             host.unasked[message["stream"]] += len(data)
         elif kind == "say":
-            self._say(f"host {host.name}: {message['text']}")
+            self.output.say(f"host {host.name}: {message['text']}")
         elif kind == "exit":
             self._course.exited(host, self._take_note(host, message))
         elif kind == "problem":
@@ -361,7 +355,7 @@ class ClusterJob:
             self.dump_now(wanted=True)
             return
         text = "no rank runs yet"
-        self.tell(text)
+        self.output.tell(text)
         self.display.requests.answer({"folder": "", "text": text})
 
     def dump_now(self, *, wanted: bool) -> None:
@@ -392,12 +386,12 @@ class ClusterJob:
         self.display.hide()
         end = time.monotonic() + LAST_OUTPUT
         plan = self.end_plan
-        while any(sink.waiting for sink in self._sinks) and not (plan.stop_signal and time.monotonic() >= end):
+        while any(sink.waiting for sink in self.output.sinks) and not (plan.stop_signal and time.monotonic() >= end):
             self.turn(end if plan.stop_signal else None)
 
     def report(self, failed: Exit, verdict: Optional[Message]) -> None:
         """Say that the job has failed."""
-        print(self.ends.report(failed, verdict, self._sinks[1].last), file=sys.stderr)
+        print(self.ends.report(failed, verdict, self.output.last_on_stderr), file=sys.stderr)
         self.tell_dumps(failed)
 
     def tell_dumps(self, failed: Optional[Exit]) -> None:
@@ -412,11 +406,3 @@ class ClusterJob:
         """Write the dumps, if there are any."""
         end = self.ends.job_end(self.placement.size, self.agents.server.first_failure, failed)
         return keep_dumps(self.config.dump_dir, dumps, end)
-
-    def tell(self, *lines: str) -> None:
-        """Print lines of ddlrun's own on stderr, behind what the ranks have printed there."""
-        self._sinks[1].put("".join(f"ddlrun: {line}\n" for line in lines).encode(), self)
-
-    def _say(self, text: str) -> None:
-        if self.config.verbose:
-            print(f"ddlrun: {text}", file=sys.stderr, flush=True)

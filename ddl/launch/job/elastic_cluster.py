@@ -154,10 +154,10 @@ class ElasticClusterCourse:
         elif kind == "leaving" and self._goes_on:
             self._course.host_leaves(host.name, message["text"])
         elif kind == "started":
-            job.tell(f"rank {message['rank']} (host {host.name}, pid {message['pid']}) was started")
+            self.tell(f"rank {message['rank']} (host {host.name}, pid {message['pid']}) was started")
         elif kind == "failed":
             host.running.discard(message["rank"])
-            job.tell(f"host {host.name}: {message['text']}")
+            self.tell(f"host {host.name}: {message['text']}")
             self._course.post(ProcessEnded(message["rank"], False, f"host {host.name}: {message['text']}"))
         elif job.running and not host.going and not host.over:
             self._hear_newcomer(host, kind)
@@ -199,7 +199,7 @@ class ElasticClusterCourse:
             self._job.display.forget(incarnation, how)
         host.running = set()
         if self._goes_on and not self._finished:
-            self._job.tell(f"host {host.name} is lost: {reason}")
+            self.tell(f"host {host.name} is lost: {reason}")
             self._course.host_failed(host.name, reason)
 
     @property
@@ -272,7 +272,7 @@ class ElasticClusterCourse:
 
     def tell(self, text: str) -> None:
         """Print a line of ddlrun's own on stderr, behind what the ranks have printed there."""
-        self._job.tell(text)
+        self._job.output.tell(text)
 
     # --- the end ---
 

@@ -1,4 +1,4 @@
-"""Decides which processes an elastic job has: where new ones start, which leave, and when the job gives up.
+"""Decides which processes an elastic job has: where new ones start, and which leave.
 
 A state machine without I/O and without a clock: ``handle`` takes an event and the time of now and returns orders,
 ``tick`` returns those that a deadline brings, and ``next_deadline`` says when to call it. elastic_course.py feeds it
@@ -14,7 +14,7 @@ What it does not decide is who the ranks are: the store forms their generations,
 * A process that fails is lost; another one is started, as far as there are slots, and ``--max-restarts`` allows it.
   When a host gets another process, and when the others there must leave: elastic_places.py.
 * When a rank has ended with status 0 the training is over: nothing is started any more, and newcomers are let go.
-* When it gives up: elastic_prospects.py.
+* It gives up when elastic_prospects.py says so.
 * A host that may return (``ElasticOptions.returning``) and is lost gets no process until it has called again. Then it
   is as good as new. If it would never get a process again, and has none, it is told to end, so that it returns.
 * A list without any host, after one with hosts, counts as a failure of the script: the last good list stays.

@@ -111,7 +111,7 @@ class ElasticLocalCourse:
 
     def tell(self, text: str) -> None:
         """Print a line of ddlrun's own on stderr, behind what the ranks have printed there."""
-        self._job.tell(text)
+        self._job.output.tell(text)
 
     # --- the end ---
 
@@ -121,7 +121,7 @@ class ElasticLocalCourse:
             print(f"ddlrun: {summary}", file=sys.stderr)
         job = self._job
         if job.stopped_by is not None:
-            return job.report_stop(job.stopped_by)
+            return job.output.report_stop(job.stopped_by)
         if self._course.problem:
             print(f"ddlrun: {self._course.problem}", file=sys.stderr)
         failed = self._course.failure()

@@ -17,11 +17,11 @@ from ddl.launch.agent.dumps import KeptDumps, keep_dumps
 from ddl.launch.agent.failures import Exit, first_failure, report
 from ddl.launch.agent.host_ranks import HostRanks
 from ddl.launch.agent.loop import Handlers
-from ddl.launch.agent.output import Sink
 from ddl.launch.agent.rank_environ import keep_port
 from ddl.launch.agent.rank_start import Worker
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.job.job_display import JobDisplay
+from ddl.launch.job.job_output import JobOutput
 from ddl.launch.timeline.job_timeline import JobTimeline
 from ddl.records.dump import JobEnd, RankDump
 from ddl.records.follow import RankNews
@@ -84,13 +84,11 @@ class LocalJob:
     ) -> None:
         self.config = config
         self._conclude = conclude
-        output = Sink(1)
-        self._output, self._errors = output, Sink(2, output)
+        self.output = JobOutput(config)
         self._dumps: Sequence[RankDump] = ()
-        self._timeline = JobTimeline.if_wanted(config, self.tell)
+        self._timeline = JobTimeline.if_wanted(config, self.output.tell)
         self._course = course(self)
-        sinks = (output, self._errors)
-        self.ranks = HostRanks(config, sinks, self, scratch=scratch, outlived=self._course.outlived)
+        self.ranks = HostRanks(config, self.output.sinks, self, scratch=scratch, outlived=self._course.outlived)
 
     def run(self) -> int:
         """Run the job; return ddlrun's exit status."""
@@ -113,7 +111,7 @@ class LocalJob:
 
     def _open_display(self, stack: contextlib.ExitStack) -> None:
         """Let others see what the job does; after the guard has been made, which would keep their socket."""
-        display = JobDisplay(self.config, (self._output, self._errors), self.dump_wanted, self._begin_samples)
+        display = JobDisplay(self.config, self.output.sinks, self.dump_wanted, self._begin_samples)
         self._display = stack.enter_context(contextlib.closing(display))
         display.open()
         if display.requests.problem:
@@ -163,7 +161,7 @@ class LocalJob:
         """Write what the ranks do now, and tell where."""
         self.ranks.dump()
         kept = self._keep_dumps(None)
-        self.tell(*kept.lines)
+        self.output.tell(*kept.lines)
         self._display.requests.answer(kept.message)
 
     def stop(self, number: int) -> None:
@@ -172,8 +170,7 @@ class LocalJob:
 
     def say(self, text: str) -> None:
         """Tell the user, if he wants to know."""
-        if self.config.verbose:
-            print(f"ddlrun: {text}", file=sys.stderr, flush=True)
+        self.output.say(text)
 
     def turned(self) -> None:
         """Let ranks come and go."""
@@ -197,10 +194,6 @@ class LocalJob:
 
     # --- for what concludes the job, and for the course ---
 
-    def tell(self, *lines: str) -> None:
-        """Print lines of ddlrun's own on stderr, behind what the ranks have printed there."""
-        self._errors.put("".join(f"ddlrun: {line}\n" for line in lines).encode(), self)
-
     @property
     def failed(self) -> Optional[Exit]:
         """The exit that the job's failure began with, None without one. When all ranks have ended."""
@@ -221,7 +214,7 @@ class LocalJob:
         """Write what the ranks do now, after one of them has failed and the others go on, and tell where."""
         self.ranks.dump()
         if self._dumps:
-            self.tell(*self._keep_dumps(failed).lines)
+            self.output.tell(*self._keep_dumps(failed).lines)
 
     def _keep_dumps(self, failed: Optional[Exit]) -> KeptDumps:
         """Write the dumps, if there are any."""
@@ -236,16 +229,12 @@ class LocalJob:
         )
         return keep_dumps(self.config.dump_dir, dumps, end)
 
-    def report_stop(self, stopped_by: signal.Signals) -> int:
-        """Say that somebody has stopped the job; return ddlrun's exit status."""
-        print(f"ddlrun: stopped by {stopped_by.name}", file=sys.stderr)
-        return 128 + stopped_by
-
     def report(self, failed: Exit, verdict: Optional[Mapping[str, Any]]) -> int:
         """Say that the job has failed; return ddlrun's exit status."""
         stream = next((worker.streams[1] for worker in self.ranks.known_workers if worker.rank == failed.rank), None)
         lines = [] if stream is None else stream.tail  # none: very many have ended after it
-        print(report(failed, verdict, lines, stream is not None and self._errors.last is stream), file=sys.stderr)
+        shown = stream is not None and self.output.last_on_stderr is stream
+        print(report(failed, verdict, lines, shown), file=sys.stderr)
         if self._dumps:
             kept = self._keep_dumps(failed)
             kept.print()
@@ -289,7 +278,7 @@ class FixedLocalCourse:
     def conclude(self) -> int:
         job = self._job
         if job.stopped_by is not None:
-            return job.report_stop(job.stopped_by)
+            return job.output.report_stop(job.stopped_by)
         failed = job.failed
         return 0 if failed is None else job.report(failed, job.server.first_failure)
 
