@@ -22,6 +22,7 @@ from typing import List, Optional
 import tensorflow as tf
 
 import ddl
+from ddl import clock
 
 __all__ = ["BuildError", "op_library", "prebuilt"]
 
@@ -62,7 +63,7 @@ def _compiled() -> Path:
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with open(library.with_suffix(".lock"), "w", encoding="utf-8") as lock:
-                _hold(lock.fileno(), time.monotonic() + _LIMIT)
+                _hold(lock.fileno(), clock.now() + _LIMIT)
                 if not library.exists():
                     _compile(command, library)
     except OSError as error:
@@ -76,7 +77,7 @@ def _hold(lock: int, deadline: float) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 raise BuildError(f"another process has been compiling for {_LIMIT:g} s") from None
             time.sleep(0.1)
 

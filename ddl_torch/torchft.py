@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import time
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from ddl import InvalidArgument
+from ddl import InvalidArgument, clock
 from ddl_torch.c10d.meeting import MeetingAttempt, MeetingFailed, RankHandle
 from ddl_torch.c10d.reconfigurable import ChangingProcessGroup
 from ddl_torch.c10d.work import GroupWork
@@ -74,7 +73,7 @@ class ProcessGroupDDL(ChangingProcessGroup):
         if not 0 <= rank < world_size:
             raise InvalidArgument(f"configure: rank {rank} of {world_size} ranks; ranks count from 0")
         assert self._seconds is not None
-        deadline = time.monotonic() + self._seconds
+        deadline = clock.now() + self._seconds
         self._drop()
         try:
             store = PrefixStore("ddl", self._store_at(store_addr, self._seconds))
@@ -82,7 +81,7 @@ class ProcessGroupDDL(ChangingProcessGroup):
             handles = _handles(
                 store, own, world_size, self._seconds, f"[rank {rank}/{world_size}] configure at {store_addr}"
             )
-            left = max(0.01, deadline - time.monotonic())
+            left = max(0.01, deadline - clock.now())
             self._go_to(MeetingAttempt(store, f"configure at {store_addr}", own, handles, left), store)
         except Exception as error:
             self._error = error
@@ -157,7 +156,7 @@ class ProcessGroupDDL(ChangingProcessGroup):
 
 def _handles(store: Store, own: RankHandle, size: int, limit: float, who: str) -> List[RankHandle]:
     """Swap handles with the others. ``MeetingFailed`` naming those that do not come within ``limit`` seconds."""
-    deadline = time.monotonic() + limit
+    deadline = clock.now() + limit
     keys = [f"rank/{rank}" for rank in range(size)]
     try:
         store.set(keys[own.number], own.text())
@@ -165,7 +164,7 @@ def _handles(store: Store, own: RankHandle, size: int, limit: float, who: str) -
         return [RankHandle.parse(str(store.get(key), "utf-8")) for key in keys]
     except RuntimeError as error:
         missing = []
-        if time.monotonic() >= deadline:
+        if clock.now() >= deadline:
             with contextlib.suppress(RuntimeError):
                 missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         if not missing:

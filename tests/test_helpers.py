@@ -58,8 +58,8 @@ def test_the_bits_are_those_of_one_thread(dtype: str, op: str) -> None:
             alone, helped = ([np.empty(length, np.uint8) for _ in range(1 + number % 3)] for _ in range(2))
             _core.reduce_arrays(dtype, op, alone, sources, divisor, FASTEST)  # a kernel by its name asks nobody
             _core.reduce_arrays(dtype, op, helped, sources, divisor)
-            for one, other in zip(alone, helped):
-                assert one.tobytes() == other.tobytes(), f"{length} bytes / {divisor}"
+            for wanted, got in zip(alone, helped):
+                assert got.tobytes() == wanted.tobytes(), f"{length} bytes / {divisor}"
 
 
 @pytest.mark.usefixtures("three")

@@ -21,7 +21,7 @@ CSRC = ROOT / "csrc"
 # --- Python ---
 
 #: What a user imports; adapters are users.
-PUBLIC = "ddl at_exit communicator errors memory reduce_op topology"
+PUBLIC = "ddl at_exit clock communicator errors memory reduce_op topology"
 #: Room of ``ddl`` -> what of it that may import besides itself, from the bottom up. A module is in the room with the
 #: longest name that its own begins with. "ddl" is the package itself, not all in it; "*" is all that is installed.
 RULES = {
@@ -29,6 +29,7 @@ RULES = {
     "_version": "",
     "__main__": "tools",
     "at_exit": "",
+    "clock": "",
     "errors": "",
     "machine": "",
     "text": "errors",
@@ -86,6 +87,7 @@ def full_name(name: str) -> str:
 
 
 MAY_IMPORT = {full_name(room): [full_name(name) for name in rule.split()] for room, rule in RULES.items()}
+CLOCK = "ddl.clock"  #: for all rooms but those that know no clocks
 PACKAGES = sorted({room.split(".")[0] for room in MAY_IMPORT})
 #: These do no input and output, and know no threads and no clocks: they import none of these modules of Python.
 PURE = ("ddl.topology", "ddl.blame", "ddl.plan", "ddl.plan.lower", "ddl.tuning", "ddl.tuning.simulate")
@@ -100,8 +102,18 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax
 #: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need, and
 #: what --metrics serves with.
 LOADED_BY_DDLRUN = (
-    *("ddl.errors", "ddl.machine", "ddl.text", "ddl.topology", "ddl.records", "ddl.blame", "ddl.net", "ddl.store"),
-    *("ddl.bootstrap.environ", "ddl.launch"),
+    *(
+        "ddl.clock",
+        "ddl.errors",
+        "ddl.machine",
+        "ddl.text",
+        "ddl.topology",
+        "ddl.records",
+        "ddl.blame",
+        "ddl.net",
+        "ddl.store",
+    ),
+    *("ddl.net", "ddl.store", "ddl.bootstrap.environ", "ddl.launch"),
 )
 OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions", "prometheus_client"}
 
@@ -158,7 +170,7 @@ def of_ddl(room: str) -> Iterator[Tuple[str, str]]:
 
 
 def allowed(name: str, rule: List[str]) -> bool:
-    if "*" in rule and not name.startswith(NOT_INSTALLED):
+    if name == CLOCK or "*" in rule and not name.startswith(NOT_INSTALLED):
         return True
     return any(name == other if other == "ddl" else below(name, other) for other in rule)
 
@@ -201,7 +213,7 @@ def test_no_module_imports_itself_by_others():
 def do_no_io(modules: List[str]) -> None:
     assert modules
     for module in modules:
-        assert not {name.split(".")[0] for name in IMPORTS[module]} & IO, module
+        assert not {name.split(".")[0] for name in IMPORTS[module]} & IO and CLOCK not in IMPORTS[module], module
 
 
 def test_adapters_use_no_private_names_of_communicators():
@@ -225,6 +237,14 @@ def test_what_adapters_may_use_is_explained():
         names += module.__all__
     assert len(files) > 20 and len(names) > 25
     assert not [name for name in (*files, *names) if f"`{name}" not in page and f"/{name}`" not in page]
+
+
+def test_all_ask_one_clock():
+    """But for what takes the time of single calls, in nanoseconds."""
+    asks = re.compile(r"\btime\.(monotonic|perf_counter)")
+    others = [path for path in python_files() if path.is_relative_to(ROOT / "ddl") or path.parts[-2].startswith("ddl_")]
+    names = {module_of(path) for path in others if asks.search(path.read_text(encoding="utf-8"))}
+    assert names == {CLOCK, "ddl.tools.bench.loop"}
 
 
 @pytest.mark.parametrize("room", PURE)

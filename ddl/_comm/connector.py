@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-import time
 from typing import Dict, Iterable, List, Set, Tuple
 
-from ddl import _core
+from ddl import _core, clock
 from ddl._comm.job import Job
 from ddl.bootstrap.connect import connect_data
 from ddl.errors import Error, ResourceError
@@ -71,7 +70,7 @@ class Connector:
         return stream // _core.STREAMS if len(self._job.rails) > 1 else 0
 
     def _call(self, peer: int, rail: int, streams: List[int]) -> None:
-        start = time.monotonic()
+        start = clock.now()
         while streams and not self._closed.is_set() and not self._core.failed:
             try:
                 self._connect(peer, rail, streams[0])
@@ -81,7 +80,7 @@ class Connector:
                 if agent is None:  # the job ends meanwhile
                     return
                 agent.shortage.met(error)
-                waited = time.monotonic() - start
+                waited = clock.now() - start
                 if isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS:
                     # Not a failure in itself: perhaps nothing needs this connection any more. An operation that does
                     # is asked about, and the verdict knows which rank has left.
@@ -96,7 +95,7 @@ class Connector:
         hello = {"communicator": self._number, "rank": self._rank, "stream": number}
         address = self._job.address(self._ranks[peer], rail)
         source = self._job.address(self._job.number, rail)[0] if len(self._job.rails) > 1 else ""
-        deadline = time.monotonic() + _ATTEMPT_SECONDS
+        deadline = clock.now() + _ATTEMPT_SECONDS
         sock = connect_data(address, self._job.secret, hello, deadline, self._job.settings.congestion, source)
         self._core.add_connection(peer, number, sock.detach())
 

@@ -11,9 +11,9 @@ import dataclasses
 import json
 import logging
 import socket
-import time
 from typing import Any, Callable, Dict, List, Tuple
 
+from ddl import clock
 from ddl._comm.group import Group
 from ddl._comm.job import Job
 from ddl._comm.peer import Peer
@@ -73,7 +73,7 @@ def _key(number: int) -> str:
 
 def _call(job: Job, number: int, message: Dict[str, Any]) -> None:
     hello = {"member": job.number, "said": message}
-    deadline = time.monotonic() + _CALL_SECONDS
+    deadline = clock.now() + _CALL_SECONDS
     connect_data(job.address(number, 0), job.secret, hello, deadline).close()
 
 
@@ -101,7 +101,7 @@ def advance(job: Job, said: Dict[str, Any]) -> Tuple[Group, Dict[int, Any]]:
     text = json.dumps(said)
     if len(text) > SAID_LIMIT:
         raise InvalidArgument(f"{len(text)} characters for all members of a generation; at most {SAID_LIMIT}")
-    began = time.monotonic()
+    began = clock.now()
     after = job.generation if job.is_member else -1
     if not job.is_member:
         generations.caught_up()
@@ -110,12 +110,12 @@ def advance(job: Job, said: Dict[str, Any]) -> Tuple[Group, Dict[int, Any]]:
         record = generations.next_record(after, patience)
         identity = _learn(job, record)
         core = Group.make_core(job, identity.rank, identity.size)
-        met = job.meet_neighbours(job.me, time.monotonic() + job.settings.start_timeout)
+        met = job.meet_neighbours(job.me, clock.now() + job.settings.start_timeout)
         value = json.dumps({"board": core.board_offset, "met": met, "said": text})
         answers = generations.install(record, value, patience)
         if answers is not None:
             result = _conclude(job, record, core, answers)
-            job.paused_seconds += time.monotonic() - began
+            job.paused_seconds += clock.now() - began
             job.record_identity()
             return result
         after = record.generation
@@ -125,7 +125,7 @@ def _learn(job: Job, record: GenerationRecord) -> Identity:
     """Take in who is in ``record``: newcomers have introduced themselves in the store."""
     if job.number not in record.members:
         raise InternalError(f"process {job.number} is to make {record}, which it is not in")
-    deadline = time.monotonic() + job.settings.start_timeout
+    deadline = clock.now() + job.settings.start_timeout
     unknown = [number for number in record.members if number not in job.peers]
     job.introduce({number: _peer(job, number, deadline) for number in unknown})
     job.members = record.members
@@ -144,7 +144,7 @@ def _learn(job: Job, record: GenerationRecord) -> Identity:
 
 
 def _peer(job: Job, number: int, deadline: float) -> Peer:
-    text = job.ask(lambda store: store.get(_key(number), max(0.1, deadline - time.monotonic())))
+    text = job.ask(lambda store: store.get(_key(number), max(0.1, deadline - clock.now())))
     return Peer.parse(number, text)
 
 
@@ -155,7 +155,7 @@ def connect_to_members(job: Job) -> List[socket.socket]:
     """
     assert job.generations is not None
     members = job.generations.record.members
-    deadline = time.monotonic() + _CALL_SECONDS
+    deadline = clock.now() + _CALL_SECONDS
     socks: List[socket.socket] = []
     for number in members[:: -(-len(members) // _SOURCES)]:
         try:

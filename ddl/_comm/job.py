@@ -11,11 +11,10 @@ import logging
 import os
 import socket
 import threading
-import time
 from dataclasses import replace
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, TypeVar
 
-from ddl import _core
+from ddl import _core, clock
 from ddl._comm.peer import Peer, own_host_id, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
@@ -139,7 +138,7 @@ class Job:
         if identity.size == 1 and not (identity.store and self.settings.elastic):
             return
         assert identity.store is not None
-        deadline = time.monotonic() + limit
+        deadline = clock.now() + limit
         store, me, offers = self.come(board_offset)
         everybody = store.check_in(me.text(), limit, round=2 * self.round)
         self.introduce({rank: Peer.parse(rank, text) for rank, text in enumerate(everybody)})
@@ -149,7 +148,7 @@ class Job:
         self._check_deterministic()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self.meet_neighbours(me, deadline)
-        remaining = max(1.0, deadline - time.monotonic())
+        remaining = max(1.0, deadline - clock.now())
         own: Dict[str, Any] = {"met": met}
         if me.rank == 0:
             own["tuned"] = vars(table_file.offer(self.settings, self.cluster()))

@@ -10,12 +10,11 @@ arrived.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Callable, Iterable, Optional, Tuple
 
 import numpy as np
 
-from ddl import _core
+from ddl import _core, clock
 from ddl.plan.ir import Collective
 from ddl.text.rank_names import name_ranks
 from ddl.topology import Topology
@@ -50,7 +49,7 @@ class Rebalance:
         self._known, self._use = late, use
         self._late: Tuple[int, ...] = ()
         self._collectives = _SOONEST  # until the next word
-        self._last = time.monotonic()  # when there was one
+        self._last = clock.now()  # when there was one
         self._word: Optional[_core.Work] = None
         core.set_milestone(core.submitted + self._collectives, self._say)
 
@@ -65,7 +64,7 @@ class Rebalance:
 
     def _say(self) -> None:
         """Rank 0: begin to tell all who comes late, and after how many collectives it says so again."""
-        now = time.monotonic()
+        now = clock.now()
         wanted = self._collectives * _SECONDS / max(1e-6, now - self._last)
         self._last = now
         word = np.zeros(1 + self._size, dtype=np.int64)

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 
+from ddl import clock
 from ddl._comm import object_codec
 from ddl._comm.state_stripes import stripe
 from ddl.errors import Error, PeerLost, ProtocolError
@@ -50,7 +51,7 @@ class _SnapshotTry:
         self._why = ""  # it has failed
         self.next = 0  #: the step that is wanted next
         try:
-            self._begin(margin, time.monotonic() + patience)
+            self._begin(margin, clock.now() + patience)
         except BaseException:
             self.close()
             raise
@@ -109,7 +110,7 @@ class _SnapshotTry:
                 self._changed.notify_all()
 
     def _receive_part(self, sock: socket.socket, part: int) -> None:
-        header = recv_frame(sock, time.monotonic() + self._patience)
+        header = recv_frame(sock, clock.now() + self._patience)
         if header.get("type") not in ("snapshot", "step"):
             raise PeerLost(str(header.get("why")))
         step, total = int(header["step"]), int(header["total"])
@@ -120,7 +121,7 @@ class _SnapshotTry:
             whole = self._steps.setdefault(step, _Whole(total, len(self._socks)))
         if len(whole.data) != total:
             raise ProtocolError(f"step {step} has {len(whole.data)} bytes for one member and {total} for another")
-        described = read_exactly(sock, int(header["about"]), time.monotonic() + self._patience)
+        described = read_exactly(sock, int(header["about"]), clock.now() + self._patience)
         rest = whole.data.data[start:stop]
         while rest:
             count = sock.recv_into(rest)
@@ -182,13 +183,13 @@ class StateFollower:
 
     def complete(self, finished: int, seconds: float) -> bool:
         """Do what is left of the members' ``finished`` steps, after ``catch_up``; return whether that was all."""
-        deadline = time.monotonic() + seconds
+        deadline = clock.now() + seconds
         attempt = self._try
         if attempt is None:
             return False
         try:
             while attempt.next <= finished:
-                whole = attempt.take(max(0.0, deadline - time.monotonic()))
+                whole = attempt.take(max(0.0, deadline - clock.now()))
                 if whole is None:
                     return False
                 self._update(whole.about, whole.data)

@@ -12,11 +12,11 @@ import logging
 import select
 import socket
 import threading
-import time
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from ddl import clock
 from ddl._comm import object_codec
 from ddl._comm.state_stripes import Piece, gather, stripe, total_bytes
 from ddl.errors import Error, ProtocolError
@@ -143,7 +143,7 @@ class StateSource:
 
     def serve(self, sock: socket.socket) -> None:
         """Send a newcomer what it asks for, until it hangs up. Blocking; raises where it does not behave."""
-        asked = recv_frame(sock, time.monotonic() + self._patience)
+        asked = recv_frame(sock, clock.now() + self._patience)
         part, parts = asked.get("part"), asked.get("parts")
         if not (type(part) is type(parts) is int and 0 <= part < parts):
             raise ProtocolError(f"a process that joins asked for {asked!r:.200}, which makes no sense")
@@ -151,7 +151,7 @@ class StateSource:
         room = np.empty(stop - start, np.uint8)
         room.fill(0)  # the kernel gives the memory now, in this thread, and not while the training waits
         send_frame(sock, {"finished": self.finished, "changing": self.is_changing})
-        asked = recv_frame(sock, time.monotonic() + self._patience)
+        asked = recv_frame(sock, clock.now() + self._patience)
         step = asked.get("step")
         if type(step) is not int or step < 0:
             raise ProtocolError(f"a process that joins asked for {asked!r:.200}, which makes no sense")

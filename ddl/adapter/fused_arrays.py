@@ -6,12 +6,12 @@ each direction. Large arrays are sent from where they are: a copy would take lon
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 import ddl
+from ddl import clock
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.adapter.step_number import StepElements, StepNumber, who_is_apart
@@ -140,7 +140,7 @@ class Fused:
     def _packed(self, arrays: List[Array], step_number: Optional[StepNumber]) -> List[Array]:
         """Begin: return what is reduced, with the small ones copied to where they lie together."""
         self._check(arrays)
-        self._begun = time.monotonic()
+        self._begun = clock.now()
         if self._step_elements:
             assert step_number is not None  # a caller that gives advice also gives the step
             self._step_number = step_number
@@ -155,7 +155,7 @@ class Fused:
             raise who_is_apart(self._communicator, self._name, self._step_number, self._advice)
         recorder = timeline.active()
         if recorder is not None:
-            recorder.operation(self._name, "allreduce", self._begun, self._begun, time.monotonic())
+            recorder.operation(self._name, "allreduce", self._begun, self._begun, clock.now())
 
     def _check(self, arrays: List[Array]) -> None:
         if self._works is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Dict
 
 import ddl
+from ddl import clock
 from ddl._comm.own_record import waited_seconds
 
 __all__ = ["StepRates"]
@@ -43,7 +43,7 @@ class StepRates:
         average, 0 if it is not called late (docs/metrics.md says when a rank is).
         """
         world, waited = ddl.world(), waited_seconds()
-        seconds = max(time.monotonic() - self._since, 1e-9)
+        seconds = max(clock.now() - self._since, 1e-9)
         # Communicators come and go, as when ranks do: one that was not there before has waited for nobody then.
         waiting = sum(now - self._waited.get(number, 0.0) for number, now in waited.items()) / seconds
         rates = {
@@ -55,4 +55,4 @@ class StepRates:
         return rates
 
     def _begin(self, waited: Dict[int, float]) -> None:
-        self._steps, self._waited, self._since = 0, waited, time.monotonic()
+        self._steps, self._waited, self._since = 0, waited, clock.now()

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ddl import _core
+from ddl import _core, clock
 from ddl.errors import ConfigError, ProtocolError
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
 
@@ -139,7 +139,7 @@ def connect_data(
     sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
     try:
         choose_congestion_control(sock, congestion)
-        sock.settimeout(max(0.1, deadline - time.monotonic()))
+        sock.settimeout(max(0.1, deadline - clock.now()))
         if source:
             sock.bind((source, 0))
         sock.connect(address)
@@ -154,7 +154,7 @@ def connect_data(
 
 def accept_data(sock: socket.socket, congestion: str = "system") -> Dict[str, Any]:
     """Return the hello of a new connection that has proved itself."""
-    hello = recv_frame(sock, time.monotonic() + _ACCEPT_SECONDS, limit=_HELLO_LIMIT)
+    hello = recv_frame(sock, clock.now() + _ACCEPT_SECONDS, limit=_HELLO_LIMIT)
     reconsider_congestion_control(sock, congestion)
     return hello
 
@@ -172,7 +172,7 @@ def _swap_memory(
     sock: socket.socket, nonce_of: Callable[[int], Nonce], rank: int, cell_fd: int, deadline: float
 ) -> Neighbour:
     """Send my arena and vote cell, map the peer's, and tell each other that it worked. Takes a copy of the socket."""
-    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    sock.settimeout(max(0.1, deadline - clock.now()))
     own = [_core.arena_fd(), *([cell_fd] if cell_fd >= 0 else [])]
     socket.send_fds(sock, [_core.arena_bytes().to_bytes(8, "little")], own)
     data, fds, _, _ = socket.recv_fds(sock, 8, 2)
@@ -214,7 +214,7 @@ def connect_memory(
                 return None  # another host, or another network namespace
             except (OSError, AuthError) as error:
                 crowded = error.closed if isinstance(error, AuthError) else isinstance(error, _CROWDED)
-                if not crowded or time.monotonic() + _RETRY_SECONDS >= deadline:
+                if not crowded or clock.now() + _RETRY_SECONDS >= deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
                 continue
@@ -223,15 +223,15 @@ def connect_memory(
 
 
 def _prove_for_memory(sock: socket.socket, name: str, secret: bytes, deadline: float) -> None:
-    limit = min(deadline, time.monotonic() + _ACCEPT_SECONDS)
-    sock.settimeout(max(0.1, limit - time.monotonic()))
+    limit = min(deadline, clock.now() + _ACCEPT_SECONDS)
+    sock.settimeout(max(0.1, limit - clock.now()))
     sock.connect("\0" + name)
     prove_as_client(sock, secret, limit)
 
 
 def accept_memory(sock: socket.socket, nonce_of: Callable[[int], Nonce], cell_fd: int = -1) -> Neighbour:
     """Swap arenas over a new connection that has proved itself; return the peer and its memory."""
-    deadline = time.monotonic() + _ACCEPT_SECONDS
+    deadline = clock.now() + _ACCEPT_SECONDS
     rank = recv_frame(sock, deadline, limit=4096).get("rank")
     if not isinstance(rank, int):
         raise ProtocolError("a peer did not say its rank")

@@ -11,10 +11,10 @@ import logging
 import os
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
+from ddl import clock
 from ddl.bootstrap.vote_cell import SharedCell
 from ddl.errors import ConfigError, Error, InternalError, LeftOut, ProtocolError, RendezvousError
 from ddl.net.auth import send_frame
@@ -141,7 +141,7 @@ class Generations:
     def patience(self) -> float:
         """Return in how many seconds ``tick`` has something to do."""
         deadline = self._participant.next_deadline()
-        return 60.0 if deadline is None else max(0.0, deadline - time.monotonic()) + 0.001
+        return 60.0 if deadline is None else max(0.0, deadline - clock.now()) + 0.001
 
     # --- for the script (its thread) ---
 
@@ -273,7 +273,7 @@ class Generations:
             if self._closed or self._effects is None:
                 return
             try:
-                outgoing = step(self._participant, time.monotonic())
+                outgoing = step(self._participant, clock.now())
                 for cell in self._cells.values():
                     cell.release()
             except ProtocolError:

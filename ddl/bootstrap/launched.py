@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ddl import at_exit
+from ddl import at_exit, clock
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import ConfigError, RendezvousError
 from ddl.net.address import format_address, parse_address
@@ -293,8 +293,8 @@ def _by_file(path: Path, text: Optional[str], process: Launched, patience: float
             f"{path} cannot be written: {error.strerror}. Ranks that {process.launcher} started find one another by "
             "it; set DDL_RENDEZVOUS_DIR to a directory that all hosts share, or start the program by ddlrun"
         ) from error
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
+    deadline = clock.now() + patience
+    while clock.now() < deadline:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_uid != os.getuid():
                 raise ConfigError(f"{path} belongs to another user; remove it, or set DDL_RENDEZVOUS_DIR")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from ddl import _core
+from ddl import _core, clock
 
 __all__ = ["INTERVAL", "Stragglers"]
 
@@ -68,11 +67,11 @@ class Stragglers:
 
     def patience(self) -> float:
         """Return in how many seconds the next report is due."""
-        return max(0.0, self._next - time.monotonic())
+        return max(0.0, self._next - clock.now())
 
     def report(self) -> Optional[Dict[str, Any]]:
         """Return what to tell the store, if it is time to and collectives have ended since the last time."""
-        now = time.monotonic()
+        now = clock.now()
         if now < self._next:
             return None
         self._next = now + self._interval

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from functools import reduce
 from operator import or_
 from typing import Callable, Deque, Dict, List, Optional, Sequence, Union
 
-from ddl import _core
+from ddl import _core, clock
 from ddl.communicator import Communicator
 from ddl.errors import (
     CollectiveMismatch,
@@ -302,7 +301,7 @@ class Negotiator:
             with self._lock:
                 joining, self._joining = self._joining, None
             assert joining is not None
-            joining.started(CompletedOperation(outcome.last_joined), time.monotonic())
+            joining.started(CompletedOperation(outcome.last_joined), clock.now())
 
     def _start(
         self, name: str, signature: Signature, outcome: RoundOutcome, until: Optional[Pending], awake: bool
@@ -316,7 +315,7 @@ class Negotiator:
                 joined = ", ".join(str(self._ranks[rank]) for rank in sorted(outcome.joined))
                 pending.failed(CollectiveMismatch(f"{self._who} {pending.request.text()}: {error}: rank(s) {joined}"))
             return
-        now = time.monotonic()
+        now = clock.now()
         try:
             if pending is None:
                 assert absent is not None

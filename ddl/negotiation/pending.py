@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Protocol
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.errors import CommunicatorError, Error, WaitTimeout
 from ddl.negotiation import timeline
@@ -79,7 +79,7 @@ class Pending:
         self._overdue = overdue  # breaks the communicator, unless the operation was just about to be started
         self._in_words = in_words  # says of an error which operation it has ended
         self._waiting = waiting  # what threads wait for that another one submits, by their identifiers
-        self._submitted = self._started = time.monotonic()
+        self._submitted = self._started = clock.now()
         self._deadline = self._submitted + deadline
         self.round = 0  #: rounds of ballots that had ended when it was submitted
         self.agreed = False  #: it has been started, or has failed
@@ -92,10 +92,10 @@ class Pending:
     @property
     def overdue(self) -> bool:
         """Whether all ranks should have submitted it by now."""
-        return time.monotonic() >= self._deadline
+        return clock.now() >= self._deadline
 
     def started(self, work: Waitable, since: float) -> None:
-        """All ranks have submitted it, and it is under way ``since`` then (``time.monotonic``)."""
+        """All ranks have submitted it, and it is under way ``since`` then (``clock.now``)."""
         self._work = work
         self._started = since
         self._open()
@@ -127,14 +127,14 @@ class Pending:
         ``timeout`` ran out (the operation goes on), ``CollectiveMismatch`` if ranks submitted different operations
         under its name, ``CollectiveTimeout`` if DDL_TIMEOUT ran out, or what it ended with.
         """
-        limit = None if timeout is None else time.monotonic() + timeout
+        limit = None if timeout is None else clock.now() + timeout
         if not self.agreed:
             until = self._deadline if limit is None else min(self._deadline, limit)
             thread = threading.get_ident()
             if limit is None:
                 self._waiting[thread] = self.request.text
             try:
-                settled = self.settled(max(0.0, until - time.monotonic()))
+                settled = self.settled(max(0.0, until - clock.now()))
             finally:
                 self._waiting.pop(thread, None)
             if not settled:
@@ -147,7 +147,7 @@ class Pending:
             raise type(self._error)(*self._error.args)
         assert self._work is not None
         try:
-            result = self._work.wait(None if limit is None else max(0.0, limit - time.monotonic()))
+            result = self._work.wait(None if limit is None else max(0.0, limit - clock.now()))
         except CommunicatorError as error:
             raise self._in_words(self.request, error) from None
         self._record()
@@ -159,4 +159,4 @@ class Pending:
         self._recorded = True
         if recorder is not None:
             verb = self.request.signature.verb
-            recorder.operation(self.request.name or verb, verb, self._submitted, self._started, time.monotonic())
+            recorder.operation(self.request.name or verb, verb, self._submitted, self._started, clock.now())

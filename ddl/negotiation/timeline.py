@@ -12,9 +12,9 @@ import json
 import logging
 import os
 import threading
-import time
 from typing import Any, Dict, Optional
 
+from ddl import clock
 from ddl.errors import ConfigError, InvalidState
 
 __all__ = ["Timeline", "active", "start", "stop"]
@@ -23,7 +23,7 @@ log = logging.getLogger("ddl")
 
 
 class Timeline:
-    """The file. Times are those of ``time.monotonic``. Any thread may call it.
+    """The file. Times are those of ``clock.now``. Any thread may call it.
 
     Format: Google's "Trace Event Format", a JSON array whose end may be missing. A file that cannot be written any more
     (a full disk, say) is given up with a warning: the training goes on. ``who``: names the process in it.
@@ -33,7 +33,7 @@ class Timeline:
         self.mark_cycles = mark_cycles
         self._lock = threading.Lock()
         self._rows: Dict[str, int] = {}
-        self._begin = time.monotonic()
+        self._begin = clock.now()
         # Without a buffer: nothing is lost if the process is killed, and a forked child has nothing to write again.
         self._file = open(path, "wb", buffering=0)
         self._before = "[\n"  # the next event; what is written is an array that only lacks its end
@@ -52,7 +52,7 @@ class Timeline:
     def cycle(self) -> None:
         """A round of negotiation begins."""
         with self._lock:
-            self._event("i", "CYCLE_START", 0, time.monotonic(), s="g")
+            self._event("i", "CYCLE_START", 0, clock.now(), s="g")
 
     def close(self) -> None:
         """End the file. Idempotent."""

@@ -18,9 +18,9 @@ import os
 import select
 import socket
 import struct
-import time
 from typing import Any, Dict, List, Optional
 
+from ddl import clock
 from ddl.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 
 __all__ = [
@@ -127,7 +127,7 @@ class ServerProof:
 
 
 def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> None:
-    """Run the server's half on a connected socket until ``deadline`` (``time.monotonic``); AuthError if it fails."""
+    """Run the server's half on a connected socket until ``deadline`` (``clock.now``); AuthError if it fails."""
     peer = name_of(sock)
     proof = ServerProof(secret, peer)
     while not proof.done:
@@ -137,7 +137,7 @@ def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> None
 
 
 def prove_as_client(sock: socket.socket, secret: bytes, deadline: float) -> None:
-    """Run the client's half on a connected socket until ``deadline`` (``time.monotonic``); AuthError if it fails."""
+    """Run the client's half on a connected socket until ``deadline`` (``clock.now``); AuthError if it fails."""
     peer = name_of(sock)
     check_secret(secret)
     client_nonce = os.urandom(_NONCE)
@@ -253,7 +253,7 @@ def _await(sock: socket.socket, event: int, deadline: Optional[float]) -> None:
     poller = select.poll()
     poller.register(sock.fileno(), event)
     while True:
-        remaining = 60.0 if deadline is None else deadline - time.monotonic()
+        remaining = 60.0 if deadline is None else deadline - clock.now()
         if remaining <= 0:
             raise TimeoutError("deadline passed")
         if poller.poll(max(1, int(min(remaining, 60.0) * 1000))):

@@ -14,9 +14,9 @@ import logging
 import selectors
 import socket
 import threading
-import time
 from typing import Callable, Dict, List, Optional
 
+from ddl import clock
 from ddl.errors import Error, ResourceError
 from ddl.net.auth import AuthError, ServerProof, name_of
 from ddl.net.shortage import PAUSE, Shortage
@@ -51,7 +51,7 @@ class Complaints:
         # One that hung up before it proved itself may be a rank of ours that has just ended.
         level = logging.INFO if isinstance(error, AuthError) and error.closed else logging.WARNING
         with self._lock:
-            now = time.monotonic()
+            now = clock.now()
             if now < self._next.get(level, 0.0):
                 self._suppressed[level] = self._suppressed.get(level, 0) + 1
                 return
@@ -65,7 +65,7 @@ class _Stranger:
     def __init__(self, sock: socket.socket, secret: bytes) -> None:
         self.sock: Optional[socket.socket] = sock  #: None: it has been sent away, or is welcome
         self.proof = ServerProof(secret, name_of(sock))
-        self.born = time.monotonic()
+        self.born = clock.now()
 
 
 class Door:
@@ -102,21 +102,21 @@ class Door:
         """Leave those who wait at the listener there for a while."""
         if self._shut_until is None:
             self._selector.unregister(self._listener)
-        self._shut_until = time.monotonic() + seconds
+        self._shut_until = clock.now() + seconds
 
     def patience(self) -> float:
         """Return in how many seconds ``tick`` has something to do."""
-        deadlines = [time.monotonic() + 60.0]
+        deadlines = [clock.now() + 60.0]
         if self._shut_until is not None:
             deadlines.append(self._shut_until)
         if self._strangers:
             oldest = next(iter(self._strangers.values()))
             deadlines.append(oldest.born + (_LEAST if oldest.sock is None else LONGEST))
-        return max(0.0, min(deadlines) - time.monotonic()) + 0.001  # epoll rounds down to whole milliseconds
+        return max(0.0, min(deadlines) - clock.now()) + 0.001  # epoll rounds down to whole milliseconds
 
     def tick(self) -> None:
         """Time has passed: cut off connections that are too slow, and open again."""
-        now = time.monotonic()
+        now = clock.now()
         for number, stranger in list(self._strangers.items()):
             if now - stranger.born >= LONGEST and stranger.sock is not None:
                 self._send_away(stranger, AuthError(f"{name_of(stranger.sock)} did not prove itself", closed=True))
@@ -141,7 +141,7 @@ class Door:
     def _accept(self) -> None:
         if len(self._strangers) >= PLACES:
             number, oldest = next(iter(self._strangers.items()))
-            remaining = oldest.born + _LEAST - time.monotonic()
+            remaining = oldest.born + _LEAST - clock.now()
             if remaining > 0:
                 self.pause(remaining)
                 return

@@ -13,9 +13,9 @@ import errno
 import logging
 import resource
 import threading
-import time
 from typing import Iterator
 
+from ddl import clock
 from ddl.errors import Error, ResourceError
 
 __all__ = ["PAUSE", "Shortage", "shortage", "threads_for"]
@@ -67,7 +67,7 @@ class Shortage:
         if what:
             with self._lock:
                 first = what != self.text
-                self._last = (what, time.monotonic())
+                self._last = (what, clock.now())
             if first:
                 log.warning("%s: %s", self._hinders, what)
         return bool(what)
@@ -76,4 +76,4 @@ class Shortage:
     def text(self) -> str:
         """What there is a shortage of; "" if none was met lately."""
         what, when = self._last
-        return what if time.monotonic() - when < _RECENT else ""
+        return what if clock.now() - when < _RECENT else ""

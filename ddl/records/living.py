@@ -6,6 +6,7 @@ import dataclasses
 import time
 from typing import List, Sequence
 
+from ddl import clock
 from ddl.records.connections import connections_of, watched
 from ddl.records.dump import RankDump
 from ddl.records.stacks import python_stacks
@@ -21,13 +22,13 @@ def with_what_runs(dumps: Sequence[RankDump], window: float = 0.0) -> List[RankD
     ``window``: for so many seconds connections are watched, if there are any. Otherwise it takes some milliseconds.
     """
     running = [dump.process.pid for dump in dumps if dump.exit is None]
-    begin = time.monotonic()
+    begin = clock.now()
     connections = connections_of(running)
     stacks = python_stacks(running)
     if window and any(connections.values()):
-        time.sleep(max(0.0, begin + window - time.monotonic()))
+        time.sleep(max(0.0, begin + window - clock.now()))
         now = connections_of(running)
-        connections = watched(connections, now, time.monotonic() - begin)
+        connections = watched(connections, now, clock.now() - begin)
     return [
         dataclasses.replace(
             dump, stacks=stacks.get(dump.process.pid, ""), connections=connections.get(dump.process.pid, ())

@@ -20,6 +20,7 @@ import signal
 import time
 from typing import Dict, Iterable, List, Optional
 
+from ddl import clock
 from ddl.records.process import open_memfds, process_state
 
 __all__ = ["PATIENCE", "STACKS_SIGNAL", "let_stacks_be_read", "python_stacks"]
@@ -74,7 +75,7 @@ def python_stacks(pids: Iterable[int]) -> Dict[int, str]:
     All are asked at once, and waited for at most ``PATIENCE`` seconds. Only those are asked that have said that they
     answer: the signal would end any other process.
     """
-    begin = time.monotonic()
+    begin = clock.now()
     stacks = dict.fromkeys(pids, "")
     asked = [question for pid in stacks for question in [_Question.to(pid)] if question is not None]
     try:
@@ -153,7 +154,7 @@ class _Question:
 def _await(questions: List[_Question], until: float) -> List[_Question]:
     """Wait for answers; return the questions that have none."""
     late = questions
-    while late and time.monotonic() < until:
+    while late and clock.now() < until:
         time.sleep(0.005)
         late = [question for question in late if not question.is_answered()]
     return late

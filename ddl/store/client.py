@@ -15,6 +15,7 @@ import weakref
 from types import TracebackType
 from typing import Any, Dict, Optional, Tuple, Type, TypeVar
 
+from ddl import clock
 from ddl.errors import ConfigError, RendezvousError
 from ddl.net.address import notice_silence, parse_address
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
@@ -64,17 +65,17 @@ def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> 
         host, port = parse_address(address)
     except ValueError as error:
         raise ConfigError(f"rank {rank}: the store's address (DDL_STORE) is wrong: {error}") from error
-    deadline = time.monotonic() + timeout
+    deadline = clock.now() + timeout
     while True:
         sock = None
         try:
-            sock = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
+            sock = socket.create_connection((host, port), timeout=max(0.01, deadline - clock.now()))
             welcome = introduce(sock, {"role": role, "rank": rank}, secret, deadline)
             joined, sock = sock, None
             return joined, welcome
         except (OSError, AuthError) as error:
             _check_retriable(error, address, rank)
-            if time.monotonic() + _RETRY >= deadline:
+            if clock.now() + _RETRY >= deadline:
                 raise RendezvousError(
                     f"rank {rank} could not join the store at {address} within {timeout:g} s: {error}; "
                     "is ddlrun still running, and is the address reachable from this host?"

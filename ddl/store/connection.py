@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import secrets
 import socket
-import time
 from typing import Deque, Dict, Optional
 
+from ddl import clock
 from ddl.net.auth import FRAME_LIMIT, FrameReader
 from ddl.store.session import Session, Way
 
@@ -22,7 +22,7 @@ class Connection(Way):
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.sock = sock
         self.peer = peer
-        self.born = time.monotonic()
+        self.born = clock.now()
         self.reader = FrameReader(peer, FRAME_LIMIT)
         self.claim: Optional[Claim] = None  #: None: it has not said who it is
         self.closing = False  #: to be closed as soon as all is sent

@@ -24,6 +24,7 @@ import time
 from types import TracebackType
 from typing import Callable, Deque, Dict, Iterable, Optional, Set, Tuple, Type
 
+from ddl import clock
 from ddl.errors import InvalidArgument
 from ddl.net.auth import check_secret, encode_frame
 from ddl.store.connection import Claim
@@ -92,7 +93,7 @@ class StoreServer(ServerConnections):
         self._removed: Deque[int] = collections.deque()  # processes that are to leave, by any thread
         if elastic is not None:
             record, ballot, interrupted = succeeds or (first_record(size, witness=witness), FIRST_BALLOT, False)
-            self._membership = Membership(record, elastic, ballot, interrupted=interrupted, now=time.monotonic())
+            self._membership = Membership(record, elastic, ballot, interrupted=interrupted, now=clock.now())
             self._verdict.renumber(record.members)
             self._requests = Requests(size, ballot.epoch * _COUNTS_OF_A_STORE)
             self._pace.renumber(record.members)
@@ -160,8 +161,8 @@ class StoreServer(ServerConnections):
 
     def close_when_alone(self, patience: float) -> None:
         """Close as soon as no rank is there any more, at the latest after ``patience`` seconds."""
-        deadline = time.monotonic() + patience
-        while self._verdict.present and time.monotonic() < deadline:
+        deadline = clock.now() + patience
+        while self._verdict.present and clock.now() < deadline:
             time.sleep(0.005)
         self.close()
 
@@ -185,7 +186,7 @@ class StoreServer(ServerConnections):
         try:
             while not self._closed:
                 self._turn(self._patience())
-                self._tick(time.monotonic())
+                self._tick(clock.now())
         finally:
             self._release()
 
@@ -204,12 +205,12 @@ class StoreServer(ServerConnections):
             self._ends[rank] = how
             self._look_for_goodbye(rank)
             if self._membership is not None and self._verdict.is_present(rank):
-                self._deliver(self._membership.lost(rank, how, time.monotonic()))
+                self._deliver(self._membership.lost(rank, how, clock.now()))
             self._miss(rank)
         while self._removed:
             incarnation = self._removed.popleft()
             if self._membership is not None:
-                self._deliver(self._membership.remove(incarnation, time.monotonic()))
+                self._deliver(self._membership.remove(incarnation, clock.now()))
 
     def _look_for_goodbye(self, rank: int) -> None:
         """Read what has come from a rank of whose end somebody else has told: it may have left of its own will."""
@@ -227,7 +228,7 @@ class StoreServer(ServerConnections):
         if self._membership is not None:
             deadlines.append(self._membership.next_deadline())
         # epoll rounds down to whole milliseconds, so 1 ms more than asked saves a busy loop.
-        return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - time.monotonic()) + 0.001
+        return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - clock.now()) + 0.001
 
     def _tick(self, now: float) -> None:
         self._deliver(self._verdict.tick(now))
@@ -266,10 +267,10 @@ class StoreServer(ServerConnections):
             self._requests.back(claim.rank)
             self._requests.admit(claim.rank)
         if claim.role == "watch":
-            self._deliver(self._verdict.joined(claim.rank, time.monotonic()))
+            self._deliver(self._verdict.joined(claim.rank, clock.now()))
 
     def _heard(self, claim: Claim, message: Message) -> None:
-        now = time.monotonic()
+        now = clock.now()
         if claim.role == "store":
             gone = self._membership.why_absent(claim.rank) if self._membership is not None else ""
             self._reply(self._requests.handle(claim.rank, message, now, refused=gone))
@@ -300,7 +301,7 @@ class StoreServer(ServerConnections):
             if self._verdict.is_present(claim.rank):  # it has not said goodbye
                 how = f" ({reason})" if reason else ", as its connection closed without a goodbye,"
                 self._ends.setdefault(claim.rank, f"the process of rank {claim.rank} ended{how}")
-            now = time.monotonic()
+            now = clock.now()
             died = self._verdict.is_present(claim.rank)
             self._deliver(self._verdict.dropped(claim.rank, now, reason))
             if self._membership is not None and died:

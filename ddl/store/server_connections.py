@@ -10,9 +10,9 @@ import abc
 import logging
 import selectors
 import socket
-import time
 from typing import Callable, Dict, Optional, Tuple
 
+from ddl import clock
 from ddl.errors import Error, ProtocolError
 from ddl.net.address import format_address, listen, notice_silence, silent_for
 from ddl.net.auth import encode_frame, name_of
@@ -77,13 +77,13 @@ class ServerConnections(abc.ABC):
             else:
                 self._call(key.data)
         self._call(self._door.tick)
-        now = time.monotonic()
+        now = clock.now()
         for connection in [c for c in self._nameless if now - c.born >= HELLO_SECONDS]:
             self._drop(connection)
 
     def _next_deadline(self) -> float:
         """Return when ``_turn`` has something to do at the latest."""
-        deadline = time.monotonic() + self._door.patience()
+        deadline = clock.now() + self._door.patience()
         return min(deadline, next(iter(self._nameless)).born + HELLO_SECONDS) if self._nameless else deadline
 
     def _release(self) -> None:

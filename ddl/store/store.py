@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, Dict, List, Sequence, Tuple
 
+from ddl import clock
 from ddl.errors import InvalidArgument, InvalidState, LeftOut, PeerLost, ProtocolError, RendezvousError
 from ddl.net.auth import recv_frame, send_frame
 from ddl.store.client import STORE_GRACE, Client
@@ -87,7 +87,7 @@ class StoreClient(Client):
                 raise PeerLost(self._lost)
             if self._sock.fileno() < 0:
                 raise InvalidState(f"rank {self.rank}: the store was asked for {request['ask']!r} after close()")
-            deadline = time.monotonic() + timeout + STORE_GRACE
+            deadline = clock.now() + timeout + STORE_GRACE
             self._number += 1
             # Whatever interrupts us here, also Ctrl-C, leaves an answer on its way that is not for the next request.
             self._lost = f"rank {self.rank}: a {request['ask']!r} request to the store was interrupted"

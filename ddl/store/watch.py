@@ -14,9 +14,9 @@ import math
 import select
 import socket
 import threading
-import time
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ddl import clock
 from ddl.errors import Error, PeerLost
 from ddl.net.address import notice_silence, silent_for
 from ddl.net.auth import FrameReader, encode_frame, write_all
@@ -134,15 +134,15 @@ class WatchClient(Client):
         To close a connection while something unread has come resets it, and the other side may lose what it had not
         read: a goodbye, so that this process would count as dead.
         """
-        deadline = time.monotonic() + seconds
+        deadline = clock.now() + seconds
         with self._changing:
             ways = list(self._ways.values())
         for way in ways:
             with contextlib.suppress(OSError):
                 way.sock.shutdown(socket.SHUT_WR)
-                way.sock.settimeout(max(0.001, deadline - time.monotonic()))
+                way.sock.settimeout(max(0.001, deadline - clock.now()))
                 while way.sock.recv(1 << 16):
-                    way.sock.settimeout(max(0.001, deadline - time.monotonic()))
+                    way.sock.settimeout(max(0.001, deadline - clock.now()))
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -163,7 +163,7 @@ class WatchClient(Client):
         """Return for how many seconds nothing has come from the store's host."""
         with self._changing:
             silences = [silent_for(way.sock) for way in self._ways.values()]
-            return min(silences, default=time.monotonic() - self._last_sign)
+            return min(silences, default=clock.now() - self._last_sign)
 
     # --- ways ---
 
@@ -178,7 +178,7 @@ class WatchClient(Client):
                 return
             del self._ways[number]
             self._over |= not self._ways
-            self._last_sign = max(self._last_sign, time.monotonic() - silent_for(way.sock))
+            self._last_sign = max(self._last_sign, clock.now() - silent_for(way.sock))
             close_way(way.sock, last=not self._ways)
         log.debug("rank %d: lost the way to the store from %s: %s", self.rank, way.place.source, error)
         self._way_lost.set()
@@ -250,7 +250,7 @@ class WatchClient(Client):
             pause = min(_LONGEST_PAUSE, 2 * (pause or _PAUSE)) if there != set(self._places) else None
 
     def _open(self, place: _Route) -> None:
-        deadline = time.monotonic() + _OPENING
+        deadline = clock.now() + _OPENING
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.settimeout(_OPENING)
@@ -293,9 +293,9 @@ def _write_to_all(ways: Mapping[int, _SocketWay], frame: bytes) -> Dict[_SocketW
     poller = select.poll()
     for number in rest:
         poller.register(number, select.POLLOUT)
-    deadline = time.monotonic() + STORE_GRACE
+    deadline = clock.now() + STORE_GRACE
     while rest:
-        ready = [number for number, _ in poller.poll(max(0, math.ceil(1000 * (deadline - time.monotonic()))))]
+        ready = [number for number, _ in poller.poll(max(0, math.ceil(1000 * (deadline - clock.now()))))]
         if not ready:
             failed.update((ways[number], TimeoutError("it takes nothing")) for number in rest)
             return failed
@@ -309,7 +309,7 @@ def _write_to_all(ways: Mapping[int, _SocketWay], frame: bytes) -> Dict[_SocketW
                 sent = len(rest[number])
             else:
                 if sent == len(rest[number]):
-                    deadline = min(deadline, time.monotonic() + _BEHIND)
+                    deadline = min(deadline, clock.now() + _BEHIND)
             rest[number] = rest[number][sent:]
             if not rest[number]:
                 del rest[number]

@@ -7,9 +7,10 @@ On a terminal it is a bar of tqdm, if tqdm is installed; otherwise, and in logs,
 from __future__ import annotations
 
 import sys
-import time
 from types import TracebackType
 from typing import Any, Optional, Type
+
+from ddl import clock
 
 __all__ = ["Progress", "remaining_text"]
 
@@ -35,7 +36,7 @@ class Progress:
         self._after = after
         self._seconds = seconds
         self._name = f"{name}: " if name else ""
-        self._begin = self._shown = time.monotonic()
+        self._begin = self._shown = clock.now()
         self._begun = 0  # steps
         self._bar: Any = None
         if self._stream.isatty():
@@ -62,7 +63,7 @@ class Progress:
             self._bar.update(int(self._begun > 0))
             self._bar.refresh()
         self._begun += 1
-        now = time.monotonic()
+        now = clock.now()
         if self._bar is None and now >= self._shown + self._after:
             self._shown = now
             remaining = self._remaining(now)

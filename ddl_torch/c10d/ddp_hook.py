@@ -3,13 +3,13 @@
 Annotations here are not strings: ``register_comm_hook`` compares them with the types.
 """
 
-import time
 from typing import Optional
 
 import torch
 from torch._C._distributed_c10d import GradBucket
 
 import ddl
+from ddl import clock
 from ddl.adapter.operations import timeline
 from ddl_torch._tensors import alias
 from ddl_torch.c10d.work import GroupWork, Waiter
@@ -37,7 +37,7 @@ def ddp_hook(communicator: Optional[ddl.Communicator], bucket: GradBucket) -> to
     under_way = GroupWork([gradients], [(work, None)], _waiter)
     recorder = timeline.active()
     if recorder is not None:
-        under_way.put_into(recorder, f"bucket.{bucket.index()}", "allreduce", time.monotonic())
+        under_way.put_into(recorder, f"bucket.{bucket.index()}", "allreduce", clock.now())
     averaged: torch.futures.Future[list[torch.Tensor]] = under_way.get_future()
     return averaged.then(_only)
 

@@ -7,14 +7,13 @@ a group of their own, of the same ranks. Calls with tensors on other devices go 
 from __future__ import annotations
 
 import functools
-import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ddl import InvalidArgument, InvalidState
+from ddl import InvalidArgument, InvalidState, clock
 from ddl.adapter.operations import timeline
 
 __all__ = ["OtherDevices", "by_device"]
@@ -84,7 +83,7 @@ def by_device(verb: Verb) -> Verb:
         recorder = timeline.active()
         if recorder is None:
             return verb(self, *arguments, **options)
-        begun = time.monotonic()
+        begun = clock.now()
         work = verb(self, *arguments, **options)
         row = f"{verb.__name__} of {self.getGroupDesc() or self.getGroupName()}"
         work.put_into(recorder, row, verb.__name__, begun)

@@ -15,13 +15,12 @@ import datetime
 import json
 import secrets
 import socket
-import time
 from dataclasses import dataclass
 from typing import Any, List, NoReturn, Optional, Sequence
 
 from torch._C._distributed_c10d import Store
 
-from ddl import CommunicatorError, InvalidArgument, InvalidState, RendezvousError
+from ddl import CommunicatorError, InvalidArgument, InvalidState, RendezvousError, clock
 from ddl.adapter.joining import JobBeside, Rendezvous
 
 __all__ = ["MeetingAttempt", "MeetingFailed", "RankHandle"]
@@ -70,7 +69,7 @@ class MeetingAttempt:
     def __init__(self, store: Store, name: str, own: RankHandle, handles: Sequence[RankHandle], seconds: float) -> None:
         self._store, self._name, self._own, self._handles = store, name, own, list(handles)
         self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self._deadline = clock.now() + seconds
         if len({handle.token for handle in handles}) < len(handles) or own not in handles:
             texts = ", ".join(handle.text() for handle in handles)
             raise InvalidArgument(
@@ -123,7 +122,7 @@ class MeetingAttempt:
         try:
             self._store.wait([_TOLD], datetime.timedelta(seconds=self._left()))
         except RuntimeError as error:
-            if time.monotonic() < self._deadline:
+            if clock.now() < self._deadline:
                 self._lost_store(error)
             self._claimed = self._ask(lambda: self._store.add(_CLAIMED, 1)) == 1  # then nobody can claim it any more
             raise RendezvousError(
@@ -168,7 +167,7 @@ class MeetingAttempt:
         ) from error
 
     def _left(self) -> float:
-        return max(0.01, self._deadline - time.monotonic())
+        return max(0.01, self._deadline - clock.now())
 
     def _texts(self) -> List[str]:
         return [handle.text() for handle in self._handles]

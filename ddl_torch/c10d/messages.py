@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, DefaultDict, List, Optional
 
@@ -18,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 import ddl
-from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout
+from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout, clock
 from ddl.adapter.calls import calls_of
 from ddl.adapter.operations import Waitable
 from ddl_torch._streams import StreamOfCall, is_on_gpu
@@ -40,7 +39,7 @@ class MatchedReceive:
         self.tensor, self.wanted, self.tag = tensor, source, tag
         self.source: Optional[int] = None  #: whose message it is, once it is known
         self.timeout = timeout
-        self.until = time.monotonic() + timeout
+        self.until = clock.now() + timeout
         self._messages = messages
         self._matched = threading.Event()
         self._lock = threading.Lock()
@@ -73,17 +72,17 @@ class MatchedReceive:
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Wait until the message is there; ``timeout`` in seconds, None: the group's. Errors are those of ``ddl``."""
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else clock.now() + timeout
         while not self._matched.is_set():
             self._messages.check(self)
-            if until is not None and time.monotonic() >= until:
+            if until is not None and clock.now() >= until:
                 raise WaitTimeout(f"{self}: no such message has come within {timeout:g} s; the receive goes on")
-            self._matched.wait(_LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic())))
+            self._matched.wait(_LOOK if until is None else max(0.0, min(_LOOK, until - clock.now())))
         if self._error is not None:
             raise self._error
         work, _ = self._part
         if work is not None:
-            work.wait(None if until is None else max(0.0, until - time.monotonic()))
+            work.wait(None if until is None else max(0.0, until - clock.now()))
         with self._lock:
             finish = self._part[1]
             if finish is not None:
@@ -249,7 +248,7 @@ class Messages:
             raise InvalidState(
                 f"{receive}: torch's store, by which ranks tell tags, has ended: {self._notices.error}"
             ) from self._notices.error
-        if time.monotonic() > receive.until:
+        if clock.now() > receive.until:
             culprit = -1 if receive.wanted is None else receive.wanted
             text = f"no such message has come within {receive.timeout:g} s; does its sender give the same tag?"
             self._calls[0].fail(ddl.CollectiveTimeout, culprit, f"{receive}: {text}")

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from datetime import timedelta
 from typing import Any, Iterable, NoReturn, Optional, Tuple, Type, Union
 
 import torch
 import torch.distributed as dist
 
-from ddl import CollectiveTimeout, Communicator, WaitTimeout
+from ddl import CollectiveTimeout, Communicator, WaitTimeout, clock
 from ddl.adapter.calls import calls_of
 from ddl.adapter.operations import Waitable
 from ddl_torch.c10d.messages import Messages
@@ -34,7 +33,7 @@ def monitored_barrier(communicator: Communicator, messages: Messages, seconds: f
     The error, on all ranks, names the first rank that has not come, or all of them (``every``). When rank 0 comes it
     tells the others how long it waits, and from then on it alone judges: it may have come later than they.
     """
-    until = time.monotonic() + seconds
+    until = clock.now() + seconds
     others = range(1, communicator.size)
     if communicator.rank == 0:
         _tell(others, messages, seconds)
@@ -55,7 +54,7 @@ def monitored_barrier(communicator: Communicator, messages: Messages, seconds: f
         _break(communicator, 0, f"no sign of rank 0 for {seconds:g} s")
     patience = word.item()
     _, verdict = _expect(0, messages)
-    if not _came(verdict, time.monotonic() + patience + _VERDICT):
+    if not _came(verdict, clock.now() + patience + _VERDICT):
         _break(communicator, 0, f"rank 0 has come, and not said within {patience:g} s whether all have")
 
 
@@ -74,7 +73,7 @@ def _expect(rank: int, messages: Messages) -> Tuple[torch.Tensor, Waitable]:
 
 def _came(receive: Waitable, until: float) -> bool:
     try:
-        receive.wait(max(until - time.monotonic(), 0.0))
+        receive.wait(max(until - clock.now(), 0.0))
     except WaitTimeout:
         return False
     return True

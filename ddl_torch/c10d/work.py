@@ -12,13 +12,12 @@ import contextlib
 import datetime
 import queue
 import threading
-import time
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
-from ddl import CollectiveTimeout, CommunicatorError
+from ddl import CollectiveTimeout, CommunicatorError, clock
 from ddl.adapter.operations import timeline
 from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
 from ddl_torch._tensors import writing
@@ -158,11 +157,11 @@ class GroupWork(dist.Work):
 
         ``timeout``: none, or 0, for DDL's own. ``WaitTimeout`` if it has run out; the verb goes on.
         """
-        until = time.monotonic() + timeout.total_seconds() if timeout else None
+        until = clock.now() + timeout.total_seconds() if timeout else None
         try:
             if timeout or not self._can_wait_on_stream():
                 for work in self._works:
-                    work.wait(None if until is None else max(0.0, until - time.monotonic()))
+                    work.wait(None if until is None else max(0.0, until - clock.now()))
             else:
                 self._wait_on_stream()
         finally:
@@ -178,9 +177,9 @@ class GroupWork(dist.Work):
         return True
 
     def put_into(self, recorder: timeline.Timeline, row: str, verb: str, begun: float) -> None:
-        """Tell a timeline of it, once, when somebody has waited for its end; ``begun`` by ``time.monotonic``."""
+        """Tell a timeline of it, once, when somebody has waited for its end; ``begun`` by ``clock.now``."""
         if self._when_ended is None:  # else it is in, as the verb that made it
-            self._when_ended = lambda: recorder.operation(row, verb, begun, begun, time.monotonic())
+            self._when_ended = lambda: recorder.operation(row, verb, begun, begun, clock.now())
 
     def _can_wait_on_stream(self) -> bool:
         """Return whether a stream can wait instead of the host (DDL_GPU_WAIT=stream). Without effect."""

@@ -16,13 +16,13 @@ host would have to wait in each bucket for all that the stream has queued.
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
 
 import ddl
+from ddl import clock
 from ddl.adapter.buckets import Bucket
 from ddl.adapter.operations import timeline
 from ddl.memory import copy_past_caches
@@ -301,7 +301,7 @@ class GradientBucket:
     def sending(self, finish: Callable[[], object]) -> None:
         """Note that the bucket is on its way, and that ``finish`` ends that."""
         self._version = self.flat._version
-        self._sent_at = time.monotonic()
+        self._sent_at = clock.now()
         self.sent = True
         self.finish = finish
 
@@ -331,7 +331,7 @@ class GradientBucket:
         self.finish = None
         recorder = timeline.active()
         if recorder is not None:
-            recorder.operation(f"bucket.{self.number}", "allreduce", self._sent_at, self._sent_at, time.monotonic())
+            recorder.operation(f"bucket.{self.number}", "allreduce", self._sent_at, self._sent_at, clock.now())
         self._written = self._found_moved() or self.flat._version != self._version
         if self._postdivide != 1:
             self.flat.div_(self._postdivide)

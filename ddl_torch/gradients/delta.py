@@ -9,12 +9,12 @@ Called by the thread that runs step.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 
 import ddl
+from ddl import clock
 from ddl.adapter.adasum import PreparedAdasum
 from ddl.adapter.steps import note_step
 from ddl_torch.gradients.same_model import check_parameter, check_same_on_all_ranks
@@ -81,11 +81,11 @@ class DeltaReducer:
         """
         if self._outermost is None:
             return
-        start = time.perf_counter()
+        start = clock.now()
         for deltas in self._deltas:
             deltas.combine()
             self._bytes += deltas.bytes
-        self._seconds_waiting += time.perf_counter() - start
+        self._seconds_waiting += clock.now() - start
         if kwargs is self._outermost:
             self._outermost = None
             self._steps += 1

@@ -15,13 +15,13 @@ The reducer decides when a round begins and ends (reducer.py). Its thread calls 
 
 from __future__ import annotations
 
-import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 import ddl
+from ddl import clock
 from ddl_torch.gradients.announcement import Announcement, Presence, RoundSummary, merge, who_is_apart
 from ddl_torch.gradients.bucket import GradientBucket
 from ddl_torch.gradients.check import GradientCheck
@@ -174,9 +174,9 @@ class Rounds:
         self.send_all(abandoned)
         sent = [bucket for bucket in self.layout.buckets if bucket.sent]
         heard, lost, changed = self._receive(sent, updates, updated, abandoned)
-        start = time.perf_counter()
+        start = clock.now()
         mixed, said = self._reduce_sparse(heard, abandoned)
-        self.seconds_waiting += time.perf_counter() - start
+        self.seconds_waiting += clock.now() - start
         apart = None if said.in_step and not said.abandoned else who_is_apart(self._communicator, self._says(abandoned))
         # Every rank takes part, also one that finds below that its gradients were changed, and says that first.
         unequal = self._weights.compare(self._communicator, self.layout.entries)
@@ -222,9 +222,9 @@ class Rounds:
         lost: List[Entry] = []
         changed: List[Entry] = []
         for bucket in sent:
-            start = time.perf_counter()
+            start = clock.now()
             bucket.receive()
-            self.seconds_waiting += time.perf_counter() - start
+            self.seconds_waiting += clock.now() - start
             heard.append(bucket.heard(self._op, self._communicator.size))
             lost += bucket.find_sparse(self._op, self._communicator.size)
             if not abandoned:

@@ -19,6 +19,7 @@ from hang_up import hang_up_within
 from pestering import pestering
 
 import ddl
+from ddl import clock
 from ddl.bootstrap import connect
 from ddl.net import newcomers
 from ddl.net.auth import prove_as_client
@@ -135,7 +136,7 @@ def test_warnings_are_counted_while_they_are_not_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clock, "now", lambda: now[0])
     complaints = Complaints("rank 7", Shortage("rank 7 cannot make connections"))
     for number in range(5):
         complaints.about(OSError(f"number {number}"))

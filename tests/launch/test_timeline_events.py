@@ -160,7 +160,7 @@ def test_a_steps_begin_is_the_end_of_the_one_before(job: Job) -> None:
 def test_the_fastest_exchange_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     asked: List[int] = []
-    monkeypatch.setattr("ddl.launch.agent.clocks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ddl.clock.now", lambda: now[0])
     clock = HostClock(lambda message: asked.append(message["number"]))
     clock.keep_measured(now[0])
     for exchange in range(64):

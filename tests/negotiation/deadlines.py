@@ -10,6 +10,7 @@ import time
 
 import ranks
 
+from ddl import clock
 from ddl.negotiation import Negotiator
 
 
@@ -31,4 +32,4 @@ def expire(negotiator: Negotiator) -> None:
         time.sleep(0.001)
     ranks.meet()
     if os.environ["DDL_RANK"] == "0":
-        pending._deadline = time.monotonic()
+        pending._deadline = clock.now()

@@ -8,10 +8,10 @@ exchanges is the best one. A host with the same kernel and the same time namespa
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from ddl import clock
 from ddl.machine import boot_id
 
 __all__ = ["ClockOffset", "HostClock", "clock_message", "kernel_clock"]
@@ -33,7 +33,7 @@ def kernel_clock() -> str:
 
 def clock_message(question: Mapping[str, Any]) -> Dict[str, Any]:
     """Return an agent's answer to the message ``clock``."""
-    return {"type": "clock", "number": question["number"], "time": time.monotonic(), "kernel": kernel_clock()}
+    return {"type": "clock", "number": question["number"], "time": clock.now(), "kernel": kernel_clock()}
 
 
 @dataclass(frozen=True)
@@ -93,5 +93,5 @@ class HostClock:
 
     def _ask(self) -> None:
         self._number += 1
-        self._asked = time.monotonic()
+        self._asked = clock.now()
         self._post({"type": "clock", "number": self._number})

@@ -12,9 +12,9 @@ failed: the host may only have been cut off.
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any, List, Mapping, Sequence
 
+from ddl import clock
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ResourceError
 from ddl.launch.agent.grace import KILL_GRACE
@@ -57,7 +57,7 @@ class ElasticAgentCourse:
             return self._otherwise.stop(number)
         self._leaves = 128 + number
         agent.send_up({"type": "leaving", "text": f"its agent was told to stop by {signal.Signals(number).name}"})
-        late = time.monotonic() + _LEAVE_SECONDS
+        late = clock.now() + _LEAVE_SECONDS
         agent.ranks.end_plan.follow([(late, signal.SIGTERM), (late + KILL_GRACE, signal.SIGKILL)])
 
     def obey(self, message: Mapping[str, Any]) -> None:

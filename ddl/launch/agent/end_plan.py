@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import Optional
 
+from ddl import clock
 from ddl.launch.agent import grace
 
 __all__ = ["EndPlan"]
@@ -36,7 +36,7 @@ class EndPlan:
     @property
     def is_due(self) -> bool:
         """Whether a signal is to be sent now."""
-        return bool(self._due) and self._due[0][0] <= time.monotonic()
+        return bool(self._due) and self._due[0][0] <= clock.now()
 
     def take(self) -> int:
         """Return the next signal, which is sent now."""
@@ -49,7 +49,7 @@ class EndPlan:
 
     def stop(self, number: int) -> None:
         """Somebody wants the ranks to stop: pass that on, and insist. Told twice, stop at once."""
-        now = time.monotonic()
+        now = clock.now()
         if self.stop_signal:
             self.follow([(now, signal.SIGKILL)])
         else:
@@ -58,15 +58,15 @@ class EndPlan:
 
     def cut_off(self) -> None:
         """Nobody is there any more who could say how it goes on: end the ranks as if told to."""
-        self.follow(grace.when_told(signal.SIGTERM, time.monotonic(), self._seconds))
+        self.follow(grace.when_told(signal.SIGTERM, clock.now(), self._seconds))
 
     def fail(self) -> bool:
         """A rank has failed: the others get a moment to fail by themselves. Return whether nothing was planned yet."""
         if self._due or self.begun:
             return False
-        self.follow(grace.when_failed(time.monotonic(), self._seconds))
+        self.follow(grace.when_failed(clock.now(), self._seconds))
         return True
 
     def give_up(self) -> None:
         """The job cannot go on at all."""
-        self.follow(grace.when_given_up(time.monotonic(), self._seconds))
+        self.follow(grace.when_given_up(clock.now(), self._seconds))

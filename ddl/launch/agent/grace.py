@@ -18,7 +18,7 @@ KILL_GRACE = 0.5  #: seconds between asking a process to end and killing it, at 
 #: Signals that mean something to a program alone: Slurm's warning of preemption, as ``--signal=USR1@60`` asks for.
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
-#: When a signal is to be sent to all ranks, by ``time.monotonic``, and which.
+#: When a signal is to be sent to all ranks, by ``clock.now``, and which.
 Due = List[Tuple[float, int]]
 
 

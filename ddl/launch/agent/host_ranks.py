@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Deque, List, Mapping, Optional, Sequence, Tuple
 
+from ddl import clock
 from ddl.bootstrap.environ import Identity
 from ddl.errors import ConfigError
 from ddl.launch.agent import grace
@@ -117,11 +118,11 @@ class HostRanks:
     def sample_ranks(self, rails: bool) -> None:
         """Look at the ranks each second from now on; ``rails``: also at their connections, to tell rails apart."""
         self._rails |= rails
-        self._next_sample = time.monotonic() + INTERVAL
+        self._next_sample = clock.now() + INTERVAL
 
     def trace_ranks(self, wanted: bool = True) -> None:
         """Read all operations of the ranks from now on, or no more."""
-        self._trace = TracePace(time.monotonic()) if wanted else None
+        self._trace = TracePace(clock.now()) if wanted else None
         if not wanted:
             self._recordings.no_news()
 
@@ -173,10 +174,10 @@ class HostRanks:
                 self._owner.stop(number)
         if signal.SIGCHLD in numbers:
             self._look()
-        if self._next_sample is not None and self._next_sample <= time.monotonic():
-            self._next_sample = max(self._next_sample + INTERVAL, time.monotonic())
+        if self._next_sample is not None and self._next_sample <= clock.now():
+            self._next_sample = max(self._next_sample + INTERVAL, clock.now())
             self._owner.sampled(self._recordings.samples(self._rails))
-        if self._trace is not None and self._trace.next <= time.monotonic():
+        if self._trace is not None and self._trace.next <= clock.now():
             self._trace_now()
         if self._config.elastic is not None:
             self._forget_ended()
@@ -188,7 +189,7 @@ class HostRanks:
 
     def _show_questions(self) -> None:
         """Pass on what ranks have printed that now wait for an answer."""
-        now = time.monotonic()
+        now = clock.now()
         for worker in self.workers:
             for stream in worker.streams:
                 if stream.due is not None and stream.due <= now:
@@ -229,7 +230,7 @@ class HostRanks:
         """Tell what the ranks have done, unless the last news have not been taken yet."""
         if self._trace is None:
             return
-        begin, used = time.monotonic(), time.thread_time()
+        begin, used = clock.now(), time.thread_time()
         if last or self._owner.may_trace():
             self._owner.traced(self._recordings.news(last))
             if self._trace is not None:  # nobody wants to know any more
@@ -265,7 +266,7 @@ class HostRanks:
     def _look(self) -> None:
         """Find out which ranks have ended."""
         self._looks += 1
-        now = time.monotonic()
+        now = clock.now()
         ended = [worker for worker in self.workers if worker.look(self._looks, self.end_plan.begun)]
         for worker in ended:
             self._owner.say(f"{worker.exit}")
@@ -324,11 +325,11 @@ class HostRanks:
 
     def _end_leftovers(self) -> None:
         """All ranks have ended: end what they left behind, politely if the job went well."""
-        begin = time.monotonic()
+        begin = clock.now()
         politely = not self.end_plan.begun
         orphans = self._orphans()
         while orphans:
-            now = time.monotonic()
+            now = clock.now()
             if now > begin + 4 * grace.KILL_GRACE:
                 self._owner.say(f"processes {orphans} cannot be killed")
                 return
@@ -341,14 +342,14 @@ class HostRanks:
 
     def _last_output(self) -> None:
         """Forward what is still in the pipes, and wait for its reader; not for long if told to stop."""
-        end = time.monotonic() + LAST_OUTPUT
-        while self._reading and time.monotonic() < end:
+        end = clock.now() + LAST_OUTPUT
+        while self._reading and clock.now() < end:
             self._turn(end)
             if not self.end_plan.stop_signal and any(sink.backlog >= BACKLOG_LIMIT for sink in self._sinks):
-                end = time.monotonic() + LAST_OUTPUT
+                end = clock.now() + LAST_OUTPUT
         for worker in self.workers:
             for stream in worker.streams:
                 stream.close()
         self._reading = []
-        while any(sink.backlog for sink in self._sinks) and not (self.end_plan.stop_signal and time.monotonic() >= end):
+        while any(sink.backlog for sink in self._sinks) and not (self.end_plan.stop_signal and clock.now() >= end):
             self._turn(end if self.end_plan.stop_signal else None)

@@ -6,9 +6,9 @@ import math
 import select
 import signal
 import socket
-import time
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
+from ddl import clock
 from ddl.launch.agent.grace import FORWARDED
 
 __all__ = ["Handlers", "catch_signals", "drain", "wait_once"]
@@ -18,14 +18,14 @@ Handlers = Mapping[int, Tuple[int, Callable[[], None]]]
 
 
 def wait_once(handlers: Handlers, until: Optional[float]) -> None:
-    """Wait for the first event, at most until ``until`` (time.monotonic), and handle what there is.
+    """Wait for the first event, at most until ``until`` (clock.now), and handle what there is.
 
     No handler may read or close what another one waits for: its event may be the next.
     """
     poller = select.poll()
     for fd, (events, _) in handlers.items():
         poller.register(fd, events)
-    wait = None if until is None else max(0, math.ceil((until - time.monotonic()) * 1000))
+    wait = None if until is None else max(0, math.ceil((until - clock.now()) * 1000))
     for fd, _ in poller.poll(wait):
         handlers[fd][1]()
 

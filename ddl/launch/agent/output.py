@@ -17,6 +17,7 @@ import stat
 import time
 from typing import IO, Callable, Deque, List, Optional, Protocol
 
+from ddl import clock
 from ddl.launch.agent.tail import for_report
 
 __all__ = [
@@ -228,7 +229,7 @@ class Stream:
         self.sink = sink  #: None: nobody sees it
         self._file = file
         self._lines = _Lines(prefix, timestamps)
-        self.due: Optional[float] = None  #: when to look whether the rank waits for input, by ``time.monotonic``
+        self.due: Optional[float] = None  #: when to look whether the rank waits for input, by ``clock.now``
         self._wait = _PROMPT_SECONDS
 
     @property
@@ -246,7 +247,7 @@ class Stream:
         self._pass_on(self._lines.feed(data) if data else self._lines.finish(), data)
         self._wait = _PROMPT_SECONDS
         unfinished = self._lines.has_part and self.sink is not None
-        self.due = time.monotonic() + self._wait if unfinished else None
+        self.due = clock.now() + self._wait if unfinished else None
         return bool(data)
 
     def pass_part(self) -> None:
@@ -257,7 +258,7 @@ class Stream:
     def look_later(self) -> None:
         """The rank does not wait for input: look again, less and less often until more has come."""
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
-        self.due = time.monotonic() + self._wait
+        self.due = clock.now() + self._wait
 
     def add(self, line: bytes) -> None:
         """Pass on a line that is not the rank's own."""

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence, Tuple
 
+from ddl import clock
 from ddl.net.shortage import PAUSE, shortage
 
 __all__ = ["TOKEN", "Attempt", "TokenPort", "Target", "connect_all"]
@@ -104,9 +105,9 @@ def _connect_some(targets: Sequence[Target], own: Optional[TokenPort]) -> Dict[T
             poller.register(sock, select.POLLOUT)
         if own is not None:
             poller.register(own, select.POLLIN)
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        while waiting and time.monotonic() < deadline:
-            for fd, events in poller.poll(max(1, int(1000 * (deadline - time.monotonic())))):
+        deadline = clock.now() + _CONNECT_SECONDS
+        while waiting and clock.now() < deadline:
+            for fd, events in poller.poll(max(1, int(1000 * (deadline - clock.now())))):
                 if own is not None and fd == own.fileno():
                     own.greet()
                     continue

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Dict, Iterable, List, Optional
 
+from ddl import clock
 from ddl.errors import ProtocolError
 from ddl.launch.agent.failures import Exit
 from ddl.records.announcement import RecordsSocket
@@ -84,7 +84,7 @@ class Recordings:
         """
         self.hear()
         ends = {entry.rank: entry for entry in exits if entry is not None}
-        taken = time.monotonic()
+        taken = clock.now()
         dumps = []
         for rank, memory in sorted(self._memories.items()):
             record, end = _read(memory, _LAST), ends.get(rank)
@@ -107,7 +107,7 @@ class Recordings:
             state, record = process_state(memory.pid), _read(memory, last=1)
             if record is not None and state != "has ended":
                 over = sent_by_rail(connections.get(memory.pid, ()))
-                samples.append(dataclasses.replace(sample_of(record, state, time.monotonic()), rails=over))
+                samples.append(dataclasses.replace(sample_of(record, state, clock.now()), rails=over))
         return samples
 
     def news(self, last: bool = False) -> List[RankNews]:
@@ -134,7 +134,7 @@ class Recordings:
     def _news_of(self, rank: int, memory: ProcessMemory, last: bool) -> List[RankNews]:
         follower = self._followers.setdefault(rank, RecordFollower(memory))
         try:
-            return follower.news(time.monotonic(), last)
+            return follower.news(clock.now(), last)
         except ProtocolError:  # as in _read
             return []
 

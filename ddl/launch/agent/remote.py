@@ -12,9 +12,9 @@ import platform
 import select
 import socket
 import sys
-import time
 from typing import Any, Dict, Mapping, Optional
 
+from ddl import clock
 from ddl._version import __version__
 from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
 from ddl.launch.agent.control import INVITATION, Assignment, Invitation
@@ -51,11 +51,11 @@ def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
 
 def call(invitation: Invitation, host: int) -> HostAgentClient:
     """Connect to ddlrun by the first of its addresses at which it answers."""
-    deadline = time.monotonic() + invitation.timeout
+    deadline = clock.now() + invitation.timeout
     problems: Dict[str, str] = {}  # the last one of each address
     while True:
         for address in invitation.addresses:
-            remaining = deadline - time.monotonic()
+            remaining = deadline - clock.now()
             share = max(1.0, remaining / len(invitation.addresses))
             try:
                 return HostAgentClient(
@@ -63,7 +63,7 @@ def call(invitation: Invitation, host: int) -> HostAgentClient:
                 )
             except RendezvousError as error:
                 problems[address] = str(error)
-        if time.monotonic() >= deadline:
+        if clock.now() >= deadline:
             raise RendezvousError(f"ddlrun cannot be reached from this host: {'; '.join(problems.values())}")
 
 

@@ -11,7 +11,7 @@ _PAUSE = 0.05  # seconds until the next attempt if the last news have not been t
 
 
 class TracePace:
-    """When the next look is due. ``next``: seconds of time.monotonic."""
+    """When the next look is due. ``next``: seconds of clock.now."""
 
     def __init__(self, now: float) -> None:
         self.next = now + _SHORTEST

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Callable, Dict, Iterable, List, Optional, Set
 
+from ddl import clock
 from ddl.launch.agent.dumps import DumpPieces
 from ddl.launch.job.cluster_host import ClusterHost
 from ddl.records.dump import RankDump
@@ -31,7 +31,7 @@ class ClusterDumps:
         """Ask for what the ranks do now; ``complete`` says when all is there. ``wanted``: by a user."""
         self.wanted = wanted or (self._asked and self.wanted)
         self._asked, self._dumps, self._awaited = True, [], {host.number for host in hosts}
-        self._until = time.monotonic() + _PATIENCE
+        self._until = clock.now() + _PATIENCE
         for number in self._awaited:
             self._post(number, {"type": "records", "now": True})
 
@@ -57,7 +57,7 @@ class ClusterDumps:
     def complete(self, hosts: Iterable[ClusterHost]) -> bool:
         """Return whether all have answered that ``ask_now`` has asked, or are late, or are over. True only once."""
         self._awaited -= {host.number for host in hosts if host.over}
-        if not self._asked or (self._awaited and time.monotonic() < self._until):
+        if not self._asked or (self._awaited and clock.now() < self._until):
             return False
         self._asked = False
         return True

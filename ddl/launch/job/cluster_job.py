@@ -12,10 +12,10 @@ import contextlib
 import select
 import signal
 import sys
-import time
 from functools import partial
 from typing import Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
+from ddl import clock
 from ddl.launch.agent import grace
 from ddl.launch.agent.control import Entrance, gone_since
 from ddl.launch.agent.dumps import KeptDumps, keep_dumps
@@ -237,7 +237,7 @@ class ClusterJob:
         if self.display.sampling:
             self.agents.post(host.number, {"type": "sample", "rails": self.display.shows_rails})
         if self._timeline is not None:
-            self._timeline.begin(host.number, time.monotonic())
+            self._timeline.begin(host.number, clock.now())
 
     def _sample(self) -> None:
         """Have the hosts on which ranks run send samples from now on."""
@@ -384,9 +384,9 @@ class ClusterJob:
 
     def _last_output(self) -> None:
         self.display.hide()
-        end = time.monotonic() + LAST_OUTPUT
+        end = clock.now() + LAST_OUTPUT
         plan = self.end_plan
-        while any(sink.waiting for sink in self.output.sinks) and not (plan.stop_signal and time.monotonic() >= end):
+        while any(sink.waiting for sink in self.output.sinks) and not (plan.stop_signal and clock.now() >= end):
             self.turn(end if plan.stop_signal else None)
 
     def report(self, failed: Exit, verdict: Optional[Message]) -> None:

@@ -16,9 +16,9 @@ import dataclasses
 import os
 import signal
 import sys
-import time
 from typing import ClassVar, Dict, List, Optional
 
+from ddl import clock
 from ddl.errors import ConfigError
 from ddl.launch.agent.control import assignment_of
 from ddl.launch.agent.failures import Exit, ends_kept
@@ -118,7 +118,7 @@ class ElasticClusterCourse:
         if not self._ready:
             return
         self._course.look()
-        now = time.monotonic()
+        now = clock.now()
         for host in self._coming:
             if now >= host.due:
                 timeout = self._agents.start_timeout
@@ -140,7 +140,7 @@ class ElasticClusterCourse:
         """A new agent may have the place of one that was lost."""
         if message["type"] != "hello" or not host.over or not self._is_awaited(host):
             return host
-        new = host.returned(time.monotonic() + self._agents.start_timeout)
+        new = host.returned(clock.now() + self._agents.start_timeout)
         self._agents.hosts[host.number] = self._by_name[host.name] = new
         return new
 
@@ -224,7 +224,7 @@ class ElasticClusterCourse:
     def _call_host(self, name: str) -> ClusterHost:
         """Start the agent of a host that comes later. Each gets a number of its own, also on the same host."""
         agents = self._agents
-        host = ClusterHost(len(agents.hosts), name, (), due=time.monotonic() + agents.start_timeout)
+        host = ClusterHost(len(agents.hosts), name, (), due=clock.now() + agents.start_timeout)
         agents.hosts.append(host)
         self._by_name[name] = host
         try:

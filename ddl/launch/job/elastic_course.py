@@ -13,9 +13,9 @@ import random
 import select
 import signal
 import socket
-import time
 from typing import Callable, Deque, List, Optional, Protocol, Tuple
 
+from ddl import clock
 from ddl.launch.agent.failures import Exit
 from ddl.launch.agent.guard import Guard
 from ddl.launch.agent.loop import Handlers, drain
@@ -73,7 +73,7 @@ class ElasticCourse:
     def __init__(self, options: ElasticOptions, size: int, ranks: ElasticRanks) -> None:
         self._options = options
         self._ranks = ranks
-        self._machine = ElasticHosts(options, size, random.random, time.monotonic())
+        self._machine = ElasticHosts(options, size, random.random, clock.now())
         self._posted: Deque[ElasticEvent] = collections.deque()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -137,11 +137,11 @@ class ElasticCourse:
         """Do what is to be done now. Call it in every turn of the loop."""
         drain(self._reader)
         self._take_posted()
-        news = None if self._discovery is None or self._over else self._discovery.look(time.monotonic())
+        news = None if self._discovery is None or self._over else self._discovery.look(clock.now())
         if news is not None:
             self._handle(news)
         if not self._over:
-            self._do(self._machine.tick(time.monotonic()))
+            self._do(self._machine.tick(clock.now()))
 
     # --- what has happened ---
 
@@ -164,7 +164,7 @@ class ElasticCourse:
             self._ranks.tell(f"{entry}{why}; {rest} {'rank is' if rest == 1 else 'ranks are'} left")
         self._handle(ProcessEnded(entry.rank, entry.code == 0, str(entry)))
         if self._machine.lost > lost and not done_without:
-            self._failures.append((time.monotonic(), entry))
+            self._failures.append((clock.now(), entry))
 
     def host_failed(self, host: str, why: str) -> None:
         """Nothing is known of a host any more, so its processes count as lost."""
@@ -197,7 +197,7 @@ class ElasticCourse:
 
     def _handle(self, event: ElasticEvent) -> None:
         if not self._over:
-            self._do(self._machine.handle(event, time.monotonic()))
+            self._do(self._machine.handle(event, clock.now()))
 
     def _do(self, orders: List[ElasticOrder]) -> None:
         for order in orders:

@@ -7,9 +7,9 @@ hosts, it says what it found at the ports of the others.
 from __future__ import annotations
 
 import sys
-import time
 from typing import List, Optional, Protocol
 
+from ddl import clock
 from ddl.launch.agent.control import assignment_of
 from ddl.launch.agent.end_plan import EndPlan
 from ddl.launch.ask.config import RunConfig
@@ -72,12 +72,12 @@ class Gathering:
     def _hear_from_all(self, kind: str, complaint: str, question: str) -> None:
         """Wait until every agent has said it, or until one cannot; if patient, also for the others."""
         job, timeout = self._job, self._agents.start_timeout
-        deadline = time.monotonic() + timeout
+        deadline = clock.now() + timeout
         while not job.end_plan.stop_signal and (self._patient or not job.problem):
             missing = [host for host in self._fit() if kind not in host.said]
             if not missing:
                 break
-            if time.monotonic() >= deadline:
+            if clock.now() >= deadline:
                 names = ", ".join(host.name for host in missing)
                 for host in missing:
                     self._unfit(host, f"{complaint} {names} within {timeout:g} s (--start-timeout); {question}")

@@ -12,10 +12,10 @@ import os
 import secrets
 import select
 import socket
-import time
 from functools import partial
 from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
+from ddl import clock
 from ddl.bootstrap.environ import Settings
 from ddl.launch.agent.control import Entrance, Invitation
 from ddl.launch.agent.guard import Guard
@@ -103,7 +103,7 @@ class HostAgents:
 
     def from_agent(self, host: int, message: Message) -> None:
         """Take what an agent says, or what is said in its place. Called in the server's thread."""
-        message["received"] = time.monotonic()
+        message["received"] = clock.now()
         self._news.append((host, message))
         with contextlib.suppress(OSError):  # full: the loop will wake anyhow; closed: nobody wants to know any more
             self._writer.send(b"x", socket.MSG_DONTWAIT)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
+from ddl import clock
 from ddl.launch.agent.job_watch import INTERVAL, JobWatch
 from ddl.launch.agent.output import Sink
 from ddl.launch.ask.config import RunConfig
@@ -38,7 +38,7 @@ class JobDisplay:
         self._metrics: Optional[MetricsServer] = None
         self._sample = sample
         self._sampling = False
-        self._began = time.monotonic()
+        self._began = clock.now()
         self._next = 0.0  # when the next picture is due
         self.requests = JobRequests(dump, self._begin)
 
@@ -89,7 +89,7 @@ class JobDisplay:
         if self._metrics is not None:
             self._metrics.take(whole, running, late)
         self._watch.take(dataclasses.replace(sample, communicators=()) for sample in whole)
-        now = time.monotonic()
+        now = clock.now()
         if self._status is not None:
             self._status.show(self._watch.now(running, late), now - self._began)
         if now < self._next:
@@ -106,7 +106,7 @@ class JobDisplay:
         if self._metrics is not None:
             self._metrics.forget(number)
         if self._page is not None:
-            self._page.process_ended(time.monotonic() - self._began, number, how)
+            self._page.process_ended(clock.now() - self._began, number, how)
 
     def hide(self) -> None:
         """The last output is to come: show no line any more."""
@@ -122,12 +122,12 @@ class JobDisplay:
     def tell(self, lines: Iterable[str]) -> None:
         """Show lines of ddlrun's own that go past the sinks, as those at its end do."""
         if self._page is not None:
-            self._page.tell(time.monotonic() - self._began, lines)
+            self._page.tell(clock.now() - self._began, lines)
 
     def job_ended(self, status: int, verdict: Optional[Mapping[str, Any]]) -> int:
         """Show that the job has ended, with this status of ddlrun, which is returned. ``verdict``: as of ``take``."""
         if self._page is not None:
-            self._page.end(time.monotonic() - self._began, status, verdict)
+            self._page.end(clock.now() - self._began, status, verdict)
         return status
 
     def _begin(self) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Tuple
 
+from ddl import clock
 from ddl.errors import ConfigError
 from ddl.launch.agent.control import INVITATION, Invitation
 from ddl.launch.agent.grace import KILL_GRACE
@@ -95,14 +96,14 @@ class Launches:
 
     def close(self) -> None:
         """Their agents have ended, or cannot be reached: give them a moment, then end them."""
-        deadline = time.monotonic() + KILL_GRACE
+        deadline = clock.now() + KILL_GRACE
         for number in (0, signal.SIGTERM, signal.SIGKILL):
             for launch in self._launches:
                 if launch.process.poll() is None and number:
                     signal_group(launch.process.pid, number)
-            while time.monotonic() < deadline and any(launch.process.poll() is None for launch in self._launches):
+            while clock.now() < deadline and any(launch.process.poll() is None for launch in self._launches):
                 time.sleep(0.01)
-            deadline = time.monotonic() + KILL_GRACE
+            deadline = clock.now() + KILL_GRACE
         for launch in self._launches:
             launch.process.wait()
             self._read_out(launch)  # an agent's last words, say

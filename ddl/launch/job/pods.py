@@ -19,6 +19,7 @@ import time
 from types import FrameType
 from typing import MutableMapping, Optional, Tuple
 
+from ddl import clock
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, RendezvousError
 from ddl.launch.agent import remote
@@ -144,14 +145,14 @@ def _call(head: str, secret: bytes, number: int, patience: float) -> HostAgentCl
     The ranks are given its address, not its name: hundreds of them at once would ask the name server.
     """
     name, port = parse_address(head)
-    deadline = time.monotonic() + patience
+    deadline = clock.now() + patience
     while True:
         try:
             address = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-            attempt = max(0.1, min(_ATTEMPT, deadline - time.monotonic()))
+            attempt = max(0.1, min(_ATTEMPT, deadline - clock.now()))
             return remote.call(Invitation(secret, (format_address(str(address), port),), number, attempt), number)
         except (socket.gaierror, RendezvousError, ConfigError) as error:
-            if time.monotonic() + _PAUSE >= deadline:
+            if clock.now() + _PAUSE >= deadline:
                 within = f"within {patience:g} s (--start-timeout)"
                 if isinstance(error, ConfigError):
                     raise RendezvousError(f"pod 0 at {head} has not let this pod in {within}: {error}") from error

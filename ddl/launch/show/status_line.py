@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Optional
 
+from ddl import clock
 from ddl.launch.agent.job_watch import INTERVAL, JobNow, status_text
 from ddl.launch.agent.output import ERASE, Sink
 from ddl.launch.ask.config import RunConfig
@@ -32,9 +32,9 @@ class StatusLine:
 
         If a rank has a progress bar there, or asks something, nothing is shown.
         """
-        if time.monotonic() < self._next or self._sink.has_line_of_another(self):
+        if clock.now() < self._next or self._sink.has_line_of_another(self):
             return
-        self._next = time.monotonic() + INTERVAL / 2
+        self._next = clock.now() + INTERVAL / 2
         columns = os.get_terminal_size(self._sink.fd).columns
         self._sink.put(ERASE + f"ddlrun: {status_text(now, elapsed)}"[: columns - 1].encode() + b"\r", self)
         self._shown = True

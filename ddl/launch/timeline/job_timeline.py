@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+from ddl import clock
 from ddl._version import __version__
 from ddl.launch.agent.clocks import ClockOffset
 from ddl.launch.ask.config import RunConfig
@@ -40,7 +41,7 @@ class JobTimeline:
     """Used by ddlrun's main thread. ConfigError if the file cannot be made; ``tell`` gets warnings."""
 
     def __init__(self, config: RunConfig, path: str, tell: Callable[[str], None]) -> None:
-        self._began = time.monotonic()
+        self._began = clock.now()
         self._file = TraceFile(path, config.timeline_mb * 1_000_000, tell)
         self._tracks = TrackList()
         self._matcher = CallMatcher()
@@ -69,13 +70,16 @@ class JobTimeline:
         measured = round(offset.measured - self._began, 6)
         self._write([_meta("ddl_clock", {"host": host, **microseconds, "measured": measured})])
 
-    def take(self, news: Sequence[RankNews], clock: Optional[ClockOffset]) -> None:
-        """Write what ranks of a host have done. ``clock``: of that host; None: nobody knows, take it for ddlrun's."""
+    def take(self, news: Sequence[RankNews], measured: Optional[ClockOffset]) -> None:
+        """Write what ranks of a host have done.
+
+        ``measured``: the clock of that host; None: nobody knows it, so it is taken for ddlrun's.
+        """
         if self.ended:
             return
         events: List[TraceEvent] = []
-        now = time.monotonic()
-        offset, error = (0.0, 0.0) if clock is None else (clock.offset, clock.error_at(now))
+        now = clock.now()
+        offset, error = (0.0, 0.0) if measured is None else (measured.offset, measured.error_at(now))
         for told in news:
             track = self._tracks.track(told.number, told.rank, told.host, events)
             at = self._began + offset
@@ -100,7 +104,7 @@ class JobTimeline:
 
     def note(self, text: str) -> None:
         """Something has happened to the job: a rank has ended, say."""
-        self._write([_instant(text, 0, 0, round(1e9 * (time.monotonic() - self._began)), "g")])
+        self._write([_instant(text, 0, 0, round(1e9 * (clock.now() - self._began)), "g")])
 
     def verdict(self, verdict: Optional[Mapping[str, Any]]) -> None:
         """Write the store's first verdict on the job, once it is there. Idempotent."""
@@ -122,7 +126,7 @@ class JobTimeline:
         self._file.write(events, self._last_words)
 
     def _last_words(self) -> List[TraceEvent]:
-        now = round(1e9 * (time.monotonic() - self._began))
+        now = round(1e9 * (clock.now() - self._began))
         return [_instant("the timeline ends here: it is full (--timeline-mb)", 0, 0, now, "g"), self._sums()]
 
     def _sums(self) -> TraceEvent:

@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ddl import clock
 from ddl.tools.doctor.gpu_facts import GpuFacts, HostGpus, gpus_from_json
 from ddl.tools.doctor.gpu_probe import LIMIT
 
@@ -24,7 +24,7 @@ class GpuInquiry:
 
     def __init__(self, patience: float = LIMIT, sys_directory: str = "/sys") -> None:
         self._patience = min(patience, LIMIT)
-        self._deadline = time.monotonic() + self._patience
+        self._deadline = clock.now() + self._patience
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._problem = ""
         command = (sys.executable, "-m", "ddl.tools.doctor.gpu_probe", sys_directory)
@@ -54,7 +54,7 @@ class GpuInquiry:
         if self._process is None:
             return HostGpus(missing=False, problem=self._problem)
         try:
-            out, err = self._process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+            out, err = self._process.communicate(timeout=max(0.0, self._deadline - clock.now()))
             ended = _how_it_ended(self._process.returncode, err)
         except subprocess.TimeoutExpired as expired:
             out, ended = expired.output or b"", f"has not answered for {self._patience:g} s"

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from ddl import clock
 from ddl.errors import Error
 from ddl.launch.agent.reach import TOKEN, Target
 from ddl.net.auth import prove_as_client, read_exactly
@@ -60,11 +61,11 @@ def _send_datagrams(sizes: Dict[Target, Tuple[int, int]], arrived: Dict[Target, 
                 sock.connect((target.address, target.port))
                 poller.register(sock, select.POLLIN)
                 socks[sock.fileno()] = (target, sock)
-        deadline = time.monotonic() + _LARGE_SECONDS
+        deadline = clock.now() + _LARGE_SECONDS
         again = 0.0
-        while time.monotonic() < deadline and any(len(arrived[target]) < 2 for target, _ in socks.values()):
-            if time.monotonic() >= again:
-                again = time.monotonic() + _RETRY_SECONDS
+        while clock.now() < deadline and any(len(arrived[target]) < 2 for target, _ in socks.values()):
+            if clock.now() >= again:
+                again = clock.now() + _RETRY_SECONDS
                 for target, sock in socks.values():
                     for size in sizes[target]:
                         if size not in arrived[target]:
@@ -100,10 +101,10 @@ def measure(target: Target, secret: bytes, sample: float) -> LinkMeasurement:
         trips = []
         clocks = []
         for _ in range(_ROUND_TRIPS):
-            begin, wall = time.monotonic(), time.time()
+            begin, wall = clock.now(), time.time()
             sock.sendall(WANTS.pack(b"t", 0))
             (theirs,) = TIME.unpack(read_exactly(sock, TIME.size, begin + 2))
-            trips.append(time.monotonic() - begin)
+            trips.append(clock.now() - begin)
             clocks.append((trips[-1], theirs - (wall + trips[-1] / 2)))
         latency = statistics.median(trips) / 2
         shortest, offset = min(clocks)
@@ -116,8 +117,8 @@ def measure(target: Target, secret: bytes, sample: float) -> LinkMeasurement:
 def _connection(target: Target, secret: bytes) -> Iterator[socket.socket]:
     with socket.create_connection((target.address, target.port), timeout=2) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if read_exactly(sock, TOKEN, time.monotonic() + 2) == target.token:
-            prove_as_client(sock, secret, time.monotonic() + 2)
+        if read_exactly(sock, TOKEN, clock.now() + 2) == target.token:
+            prove_as_client(sock, secret, clock.now() + 2)
             yield sock
         else:
             raise ConnectionError("somebody else answers there")
@@ -125,13 +126,13 @@ def _connection(target: Target, secret: bytes) -> Iterator[socket.socket]:
 
 def _flood(sock: socket.socket, seconds: float) -> Optional[float]:
     """Send as much as goes until the other side says how much came; None if next to nothing passed."""
-    deadline = time.monotonic() + seconds + 2
+    deadline = clock.now() + seconds + 2
     sock.sendall(WANTS.pack(b"f", seconds))
     data = memoryview(bytes(CHUNK))
     sock.setblocking(False)
     poller = select.poll()
     poller.register(sock, select.POLLIN | select.POLLOUT)
-    while time.monotonic() < deadline:
+    while clock.now() < deadline:
         events = [event for _, event in poller.poll(100)]
         if events and events[0] & select.POLLIN:
             count, took = FLOOD.unpack(read_exactly(sock, FLOOD.size, deadline))

@@ -13,10 +13,10 @@ import resource
 import secrets
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
+from ddl import clock
 from ddl._version import __version__
 from ddl.bootstrap.cores import quota
 from ddl.launch.ask.hosts import bare_name
@@ -106,7 +106,7 @@ def _names(
     def backward(address: str) -> str:
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
 
-    deadline = time.monotonic() + _NAME_SECONDS
+    deadline = clock.now() + _NAME_SECONDS
     nothing: Tuple[str, ...] = ()
     there = answers_in_time(forward, hosts, nothing, deadline)
     back = answers_in_time(backward, known, "", deadline)
@@ -129,7 +129,7 @@ def answers_in_time(ask: Callable[[str], _T], questions: Sequence[str], none: _T
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - clock.now()))
     return dict(answers)
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Tuple
 
+from ddl import clock
 from ddl.errors import Error
 from ddl.net.auth import read_exactly
 from ddl.net.newcomers import Complaints, Door, in_a_thread
@@ -75,7 +76,7 @@ class Responder:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(5)
             while True:
-                want, seconds = WANTS.unpack(read_exactly(sock, WANTS.size, time.monotonic() + 5))
+                want, seconds = WANTS.unpack(read_exactly(sock, WANTS.size, clock.now() + 5))
                 if want == b"t":
                     sock.sendall(TIME.pack(time.time()))
                 else:
@@ -94,7 +95,7 @@ def _swallow(sock: socket.socket, seconds: float) -> Tuple[int, float]:
     """Read what comes for so long from the first byte on; return how many bytes it was, and the time."""
     buffer = bytearray(CHUNK)
     first = sock.recv(1)
-    begin = now = time.monotonic()
+    begin = now = clock.now()
     count = 0
     while first and now - begin < seconds:
         sock.settimeout(max(0.001, begin + seconds - now))
@@ -102,7 +103,7 @@ def _swallow(sock: socket.socket, seconds: float) -> Tuple[int, float]:
             received = sock.recv_into(buffer)
         except socket.timeout:
             received = -1
-        now = time.monotonic()
+        now = clock.now()
         if received == 0:
             break
         count += max(0, received)

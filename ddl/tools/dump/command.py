@@ -12,10 +12,10 @@ import importlib.metadata
 import pickle
 import re
 import sys
-import time
 from pathlib import Path
 from typing import List, Sequence
 
+from ddl import clock
 from ddl.errors import ConfigError, ProtocolError
 from ddl.launch.show.requests import ask_job
 from ddl.records.dump import RankDump, dump_message, file_name
@@ -94,7 +94,7 @@ def _of_host(pids: Sequence[int]) -> List[RankDump]:
     dumps = []
     for memory in memories:
         try:
-            taken = time.monotonic()
+            taken = clock.now()
             dumps.append(RankDump(taken, process_view(memory.pid), memory.record()))
         except ProtocolError:
             if pids:

@@ -7,11 +7,11 @@ make large all-reduces faster, by the same rule as for the lines of the table.
 from __future__ import annotations
 
 import math
-import time
 from typing import Callable, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Max, Min
@@ -74,11 +74,11 @@ def _meet(control: Communicator, speakers: Sequence[int], seconds: float) -> np.
 
     ``speakers``: a rank of each host. The first tournament is always complete; others follow while there is time.
     """
-    begin = time.perf_counter()
+    begin = clock.now()
     rates = np.full((len(speakers), len(speakers)), np.inf)
     for rounds in tournaments(len(speakers), _MOST_TOURNAMENTS):
         _play(control, speakers, rounds, rates)
-        spent = np.array([time.perf_counter() - begin])
+        spent = np.array([clock.now() - begin])
         control.allreduce_(spent, op=Max)
         if spent[0] > seconds:
             break
@@ -105,12 +105,12 @@ def _play(control: Communicator, speakers: Sequence[int], rounds: Rounds, rates:
 def _talk(control: Communicator, peer: int, leads: bool, own: np.ndarray, theirs: np.ndarray) -> float:
     """Exchange messages until the leader marks one as the last. Return bytes per second in each direction."""
     own[0] = theirs[0] = count = 0
-    begin = time.perf_counter()
+    begin = clock.now()
     while not (own[0] or theirs[0]):
-        own[0] = leads and time.perf_counter() - begin > _TALK
+        own[0] = leads and clock.now() - begin > _TALK
         _exchange(control, peer, own, theirs)
         count += 1
-    return count * own.nbytes / (time.perf_counter() - begin)
+    return count * own.nbytes / (clock.now() - begin)
 
 
 def _exchange(control: Communicator, peer: int, own: np.ndarray, theirs: np.ndarray) -> None:

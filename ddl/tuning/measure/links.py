@@ -7,11 +7,11 @@ other ranks are silent.
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.memory import empty
 from ddl.reduce_op import Max
@@ -57,14 +57,14 @@ def _link(world: Communicator, a: int, b: int) -> Tuple[float, float]:
     floods: List[float] = []
     for array, count, seconds in ((tiny, _TRIPS, trips), (large, _FLOODS, floods)):
         for _ in range(count):
-            begin = time.perf_counter()
+            begin = clock.now()
             if world.rank == a:
                 world.send(array, b)
                 world.recv(tiny, b)
             elif world.rank == b:
                 world.recv(array, a)
                 world.send(tiny, a)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(clock.now() - begin)
     latency = statistics.median(trips) / 2
     sending = max(statistics.median(floods) - 2 * latency, 1e-9)  # seconds
     figures: Tuple[float, float] = world.broadcast_object((latency, _LARGE / sending), root=a)
@@ -77,8 +77,8 @@ def _memory_bandwidth(world: Communicator) -> float:
     seconds = np.zeros(_COPIES)
     for number in range(_COPIES):
         world.barrier()
-        begin = time.perf_counter()
+        begin = clock.now()
         np.copyto(target, source)
-        seconds[number] = time.perf_counter() - begin
+        seconds[number] = clock.now() - begin
     world.allreduce_(seconds, op=Max)
     return 2 * _COPIED * world.topology.local_size / float(np.median(seconds))

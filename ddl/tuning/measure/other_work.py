@@ -12,6 +12,7 @@ import socket
 import time
 from typing import Dict, List, NamedTuple, Sequence
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.machine import boot_id
 
@@ -49,7 +50,7 @@ class OtherWork:
     """What others do from now on."""
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = time.monotonic(), busy_seconds(), time.process_time()
+        self._began, self._busy, self._own = clock.now(), busy_seconds(), time.process_time()
 
     def told(self, world: Communicator) -> str:
         """Return which machines others have used until now; empty: none. Collective, blocking; alike on all ranks."""
@@ -57,7 +58,7 @@ class OtherWork:
             boot_id() or platform.node(),
             socket.gethostname(),
             os.cpu_count() or 1,
-            time.monotonic() - self._began,
+            clock.now() - self._began,
             busy_seconds() - self._busy,
             time.process_time() - self._own,
         )

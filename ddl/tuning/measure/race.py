@@ -6,11 +6,11 @@ so all of them decide the same. Several small calls are timed together.
 
 from __future__ import annotations
 
-import time
 from typing import Dict, Optional, Sequence
 
 import numpy as np
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.plan.ir import Collective
 from ddl.reduce_op import Max
@@ -42,8 +42,8 @@ class Race:
         self._begin = begin
 
     def elapsed(self) -> float:
-        """Return the seconds since ``begin`` of ``time.perf_counter``, the same on all ranks."""
-        seconds = np.array([time.perf_counter() - self._begin])
+        """Return the seconds since ``begin`` of ``clock.now``, the same on all ranks."""
+        seconds = np.array([clock.now() - self._begin])
         self._control.allreduce_(seconds, op=Max)
         return float(seconds[0])
 
@@ -84,9 +84,9 @@ class Race:
         """Return the seconds of a call by the default: the best of two, after one that opens the connections."""
         seconds = np.zeros(3)
         for number in range(len(seconds)):
-            begin = time.perf_counter()
+            begin = clock.now()
             calls.run(self._control)
-            seconds[number] = time.perf_counter() - begin
+            seconds[number] = clock.now() - begin
         self._control.allreduce_(seconds, op=Max)
         return float(seconds[1:].min())
 

@@ -7,10 +7,10 @@ all communicators and connections that it has opened.
 from __future__ import annotations
 
 import datetime
-import time
 from math import prod
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.errors import InternalError
 from ddl.plan import build
@@ -56,7 +56,7 @@ def measure(
     them; ``tell`` gets the result. ``device``: the GPU on which this rank's arrays are, or ``ON_HOST``. Raises
     ``InternalError`` if a candidate is wrong, and the errors of collectives.
     """
-    begin = time.perf_counter()
+    begin = clock.now()
     whole = world.split(0)
     assert whole is not None
     control, racks = find_racks(whole, seconds, tell)

@@ -7,11 +7,11 @@ so that all decide by the same ones. A barrier precedes the calls.
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Dict, List, Mapping, NamedTuple, Protocol, Tuple
 
 import numpy as np
 
+from ddl import clock
 from ddl.communicator import Communicator
 from ddl.errors import InternalError
 from ddl.reduce_op import Max
@@ -63,10 +63,10 @@ def take_turns(
         for place in range(len(order)):
             at = (turn + place) % len(order)  # so that a runner does not always follow the same other one
             control.barrier()
-            begin = time.perf_counter()
+            begin = clock.now()
             for _ in range(together):
                 calls.run(order[at])
-            seconds[turn, at] = (time.perf_counter() - begin) / together
+            seconds[turn, at] = (clock.now() - begin) / together
     control.allreduce_(seconds, op=Max)
     return {number: seconds[:, at].tolist() for at, number in enumerate(runners)}
 
