@@ -28,9 +28,10 @@ from ddl.launch.ask.options import FOR_MANIFEST, OPTIONS, USAGE, parser, values_
 from ddl.launch.ask.placement import Placement, parse_rankfile, place
 from ddl.launch.ask.program import in_image, words_of
 from ddl.launch.job import dry_run, pods
-from ddl.launch.job.cluster_job import ClusterJob, FixedClusterCourse
+from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_cluster import ElasticClusterCourse
 from ddl.launch.job.elastic_local import ElasticLocalCourse
+from ddl.launch.job.fixed_cluster import FixedClusterCourse
 from ddl.launch.job.local_job import FixedLocalCourse, LocalJob
 from ddl.launch.launchers import Launcher, Start, k8s
 from ddl.launch.launchers.in_pods import IN_PODS

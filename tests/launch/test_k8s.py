@@ -336,7 +336,7 @@ def test_a_pod_with_another_secret_is_refused(image: Any) -> None:
 
 def test_the_secret_is_not_left_for_the_head_to_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class Job:
-        def __init__(self, config: object, placement: object, starts: object, entrance: Any) -> None:
+        def __init__(self, config: object, placement: object, starts: object, entrance: Any, *, course: object) -> None:
             self.entrance = entrance
 
         def run(self) -> int:

@@ -13,7 +13,6 @@ from typing import List
 
 import pytest
 
-from ddl.tools import progress as progress_module
 from ddl.tools.progress import Progress, remaining_text
 
 END = "the end"  # written to the terminal last
@@ -42,14 +41,11 @@ class Clock:
 
     now = 0.0
 
-    def monotonic(self) -> float:
-        return self.now
-
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(progress_module, "time", clock)
+    monkeypatch.setattr("ddl.clock.now", lambda: clock.now)
     return clock
 
 

@@ -1,5 +1,5 @@
 """How the ranks of a job on several hosts come and go: what differs between a job in which all begin together, and an
-elastic one. cluster_job.py has the first kind, elastic_cluster.py the second.
+elastic one. fixed_cluster.py is the first kind, elastic_cluster.py the second.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A job on several hosts, on ddlrun's side: it starts agents, gives them their ranks, and ends them.
 
 One thread runs one loop, as in host_ranks.py. What agents say wakes it (host_agents.py). No rank starts before every
-host's agent has called and every host is fit (gathering.py). The job ends as a job on one machine does. Besides, a host
-whose agent has gone before its ranks have ended counts as a failed rank. In an elastic job it is otherwise:
-elastic_cluster.py.
+host's agent has called and every host is fit (gathering.py). The job ends as a job on one machine does. What comes of a
+rank that fails and of a host that is lost says its course: fixed_cluster.py, or elastic_cluster.py.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import select
 import signal
 import sys
 from functools import partial
-from typing import Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddl import clock
 from ddl.launch.agent import grace
 from ddl.launch.agent.control import Entrance, gone_since
 from ddl.launch.agent.dumps import KeptDumps, keep_dumps
 from ddl.launch.agent.end_plan import EndPlan
-from ddl.launch.agent.failures import Exit, first_failure
+from ddl.launch.agent.failures import Exit
 from ddl.launch.agent.guard import Guard
 from ddl.launch.agent.host_ranks import LAST_OUTPUT
-from ddl.launch.agent.loop import Handlers, catch_signals, drain, wait_once
+from ddl.launch.agent.loop import catch_signals, drain, wait_once
 from ddl.launch.agent.output import Sink
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.placement import Placement
@@ -41,89 +40,8 @@ from ddl.net.address import parse_address
 from ddl.records.dump import RankDump
 from ddl.records.sample import RankSample
 from ddl.store.messages import Message
-from ddl.store.server import StoreServer
 
-__all__ = ["ClusterJob", "FixedClusterCourse"]
-
-
-class FixedClusterCourse:
-    """All ranks begin together, and the first one that fails, or host that is lost, ends the job."""
-
-    outlived: ClassVar[bool] = False
-
-    def __init__(self, job: ClusterJob) -> None:
-        self._job = job
-
-    def prepare(self) -> None:
-        pass
-
-    def make_store(self) -> StoreServer:
-        size, agents = self._job.placement.size, self._job.agents
-        port = 0 if agents.entrance is None else agents.entrance.port
-        count, heard = len(agents.hosts), agents.from_agent
-        return StoreServer(agents.secret, size, "0.0.0.0", port, start=False, agents=count, from_agent=heard)
-
-    def gathered(self) -> None:
-        pass
-
-    def whose(self, host: ClusterHost, message: Message) -> ClusterHost:
-        return host
-
-    def heard(self, host: ClusterHost, message: Message) -> None:
-        pass
-
-    def exited(self, host: ClusterHost, entry: Exit) -> None:
-        if entry.failed:
-            self._job.stop_soon()
-        self._finish_if_all_have_ended()
-
-    def lost(self, host: ClusterHost, reason: str) -> None:
-        job = self._job
-        job.problem = job.problem or f"{host.label}: {reason}"
-        for rank in set(host.ranks) - job.ends.ranks:
-            how = f"rank {rank} was lost with host {host.name}: {reason}"
-            job.agents.server.ended(rank, f"{how},")
-            job.display.forget(rank, how)
-        job.stop_soon()
-        self._finish_if_all_have_ended()
-
-    def _finish_if_all_have_ended(self) -> None:
-        """Let the agents end. Until then they stay: if ranks fail, those that have ended well may be the cause."""
-        ended, agents = self._job.ends.ranks, self._job.agents
-        if all(ended.issuperset(host.ranks) for host in agents.hosts if not host.over):
-            agents.post_all(lambda host: {"type": "finish"})
-
-    @property
-    def running_ranks(self) -> int:
-        return self._job.placement.size - len(self._job.ends.ranks)
-
-    def handlers(self) -> Handlers:
-        return {}
-
-    def deadline(self) -> Optional[float]:
-        return None
-
-    def turned(self) -> None:
-        pass
-
-    def conclude(self) -> int:
-        job = self._job
-        if job.end_plan.stop_signal:
-            return job.output.report_stop(job.end_plan.stop_signal)
-        failed = first_failure(job.ends.exits, job.verdict)
-        if job.problem and (failed is None or not job.running):
-            print(f"ddlrun: {job.problem}", file=sys.stderr)
-            job.tell_dumps(None)
-            return 1
-        if failed is None:
-            return 0
-        if job.problem:
-            print(f"ddlrun: {job.problem}", file=sys.stderr)
-        job.report(failed, job.verdict)
-        return failed.status
-
-    def close(self) -> None:
-        pass
+__all__ = ["ClusterJob"]
 
 
 class ClusterJob:
@@ -145,7 +63,7 @@ class ClusterJob:
         *,
         patient: bool = False,
         sinks: Optional[Tuple[Sink, Sink]] = None,
-        course: Callable[[ClusterJob], ClusterCourse] = FixedClusterCourse,
+        course: Callable[[ClusterJob], ClusterCourse],
     ) -> None:
         self.config = config
         self._patient = patient

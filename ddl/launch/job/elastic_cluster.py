@@ -25,10 +25,11 @@ from ddl.launch.agent.failures import Exit, ends_kept
 from ddl.launch.agent.loop import Handlers
 from ddl.launch.ask.placement import Placement
 from ddl.launch.job.cluster_host import ClusterHost
-from ddl.launch.job.cluster_job import ClusterJob, FixedClusterCourse
+from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_course import ElasticCourse
 from ddl.launch.job.elastic_events import ProcessEnded, StartProcess
 from ddl.launch.job.elastic_store import MOST_HOSTS, elastic_store, leave, lost
+from ddl.launch.job.fixed_cluster import FixedClusterCourse
 from ddl.launch.launchers import Start
 from ddl.launch.launchers.reaching import launcher_of
 from ddl.store.messages import Message

@@ -28,6 +28,7 @@ from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.hosts import Host
 from ddl.launch.job.cluster_job import ClusterJob
 from ddl.launch.job.elastic_cluster import ElasticClusterCourse
+from ddl.launch.job.fixed_cluster import FixedClusterCourse
 from ddl.launch.launchers import Start
 from ddl.launch.launchers.k8s import FAILURES, FINAL
 from ddl.net.address import format_address, parse_address
@@ -69,7 +70,7 @@ def run(config: RunConfig, environ: MutableMapping[str, str]) -> int:
     own = Start((0,), (sys.executable, "-m", "ddl.launch.agent.remote"), 0, True, placement.hosts[0])
     entrance = Entrance(parse_address(config.head)[1], secret)
     if config.elastic is None:
-        return ClusterJob(config, placement, [own], entrance).run()
+        return ClusterJob(config, placement, [own], entrance, course=FixedClusterCourse).run()
     if failures > 0:
         return _nothing_more(
             f"pod 0 has failed before ({FAILURES}={failures}), and the job has ended with it, so this pod does "

@@ -17,6 +17,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from ddl.launch.ask import horovod
 from ddl.launch.ask import options as launch_options
 from ddl.launch.launchers import k8s
+from ddl.launch.launchers.in_pods import IN_PODS
 from ddl.launch.launchers.reaching import REACHING
 from ddl.tools import cli
 
@@ -24,7 +25,7 @@ __all__ = ["ShellCommand", "ShellOption", "ShellValue", "installed_commands"]
 
 #: Options that the parsers leave open, as a check that comes later says more: command, option, what it may be.
 _CHECKED_LATER: Dict[Tuple[str, str], Tuple[str, ...]] = {
-    ("ddlrun", "--launcher"): (*REACHING, "k8s", "pods"),
+    ("ddlrun", "--launcher"): (*REACHING, *IN_PODS),
     ("ddlrun", "--kind"): k8s.KINDS,
     ("ddl", "--launcher"): tuple(REACHING),
 }

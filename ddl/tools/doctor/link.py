@@ -27,6 +27,7 @@ __all__ = ["measure", "schedule", "try_large_packets"]
 _AT_ONCE = 200  #: sockets at a time, well below any limit of descriptors
 _LARGE_SECONDS = 1.2
 _RETRY_SECONDS = 0.3
+_ANSWER_SECONDS = 2.0  # that whoever is measured has for its next word
 _ROUND_TRIPS = 64
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h; the socket module lacks them
 _HEADERS = 28  # bytes of IP and UDP
@@ -117,8 +118,8 @@ def measure(target: Target, secret: bytes, sample: float) -> LinkMeasurement:
 def _connection(target: Target, secret: bytes) -> Iterator[socket.socket]:
     with socket.create_connection((target.address, target.port), timeout=2) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if read_exactly(sock, TOKEN, clock.now() + 2) == target.token:
-            prove_as_client(sock, secret, clock.now() + 2)
+        if read_exactly(sock, TOKEN, clock.now() + _ANSWER_SECONDS) == target.token:
+            prove_as_client(sock, secret, clock.now() + _ANSWER_SECONDS)
             yield sock
         else:
             raise ConnectionError("somebody else answers there")
@@ -126,7 +127,7 @@ def _connection(target: Target, secret: bytes) -> Iterator[socket.socket]:
 
 def _flood(sock: socket.socket, seconds: float) -> Optional[float]:
     """Send as much as goes until the other side says how much came; None if next to nothing passed."""
-    deadline = clock.now() + seconds + 2
+    deadline = clock.now() + seconds + _ANSWER_SECONDS
     sock.sendall(WANTS.pack(b"f", seconds))
     data = memoryview(bytes(CHUNK))
     sock.setblocking(False)

@@ -27,6 +27,7 @@ from ddl.launch.ask.hosts import Host as NamedHost
 from ddl.launch.ask.placement import Placement, place
 from ddl.launch.cli import choose_launcher, read_hosts
 from ddl.launch.job.cluster_job import ClusterJob
+from ddl.launch.job.fixed_cluster import FixedClusterCourse
 from ddl.launch.launchers.reaching import REACHING, launcher_of
 from ddl.tools.doctor.facts import Facts, HostFacts, HostLink, Local, Task, link_from_json, local_from_json
 from ddl.tools.doctor.probe import MARK
@@ -206,7 +207,7 @@ def _run(wanted: SurveyRequest, present: Sequence[int]) -> Tuple[_ProbeResults, 
     said = io.StringIO()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _progress(part) as progress:
         sinks = (_Watched(out.fileno(), progress, part.hosts), Sink(err.fileno()))
-        job = ClusterJob(config, part, starts, patient=True, sinks=sinks)
+        job = ClusterJob(config, part, starts, patient=True, sinks=sinks, course=FixedClusterCourse)
         with _alarm(limit(len(present), wanted.patience)), contextlib.redirect_stderr(said):
             status = job.run()
         last = _last_lines(err)
