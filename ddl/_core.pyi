@@ -331,6 +331,9 @@ class GpuBlock:
         """Copy them to a contiguous array of the host; return when they are there."""
 
 def record_identity(json: str) -> None: ...
+def collectives() -> List[Tuple[int, str, str, str, str, str, bool, bool]]:
+    """What the core knows of each collective, for the test that compares it with ddl/plan/collectives.py."""
+
 def note_step() -> None: ...
 def shift_clock(by: float) -> None:
     """Let the core's clock jump ahead by so many seconds. For tests."""

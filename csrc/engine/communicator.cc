@@ -8,11 +8,7 @@
 
 namespace ddl {
 
-namespace {
-
-bool point_to_point(Collective c) { return c == Collective::kSend || c == Collective::kRecv; }
-
-}  // namespace
+namespace {}  // namespace
 
 Communicator::Communicator(const CommunicatorOptions& options)
     : options_(options),
@@ -117,7 +113,7 @@ void Communicator::prepare(Operation* operation) const {
   operation->plan = &plan;
   operation->edition = edition();
   operation->plan_name = choice.plan_name;
-  operation->lane = point_to_point(operation->descriptor.collective) ? LaneId::kPointToPoint : choice.lane;
+  operation->lane = is_message(operation->descriptor.collective) ? LaneId::kPointToPoint : choice.lane;
   operation->in_flight = choice.in_flight;
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
 
@@ -147,7 +143,7 @@ void Communicator::number(Operation* operation) {
   operation->rewind();
   operation->timeout = timeout_.load(std::memory_order_relaxed);  // it may have changed since `prepare`
   Descriptor& descriptor = operation->descriptor;
-  if (point_to_point(descriptor.collective)) {
+  if (is_message(descriptor.collective)) {
     operation->wire = descriptor;
     operation->wire.collective = Collective::kSend;
     operation->wire.root = descriptor.collective == Collective::kRecv ? options_.rank : descriptor.root;

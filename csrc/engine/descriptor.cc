@@ -2,47 +2,6 @@
 
 namespace ddl {
 
-const char* name(Collective collective) {
-  switch (collective) {
-    case Collective::kAllreduce:
-      return "allreduce";
-    case Collective::kReducescatter:
-      return "reducescatter";
-    case Collective::kAllgather:
-      return "allgather";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kAlltoall:
-      return "alltoall";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kGather:
-      return "gather";
-    case Collective::kScatter:
-      return "scatter";
-    case Collective::kBarrier:
-      return "barrier";
-    case Collective::kSend:
-      return "send";
-    case Collective::kRecv:
-      return "recv";
-  }
-  return "unknown operation";
-}
-
-namespace {
-
-bool reduces(Collective c) {
-  return c == Collective::kAllreduce || c == Collective::kReducescatter || c == Collective::kReduce;
-}
-
-bool has_root(Collective c) {
-  return c == Collective::kBroadcast || c == Collective::kReduce || c == Collective::kGather ||
-         c == Collective::kScatter;
-}
-
-}  // namespace
-
 uint64_t extend_history(uint64_t history, const Descriptor& descriptor) {
   // Multiply and fold, word by word. It need not resist an attack.
   for (uint64_t word : {descriptor.signature(), descriptor.count, descriptor.sequence}) {
@@ -71,8 +30,8 @@ std::string Descriptor::text() const {
   if (collective != Collective::kBarrier) {
     if (count != 0) text += std::to_string(count) + " x ";
     text += ddl::name(dtype);
-    if (reduces(collective)) text += std::string(", ") + ddl::name(op);
-    if (has_root(collective)) text += ", root " + std::to_string(root);
+    if (traits(collective).reduces) text += std::string(", ") + ddl::name(op);
+    if (traits(collective).rooted) text += ", root " + std::to_string(root);
     if (collective == Collective::kSend) text += ", to rank " + std::to_string(root);
     if (collective == Collective::kRecv) text += ", from rank " + std::to_string(root);
   }

@@ -5,26 +5,10 @@
 #include <cstdint>
 #include <string>
 
+#include "engine/collectives.h"
 #include "reduce/dtype.h"
 
 namespace ddl {
-
-// The numbers are those of ddl.plan.ir.Collective, and part of the wire format.
-enum class Collective : uint8_t {
-  kAllreduce = 1,
-  kReducescatter,
-  kAllgather,
-  kBroadcast,
-  kAlltoall,
-  kReduce,
-  kGather,
-  kScatter,
-  kBarrier,
-  kSend,
-  kRecv,
-};
-
-const char* name(Collective collective);
 
 struct Descriptor {
   Collective collective = Collective::kBarrier;

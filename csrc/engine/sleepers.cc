@@ -20,24 +20,16 @@ Threads& threads() {
 
 uint64_t this_thread() { return static_cast<uint64_t>(::pthread_self()); }
 
-// Only what is certain: a rank that has nothing to send, or that a plan passes by, may not be needed.
 int needs(const Operation& operation, int rank) {
   const Descriptor& call = operation.descriptor;
-  switch (call.collective) {
-    case Collective::kAllreduce:
-    case Collective::kBarrier:
+  switch (traits(call.collective).needs) {
+    case Needs::kAll:
       return Sleeper::kNeedsAll;
-    case Collective::kAllgather:
-    case Collective::kReducescatter:
+    case Needs::kAllIfBlocksAreEqual:
       return operation.part_lengths.size() <= 1 ? Sleeper::kNeedsAll : Sleeper::kNeedsUnknown;
-    case Collective::kBroadcast:
+    case Needs::kRoot:
       return rank != call.root ? call.root : Sleeper::kNeedsUnknown;
-    case Collective::kAlltoall:
-    case Collective::kReduce:
-    case Collective::kGather:
-    case Collective::kScatter:
-    case Collective::kSend:
-    case Collective::kRecv:
+    case Needs::kUnknown:
       break;
   }
   return Sleeper::kNeedsUnknown;

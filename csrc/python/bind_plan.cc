@@ -67,7 +67,51 @@ Choice make_choice(uint64_t max_bytes, int lane, uint64_t piece_bytes, uint32_t 
 
 }  // namespace
 
+namespace {
+
+const char* text_of(Holders holders) {
+  switch (holders) {
+    case Holders::kNobody:
+      return "nobody";
+    case Holders::kRoot:
+      return "root";
+    case Holders::kAll:
+      break;
+  }
+  return "all";
+}
+
+const char* text_of(Content content) {
+  switch (content) {
+    case Content::kNothing:
+      return "nothing";
+    case Content::kWhole:
+      return "whole";
+    case Content::kBlock:
+      return "block";
+    case Content::kBlocks:
+      break;
+  }
+  return "blocks";
+}
+
+py::list collectives() {
+  py::list rows;
+  for (long number = 1; is_collective(number); ++number) {
+    const CollectiveTraits& known = traits(static_cast<Collective>(number));
+    rows.append(py::make_tuple(number, known.name, text_of(known.input.holders), text_of(known.input.content),
+                               text_of(known.output.holders), text_of(known.output.content), known.reduces,
+                               known.rooted));
+  }
+  return rows;
+}
+
+}  // namespace
+
 void bind_plan(py::module_& m) {
+  m.def("collectives", &collectives,
+        "What the core knows of each: number, name, who passes an input and what is in it, the same of the output,\n"
+        "whether it reduces, and whether it has a root. For the test that compares it with ddl.plan.collectives.");
   py::class_<Remote>(m, "Remote", "The peer's memory in a step that touches it.")
       .def(py::init([](uint32_t table, Blocks blocks) { return Remote{table, std::move(blocks)}; }), py::arg("table"),
            py::arg("blocks"));

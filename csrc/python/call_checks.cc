@@ -9,35 +9,6 @@ namespace {
 
 constexpr double kMostSeconds = 1e9;  // more would not fit into nanoseconds
 
-enum class Who : uint8_t { kNobody, kRoot, kAll };
-
-struct Givers {
-  Who input, output;
-};
-
-Givers givers(Collective collective) {
-  switch (collective) {
-    case Collective::kAllreduce:
-    case Collective::kReducescatter:
-    case Collective::kAllgather:
-    case Collective::kAlltoall:
-      return {Who::kAll, Who::kAll};
-    case Collective::kBroadcast:
-    case Collective::kScatter:
-      return {Who::kRoot, Who::kAll};
-    case Collective::kReduce:
-    case Collective::kGather:
-      return {Who::kAll, Who::kRoot};
-    case Collective::kSend:
-      return {Who::kAll, Who::kNobody};
-    case Collective::kRecv:
-      return {Who::kNobody, Who::kAll};
-    case Collective::kBarrier:
-      break;
-  }
-  return {Who::kNobody, Who::kNobody};
-}
-
 // The sum of `n` lengths, from `first` on. If it does not fit: more than any buffer has.
 uint64_t sum(const std::vector<uint64_t>& lengths, size_t first, size_t stride, size_t n) {
   uint64_t total = 0;
@@ -57,7 +28,7 @@ void check_count(const char* what, const char* which, const Memory* view, uint64
 }  // namespace
 
 Collective collective_from(long number) {
-  if (number < static_cast<long>(Collective::kAllreduce) || number > static_cast<long>(Collective::kRecv)) {
+  if (!is_collective(number)) {
     throw Error(ErrorKind::kInvalidArgument, "there is no collective number " + std::to_string(number));
   }
   return static_cast<Collective>(number);
@@ -78,13 +49,8 @@ Nanoseconds nanoseconds_from(double seconds, const char* what) {
   return static_cast<Nanoseconds>(seconds * static_cast<double>(kSecond));
 }
 
-bool in_blocks(Collective c) {
-  return c == Collective::kReducescatter || c == Collective::kAllgather || c == Collective::kAlltoall ||
-         c == Collective::kGather || c == Collective::kScatter;
-}
-
 void check_root(const Call& call, int rank, int size) {
-  const bool to_another = call.collective == Collective::kSend || call.collective == Collective::kRecv;
+  const bool to_another = is_message(call.collective);
   if (call.root >= 0 && call.root < size && !(to_another && call.root == rank)) return;
   refuse(name(call.collective), std::to_string(call.root) + " is no " + (to_another ? "other rank" : "root") +
                                     " for rank " + std::to_string(rank) + " of a communicator of " +
@@ -92,21 +58,23 @@ void check_root(const Call& call, int rank, int size) {
 }
 
 void check_given(const Call& call, bool input, bool output, int rank) {
-  const Givers needed = givers(call.collective);
-  const auto lacks = [&](Who who, bool given) {
-    return !given && (who == Who::kAll || (who == Who::kRoot && call.root == rank));
+  const CollectiveTraits& needed = traits(call.collective);
+  const auto lacks = [&](const CollectiveBuffer& buffer, bool given) {
+    return !given && (buffer.holders == Holders::kAll || (buffer.holders == Holders::kRoot && call.root == rank));
   };
   if (lacks(needed.input, input)) refuse(name(call.collective), "rank " + std::to_string(rank) + " gave no input");
   if (lacks(needed.output, output)) refuse(name(call.collective), "rank " + std::to_string(rank) + " gave no output");
 }
 
 void check_lengths(const Call& call, const Memory* input, const Memory* output, int rank, int size) {
-  if (!in_blocks(call.collective)) return;
+  const CollectiveTraits& known = traits(call.collective);
+  if (!known.in_blocks()) return;
   const char* const what = name(call.collective);
   const std::vector<uint64_t>& lengths = call.part_lengths;
   const auto me = static_cast<size_t>(rank), ranks = static_cast<size_t>(size);
-  const bool by_pair = call.collective == Collective::kAlltoall;  // from rank s to rank d: number s * ranks + d
-  const bool gathers = call.collective == Collective::kAllgather || call.collective == Collective::kGather;
+  // From rank s to rank d: number s * ranks + d.
+  const bool by_pair = known.input.content == Content::kBlocks && known.output.content == Content::kBlocks;
+  const bool gathers = known.input.content == Content::kBlock;
   const size_t parts = by_pair ? ranks * ranks : ranks;
   if (lengths.size() != 1 && lengths.size() != parts) {
     refuse(what, std::to_string(lengths.size()) + " lengths of blocks, where there are " + std::to_string(parts));

@@ -12,9 +12,6 @@ Collective collective_from(long number);
 ReduceOp reduce_op_from(long number);
 Nanoseconds nanoseconds_from(double seconds, const char* what);
 
-// Whether a buffer has a block for each rank. Its blocks may have other lengths than those of the other buffer.
-bool in_blocks(Collective collective);
-
 // The root, or the other rank of send and recv.
 void check_root(const Call& call, int rank, int size);
 // The buffers that `rank` must give to this call.

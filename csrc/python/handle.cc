@@ -18,11 +18,6 @@ constexpr Nanoseconds kPatience = 5 * kSecond;  // with a GPU that does not answ
 
 void release(void* kept) { Py_DECREF(static_cast<PyObject*>(kept)); }
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllreduce || collective == Collective::kReduce ||
-         collective == Collective::kReducescatter;
-}
-
 // As users write it.
 std::string operator_name(ReduceOp op) {
   std::string text = name(op);
@@ -110,7 +105,7 @@ Handle::Arrays Handle::arrays_of(const Call& call, const py::object& input, cons
     if (!(arrays.in.type == arrays.out.type)) {
       refuse(what, "input is " + arrays.in.type.name() + " but the target is " + arrays.out.type.name());
     }
-    if (!in_blocks(call.collective) && arrays.in.count != arrays.out.count) {
+    if (!traits(call.collective).in_blocks() && arrays.in.count != arrays.out.count) {
       refuse(what, "input has " + std::to_string(arrays.in.count) + " elements but the target has " +
                        std::to_string(arrays.out.count));
     }
@@ -119,7 +114,8 @@ Handle::Arrays Handle::arrays_of(const Call& call, const py::object& input, cons
   if (call.op == ReduceOp::kAverage && type.dtype == DType::kBool && (arrays.has_in || arrays.has_out)) {
     throw Error(ErrorKind::kInvalidArgument, "bool has no average; use op=Min (all) or op=Max (any)");
   }
-  if (type.is_complex() && reduces(call.collective) && call.op != ReduceOp::kSum && call.op != ReduceOp::kAverage) {
+  if (type.is_complex() && traits(call.collective).reduces && call.op != ReduceOp::kSum &&
+      call.op != ReduceOp::kAverage) {
     refuse(what,
            "complex numbers can be averaged and summed; op=" + operator_name(call.op) + " is not defined for them");
   }
@@ -153,31 +149,14 @@ void Handle::widen(const char* what, Arrays* arrays) {
 // The length of each block in numbers, if the arrays hold exactly the blocks. 0 if there are no blocks.
 uint64_t Handle::block_length(Collective collective, const Arrays& arrays, uint64_t rank, uint64_t size) {
   const uint64_t in = arrays.in.count, out = arrays.out.count;
-  uint64_t part = 0, wanted = 0;
-  switch (collective) {
-    case Collective::kAllgather:
-      part = in;
-      wanted = in * size;
-      break;
-    case Collective::kReducescatter:
-      if (in % size != 0) refuse("reducescatter", std::to_string(in) + " elements do not divide among the ranks");
-      part = wanted = in / size;
-      break;
-    case Collective::kAlltoall:
-      if (in % size != 0) refuse("alltoall", std::to_string(in) + " elements do not divide among the ranks");
-      part = in / size;
-      wanted = in;
-      break;
-    case Collective::kAllreduce:
-    case Collective::kBroadcast:
-    case Collective::kReduce:
-    case Collective::kGather:
-    case Collective::kScatter:
-    case Collective::kBarrier:
-    case Collective::kSend:
-    case Collective::kRecv:
-      return 0;
+  const CollectiveTraits& known = traits(collective);
+  if (!known.in_blocks() || known.rooted) return 0;
+  const bool whole = known.input.content == Content::kBlocks;
+  if (whole && in % size != 0) {
+    refuse(name(collective), std::to_string(in) + " elements do not divide among the ranks");
   }
+  const uint64_t part = whole ? in / size : in;
+  const uint64_t wanted = known.output.content == Content::kBlocks ? part * size : part;
   if (out != wanted) {
     refuse(name(collective), "out has " + std::to_string(out) + " elements, but " + std::to_string(wanted) +
                                  " are to come (" + std::to_string(size) + " ranks, " + std::to_string(in) +
@@ -188,8 +167,8 @@ uint64_t Handle::block_length(Collective collective, const Arrays& arrays, uint6
   const bool apart = a + arrays.in.bytes() <= b || b + arrays.out.bytes() <= a;
   const uint64_t width = arrays.in.type.width;
   const uint64_t own = rank * part * width * element_size(arrays.in.type.dtype);
-  const bool own_block = (collective == Collective::kAllgather && a == b + own) ||
-                         (collective == Collective::kReducescatter && b == a + own);
+  const bool own_block = (known.input.content == Content::kBlock && a == b + own) ||
+                         (known.output.content == Content::kBlock && b == a + own);
   if (!apart && !own_block) {
     refuse(name(collective), "out overlaps the input, other than as this rank's own block; pass another array");
   }
@@ -199,10 +178,10 @@ uint64_t Handle::block_length(Collective collective, const Arrays& arrays, uint6
 // Call before an operation is taken from the pool: the planner is Python, so other threads may use the pool
 // meanwhile.
 void Handle::plan(const Call& call) {
-  const bool usual = call.root >= 0 && call.root < native_->size() && call.collective < Collective::kSend;
+  const bool usual = call.root >= 0 && call.root < native_->size() && !is_message(call.collective);
   if (!usual) check_root(call, native_->rank(), native_->size());
   native_->check();
-  if (call.collective < Collective::kSend) pass_milestone();
+  if (!is_message(call.collective)) pass_milestone();
   if (!native_->installed(call.collective, call.root)) planner_(static_cast<int>(call.collective), call.root);
 }
 
@@ -259,7 +238,7 @@ std::shared_ptr<Operation> Handle::operation(const Call& call, const py::object&
 }
 
 std::shared_ptr<Operation> Handle::prepared(const Call& call, const py::object& buffer) {
-  if (in_blocks(call.collective))
+  if (traits(call.collective).in_blocks())
     refuse(name(call.collective), "it cannot be prepared: its buffers are not the same");
   plan(call);
   const Arrays arrays = look_at(call, buffer, buffer);
@@ -285,7 +264,7 @@ std::shared_ptr<Operation> Handle::reuse_last(const Call& call, const py::object
   }
   const bool first = last == nullptr && !arrays.copied();
   const std::shared_ptr<Operation> operation = first ? std::make_shared<Operation>() : free ? last : pool_->take();
-  if (in_blocks(call.collective)) {
+  if (traits(call.collective).in_blocks()) {
     operation->part_lengths.assign(1, part);
   } else {
     operation->part_lengths.clear();

@@ -116,7 +116,7 @@ void Handle::stage(Operation* operation, const Arrays& arrays) {
   if (arrays.has_in) down = staged_array(in, *operation, BufferId::kInput, batches);
   if (arrays.has_out) up = staged_array(out, *operation, BufferId::kOutput, batches);
   try {
-    const bool ordered = operation->descriptor.collective < Collective::kSend;
+    const bool ordered = !is_message(operation->descriptor.collective);
     CopyStreams* const streams = streams_of(gpu, !ordered);
     const std::shared_ptr<Transfer> transfer =
         let_go([&] { return gpu->prepare(streams, std::move(down), std::move(up), batches, ordered); });

@@ -1,8 +1,8 @@
 """Which chunks lie in which buffer, and the few functions that all planners share.
 
-The collective determines what a rank's INPUT and OUTPUT hold. An algorithm only chooses into how many chunks a buffer
-is cut, or which chunk id each rank's block has. The functions here turn that choice into the ``input`` and ``output``
-lists of a ``Plan``. The ``scratch`` list follows from the steps.
+The collective (collectives.py) determines what a rank's INPUT and OUTPUT hold. An algorithm only chooses into how many
+chunks a buffer is cut, or which chunk id each rank's block has. The functions here turn that choice into the ``input``
+and ``output`` lists of a ``Plan``. The ``scratch`` list follows from the steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Dict, Sequence, Tuple
 
+from ddl.plan.collectives import TRAITS, CollectiveBuffer, Content, Holders
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.topology import Topology
 
@@ -35,11 +36,11 @@ __all__ = [
 Planner = Callable[[Topology, int, int], Plan]
 
 #: Collectives that combine values: a ``final`` step finishes each chunk of their result.
-REDUCING = frozenset({Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCESCATTER})
+REDUCING = frozenset(collective for collective, traits in TRAITS.items() if traits.reduces)
 #: Collectives on one buffer that is cut evenly; in the others, block *i* of a buffer belongs to rank *i*.
-SPLIT = frozenset({Collective.ALLREDUCE, Collective.REDUCE, Collective.BROADCAST})
+SPLIT = frozenset(collective for collective, traits in TRAITS.items() if traits.splits)
 #: Collectives with a root.
-ROOTED = frozenset({Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER})
+ROOTED = frozenset(collective for collective, traits in TRAITS.items() if traits.rooted)
 
 
 @dataclass(frozen=True)
@@ -56,27 +57,21 @@ class BlockLayout:
 
 
 def split(collective: Collective, rank: int, root: int, chunks: int) -> BlockLayout:
-    """Lay out ALLREDUCE, REDUCE or BROADCAST: a buffer, the same on every rank that has it, cut into ``chunks``."""
-    every = tuple(range(chunks))
-    at_root = every if rank == root else ()
-    return {
-        Collective.ALLREDUCE: BlockLayout(collective, rank, root, chunks, every, every, True),
-        Collective.REDUCE: BlockLayout(collective, rank, root, chunks, every, at_root, rank == root),
-        Collective.BROADCAST: BlockLayout(collective, rank, root, chunks, at_root, every, rank == root),
-    }[collective]
+    """Lay out one of SPLIT: a buffer, the same on every rank that has it, cut into ``chunks``."""
+    return blocks(collective, rank, root, range(chunks))
 
 
 def blocks(collective: Collective, rank: int, root: int, ids: Sequence[int]) -> BlockLayout:
-    """Lay out REDUCESCATTER, ALLGATHER, GATHER or SCATTER: the block of rank *b* is chunk ``ids[b]``."""
-    every, own = tuple(ids), (ids[rank],)
-    at_root = every if rank == root else ()
-    contents = {
-        Collective.REDUCESCATTER: (every, own),
-        Collective.ALLGATHER: (own, every),
-        Collective.GATHER: (own, at_root),
-        Collective.SCATTER: (at_root, own),
-    }[collective]
-    return BlockLayout(collective, rank, root, len(every), *contents)
+    """Lay out a collective other than ALLTOALL: the block of rank *b* is chunk ``ids[b]``."""
+    traits = TRAITS[collective]
+
+    def chunks_of(buffer: CollectiveBuffer) -> Tuple[int, ...]:
+        if buffer.holders is Holders.NOBODY or (buffer.holders is Holders.ROOT and rank != root):
+            return ()
+        return (ids[rank],) if buffer.content is Content.BLOCK else tuple(ids)
+
+    input, output = chunks_of(traits.input), chunks_of(traits.output)
+    return BlockLayout(collective, rank, root, len(ids), input, output, traits.splits and bool(input and output))
 
 
 def pairs(rank: int, size: int) -> BlockLayout:
@@ -88,7 +83,7 @@ def pairs(rank: int, size: int) -> BlockLayout:
 
 def nothing(rank: int) -> BlockLayout:
     """Lay out BARRIER, which has no data."""
-    return BlockLayout(Collective.BARRIER, rank, 0, 0, (), ())
+    return blocks(Collective.BARRIER, rank, 0, ())
 
 
 def _own_scratch(steps: Sequence[Step]) -> Tuple[int, ...]:
@@ -127,8 +122,6 @@ def alone(collective: Collective, algorithm: str) -> Plan:
         return finish(algorithm, 1, nothing(0), ())
     if collective is Collective.ALLTOALL:
         layout = pairs(0, 1)
-    elif collective in SPLIT:
-        layout = split(collective, 0, 0, 1)
     else:
         layout = blocks(collective, 0, 0, (0,))
     return finish(algorithm, 1, layout, (copy(0, 1, final=collective in REDUCING),))

@@ -11,6 +11,7 @@ from typing import Dict, List, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl.plan import build
+from ddl.plan.collectives import TRAITS, Content
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import SPLIT
 from ddl.topology import Topology
@@ -53,7 +54,8 @@ class _Lowering:
     def _parts(self, topology: Topology) -> Dict[int, int]:
         """Return the part to which each chunk belongs."""
         plan = self.plan
-        if self.split or plan.collective in (Collective.ALLTOALL, Collective.BARRIER):
+        traits = TRAITS[plan.collective]
+        if Content.BLOCK not in (traits.input.content, traits.output.content):
             return {chunk: chunk for chunk in range(plan.chunks)}
         root = build(plan.collective, plan.algorithm, topology, plan.root, plan.root)
         by_rank = max((root.input, root.output), key=len)
