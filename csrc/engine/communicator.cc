@@ -8,8 +8,6 @@
 
 namespace ddl {
 
-namespace {}  // namespace
-
 Communicator::Communicator(const CommunicatorOptions& options)
     : options_(options),
       timeout_(options.timeout),

@@ -45,6 +45,8 @@ class Stage {
   // Call when it has ended, and the operation has, well: from now on this thread sees the results in the arrays.
   // Throws Error if what holds them has failed. Idempotent.
   virtual void finish() = 0;
+  // Whether it is `finish` that writes the results: then the arrays must live until it is called.
+  virtual bool writes_in_finish() const { return false; }
   // Whether a stream of a GPU can wait for the results, or only the host.
   virtual bool can_wait_on() const { return false; }
   // Lets what `stream` gets from now on wait for the results, and returns true; false if only the host can wait.

@@ -30,6 +30,7 @@ class WideAverage final : public Stage {
   bool ended() const override { return true; }
   void sleep(Nanoseconds) override {}
   void finish() override;
+  bool writes_in_finish() const override { return true; }
 
  private:
   const DType dtype_;

@@ -68,7 +68,7 @@ struct PyWork {
   std::shared_ptr<Handle> communicator;
   std::shared_ptr<Operation> operation;
   py::object result;
-  py::object arrays;  // kept until the result is in them, where the operation works on copies
+  py::object arrays;  // kept until `wait`, where that writes the result
 
   bool done() const { return Handle::done(*operation); }
   py::object wait(const std::optional<double>& timeout) {
@@ -141,8 +141,9 @@ std::shared_ptr<PyWork> start(std::shared_ptr<Handle> handle, const PyCall& call
   operation->label = label;
   const py::object arrays = py::make_tuple(call.input, call.output, call.call.residual);
   handle->start(operation, arrays);
+  const bool needs_them = operation->stage != nullptr && operation->stage->writes_in_finish();
   return std::make_shared<PyWork>(
-      PyWork{std::move(handle), operation, call.result, operation->stage == nullptr ? py::none() : arrays});
+      PyWork{std::move(handle), operation, call.result, needs_them ? arrays : py::object(py::none())});
 }
 
 // Runs a call that its arrays describe completely, without sleep. Null if it is done; else the operation under way,
