@@ -161,17 +161,17 @@ def test_racks_of_the_table_lay_out_the_job_and_what_is_split_off_it_whole(tmp_p
 class KnownTimes:
     """Calls whose times are known: on the communicator with this number they take so many times as long."""
 
-    now = 0.0  #: what the clock shows by which they are timed
+    seconds = 0.0  #: what the clock shows by which they are timed
 
     def __init__(self, number: int, times: float) -> None:
         self._number, self._times = number, times
 
     def run(self, world: ddl.Communicator) -> None:
-        KnownTimes.now += 0.002 * (self._times if world._group.number == self._number else 1)
+        KnownTimes.seconds += 0.002 * (self._times if world._group.number == self._number else 1)
 
     @classmethod
-    def perf_counter(cls) -> float:
-        return cls.now
+    def now(cls) -> float:
+        return cls.seconds
 
 
 def raced(large: float, small: float) -> Tuple[bool, str]:
@@ -181,7 +181,7 @@ def raced(large: float, small: float) -> Tuple[bool, str]:
     number = laid_out._group.number
     # Calls of known length: that racks lose is what no real cluster shows on demand.
     find_racks._allreduce = lambda *given: KnownTimes(number, small if given[-1] == find_racks._SMALL else large)  # type: ignore
-    turns.time = KnownTimes  # type: ignore[assignment,misc]
+    turns.clock = KnownTimes  # type: ignore[assignment,misc]
     won, why = find_racks._race(control, {0: control, 1: laid_out}, 1 << 20)
     return won is not None and won.seconds < won.default_seconds, why
 
@@ -237,12 +237,21 @@ def test_a_named_table_that_does_not_suit_is_an_error_on_all_ranks(spoil: Any, s
 
 # --- measuring ---
 
-#: Lets a rank's clock show a millisecond more whenever it is read. So what can be measured in a given time does not
-#: depend on how busy the machine is.
+#: Lets the clock by which a rank measures show a millisecond more whenever it is read. So what can be measured in a
+#: given time does not depend on how busy the machine is.
 TICKING = """
-import itertools, time
-ticks = itertools.count()
-time.perf_counter = lambda: 1e-3 * next(ticks)
+import itertools
+from ddl.tuning.measure import find_racks, links, race, sweep, turns
+
+class Ticking:
+    ticks = itertools.count()
+
+    @classmethod
+    def now(cls):
+        return 1e-3 * next(cls.ticks)
+
+for module in (find_racks, links, race, sweep, turns):
+    module.clock = Ticking
 """
 QUICK = [8, 4096, 65536, 1 << 20]
 
