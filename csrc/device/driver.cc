@@ -1,15 +1,13 @@
 #include "device/driver.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <map>
 #include <memory>
-#include <type_traits>
 
 #include "base/error.h"
 #include "base/mutex.h"
 #include "base/process.h"
+#include "device/driver_table.h"
 
 namespace ddl {
 
@@ -41,105 +39,6 @@ std::string configured DDL_GUARDED_BY(loading);
 std::atomic<bool> waiting_on_gpu{false};
 
 DriverUnusable unusable(const std::string& why) { return {why, false}; }
-
-}  // namespace
-
-// The functions that are called, by their exported names (which have the suffix of the version of their ABI).
-struct DriverTable {
-  void* library = nullptr;
-  int (*init)(unsigned) = nullptr;
-  int (*device_count)(int*) = nullptr;
-  int (*device_get)(int*, int) = nullptr;
-  int (*error_name)(int, const char**) = nullptr;
-  int (*context_retain)(ContextHandle*, int) = nullptr;
-  int (*context_push)(ContextHandle) = nullptr;
-  int (*context_pop)(ContextHandle*) = nullptr;
-  int (*pointer_attributes)(unsigned, int*, void**, DevicePointer) = nullptr;
-  int (*stream_create)(StreamHandle*, unsigned, int) = nullptr;
-  int (*stream_destroy)(StreamHandle) = nullptr;
-  int (*stream_query)(StreamHandle) = nullptr;
-  int (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
-  int (*stream_is_capturing)(StreamHandle, int*) = nullptr;
-  int (*exchange_capture_mode)(int*) = nullptr;
-  int (*event_create)(EventHandle*, unsigned) = nullptr;
-  int (*event_record)(EventHandle, StreamHandle) = nullptr;
-  int (*event_query)(EventHandle) = nullptr;
-  int (*event_destroy)(EventHandle) = nullptr;
-  int (*copy_down)(void*, DevicePointer, size_t, StreamHandle) = nullptr;
-  int (*copy_up)(DevicePointer, const void*, size_t, StreamHandle) = nullptr;
-  int (*host_register)(void*, size_t, unsigned) = nullptr;
-  int (*host_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
-  // Not in all drivers; null: this one lacks it.
-  int (*write_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;
-  int (*wait_for_word)(StreamHandle, DevicePointer, uint32_t, unsigned) = nullptr;
-  int (*version)(int*) = nullptr;
-  int (*device_name)(char*, int, int) = nullptr;
-  int (*device_address)(char*, int, int) = nullptr;
-  int (*device_attribute)(int*, int, int) = nullptr;
-  int (*device_memory)(size_t*, int) = nullptr;
-  int (*allocate)(DevicePointer*, size_t) = nullptr;
-  int (*free)(DevicePointer) = nullptr;
-  // Only the driver that tests use has these.
-  void (*ledger_access)(const void*, size_t, int, const char*) = nullptr;
-  void (*ledger_release)(const void*) = nullptr;
-  void (*ledger_acquire)(const void*) = nullptr;
-  void (*ledger_acquire_at_least)(const void*, uint32_t) = nullptr;
-};
-
-namespace {
-
-std::unique_ptr<DriverTable> load(const std::string& name) {
-  auto table = std::make_unique<DriverTable>();
-  // Never closed: its threads and exit handlers are its own.
-  table->library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (table->library == nullptr) {
-    const char* const why = ::dlerror();
-    throw DriverUnusable(name + " cannot be loaded (" + (why != nullptr ? why : "no reason given") + ")", true);
-  }
-  const auto find = [&](const char* symbol, auto* function) {
-    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(::dlsym(table->library, symbol));
-    return *function != nullptr;
-  };
-  const auto need = [&](const char* symbol, auto* function) {
-    if (!find(symbol, function)) throw unusable(name + " is no driver, or too old: it has no " + symbol);
-  };
-  need("cuInit", &table->init);
-  need("cuDeviceGetCount", &table->device_count);
-  need("cuDeviceGet", &table->device_get);
-  need("cuGetErrorName", &table->error_name);
-  need("cuDevicePrimaryCtxRetain", &table->context_retain);
-  need("cuCtxPushCurrent_v2", &table->context_push);
-  need("cuCtxPopCurrent_v2", &table->context_pop);
-  need("cuPointerGetAttributes", &table->pointer_attributes);
-  need("cuStreamCreateWithPriority", &table->stream_create);
-  need("cuStreamDestroy_v2", &table->stream_destroy);
-  need("cuStreamQuery", &table->stream_query);
-  need("cuStreamWaitEvent", &table->stream_wait_event);
-  need("cuStreamIsCapturing", &table->stream_is_capturing);
-  need("cuThreadExchangeStreamCaptureMode", &table->exchange_capture_mode);
-  need("cuEventCreate", &table->event_create);
-  need("cuEventRecord", &table->event_record);
-  need("cuEventQuery", &table->event_query);
-  need("cuEventDestroy_v2", &table->event_destroy);
-  need("cuMemcpyDtoHAsync_v2", &table->copy_down);
-  need("cuMemcpyHtoDAsync_v2", &table->copy_up);
-  need("cuMemHostRegister_v2", &table->host_register);
-  need("cuMemHostGetDevicePointer_v2", &table->host_device_pointer);
-  find("cuStreamWriteValue32_v2", &table->write_word);
-  find("cuStreamWaitValue32_v2", &table->wait_for_word);
-  find("cuDriverGetVersion", &table->version);
-  find("cuDeviceGetName", &table->device_name);
-  find("cuDeviceGetPCIBusId", &table->device_address);
-  find("cuDeviceGetAttribute", &table->device_attribute);
-  find("cuDeviceTotalMem_v2", &table->device_memory);
-  find("cuMemAlloc_v2", &table->allocate);
-  find("cuMemFree_v2", &table->free);
-  find("ddl_ledger_access", &table->ledger_access);
-  find("ddl_ledger_release", &table->ledger_release);
-  find("ddl_ledger_acquire", &table->ledger_acquire);
-  find("ddl_ledger_acquire_at_least", &table->ledger_acquire_at_least);
-  return table;
-}
 
 }  // namespace
 
@@ -183,7 +82,7 @@ Driver& Driver::get() {
 }
 
 Driver::Driver(const std::string& library) : table_(nullptr) {
-  std::unique_ptr<DriverTable> table = load(library);
+  std::unique_ptr<DriverTable> table = load_driver(library);
   table_ = table.get();
   const int code = table->init(0);
   if (code == kStub) throw unusable(library + " is the toolkit's stub, and no driver");

@@ -1,5 +1,5 @@
 // The GPU driver, libcuda.so.1: loaded when the first array on a GPU is passed, never before. No header and no
-// library of CUDA is needed to build. Only this file and driver.cc name CUDA.
+// library of CUDA is needed to build. Only this file, driver.cc and driver_table.* name CUDA.
 //
 // Each function makes one call of the driver and throws DriverError (the call, the error's name and number) if that
 // fails. Functions on streams and events need a current context: see Current. Thread-safe, as the driver is.
