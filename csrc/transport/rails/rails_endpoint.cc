@@ -18,22 +18,6 @@ constexpr Nanoseconds kStalled = 50 * kMillisecond;
 constexpr double kFaster = 1.5;
 constexpr uint64_t kNoFrame = ~uint64_t{0};
 
-// Copies bytes into the parts, behind the first `skip` bytes. Returns how many there was room for.
-size_t scatter(const iovec* parts, int n, size_t skip, const char* from, size_t bytes) {
-  size_t total = 0;
-  for (int i = 0; i < n && total < bytes; ++i) {
-    if (skip >= parts[i].iov_len) {
-      skip -= parts[i].iov_len;
-      continue;
-    }
-    const size_t step = std::min(parts[i].iov_len - skip, bytes - total);
-    std::memcpy(static_cast<char*>(parts[i].iov_base) + skip, from + total, step);
-    total += step;
-    skip = 0;
-  }
-  return total;
-}
-
 }  // namespace
 
 bool RailsEndpoint::open() const {
@@ -316,29 +300,11 @@ bool RailsEndpoint::deliverable(Rail* rail) {
 bool RailsEndpoint::set_aside(Rail* rail) {
   if (rail->copy() == 0) return false;
   if (rail->remaining() > 0) return true;
-  aside_[rail->coming().offset] = std::move(rail->copied());
+  early_.keep(rail->coming().offset, std::move(rail->copied()));
   answer_on_ = rail;
   rail->copied().clear();
   rail->finish();
   return true;
-}
-
-// Copies the stream's next bytes, if they were set aside, into the parts, behind the first `skip` bytes.
-size_t RailsEndpoint::take_aside(const iovec* parts, int n, size_t skip) {
-  size_t total = 0;
-  while (!aside_.empty() && aside_.begin()->first <= received_) {
-    const std::vector<char>& frame = aside_.begin()->second;
-    const size_t done = received_ - aside_.begin()->first;
-    if (done < frame.size()) {
-      const size_t step = scatter(parts, n, skip + total, frame.data() + done, frame.size() - done);
-      received_ += step;
-      total += step;
-      answer_due_ = true;
-      if (done + step < frame.size()) return total;
-    }
-    aside_.erase(aside_.begin());
-  }
-  return total;
 }
 
 void RailsEndpoint::answer(const Rail* rail) {
@@ -373,9 +339,11 @@ size_t RailsEndpoint::read(const iovec* parts, int n) {
   size_t room = 0, total = 0;
   for (int i = 0; i < n; ++i) room += parts[i].iov_len;
   for (bool moved = true; moved && total < room;) {
-    const size_t aside = take_aside(parts, n, total);
-    total += aside;
-    moved = aside > 0;
+    const size_t early = early_.take(received_, parts, n, total);
+    received_ += early;
+    total += early;
+    moved = early > 0;
+    answer_due_ = answer_due_ || moved;
     for (const auto& rail : rails_) {
       while (total < room && deliverable(rail.get())) {
         size_t bytes = 0;

@@ -7,7 +7,6 @@
 // rail ends, or falls silent, the frame goes again over another rail.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "base/error.h"
 #include "base/growing_ring.h"
 #include "transport/factory.h"
+#include "transport/rails/early_frames.h"
 #include "transport/rails/rail.h"
 
 namespace ddl {
@@ -66,7 +66,6 @@ class RailsEndpoint final : public Rails {
   void answer(const Rail* rail);
   bool deliverable(Rail* rail);
   bool set_aside(Rail* rail);
-  size_t take_aside(const iovec* parts, int n, size_t skip);
   size_t deliver(Rail* rail, const iovec* parts, int n, size_t skip);
   void look_after();
   void take_back(const Rail* rail);
@@ -96,8 +95,8 @@ class RailsEndpoint final : public Rails {
   bool answer_due_ = false;
   Nanoseconds stalled_ = 0;  // since when nothing could be read
   bool setting_aside_ = false;
-  std::map<uint64_t, std::vector<char>> aside_;  // frames that came early, by offset
-  const Rail* answer_on_ = nullptr;              // the rail that brought the last bytes: it works
+  EarlyFrames early_;
+  const Rail* answer_on_ = nullptr;  // the rail that brought the last bytes: it works
 };
 
 }  // namespace ddl
