@@ -16,8 +16,15 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 from device.fake_cuda import Fake  # noqa: E402
-from device.fake_torch import install, library  # noqa: E402
-from device.fake_torch.scenes import SCENES, play  # noqa: E402
+from device.fake_torch import (  # noqa: E402
+    install,
+    library,
+    memory_scenes,
+    order_scenes,
+    training_scenes,
+    value_scenes,
+)
+from device.fake_torch.scenes import play  # noqa: E402
 from device.jobs import gpu, total  # noqa: E402
 
 import ddl  # noqa: E402
@@ -31,6 +38,9 @@ def process() -> Iterator[ProcessPoolExecutor]:
     library()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
         yield executor
+
+
+SCENES = [*value_scenes.SCENES, *order_scenes.SCENES, *memory_scenes.SCENES, *training_scenes.SCENES]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
