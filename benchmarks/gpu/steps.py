@@ -110,8 +110,9 @@ def _right(library: str) -> List[GpuStep]:
     few = ["--fast", "-k", "other_calls_have or both_arrays or lost_rank or without_a_driver"] if library else []
     driver = ["--driver", "real", *(["--cuda-library", library] if library else [])]
     files = {
-        "arrays": ["tests/device/test_arrays.py"],
-        "arrays-stream": ["tests/device/test_arrays.py"],  # streams that wait for words may hang
+        "arrays": ["tests/device/test_arrays.py", "tests/device/test_works.py"],
+        # Streams that wait for words may hang.
+        "arrays-stream": ["tests/device/test_arrays.py", "tests/device/test_works.py"],
         "faults": ["tests/device/test_faults.py"],
         "reproducer": ["tests/gpu/test_reproducer.py"],
         "verbs": ["tests/gpu/test_verbs.py"],

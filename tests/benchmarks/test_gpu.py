@@ -420,7 +420,7 @@ def test_all_reduces_are_compared_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_real_driver_has_a_twin_of_the_fake() -> None:
     """Its library is the fake's here, but nothing controls it, and there is no ledger."""
-    files = ["tests/device/test_arrays.py", "tests/device/test_fake_memory.py"]
+    files = [f"tests/device/test_{name}.py" for name in ("arrays", "works", "fake_memory")]
     chosen = ["-k", "other_calls_have or both_arrays or arrivals or registration"]
     line = ["pytest", "-v", "-p", "no:cacheprovider", "--driver", "real", "--cuda-library", str(library())]
     done = run_module(*line, *chosen, *files)

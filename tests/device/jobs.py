@@ -8,11 +8,15 @@ from typing import Any, Dict, Iterator, List
 
 import drivers
 import numpy as np
+import pytest
 from device.fake_cuda import DeviceArray, Fake
 from device.fake_cuda.calls import DriverCalls
 from device.real_driver import RealDriver
 
 import ddl
+
+#: What waits for results: the host, or a stream.
+WAITS = pytest.mark.parametrize("wait", ["host", "stream"])
 
 
 def environment(**options: Any) -> Dict[str, str]:
