@@ -1,4 +1,4 @@
-"""``python -m benchmarks gpu``: steps that hang, die or are cut off, later calls, and its programs without a GPU."""
+"""Calls of ``python -m benchmarks gpu``: steps that hang, die or are cut off, and what a later call goes on with."""
 
 from __future__ import annotations
 
@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
-from device.fake_cuda.build import library
 from launch.launcher import eventually
 
 from benchmarks.gpu import record as record_module
-from benchmarks.gpu.allreduce import missed
-from benchmarks.gpu.bounds import LinkRates, bounds, rates_of
 from benchmarks.gpu.child import Ended, run_child
 from benchmarks.gpu.command import Runner
-from benchmarks.gpu.probe import QUESTIONS
-from benchmarks.gpu.pytest_output import outcomes
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.steps import BLOCKS, LONGEST, GpuStep, all_steps
-from benchmarks.gpu.summary import figure_of, summary
+from benchmarks.gpu.summary import summary
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,9 +40,6 @@ def runner(folder: Path, seconds: float = 250.0) -> Runner:
 
 def statuses(call: Runner) -> Dict[str, str]:
     return {name.partition(".")[2]: step["status"] for name, step in call.record.steps.items()}
-
-
-# --- steps and calls ---
 
 
 def test_steps_that_end_die_and_cannot_run(tmp_path: Path) -> None:
@@ -291,161 +283,3 @@ def test_what_decides_most_fits_a_call_of_400_seconds() -> None:
 def test_the_digest_names_the_sources() -> None:
     assert re.fullmatch("[0-9a-f]{12}", record_module.sources_digest())
     assert record_module.sources_digest() == record_module.sources_digest()
-
-
-def test_a_call_without_time_says_what_is_left(tmp_path: Path) -> None:
-    name = f"test-{os.getpid()}"
-    options = ["--rehearse", "--seconds", "0", "--name", name, "--also", str(tmp_path), "--blocks", "probe,training"]
-    try:
-        done = run_module("benchmarks", "gpu", *options)
-    finally:
-        kept = list((ROOT / "build" / "gpu").glob(f"gpu-{name}-*"))
-        for path in kept:
-            path.unlink()
-    assert done.returncode == 75, done.stderr
-    assert "17 steps are left: call it again" in done.stdout
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".txt", ".log"} and len(kept) == 2
-
-
-# --- what is made of outputs ---
-
-OUTPUT = """
-tests/gpu/test_verbs.py::test_other_verbs[2] PASSED                      [ 16%]
-tests/gpu/test_verbs.py::test_other_verbs[with a space] FAILED           [ 33%]
-tests/gpu/test_frameworks.py::test_arrays_of_cupy SKIPPED (there is no cupy) [ 40%]
-tests/gpu/test_verbs.py::test_that_hangs """
-END = "\nSKIPPED [3] tests/gpu/test_frameworks.py:60: there is no cupy\n"
-
-
-def test_output_of_pytest() -> None:
-    cut_off = outcomes(OUTPUT)
-    assert (cut_off["passed"], cut_off["failed"]) == (1, ["test_other_verbs[with a space]"])
-    assert cut_off["did not end"] == "test_that_hangs"
-    assert outcomes(END)["skipped"] == {"there is no cupy": 3}
-    text = figure_of({"status": "failed", "result": cut_off})
-    assert text == "1 passed, 1 failed, 0 skipped; did not end: test_that_hangs"
-
-
-RATES = LinkRates(down=50e9, up=40e9, memory=200e9)
-
-
-def test_bounds() -> None:
-    least = bounds(100 << 20, 2, 2 << 20, reduction=0.010, rates=RATES)
-    moved = 2 * (100 << 20)
-    assert (least.down, least.up) == pytest.approx((moved / 50e9, moved / 40e9))
-    assert least.memory == pytest.approx(4 * moved / 200e9)
-    assert least.slowest == "reduction"
-    assert least.all == pytest.approx(0.010 + 0.02 * (least.down + least.up))
-    small = bounds(8, 2, 2 << 20, reduction=1e-6, rates=RATES)
-    assert small.all == pytest.approx(small.down + small.up + 1e-6)  # one piece: the stages follow one another
-    assert bounds(1 << 30, 8, 2 << 20, reduction=0.01, rates=RATES).slowest == "up"
-
-
-def test_rates_are_those_of_a_real_gpu_only() -> None:
-    copies: Dict[str, Any] = {"rates": {"both_down": 1e9, "both_up": 2e9}, "fake": False}
-    steps = {"probe.copies": {"result": copies}, "probe.memory": {"result": {"bytes_per_second": 3e9}}}
-    assert rates_of(steps) == LinkRates(1e9, 2e9, 3e9)
-    copies["fake"] = True
-    assert rates_of(steps) is None and rates_of({}) is None
-
-
-def test_targets() -> None:
-    figure = {"share of the bound": 0.7, "times as fast as gloo": 1.5}
-    assert missed({1 << 20: figure}) == []
-    assert missed({16 << 20: figure}) == [
-        "16 MiB: 70 % of the bound, under 80 %",
-        "16 MiB: 1.50 times as fast as gloo, under 2",
-    ]
-    assert missed({16 << 20: {}}) == []
-
-
-# --- its programs, without a GPU ---
-
-
-def run_module(*line: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
-    return subprocess.run(
-        [sys.executable, "-m", *line], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240
-    )
-
-
-@pytest.mark.few(4)
-@pytest.mark.processes
-@pytest.mark.parametrize("question", sorted(QUESTIONS))
-def test_the_probe_asks(question: str, tmp_path: Path) -> None:
-    file = tmp_path / "answer.json"
-    done = run_module("benchmarks.gpu.probe", question, "--json", str(file), DDL_CUDA_LIBRARY=str(library()))
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(file.read_text())
-    assert answer.pop("fake") is True and answer
-    expected: Dict[str, List[Any]] = {
-        "shared": ["copied", True, True],
-        "wait": [False, True, True],
-        "free": [False, False, False, False, False, True],
-        "depth": [1021, True, 511, True],
-    }
-    if question in expected:
-        assert list(answer.values())[: len(expected[question])] == expected[question]
-    if question == "wait":
-        assert answer["results are right"]
-
-
-def test_a_probe_without_a_driver_says_so() -> None:
-    done = run_module("benchmarks.gpu.probe", "copies", DDL_CUDA_LIBRARY="libcuda-of-nobody.so")
-    assert done.returncode == 1 and "libcuda-of-nobody.so cannot be loaded" in done.stderr
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_all_reduces_are_compared_on_the_cpu(tmp_path: Path) -> None:
-    steps = {
-        "probe.copies": {"result": {"rates": {"both_down": 1e9, "both_up": 1e9}, "fake": False}},
-        "probe.memory": {"result": {"bytes_per_second": 1e10}},
-    }
-    (tmp_path / "record.json").write_text(json.dumps({"steps": steps}))
-    options = ["--device", "cpu", "--sizes", "8,64K", "--seconds", "0.05", "--json", str(tmp_path / "out.json")]
-    job = ["ddl.launch", "-np", "2", "--no-prefix", sys.executable, "-m", "benchmarks.gpu.allreduce", *options]
-    done = run_module(*job, "--rates", str(tmp_path / "record.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads((tmp_path / "out.json").read_text())
-    assert facts["ranks"] == 2 and list(facts["sizes"]) == ["8", "65536"]
-    figure = facts["sizes"]["65536"]
-    assert figure["bounds"]["down"] == pytest.approx(2 * 65536 / 1e9)
-    assert figure["share of the bound"] == pytest.approx(figure["bounds"]["all"] / figure["ddl"]["median"])
-    assert {"ddl", "gloo", "host"} < set(figure) and figure["ddl"]["calls"] >= 3
-    assert done.stdout.splitlines()[0].split()[:4] == ["size", "ddl", "gloo", "host"]
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_a_real_driver_has_a_twin_of_the_fake() -> None:
-    """Its library is the fake's here, but nothing controls it, and there is no ledger."""
-    files = [f"tests/device/test_{name}.py" for name in ("arrays", "works", "fake_memory")]
-    chosen = ["-k", "other_calls_have or both_arrays or arrivals or registration"]
-    line = ["pytest", "-v", "-p", "no:cacheprovider", "--driver", "real", "--cuda-library", str(library())]
-    done = run_module(*line, *chosen, *files)
-    assert done.returncode == 0, done.stdout
-    found_out = outcomes(done.stdout)
-    assert found_out["passed"] == 5 and not found_out["failed"]
-    assert found_out["skipped"] == {
-        "only the fake driver can do this: it counts calls, and there is an older driver": 1,
-        "only the fake driver can do this: it is what is tested here": 1,
-    }
-
-
-# --- the build without a network ---
-
-
-def test_flags_of_the_build_without_cmake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "environments"))
-    import gpu_machine as offline
-
-    rules = offline.CMakeRules()
-    assert {"-ffp-contract=off", "-Wall"} <= set(rules.common)
-    names = {source.relative_to(ROOT).as_posix() for source in rules.sources}
-    assert len(names) > 40 and "csrc/python/module.cc" in names
-    if os.uname().machine == "x86_64":
-        assert "-mavx512f" in rules.flags(ROOT / "csrc/reduce/kernels_avx512_x86.cc")
-        assert not any(name.endswith("_generic.cc") for name in names)
-    assert "-mavx2" not in rules.flags(ROOT / "csrc/python/module.cc")
-    assert not any("$" in flag for source in rules.sources for flag in rules.flags(source))
