@@ -158,7 +158,7 @@ class Generations:
     @property
     def stop_is_planned(self) -> bool:
         """Whether ranks are to join or leave between two steps, now or soon. Costs nothing."""
-        return self._participant.stop_is_planned
+        return self._participant.stop.is_planned
 
     @property
     def is_held(self) -> bool:
@@ -172,19 +172,19 @@ class Generations:
         """
         machine = self._participant
         with self._changed:  # so that what the store was told, and what the script does next, agree
-            machine.finished = finished
-            if not machine.stop_is_planned:
+            machine.stop.finished = finished
+            if not machine.stop.is_planned:
                 return False
             record = self._record
         self._do(lambda machine, now: machine.step_finished(finished))
 
         def settled() -> bool:
-            return self._record is not record or machine.stops_here or machine.may_begin or bool(self._over)
+            return self._record is not record or machine.stop.is_reached or machine.stop.may_begin or bool(self._over)
 
         with self._changed:
             if not self._changed.wait_for(settled, self.limits.patience):
                 raise RendezvousError(f"the store has not said where to stop for {self.limits.patience:g} s")
-            return self._record is not record or machine.stops_here or bool(self._over)
+            return self._record is not record or machine.stop.is_reached or bool(self._over)
 
     def next_record(self, after: int, timeout: float) -> GenerationRecord:
         """Return the generation that follows ``after``, once it is decided. Blocking.

@@ -80,8 +80,8 @@ class SimScript:
 
     def _begin_step(self) -> None:
         machine = self._rank.participant
-        machine.finished = self.finished
-        if machine.stop_is_planned:
+        machine.stop.finished = self.finished
+        if machine.stop.is_planned:
             self._held = self._rank.record
             self._become("held")
             self._rank.step_finished(self.finished)
@@ -207,9 +207,9 @@ class SimScript:
         if machine.over and self.state_name in ("held", "waiting", "installing", "loading", "computing", "raising"):
             self._exit()
         elif self.state_name == "held":
-            if self._rank.record is not self._held or machine.stops_here:
+            if self._rank.record is not self._held or machine.stop.is_reached:
                 self._change()
-            elif machine.may_begin:
+            elif machine.stop.may_begin:
                 self._compute()
         elif self.state_name == "waiting" and record is not None and record.generation > self._waits_after:
             delay = self._world.chance.between(0.005, 0.05, f"install {self._rank.name} {record.generation}")

@@ -153,9 +153,9 @@ def test_a_plan_ends_with_its_store_also_for_who_has_not_missed_it() -> None:
     member.step_finished(8)
     member.heard({"type": "where", "plan": [0, -1, 1]}, 0.0)
     member.heard({"type": "stop_at", "plan": [0, -1, 1], "step": 9}, 0.0)
-    assert member.stop_is_planned
+    assert member.stop.is_planned
     member.heard_member(0, told_of_store(0, "new"), 0.0)
-    assert not member.stop_is_planned and member.step_finished(9) == [] and member.may_begin
+    assert not member.stop.is_planned and member.step_finished(9) == [] and member.stop.may_begin
 
 
 def test_a_step_that_began_late_because_of_the_store_is_nobodys_fault() -> None:
@@ -165,13 +165,13 @@ def test_a_step_that_began_late_because_of_the_store_is_nobodys_fault() -> None:
     member.step_finished(8)
     assert not member.is_held
     member.heard({"type": "where", "plan": [0, -1, 1]}, 0.0)
-    assert member.may_begin and not member.is_held  # it is in step 9
+    assert member.stop.may_begin and not member.is_held  # it is in step 9
     member.step_finished(9)
-    assert not member.may_begin and member.is_held
+    assert not member.stop.may_begin and member.is_held
     member.heard({"type": "stop_at", "plan": [0, -1, 1], "step": 11}, 4.0)
-    assert member.may_begin and member.is_held
+    assert member.stop.may_begin and member.is_held
     member.step_finished(10)
-    assert member.may_begin and not member.is_held
+    assert member.stop.may_begin and not member.is_held
 
 
 def test_who_waits_for_the_next_generation_is_late_for_no_operation() -> None:

@@ -28,6 +28,7 @@ from typing import Any, Dict, List, Optional
 from ddl.errors import ProtocolError
 from ddl.store.membership.acceptor import Acceptor, VoteCell
 from ddl.store.membership.election import CUT_OFF, ELECTION_GRACE, Election
+from ddl.store.membership.member_stop import MemberStop
 from ddl.store.membership.records import FIRST_BALLOT, BallotNumber, GenerationRecord, ballot_of, record_of
 from ddl.store.messages import Message, Outgoing, integer, text
 
@@ -61,7 +62,7 @@ class Participant:
         self.store: Optional[BallotNumber] = store  #: the store that it is connected to; None: gone
         self.over = ""  #: why this process cannot go on
         self.asked_to_leave = False  #: that is why
-        self.finished = 0  #: steps that its script has finished
+        self.stop = MemberStop(incarnation)  #: where its script stops for a planned change
         self._own = Acceptor(incarnation, cell)
         self._acceptors = {incarnation: self._own}  # and those of the dead for whom it votes
         self.newcomer = newcomer  #: it is in no generation yet
@@ -74,11 +75,6 @@ class Participant:
         self._installed: Optional[Message] = None
         self._caught_up = False
         self._went: Optional[List[Any]] = None if newcomer else []  # what ``go`` brought, of the present generation
-        self._plan: List[int] = []  # of the last planned stop
-        self._hold: Optional[int] = None  # so many finished steps, and not another one
-        self._stop_at: Optional[int] = None
-        self._stopped = False
-        self._waited = (-1, -1)  # the generation and the finished steps with which it last waited to begin another one
         self._dead: Dict[int, str] = {}
         self._election: Optional[Election] = None
         self._until: Optional[float] = None  # when it gives up to wait for a store
@@ -123,7 +119,7 @@ class Participant:
         if self.over or self._election is not None:
             return []
         self.store = None
-        self._drop_plan()
+        self.stop.drop()
         self._until = self._until or now + self._patience
         # Perhaps it is the store before that has ended, while this member connects to the next one.
         first = now + ELECTION_GRACE if self._following else now
@@ -158,7 +154,7 @@ class Participant:
     def _follow(self, ballot: BallotNumber, address: str) -> Outgoing:
         self.last_store, self._address, self.store, self._election = ballot, address, None, None
         self._following, self._connecting, self._reached = True, True, False
-        self._drop_plan()
+        self.stop.drop()
         return [(SELF, {"type": "follow", "ballot": list(ballot), "address": address})]
 
     # --- what the store says ---
@@ -175,7 +171,7 @@ class Participant:
         if kind == "go":
             return self._go(message)
         if kind in ("where", "stop_at"):
-            return self._planned(message)
+            return [(STORE, answer) for answer in self.stop.heard(message)]
         if kind == "left_out":
             self.over, self.asked_to_leave = text(self.incarnation, message, "reason"), message.get("asked") is True
             return [(SELF, {"type": "left_out", "reason": self.over})]
@@ -216,7 +212,7 @@ class Participant:
         for voter in [v for v in self._acceptors if v not in record.members and v != self.incarnation]:
             del self._acceptors[voter]  # nobody asks for its vote any more
         self._ready, self._installed, self._went = None, None, None
-        self._drop_plan()
+        self.stop.drop()
         return [(SELF, {"type": "generation", "record": record.message()})]
 
     def _go(self, message: Message) -> Outgoing:
@@ -228,33 +224,11 @@ class Participant:
         self._went, self._installed = values, None
         return [(SELF, {"type": "go", "generation": generation, "values": values})]
 
-    # --- planned stops ---
-
-    def _planned(self, message: Message) -> Outgoing:
-        plan = message.get("plan")
-        if not isinstance(plan, list) or len(plan) != 3 or not all(type(part) is int for part in plan):
-            raise ProtocolError(f"the store plans {plan!r:.100}, which makes no sense")
-        if message["type"] == "where" and plan > self._plan:
-            self._plan, self._hold, self._stop_at, self._stopped = plan, self.finished + 1, None, False
-            return [(STORE, {"type": "at", "plan": plan, "step": self.finished})]
-        if message["type"] == "stop_at" and plan == self._plan:
-            self._stop_at, self._hold = integer(self.incarnation, message, "step", low=self.finished), None
-            return self._stop_if_due()
-        return []
+    # --- what the script does ---
 
     def step_finished(self, finished: int) -> Outgoing:
-        """The script has finished so many steps. ``may_begin`` tells whether it may begin another one."""
-        self.finished = finished
-        if not self.may_begin:
-            self._waited = (self.record.generation, finished)
-        return self._stop_if_due()
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether the script may begin another step now; else it waits for the store, or for a generation."""
-        if self._stop_at is not None:
-            return self.finished < self._stop_at
-        return self._hold is None or self.finished < self._hold
+        """The script has finished so many steps. ``stop`` tells whether it may begin another one."""
+        return [(STORE, message) for message in self.stop.step_finished(finished, self.record.generation)]
 
     @property
     def is_held(self) -> bool:
@@ -263,40 +237,15 @@ class Participant:
         Its communicators may be over, and the next generation is not there. Or it waits to begin a step, since the
         store takes long to say where to stop, as it has to wait for a rank that is slow, or stopped.
         """
-        waits = not self.may_begin or self._waited == (self.record.generation, self.finished)
-        return waits or self._broken == self.record.generation or self._ready is not None
-
-    @property
-    def stop_is_planned(self) -> bool:
-        """Whether the script is to stop, now or soon, for a planned change."""
-        return self._hold is not None or self._stop_at is not None
-
-    @property
-    def stops_here(self) -> bool:
-        """Whether the script is where all stop for a planned change."""
-        return self._stop_at is not None and self.finished >= self._stop_at
-
-    def _drop_plan(self) -> None:
-        """Stop nowhere: the store that planned it is not followed any more, or its change has come.
-
-        Also a member that hears of a new store before it misses the old one: it alone would stop, and the others wait.
-        """
-        self._plan, self._hold, self._stop_at, self._stopped = [], None, None, False
-
-    def _stop_if_due(self) -> Outgoing:
-        if self._stop_at is None or self._stopped or self.finished < self._stop_at:
-            return []
-        self._stopped = True
-        return [(STORE, {"type": "stopped", "plan": self._plan, "step": self.finished})]
-
-    # --- what the script does ---
+        generation = self.record.generation
+        return self.stop.delays(generation) or self._broken == generation or self._ready is not None
 
     def wants_next(self, after: int) -> Outgoing:
         """The script's communicators of generation ``after`` are broken, and it wants the next one."""
         if self.over or after != self._told or self._ready == after or after < self.record.generation:
             return []
         self._ready = self._told
-        if self._stopped:
+        if self.stop.was_told:
             return []  # the store waits for the others to stop, too; a new store would not know
         return self._to_store({"type": "ready", "generation": self._told})
 
