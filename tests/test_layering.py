@@ -94,6 +94,7 @@ PURE = ("ddl.topology", "ddl.blame", "ddl.plan", "ddl.plan.lower", "ddl.tuning",
 #: So do the state machines, which their pumps and tests/simulation hand events and the time.
 STATE_MACHINES = (
     *("ddl.store.membership", "ddl.store.verdict", "ddl.store.deadlock"),
+    *("ddl.store.inquiry", "ddl.store.explanation"),
     *("ddl.launch.job.elastic_hosts", "ddl.launch.job.elastic_places", "ddl.launch.job.elastic_prospects"),
 )
 IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())

@@ -1,13 +1,19 @@
-"""``Inquiry``: the store asks all ranks of a communicator what they do, since one of them waits; see verdict.py."""
+"""``Inquiry``: the store asks all ranks of a communicator what they do, since one of them waits; see verdict.py.
+
+Here is what they may answer, and the check of it: a malformed answer raises ``ProtocolError``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Set
 
-from ddl.store.messages import Message
+from ddl.store.deadlock import Wait
+from ddl.store.messages import Message, integer, rows, seconds, text
 
-__all__ = ["Inquiry"]
+__all__ = ["Inquiry", "checked_state", "checked_suspicion"]
+
+_MOST_WAITS = 1000  # of one rank
 
 
 @dataclass
@@ -47,3 +53,36 @@ class Inquiry:
         said = {rank: state["op"] for rank, state in self.states.items() if state["submitted"] >= 0}
         said.update({rank: suspect["op"] for rank, suspect in self.suspects.items()})
         return {rank: op for rank, op in sorted(said.items()) if op}
+
+
+def checked_suspicion(rank: int, message: Message, size: int) -> Message:
+    """Return what ``rank``, which waits in an operation of a job of ``size`` ranks, says of itself."""
+    return {
+        "op": text(rank, message, "op"),
+        "waits": _waits(rank, message),
+        "doing": text(rank, message, "doing", default=""),
+        "seconds": seconds(rank, message, "seconds", default=0.0),
+        "final": message.get("final") is True,
+        "peer": integer(rank, message, "peer", low=-1, high=size - 1, default=-1),
+        "reason": text(rank, message, "reason", default=""),
+        "shortage": text(rank, message, "shortage", default=""),
+        "awaits_gpu": message.get("awaits_gpu") is True,
+    }
+
+
+def checked_state(rank: int, message: Message) -> Message:
+    """Return what ``rank`` answers to a question."""
+    return {
+        "submitted": integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
+        "op": text(rank, message, "op"),
+        "waits": _waits(rank, message),
+        "doing": text(rank, message, "doing", default=""),
+        "shortage": text(rank, message, "shortage", default=""),
+        "awaits_gpu": message.get("awaits_gpu") is True,
+        "held": message.get("held") is True,
+    }
+
+
+def _waits(rank: int, message: Message) -> FrozenSet[Wait]:
+    waits = rows(rank, message, "waits", width=3, most=_MOST_WAITS)
+    return frozenset((comm, seq, needs) for comm, seq, needs in waits)

@@ -24,14 +24,14 @@ those of deadlock.py; ``seconds`` how long the rank has waited, as it has said, 
 
 from __future__ import annotations
 
-import collections
 from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 from ddl.errors import ProtocolError
-from ddl.store.deadlock import Deadlocks, Wait
-from ddl.store.inquiry import Inquiry
-from ddl.store.messages import Message, Outgoing, integer, rows, seconds, text
+from ddl.store.deadlock import Deadlocks
+from ddl.store.explanation import explain, mismatch
+from ddl.store.inquiry import Inquiry, checked_state, checked_suspicion
+from ddl.store.messages import Message, Outgoing, integer, text
 from ddl.text.rank_names import FEW, name_ranks
 
 __all__ = ["ALL", "DOUBT_GRACE", "JobVerdicts", "LOST_GRACE", "PROBE_GRACE", "REPEAT", "TELL_AFTER"]
@@ -42,7 +42,6 @@ PROBE_GRACE = 0.25  #: seconds that ranks have to answer a probe
 DOUBT_GRACE = 1.0  #: more seconds, before anybody is blamed, for ranks that answered the probes before this one
 TELL_AFTER = 5.0  #: seconds of waiting before a rank says so: first steps, and some others, take seconds in any job
 REPEAT = 8.0  #: seconds until a rank may be told again that an operation waits; ranks ask every 10
-_MOST_WAITS = 1000  # of one rank
 _CAUSE_LIMIT = 1000  #: characters of a failure that another one tells of
 
 _Key = Tuple[int, int]
@@ -87,9 +86,8 @@ class JobVerdicts:
         self._deadlocks = Deadlocks()
         self._told_of: Dict[int, Tuple[int, float]] = {}  # by communicator: of which stall a rank was told, and when
         self._probes = 0
-        self._silent: Dict[
-            int, int
-        ] = {}  # rank -> the first probe that it owes an answer to; it has said nothing since
+        # Rank -> the first probe that it owes an answer to; it has said nothing since.
+        self._silent: Dict[int, int] = {}
 
     @property
     def present(self) -> bool:
@@ -170,6 +168,10 @@ class JobVerdicts:
         probing.deadline = now + DOUBT_GRACE
         return True
 
+    def _silent_since(self, rank: int) -> int:
+        """Return the first probe that ``rank`` owes an answer to."""
+        return self._silent.get(rank, self._probes + 1)
+
     def next_deadline(self) -> Optional[float]:
         """When ``tick`` has something to do; None if nothing is waiting."""
         waiting = [s.deadline for s in self._suspicions.values()] + [r.deadline for r in self._rounds.values()]
@@ -220,17 +222,7 @@ class JobVerdicts:
         if kind != "stalled":
             raise ProtocolError(f"rank {rank} sent a suspicion of unknown kind {kind!r:.100}")
         seq = integer(rank, message, "seq", low=0)
-        suspect = {
-            "op": text(rank, message, "op"),
-            "waits": self._waits(rank, message),
-            "doing": text(rank, message, "doing", default=""),
-            "seconds": seconds(rank, message, "seconds", default=0.0),
-            "final": message.get("final") is True,
-            "peer": integer(rank, message, "peer", low=-1, high=self._size - 1, default=-1),
-            "reason": text(rank, message, "reason", default=""),
-            "shortage": text(rank, message, "shortage", default=""),
-            "awaits_gpu": message.get("awaits_gpu") is True,
-        }
+        suspect = checked_suspicion(rank, message, self._size)
         if self._decided(comm, members):
             return []
         self._groups[comm] = members
@@ -259,15 +251,7 @@ class JobVerdicts:
 
     def _state(self, rank: int, message: Message, now: float) -> Outgoing:
         probe = integer(rank, message, "probe", low=0)
-        state: Message = {
-            "submitted": integer(rank, message, "submitted", low=-1),  # -1: not a member of the communicator
-            "op": text(rank, message, "op"),
-            "waits": self._waits(rank, message),
-            "doing": text(rank, message, "doing", default=""),
-            "shortage": text(rank, message, "shortage", default=""),
-            "awaits_gpu": message.get("awaits_gpu") is True,
-            "held": message.get("held") is True,
-        }
+        state = checked_state(rank, message)
         for key, probing in self._rounds.items():
             if probing.probe == probe and rank in probing.waiting:
                 probing.states[rank] = state
@@ -294,24 +278,14 @@ class JobVerdicts:
             raise ProtocolError(f"rank {rank}: 'members' of a suspicion is {members!r:.100}, not a list of ranks")
         return frozenset(members)
 
-    def _waits(self, rank: int, message: Message) -> FrozenSet[Wait]:
-        waits = rows(rank, message, "waits", width=3, most=_MOST_WAITS)
-        return frozenset((comm, seq, needs) for comm, seq, needs in waits)
-
     def _judge(self, key: _Key, now: float) -> Outgoing:
         """Decide a round of questions. Mismatches and dead ranks always count, slow ones only at the deadline."""
         comm, seq = key
         probing = self._rounds.pop(key)
         # Send and recv are not numbered (0): what others are in says nothing about them.
-        said = probing.operations() if seq != 0 else {}
-        if len(set(said.values())) > 1:
-            # Show the call that most ranks made, and one that differs. Blame no rank: nobody knows which is wrong.
-            usual = collections.Counter(said.values()).most_common(1)[0][0]
-            typical = next(rank for rank, op in said.items() if op == usual)
-            odd = next(rank for rank, op in said.items() if op != usual)
-            first, second = self._names([typical]), self._names([odd])
-            reason = f"{first} called {usual} but {second} called {said[odd]} as operation #{seq}"
-            return self._fail(comm, "CollectiveMismatch", -1, reason)
+        different = mismatch(probing.operations(), seq, self._names) if seq != 0 else ""
+        if different:
+            return self._fail(comm, "CollectiveMismatch", -1, different)
         if seq == 0 and not probing.final:
             # What it sent before may still be on its way. Whether it comes is for the rank that waits to see.
             waiting = sorted((rank, suspect["peer"]) for rank, suspect in probing.suspects.items())
@@ -327,7 +301,7 @@ class JobVerdicts:
         refusal = self._refuse_deadlock(stuck) if stuck else []
         if refusal:
             return refusal
-        culprit, reason = self._explain(probing, seq)
+        culprit, reason = explain(probing, seq, self._departed, self._silent_since, self._names)
         if probing.final:
             return self._fail(comm, "CollectiveTimeout", culprit, reason)
         if culprit < 0:
@@ -358,38 +332,6 @@ class JobVerdicts:
         called = probing.suspects.keys() | {r for r, state in probing.states.items() if state["submitted"] >= seq > 0}
         stall = {"type": "stall", "comm": comm, "seq": seq, "others": len(called) - 1, "text": reason}
         return [(rank, {**stall, "seconds": probing.suspects[rank]["seconds"]}) for rank in waiting]
-
-    def _explain(self, probing: Inquiry, seq: int) -> Tuple[int, str]:
-        answered = probing.states.keys() | probing.suspects.keys()
-        silent = sorted(probing.members - answered - self._departed.keys())
-        if silent:
-            verb, whose = ("does", "its host is") if len(silent) == 1 else ("do", "their hosts are")
-            first = min(silent, key=lambda rank: (self._silent.get(rank, self._probes + 1), rank))
-            return first, f"{self._names(silent)} {verb} not answer (stopped, or {whose} unreachable or very slow)"
-        behind = {r: s for r, s in sorted(probing.states.items()) if 0 <= s["submitted"] < seq}
-        behind = {r: s for r, s in behind.items() if r not in probing.suspects}
-        if behind and all(state["held"] for state in behind.values()):
-            verb = "has" if len(behind) == 1 else "have"
-            return -1, f"{self._names(behind)} {verb} not called it before the change of ranks that is under way"
-        behind = {r: s for r, s in behind.items() if not s["held"]}
-        if behind:
-            rank = min(behind)
-            others = [other for other in behind if other != rank]
-            more = f" ({self._names(others)} {'has' if len(others) == 1 else 'have'} not called it either)"
-            doing = f"; it {behind[rank]['doing']}" if behind[rank]["doing"] else ""
-            return rank, f"{self._names([rank])} has not called it{doing}{more if others else ''}"
-        for rank, lack in probing.shortages().items():
-            return rank, f"{self._names([rank])} cannot make the connections for it: {lack}"
-        waiting = probing.awaiting_gpus()
-        if waiting:
-            gpus = "its GPU has" if len(waiting) == 1 else "their GPUs have"
-            return waiting[0], f"{self._names(waiting)} called it, but {gpus} not copied the array to the host"
-        asker = probing.suspects[probing.asker]
-        if seq == 0:  # send and recv are not numbered: only the two sides know of them
-            return asker["peer"], asker["reason"] or "the other side has not called its part"
-        late = sorted(probing.suspects)
-        verb = "has" if len(late) == 1 else "have"
-        return -1, f"every rank answers and has called it, but {self._names(late)} {verb} not finished it"
 
     def _decided(self, comm: int, members: FrozenSet[int]) -> bool:
         return comm in self._failures or ALL in self._lost or not members.isdisjoint(self._lost)
