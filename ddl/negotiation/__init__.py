@@ -1,7 +1,8 @@
 """Named operations: submitted in any order, run when all ranks have submitted them, in an order that all agree on.
 
 ``signature.py`` says what ranks must agree on, ``ballot.py`` how a rank tells the others what it has submitted,
-``agreement.py`` what follows from all ballots, ``negotiator.py`` runs it, ``pending.py`` is what a caller holds.
+``agreement.py`` what follows from all ballots, ``submissions.py`` keeps what this rank has submitted, ``negotiator.py``
+runs it, ``pending.py`` is what a caller holds.
 """
 
 from __future__ import annotations

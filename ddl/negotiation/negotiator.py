@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from functools import reduce
 from operator import or_
-from typing import Callable, Deque, Dict, List, Optional, Sequence, Union
+from typing import Callable, Optional, Sequence, Union
 
 from ddl import _core, clock
 from ddl.communicator import Communicator
@@ -30,10 +29,11 @@ from ddl.errors import (
     InvalidState,
 )
 from ddl.negotiation import ballot, timeline
-from ddl.negotiation.agreement import UNNAMED, Agreement, News, RoundOutcome
+from ddl.negotiation.agreement import Agreement, News, RoundOutcome
 from ddl.negotiation.ballot_exchange import BallotExchange
 from ddl.negotiation.pending import CompletedOperation, Pending, Request, Waitable
 from ddl.negotiation.signature import Signature
+from ddl.negotiation.submissions import Submissions
 
 __all__ = ["Negotiator"]
 
@@ -73,15 +73,13 @@ class Negotiator:
         self._wake = threading.Condition(self._lock)
         # Who goes from round to round: the thread, or the caller that waits for this operation.
         self._driver: Union[None, threading.Thread, Pending] = None
-        self._pending: Dict[str, Pending] = {}
-        self._unnamed: Deque[Pending] = deque()  # behind the one that was submitted
+        self._submissions = Submissions(self._agreement)
         self._joining: Optional[Pending] = None
         self._pause = _PAUSE
-        self._rounds = 0  # that have ended
         self._error: Optional[Error] = None
         self._thread: Optional[threading.Thread] = None
         self._calls = communicator._group.named_calls  # where the agent sees what is waited for
-        self._calls.is_used, self._calls.texts = True, _texts_of(self._pending)
+        self._calls.is_used, self._calls.texts = True, self._submissions.texts
 
     # --- submitting ---
 
@@ -165,7 +163,7 @@ class Negotiator:
             raise InvalidState(
                 f"{self._who} {request.text()}: this rank has joined; it can submit nothing until all have"
             )
-        if request.name in self._pending and request.name != UNNAMED:
+        if self._submissions.is_under_way(request.name):
             raise InvalidArgument(
                 f"{self._who} {request.text()}: an operation of this name is under way on this rank; wait for it, or "
                 "give each its own name"
@@ -175,19 +173,11 @@ class Negotiator:
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"{self._who} {request.text()}: a name must be Unicode text: {error}") from None
         pending = self._new_pending(request, self._timeout)
-        if request.name in self._pending:
-            self._unnamed.append(pending)
-        else:
-            self._submit(pending)
+        self._submissions.add(pending)
         return pending
 
     def _new_pending(self, request: Request, deadline: float) -> Pending:
         return Pending(request, self._overdue, self._in_words, deadline, self._calls.waiting)
-
-    def _submit(self, pending: Pending) -> None:
-        self._pending[pending.request.name] = pending
-        pending.round = self._rounds
-        self._agreement.submit(pending.request.name, pending.request.signature)
 
     def _check(self, request: Request) -> None:
         if self._error is not None:
@@ -243,7 +233,7 @@ class Negotiator:
         news = self._exchange_ballots(awake)
         if news is None:
             return
-        self._rounds += 1
+        self._submissions.rounds += 1
         communicator, agreement = self._communicator, self._agreement
         with self._lock:
             outcome = agreement.unanimous(self._ballots.cast)
@@ -267,7 +257,7 @@ class Negotiator:
         if recorder is not None and recorder.mark_cycles:
             recorder.cycle()
         with self._lock:
-            oldest = next(iter(self._pending.values()), None)
+            oldest = self._submissions.oldest
             overdue = oldest is not None and oldest.overdue
             vote, news = self._agreement.vote()
             # Others may go on for as long as they like while this rank has joined.
@@ -338,10 +328,7 @@ class Negotiator:
     def _settled(self, name: str) -> Optional[Pending]:
         """Return the operation if this rank had submitted it; one without a name makes way for the next."""
         with self._lock:
-            pending = self._pending.pop(name, None)
-            if pending is not None and name == UNNAMED and self._unnamed:
-                self._submit(self._unnamed.popleft())
-        return pending
+            return self._submissions.settle(name)
 
     # --- failing ---
 
@@ -351,9 +338,7 @@ class Negotiator:
         with self._lock:
             if self._error is None:
                 self._error = error
-            failed = [*self._pending.values(), *self._unnamed, *([self._joining] if self._joining else [])]
-            self._pending.clear()
-            self._unnamed.clear()
+            failed = [*self._submissions.take_all(), *([self._joining] if self._joining else [])]
             self._joining = None
             self._wake.notify_all()
         for pending in failed:
@@ -375,12 +360,12 @@ class Negotiator:
         keeps everybody from ending a round: the core waits for it, too, and soon says which one it is.
         """
         request = pending.request
-        if not driving and self._driver is not None and self._rounds < pending.round + 2:
+        if not driving and self._driver is not None and not self._submissions.has_been_voted_on(pending):
             pending.settled(_VERDICT)
         with self._lock:
-            if pending is not self._pending.get(request.name) and pending not in self._unnamed:
+            if pending not in self._submissions:
                 return
-            known = self._rounds >= pending.round + 2
+            known = self._submissions.has_been_voted_on(pending)
             me = self._ranks[self._communicator.rank]  # it may have submitted it after the last round
             missing = [rank for rank in self._agreement.missing(request.name) if rank != me and known]
         who = f"rank(s) {', '.join(map(str, missing))} did not submit it, as far as this rank knows" if missing else ""
@@ -391,11 +376,6 @@ class Negotiator:
         self._fail(CollectiveTimeout(reason))
         # Nobody is blamed: this rank has only noticed it.
         self._communicator._core.fail("CollectiveTimeout", -1, f"{request.text()}: {reason}", True)
-
-
-def _texts_of(pending: Dict[str, Pending]) -> Callable[[], List[str]]:
-    """Return a function that says what is pending, the oldest first. It does not keep a negotiator alive."""
-    return lambda: [operation.request.text() for operation in list(pending.values())]
 
 
 def _as_error(error: BaseException) -> Error:

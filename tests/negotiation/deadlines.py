@@ -25,10 +25,11 @@ def expire(negotiator: Negotiator) -> None:
     Each of them must have submitted, or be about to submit, what the others do not. It waits for that, and until all
     ranks know it, so none is late.
     """
-    while not negotiator._pending:
+    submissions = negotiator._submissions
+    while not submissions._pending:
         time.sleep(0.001)
-    (pending,) = list(negotiator._pending.values())
-    while negotiator._rounds < pending.round + 3:
+    (pending,) = list(submissions._pending.values())
+    while submissions.rounds < pending.round + 3:
         time.sleep(0.001)
     ranks.meet()
     if os.environ["DDL_RANK"] == "0":
