@@ -81,7 +81,7 @@ class Communicator(Verbs):
         Not at once: an object may be collected in any thread at any moment, and closing waits for other threads.
         """
         communicator = cls(group)
-        communicator._finalizer = weakref.finalize(communicator, group.job.let_go, group)
+        communicator._finalizer = weakref.finalize(communicator, group.job.dropped.add, group)
         communicator._finalizer.atexit = False
         return communicator
 

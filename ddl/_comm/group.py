@@ -311,7 +311,7 @@ class Group:
 
     def subset(self, ranks: Sequence[int], timeout: Optional[float]) -> Group:
         """Make the group of ``ranks`` (ranks here, in that order), which all call this. Blocking."""
-        self.job.close_dropped()
+        self.job.dropped.close_unused()
         members = [self.ranks[rank] for rank in ranks]
         core = Group.make_core(self.job, members.index(self.ranks[self.rank]), len(members), timeout)
         own = core.board_offset, self.closed(members)

@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import logging
 import os
 import socket
 import threading
 from dataclasses import replace
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
 from ddl import _core, clock
+from ddl._comm.dropped_groups import DroppedGroups
 from ddl._comm.peer import Peer, own_host_id, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
-from ddl.bootstrap.connect import Nonce, connect_memory, listen_data, listen_memory
+from ddl.bootstrap.connect import Nonce, connect_memory, listen_memory, listen_on_rails
 from ddl.bootstrap.cores import Cores, shares
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.generations import Generations
@@ -48,17 +48,6 @@ def _listed(labels: Sequence[str]) -> str:
     return ", ".join(labels[:_SHOWN]) + more
 
 
-class Droppable(Protocol):
-    """What a program may let go without closing it."""
-
-    @property
-    def in_use(self) -> bool:
-        """Whether the program can still come back to it."""
-
-    def close(self) -> None:
-        """Leave."""
-
-
 class Job:
     """The process's part in the job. ``memories[r]``: the mapped arena of rank ``r``; ``hosts``: who shares memory.
 
@@ -81,9 +70,7 @@ class Job:
         self.generations: Optional[Generations] = None  #: where ranks come and go
         self.rails: Tuple[str, ...] = ("",)
         self.offer = table_file.TableOffer()
-        #: Groups whose communicators the program has let go; ``close_dropped`` closes them.
-        self.dropped: Deque[Droppable] = collections.deque()
-        self._ended = False
+        self.dropped = DroppedGroups()
         self._groups = 0  # numbers given out in a job of one rank
         self.agent: Optional[Agent] = None
         self._store: Optional[StoreClient] = None
@@ -162,7 +149,7 @@ class Job:
         identity, limit = self.identity, self.settings.start_timeout
         store, self.watch = self.connect_to_store(identity.store, limit)
         self._store = store
-        listeners, offers = self._listen(store.local_host)
+        listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, store.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
         host_id = self.settings.host_id or own_host_id()
@@ -274,23 +261,6 @@ class Job:
             return self._groups - 1
         return self.ask(lambda store: store.count(f"meetings/{self.round}"))
 
-    def let_go(self, group: Droppable) -> None:
-        """Note that the program has dropped the communicator of ``group``. Called in any thread at any moment."""
-        if not self._ended:  # else it is closed, and would keep this job and its memory
-            self.dropped.append(group)
-
-    def close_dropped(self) -> None:
-        """Close groups that the program has dropped and does not use any more. Called before a new group is made."""
-        for _ in range(len(self.dropped)):
-            try:
-                group = self.dropped.popleft()
-            except IndexError:  # another thread makes a group, too
-                return
-            if group.in_use:
-                self.dropped.append(group)
-            else:
-                group.close()
-
     def cluster(self) -> TunedCluster:
         """Return what a table of ``ddl tune`` holds for; the same on all ranks, once they have met."""
         ranks: Dict[Tuple[str, str], int] = {}
@@ -304,21 +274,6 @@ class Job:
             connections=self.settings.connections,
             wire=self.settings.wire,
         )
-
-    def _listen(self, towards_store: str) -> Tuple[List[socket.socket], List[RailOffer]]:
-        """Listen for data wherever there may be a rail; only the first must work."""
-        listeners: List[socket.socket] = []
-        offers = []
-        for place in rails.places(self.settings.interface, towards_store):
-            try:
-                listener = listen_data(place.address, self.settings.congestion)
-            except OSError:
-                if not listeners:
-                    raise
-                continue
-            listeners.append(listener)
-            offers.append(place._replace(port=listener.getsockname()[1]))
-        return listeners, offers
 
     def address(self, rank: int, rail: int) -> Tuple[str, int]:
         """Return where ``rank`` takes data on a rail."""
@@ -407,8 +362,7 @@ class Job:
 
     def close(self) -> None:
         """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""
-        self._ended = True
-        self.dropped.clear()
+        self.dropped.end()
         for memory in self.memories.values():
             memory.close_socket()
         agent, self.agent = (

@@ -25,7 +25,7 @@ def part_of(
     wire: Optional[str],
 ) -> Optional[Group]:
     """Return this rank's part of ``group``: see ``Communicator.split``; ``allgather`` is that of objects on it."""
-    group.job.close_dropped()
+    group.job.dropped.close_unused()
     place = (None if color is None else int(color), group.rank if key is None else int(key))
     rows = allgather((*place, group.next_number, bool(deterministic), group.closed(group.ranks)))
     members, number = group.children(rows)

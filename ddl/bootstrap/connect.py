@@ -15,11 +15,13 @@ import struct
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddl import _core, clock
 from ddl.errors import ConfigError, ProtocolError
+from ddl.net import rails
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
+from ddl.net.rails import RailOffer
 
 __all__ = [
     "Neighbour",
@@ -30,7 +32,7 @@ __all__ = [
     "connect_data",
     "connect_memory",
 ]
-__all__ += ["listen_data", "listen_memory", "reconsider_congestion_control"]
+__all__ += ["listen_data", "listen_memory", "listen_on_rails", "reconsider_congestion_control"]
 
 _ACCEPT_SECONDS = 5.0  # for one side of a handshake
 _HELLO_LIMIT = 256 << 10  # bytes: what a member says of a new store has the numbers of all members
@@ -71,6 +73,22 @@ def listen_data(host: str, congestion: str = "system") -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def listen_on_rails(interface: str, congestion: str, towards_store: str) -> Tuple[List[socket.socket], List[RailOffer]]:
+    """Listen for data wherever there may be a rail; only the first must work."""
+    listeners: List[socket.socket] = []
+    offers = []
+    for place in rails.places(interface, towards_store):
+        try:
+            listener = listen_data(place.address, congestion)
+        except OSError:
+            if not listeners:
+                raise
+            continue
+        listeners.append(listener)
+        offers.append(place._replace(port=listener.getsockname()[1]))
+    return listeners, offers
 
 
 def choose_congestion_control(sock: socket.socket, wanted: str) -> None:
