@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
 import socket
 import threading
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ddl import _core
+from ddl.bootstrap.agent_loop import AgentLoop
 from ddl.bootstrap.agent_records import Arrivals, Member
 from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
 from ddl.bootstrap.generations import KINDS, Generations
 from ddl.bootstrap.process_ends import ProcessEnds
 from ddl.bootstrap.rail_news import RailEnds, RailNews
+from ddl.bootstrap.statements import own_failure, state, suspicion
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.whereabouts import call_in, where_is
 from ddl.errors import Error
@@ -77,22 +78,23 @@ class Agent:
         self._arrived = Arrivals()
         self._failures: List[Dict[str, Any]] = []  # verdicts, also of communicators that are not here (yet)
         self._changed = threading.Condition()
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._selector = selectors.DefaultSelector()
-        self._ends = ProcessEnds(self._selector)  # of processes on this host
-        self._closed = threading.Event()
+        self._loop = loop = AgentLoop(rank, self.shortage)
+        self._ends = ProcessEnds(loop.selector)  # of processes on this host
         complaints = Complaints(f"rank {rank}", self.shortage)
-        door = partial(Door, secret=secret, selector=self._selector, complaints=complaints)
+        door = partial(Door, secret=secret, selector=loop.selector, complaints=complaints)
         self._doors = [
             *(door(listener, welcome=in_a_thread(self._welcome_data, complaints)) for listener in data_listeners),
             door(memory_listener, welcome=in_a_thread(self._welcome_memory, complaints)),
         ]
-        self._register(watch.fileno(), self._hear)
+        for each in self._doors:
+            loop.do_often(each.patience, each.tick)
+        if generations is not None:
+            loop.do_often(generations.patience, generations.tick)
+        loop.do_often(self.stragglers.patience, self._tell_pace)
+        loop.register(watch.fileno(), self._hear)
         self._hears = True  # the watch is registered
-        self._register(self._stop_reader, self._wake_up)
-        self._thread = threading.Thread(target=self._run, name="ddl-agent", daemon=True)
         try:
-            self._thread.start()
+            loop.start()
         except RuntimeError:  # no thread can be started: the store shall see at once that this rank does not come
             self._release()
             raise
@@ -105,7 +107,7 @@ class Agent:
             self._members[member.number] = member
             early = self._arrived.data.pop(member.number, [])
             member.core.set_agent(True)
-            self._register(member.core.report_fd, lambda: self._report(member))
+            self._loop.register(member.core.report_fd, lambda: self._report(member))
             failures = [failure for failure in self._failures if failure["comm"] in (ALL, member.number)]
         for failure in failures:  # faster than this rank, which was still making the communicator
             self._fail(member, failure)
@@ -118,7 +120,7 @@ class Agent:
             if self._members.pop(member.number, None) is None:
                 return
             member.core.set_agent(False)
-            self._selector.unregister(member.core.report_fd)
+            self._loop.selector.unregister(member.core.report_fd)
             self._submitted[str(member.number)] = member.core.submitted
             if len(self._submitted) > _REMEMBERED:
                 del self._submitted[next(iter(self._submitted))]
@@ -154,7 +156,7 @@ class Agent:
             return
         self._generations.neighbour(rank, cell_fd)
         with self._changed:
-            if not self._closed.is_set():
+            if not self._loop.ended.is_set():
                 self._ends.watch(rank, pid, lambda: self._process_ended(rank))
 
     def _process_ended(self, rank: int) -> None:
@@ -173,27 +175,26 @@ class Agent:
     def follow(self, watch: WatchClient) -> None:
         """Listen to another store from now on."""
         with self._changed:
-            if self._closed.is_set():
+            if self._loop.ended.is_set():
                 watch.close()
                 return
             before, self._watch = self._watch, watch
             # Whom the old store took for lost, the new one may accept: it will say itself who is gone.
             self._failures = [failure for failure in self._failures if failure["comm"] != ALL]
             if self._hears:
-                self._selector.unregister(before.fileno())
+                self._loop.selector.unregister(before.fileno())
             before.close()
-            self._register(watch.fileno(), self._hear)
+            self._loop.register(watch.fileno(), self._hear)
             self._hears = True
-        os.write(self._stop_writer, b"x")  # so that the thread looks at its deadlines anew
+        self._loop.wake()
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave: tell the store that this rank goes of its own will, end the thread, close everything."""
         with self._changed:  # so that a connection that is just arriving is not overlooked
-            if self._closed.is_set():
+            if self._loop.ended.is_set():
                 return
-            self._closed.set()
-        os.write(self._stop_writer, b"x")
-        self._thread.join()
+            self._loop.ended.set()
+        self._loop.join()
         if goodbye:
             try:
                 self._watch.send({"type": "bye", "submitted": self._submitted})
@@ -209,19 +210,17 @@ class Agent:
 
         Takes no lock: a thread that is not here may hold it.
         """
-        self._closed.set()
+        self._loop.ended.set()
         self._release()
         if self._generations is not None:
             self._generations.close_in_child()
 
     def _release(self) -> None:
-        self._selector.close()
+        self._loop.close()
         for door in self._doors:
             door.close()
         self._doors = []  # they know this agent, and would keep it
         self._watch.close()
-        for fd in (self._stop_reader, self._stop_writer):
-            os.close(fd)
         self._ends.close()
         for connections in self._arrived.data.values():
             for _, _, fd in connections:
@@ -229,30 +228,6 @@ class Agent:
         self._arrived = Arrivals()
 
     # --- the thread ---
-
-    def _register(self, fd: int, action: Callable[[], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, action)
-
-    def _wake_up(self) -> None:
-        os.read(self._stop_reader, 4096)
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            patience = [self.stragglers.patience(), *(door.patience() for door in self._doors)]
-            due = [door.tick for door in self._doors]
-            if self._generations is not None:
-                patience.append(self._generations.patience())
-                due.append(self._generations.tick)
-            ready = self._selector.select(min(patience))
-            for action in [*(key.data for key, _ in ready), *due, self._tell_pace]:
-                if self._closed.is_set():
-                    return
-                try:
-                    action()
-                except (OSError, Error) as error:
-                    # A stranger or a broken connection must not end the agent; the ranks it concerns notice themselves.
-                    if not self.shortage.met(error):
-                        log.warning("rank %d: %s", self._rank, error)
 
     def _welcome_data(self, sock: socket.socket) -> None:
         hello = accept_data(sock, self._congestion)
@@ -272,7 +247,7 @@ class Agent:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
         with self._changed:
-            if self._closed.is_set() or str(number) in self._submitted:
+            if self._loop.ended.is_set() or str(number) in self._submitted:
                 return  # it comes too late: nobody would ever take it
             fd = sock.detach()  # a copy might be one descriptor too many, and the peer takes itself for connected
             member = self._members.get(number)
@@ -303,16 +278,11 @@ class Agent:
             if report.type == "rail":
                 self._rails.take(member.number, culprit, report.rail, report.works)
                 continue
-            message: Dict[str, Any] = {"comm": member.number, "reason": report.reason, "members": list(member.ranks)}
             if report.type == "failed":
-                message.update(type="fail", kind=report.kind, culprit=culprit)
+                self._watch.send(own_failure(member, report, culprit))
             else:
                 here = where_is(self._all_members())
-                message.update(type="suspect", kind=report.type, seq=report.sequence, peer=culprit)
-                message.update(waits=here.waits, doing=here.doing, seconds=report.waited)
-                message.update(op=report.operation, final=report.final, shortage=self.shortage.text)
-                message.update(awaits_gpu=member.core.awaits_gpu(report.sequence))
-            self._watch.send(message)
+                self._watch.send(suspicion(member, report, culprit, here, self.shortage.text))
 
     def _tell_pace(self) -> None:
         pace = self.stragglers.report()
@@ -327,7 +297,7 @@ class Agent:
                 with self._changed:
                     if watch is not self._watch:
                         return  # there is another store already
-                    self._selector.unregister(watch.fileno())
+                    self._loop.selector.unregister(watch.fileno())
                     self._hears = False
                 if self._generations is not None:
                     self._generations.store_lost()
@@ -405,19 +375,6 @@ class Agent:
             if member is not None:
                 member.core.tend()  # somebody waits: perhaps for what this rank sent over a rail that is gone
         here = where_is(self._all_members())
-        # This comes behind: what has not been called now had not been called when the threads slept.
-        submitted = member.core.submitted if member is not None else 0
-        text = member.core.operation_text(probe["seq"]) if member is not None else ""
-        self._watch.send(
-            {
-                "type": "state",
-                "probe": probe["probe"],
-                "submitted": submitted,
-                "op": text,
-                "waits": here.waits,
-                "doing": here.doing,
-                "shortage": self.shortage.text,
-                "awaits_gpu": member is not None and member.core.awaits_gpu(probe["seq"]),
-                "held": self._generations is not None and self._generations.is_held,
-            }
-        )
+        answer = state(member, probe, here, self.shortage.text)
+        answer["held"] = self._generations is not None and self._generations.is_held
+        self._watch.send(answer)
