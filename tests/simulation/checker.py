@@ -146,7 +146,7 @@ class Checker:
     def look(self) -> None:
         """A second has passed: does a store wait for a silent voter, although it has a quorum without it?"""
         for store in self._world.stores:
-            asked = store.membership._decision
+            asked = store.membership._voting.decision
             since = self._world.now - max(self._deciding.get(store.address, (None, 0.0))[1], store.process.resumed_at)
             if not store.open or asked is None or not asked.has_quorum or not asked.silent:
                 self._deciding.pop(store.address, None)

@@ -11,7 +11,17 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Se
 from unittest import mock
 
 from ddl.store import verdict
-from ddl.store.membership import acceptor, decision, election, membership, participant, planned_stop, records, roster
+from ddl.store.membership import (
+    acceptor,
+    decision,
+    election,
+    membership,
+    participant,
+    planned_stop,
+    records,
+    roster,
+    voting,
+)
 from ddl.store.membership.records import GenerationRecord
 from ddl.store.messages import Message, Outgoing
 
@@ -156,13 +166,13 @@ def a_commit_before_it_is_accepted() -> Iterator[None]:
 @_mutant(join=3, crash=2, remove=1)
 def a_learner_is_a_member() -> Iterator[None]:
     """A newcomer is admitted before it has caught up."""
-    wanted = membership.Membership._wanted
+    wanted = voting.Voting._wanted
 
-    def early(self: membership.Membership) -> Optional[GenerationRecord]:
+    def early(self: voting.Voting) -> Optional[GenerationRecord]:
         self._roster.newcomers = {newcomer: True for newcomer in self._roster.newcomers}
         return wanted(self)
 
-    with mock.patch.object(membership.Membership, "_wanted", early):
+    with mock.patch.object(voting.Voting, "_wanted", early):
         yield
 
 
@@ -223,7 +233,7 @@ def a_silent_voter_is_voted_for() -> Iterator[None]:
     again = membership.Membership._ask_again
 
     def invented(self: membership.Membership, now: float) -> Outgoing:
-        asked = self._decision
+        asked = self._voting.decision
         for voter in asked.unanswered if asked is not None else ():
             kind = "promise" if asked is not None and asked.proposed is None else "accepted"
             if asked is not None and voter >= 0:
@@ -276,16 +286,16 @@ def who_has_not_joined_need_not_leave() -> Iterator[None]:
 @_mutant()
 def newcomers_come_first() -> Iterator[None]:
     """A newcomer gets the place of rank 0."""
-    wanted = membership.Membership._wanted
+    wanted = voting.Voting._wanted
 
-    def turned(self: membership.Membership) -> Optional[GenerationRecord]:
+    def turned(self: voting.Voting) -> Optional[GenerationRecord]:
         record = wanted(self)
-        if record is None or record.members[-1] in self.record.members:
+        if record is None or record.members[-1] in self._roster.record.members:
             return record
         members: List[int] = [record.members[-1], *record.members[:-1]]
         return GenerationRecord(record.generation, tuple(members), record.witness, record.asked)
 
-    with mock.patch.object(membership.Membership, "_wanted", turned):
+    with mock.patch.object(voting.Voting, "_wanted", turned):
         yield
 
 
@@ -320,7 +330,7 @@ def a_retry_leaves_out_who_has_answered() -> Iterator[None]:
     again = membership.Membership._ask_again
 
     def confused(self: membership.Membership, now: float) -> Outgoing:
-        asked = self._decision
+        asked = self._voting.decision
         if asked is not None and asked.has_quorum:
             for voter in asked.base.members[-1:]:
                 self._roster.absent.setdefault(voter, "its agent has not answered")

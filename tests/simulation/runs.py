@@ -125,7 +125,7 @@ def _following(world: World, base: GenerationRecord, votes: Collection[int]) -> 
 
 
 def _witness(world: World) -> Acceptor:
-    witness = world.stores[0].membership._witness
+    witness = world.stores[0].membership._voting.witness
     assert witness is not None
     return witness
 

@@ -44,9 +44,9 @@ class SimStore:
         self._began = world.now
         self._ends: Dict[int, str] = {}
         self._armed: Optional[float] = None
-        if ballot == FIRST_BALLOT and membership._witness is not None:
+        if ballot == FIRST_BALLOT and membership._voting.witness is not None:
             cell = SimCell(world, WITNESS, record, ballot)
-            membership._witness = Acceptor(WITNESS, cell)
+            membership._voting.witness = Acceptor(WITNESS, cell)
         world.stores.append(self)
 
     @property

@@ -1,6 +1,6 @@
 """The store's side of ranks that come and go: it decides when there is to be a next generation, and proposes it.
 
-Phases: ``STEADY`` (training), ``STOPPING`` (a planned change: planned_stop.py), ``DECIDING`` (decision.py),
+Phases: ``STEADY`` (training), ``STOPPING`` (a planned change: planned_stop.py), ``DECIDING`` (voting.py),
 ``INSTALLING`` (decided; its members make their communicators and say ``installed``), ``PAUSED`` (all have, but they
 are fewer than the job needs; when enough newcomers have come, they finish their step, and these join), ``OVER``. A
 death leads to ``DECIDING`` from every phase. When all members of a generation have installed it, all get ``go`` with
@@ -17,24 +17,15 @@ and has no effect. ``docs/elastic.md`` has the table of messages.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Tuple
 
-from ddl.store.membership.acceptor import Acceptor, VoteCell
 from ddl.store.membership.deadlines import Deadlines
-from ddl.store.membership.decision import Decision
 from ddl.store.membership.limits import ElasticLimits, Phase
 from ddl.store.membership.planned_stop import PlannedStop
-from ddl.store.membership.records import (
-    FIRST_BALLOT,
-    WITNESS,
-    BallotNumber,
-    GenerationRecord,
-    is_quorum,
-    record_of,
-)
+from ddl.store.membership.records import FIRST_BALLOT, BallotNumber, GenerationRecord, is_quorum, record_of
 from ddl.store.membership.roster import NO_STATE, Roster
+from ddl.store.membership.voting import Voting
 from ddl.store.messages import Message, Outgoing, integer, text
-from ddl.text.rank_names import name_ranks
 
 __all__ = ["RETRY", "Membership"]
 
@@ -61,13 +52,10 @@ class Membership:
         self.blamed: List[Tuple[int, str]] = []  #: who was taken for lost, and why; the server takes them away
         self.generations: List[Message] = []  #: news for the launcher, who takes them away
         self.limits = limits
-        self.ballot = ballot  #: of the store's election; its attempt counts what it has proposed
-        self._witness = Acceptor(WITNESS, VoteCell(record, ballot)) if ballot == FIRST_BALLOT else None
         self._roster = Roster(record)
-        self._decision: Optional[Decision] = None
+        self._voting = Voting(self._roster, ballot)
         self._stop: Optional[PlannedStop] = None
         self._stops = 0
-        self._admits = False  # newcomers are in what is being decided
         self._installed: Dict[int, str] = {}
         self._values: Optional[List[List[object]]] = None if ballot != FIRST_BALLOT else []  # of the last ``go``
         self._lost: Dict[int, str] = {}  # with the present change
@@ -82,6 +70,11 @@ class Membership:
     def record(self) -> GenerationRecord:
         """The present generation."""
         return self._roster.record
+
+    @property
+    def ballot(self) -> BallotNumber:
+        """That of the store's election; its attempt counts what it has proposed."""
+        return self._voting.ballot
 
     def why_absent(self, incarnation: int) -> str:
         """Return why a process is in no later generation; "" if it may be in one."""
@@ -101,8 +94,8 @@ class Membership:
             return self._end(f"{NO_STATE}; of the last one: {why}")
         if incarnation in self._roster.present and incarnation not in self.record.members:
             out.append((incarnation, self._roster.left_out(incarnation)))  # a member votes until it is decided
-        if self.phase is Phase.DECIDING and self._decision is not None:
-            return out + (self._questions() if self._decision.excuse(incarnation) else self._ask(incarnation))
+        if self.phase is Phase.DECIDING:
+            return out + self._voting.excuse(incarnation)
         return out + self._change_if_needed(now)
 
     def gone(self, incarnation: int, why: str, now: float) -> Outgoing:
@@ -119,8 +112,8 @@ class Membership:
             return self._end(NO_STATE)
         if self.phase in (Phase.STEADY, Phase.OVER):
             return []
-        if self.phase is Phase.DECIDING and self._decision is not None:
-            return self._questions() if self._decision.excuse(incarnation) else self._ask(incarnation)
+        if self.phase is Phase.DECIDING:
+            return self._voting.excuse(incarnation)
         return self._change_if_needed(now)
 
     def remove(self, incarnation: int, now: float) -> Outgoing:
@@ -181,8 +174,9 @@ class Membership:
 
     def _died(self, incarnation: int, why: str, now: float) -> Outgoing:
         """Somebody of its host has seen its end, and votes for it now."""
-        known = incarnation in self._roster.absent
-        return self._ask(incarnation) if known and self.phase is Phase.DECIDING else self.lost(incarnation, why, now)
+        if self.phase is Phase.DECIDING and incarnation in self._roster.absent:
+            return self._voting.ask(incarnation)
+        return self.lost(incarnation, why, now)
 
     def _broken(self, now: float) -> Outgoing:
         """The communicators of the present generation are broken, or cannot be made, and perhaps nobody has died."""
@@ -205,13 +199,13 @@ class Membership:
             if incarnation in self._roster.newcomers:
                 return out
             self._roster.exclude(incarnation)  # it is nobody's loss any more
-            if self._decision is not None:
-                return out + self._questions()
-            return out if self._deadlines.awaited is not None else out + self._tell_left_out()
+            if self._voting.decision is not None:
+                return out + self._voting.questions()
+            return out if self._deadlines.awaited is not None else out + self._roster.tell_left_out()
         if record.generation < self.record.generation:
             out.append((incarnation, {"type": "commit", "record": self.record.message()}))
-        if self._decision is not None:
-            out.append((incarnation, self._decision.question(incarnation)))
+        if self._voting.decision is not None:
+            out.append((incarnation, self._voting.decision.question(incarnation)))
         if record.generation == self.record.generation:
             out += self._went(message.get("went"), now)
         if self._deadlines.awaited is not None:
@@ -222,20 +216,12 @@ class Membership:
             )
         return out
 
-    def _tell_left_out(self) -> Outgoing:
-        """Tell those that are in no generation any more. Not before what is under way is decided.
-
-        They may cast votes of the dead of their hosts, and would take them along: one of them may even have this store.
-        """
-        gone = [i for i in self._roster.present if i in self._roster.absent and i not in self.record.members]
-        return [(incarnation, self._roster.left_out(incarnation)) for incarnation in gone]
-
     def _all_came(self, now: float) -> Outgoing:
         """This store was elected, and the members have had the time to come to it: end what was under way."""
         missing = [m for m in self.record.members if m not in self._roster.present and m not in self._roster.absent]
         if missing and not is_quorum(self._roster.present.keys() | self._roster.absent.keys(), self.record.voters):
             if now - self._began >= self.limits.patience:
-                return self._end(self._no_majority(missing))
+                return self._end(self._voting.no_majority(missing, self.limits.patience))
             self._deadlines.awaited = now + RETRY
             return []
         self._deadlines.awaited = None
@@ -244,10 +230,10 @@ class Membership:
         out: Outgoing = []
         for member in missing:
             out += self.lost(member, "it has not come to the new store", now)
-        if self._interrupted and self._decision is None:
+        if self._interrupted and self._voting.decision is None:
             return out + self._change(now)
-        if self._decision is None:
-            out += self._tell_left_out()
+        if self._voting.decision is None:
+            out += self._roster.tell_left_out()
         return out + self._plan_if_needed(now)
 
     def _went(self, values: object, now: float) -> Outgoing:
@@ -294,89 +280,46 @@ class Membership:
         """Begin to decide what follows the present generation."""
         if self.phase is Phase.STEADY:  # after a pause for want of ranks, the change is still the one that led to it
             self._began = now
-        # Newcomers come between two steps. A step that a death has broken off is done again by those who began it.
         planned = self._stop is not None and self._stop.complete
-        self._admits = planned or (self._admits and self.phase is Phase.DECIDING)
         self._stop = None
-        self.ballot = self.ballot._replace(attempt=self.ballot.attempt + 1)
-        expected = {member for member in self.record.members if member not in self._roster.absent}
-        self._decision = Decision(self.record, self.ballot, expected, self._wanted)
         self.phase, self._deadlines.phase = Phase.DECIDING, now + self.limits.patience
         self._deadlines.again = now + self.limits.answer_patience
-        return self._questions()
-
-    def _wanted(self) -> Optional[GenerationRecord]:
-        """Return the next generation as it should be."""
-        witness = self._witness is not None and self.record.witness
-        return self._roster.successor(admits=self._admits, witness=witness)
-
-    def _questions(self) -> Outgoing:
-        """Ask every voter that has not answered the present question."""
-        decision = self._decision
-        assert decision is not None
-        while self._witness is not None and WITNESS in decision.unanswered:
-            question = decision.question(WITNESS)
-            answer = self._witness.prepare if question["type"] == "prepare" else self._witness.accept
-            decision.heard(answer(question))
-        return [ask for voter in decision.unanswered for ask in self._ask(voter)]
-
-    def _ask(self, voter: int) -> Outgoing:
-        """Ask a voter. If it is gone, ask those of its host, who may cast its vote."""
-        decision = self._decision
-        if decision is None or voter not in decision.base.voters or voter == WITNESS:
-            return []
-        question = decision.question(voter)
-        if voter in self._roster.present:
-            return [(voter, question)]
-        return [(other, question) for other in self._roster.present]
+        return self._voting.begin(planned=planned)
 
     def _voted(self, message: Message, now: float) -> Outgoing:
-        if self._decision is None:
+        if self._voting.decision is None:
             return []
-        out = self._questions() if self._decision.heard(message) else []
-        return out + self._look_at_decision(now)
+        return self._voting.heard(message) + self._look_at_decision(now)
 
     def _look_at_decision(self, now: float) -> Outgoing:
-        decision = self._decision
+        decision = self._voting.decision
         assert decision is not None
         if decision.decided is not None:
             return self._learn(decision.decided, now)
         if decision.overtaken is not None:
-            # By epoch and owner: two generations may each elect a store in one epoch. The lower of the two would else
-            # be refused, and ask again at once, for ever.
-            if decision.overtaken[:2] > self.ballot[:2]:
-                self._decision, self.superseded, self.phase = None, True, Phase.OVER
+            if not self._voting.outdo(decision.overtaken):
+                self._voting.decision, self.superseded, self.phase = None, True, Phase.OVER
                 return [(incarnation, {"type": "superseded"}) for incarnation in self._roster.present]
-            self.ballot = self.ballot._replace(attempt=max(self.ballot.attempt, decision.overtaken.attempt))
             return self._change(now)
         return []
 
     def _ask_again(self, now: float) -> Outgoing:
-        """Agents have had their time: leave out those that are silent, and ask again those that still count."""
-        decision = self._decision
-        if decision is None:
+        """Agents have had their time."""
+        if self._voting.decision is None:
             self._deadlines.again = None
             return []
         self._deadlines.again = now + RETRY
-        if decision.has_quorum:
-            for voter in sorted(decision.silent):
-                self._roster.absent.setdefault(
-                    voter, f"its agent has not answered for {self.limits.answer_patience:g} s"
-                )
-            decision.hurry()
-        out = self._questions()
-        return out + self._look_at_decision(now)
+        return self._voting.ask_again(self.limits.answer_patience) + self._look_at_decision(now)
 
     def _learn(self, record: GenerationRecord, now: float) -> Outgoing:
         """``record`` is decided: let its members make it."""
         self._lost.update(self._roster.enter(record))
-        if self._witness is not None:
-            self._witness.learn(record)
-        self._decision, self._stop, self._deadlines.again, self._installed, self._values = None, None, None, {}, None
+        self._voting.learn(record)
+        self._stop, self._deadlines.again, self._installed, self._values = None, None, {}, None
         self.phase, self._deadlines.phase = Phase.INSTALLING, now + self.limits.script_patience
         commit = {"type": "commit", "record": record.message()}
         out: Outgoing = [(member, commit) for member in record.members if member in self._roster.present]
-        out += self._tell_left_out()
+        out += self._roster.tell_left_out()
         return out + self._change_if_needed(now)
 
     # --- installing ---
@@ -421,8 +364,8 @@ class Membership:
             return self._end(
                 f"{size} ranks are left of at least {limits.min_size}; none joined in {limits.patience:g} s"
             )
-        if self.phase is Phase.DECIDING and self._decision is not None:
-            return self._end(self._no_majority(self._decision.unanswered))
+        if self.phase is Phase.DECIDING and self._voting.decision is not None:
+            return self._end(self._voting.no_majority(self._voting.decision.unanswered, limits.patience))
         late = self._stop.missing if self._stop is not None else []
         if self.phase is Phase.INSTALLING:
             late = [member for member in self.record.members if member not in self._installed]
@@ -432,14 +375,6 @@ class Membership:
             out += self.lost(member, why, now)
         return out
 
-    def _no_majority(self, missing: Sequence[int]) -> str:
-        names = [name_ranks([voter]) if voter != WITNESS else "ddlrun" for voter in missing]
-        return (
-            f"no majority of the ranks of generation {self.record.generation} has answered for "
-            f"{self.limits.patience:g} s (missing: {', '.join(names) or 'nobody'}), and fewer must not go on: the "
-            "others may"
-        )
-
     def _end(self, reason: str) -> Outgoing:
-        self.phase, self.ended, self._decision = Phase.OVER, reason, None
+        self.phase, self.ended, self._voting.decision = Phase.OVER, reason, None
         return [(incarnation, {"type": "end", "reason": reason}) for incarnation in self._roster.present]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Optional, Set
 
 from ddl.store.membership.records import GenerationRecord
-from ddl.store.messages import Message
+from ddl.store.messages import Message, Outgoing
 
 __all__ = ["ASKED", "NO_STATE", "Roster"]
 
@@ -45,6 +45,14 @@ class Roster:
         """Return what a process is told that is in no later generation."""
         message: Message = {"type": "left_out", "reason": self.absent[incarnation], "record": self.record.message()}
         return {**message, "asked": incarnation in self._asked}
+
+    def tell_left_out(self) -> Outgoing:
+        """Tell those that are in no generation any more. Not before what is under way is decided.
+
+        They may cast votes of the dead of their hosts, and would take them along: one of them may even have this store.
+        """
+        gone = [i for i in self.present if i in self.absent and i not in self.record.members]
+        return [(incarnation, self.left_out(incarnation)) for incarnation in gone]
 
     @property
     def missing(self) -> Set[int]:
