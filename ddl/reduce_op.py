@@ -1,4 +1,4 @@
-"""The reduction operators, numbered as in the native core (csrc/reduce/dtype.h), which knows all but Adasum."""
+"""The reduction operators, numbered as in the native core (csrc/reduce/reduce_op.h), which knows all but Adasum."""
 
 from __future__ import annotations
 

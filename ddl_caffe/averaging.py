@@ -18,7 +18,7 @@ from ddl.adapter.buckets import BUCKET_BYTES
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.rank_prefix import naming_rank
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 
 __all__ = ["Averaging", "attach"]
 

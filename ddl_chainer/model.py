@@ -11,8 +11,8 @@ import numpy as np
 import ddl
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
-from ddl.adapter.step_number import StepNumber
-from ddl.adapter.steps import note_step
+from ddl.adapter.same_step import StepNumber
+from ddl.adapter.step_record import note_step
 
 __all__ = ["AverageGradients", "Gradients", "broadcast", "broadcast_parameters", "packed", "parameters_of"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ddl.adapter.operations import CompletedOperation, Waitable
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 from ddl_tensorflow._call import call
 from ddl_tensorflow._collectives import as_written
 from ddl_tensorflow.gradients import GradientAveraging

@@ -13,7 +13,7 @@ from theano.gradient import DisconnectedType, NullType
 
 import ddl
 from ddl.adapter.rank_prefix import naming_rank
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 from ddl_theano.host import Reduction, check_type
 
 __all__ = ["AllReduce", "allreduce"]

@@ -15,8 +15,8 @@ from ddl import Average, ReduceOp
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
 from ddl.adapter.rank_prefix import naming_rank
-from ddl.adapter.step_number import StepNumber
-from ddl.adapter.steps import note_step
+from ddl.adapter.same_step import StepNumber
+from ddl.adapter.step_record import note_step
 
 __all__ = ["Reduction", "allreduce_arrays", "broadcast_parameters", "check_type", "read", "tensors_of", "write"]
 

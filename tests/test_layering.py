@@ -62,7 +62,7 @@ RULES = {
     "negotiation": "errors plan communicator _core",
     "api": "at_exit errors text reduce_op net bootstrap communicator negotiation tuning.measure _comm",
     "adapter": f"{PUBLIC} api text plan tuning negotiation _comm bootstrap.environ",
-    "adapter.steps": "_core",  # its one call is a part of every training step
+    "adapter.step_record": "_core",  # its one call is a part of every training step
     "elastic": "adapter",
     "adapter.joining": "at_exit api communicator net store bootstrap launch.ask.layout",
     "ddl": f"{PUBLIC} api _version text launch.function",

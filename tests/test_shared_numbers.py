@@ -32,10 +32,10 @@ def enumeration(header: str, name: str) -> Dict[str, int]:
 @pytest.mark.parametrize(
     ("header", "name", "python"),
     [
-        ("engine/descriptor.h", "Collective", ir.Collective.__members__),
+        ("engine/collectives.h", "Collective", ir.Collective.__members__),
         ("engine/plan.h", "StepKind", ir.Kind.__members__),
         ("engine/plan.h", "BufferId", ir.Buffer.__members__),
-        ("reduce/dtype.h", "ReduceOp", {name.upper(): number for name, number in IN_THE_CORE.items()}),
+        ("reduce/reduce_op.h", "ReduceOp", {name.upper(): number for name, number in IN_THE_CORE.items()}),
     ],
 )
 def test_enumerations(header: str, name: str, python: Mapping[str, int]) -> None:

@@ -15,7 +15,7 @@ from typing import Callable, Dict, List
 import numpy as np
 
 import ddl
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 
 _BATCH = 2000  # calls of 8 bytes
 _COMPUTE = 0.005  # seconds of a step

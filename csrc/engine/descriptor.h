@@ -7,6 +7,7 @@
 
 #include "engine/collectives.h"
 #include "reduce/dtype.h"
+#include "reduce/reduce_op.h"
 
 namespace ddl {
 

@@ -2,7 +2,7 @@
 // when there is a new value.
 #include "reduce/dtype.h"
 
-#include <cstring>
+#include "base/find_name.h"
 
 namespace ddl {
 
@@ -61,51 +61,12 @@ const char* name(DType dtype) {
   return "invalid";
 }
 
-const char* name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-    case ReduceOp::kAverage:
-      return "average";
-  }
-  return "invalid";
-}
-
 bool from_wire(std::uint8_t number, DType* out) {
   if (number >= kDTypeCount) return false;
   *out = static_cast<DType>(number);
   return true;
 }
 
-bool from_wire(std::uint8_t number, ReduceOp* out) {
-  if (number >= kReduceOpCount) return false;
-  *out = static_cast<ReduceOp>(number);
-  return true;
-}
-
-namespace {
-
-template <typename Enum>
-bool find_name(const char* text, int count, Enum* out) {
-  for (int i = 0; i < count; ++i) {
-    const Enum candidate = static_cast<Enum>(i);
-    if (std::strcmp(text, name(candidate)) == 0) {
-      *out = candidate;
-      return true;
-    }
-  }
-  return false;
-}
-
-}  // namespace
-
 bool parse(const char* text, DType* out) { return find_name(text, kDTypeCount, out); }
-bool parse(const char* text, ReduceOp* out) { return find_name(text, kReduceOpCount, out); }
 
 }  // namespace ddl

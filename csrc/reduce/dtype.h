@@ -1,4 +1,4 @@
-// The element types and reduction operators that DDL knows, as the wire and every layer of the core name them.
+// The element types that DDL knows, as the wire and every layer of the core name them.
 //
 // Plain values, free of state, usable from any thread. The numbers travel in frame headers (docs/wire_format.md):
 // never renumber, only append.
@@ -26,28 +26,16 @@ enum class DType : std::uint8_t {
 };
 constexpr int kDTypeCount = 13;
 
-enum class ReduceOp : std::uint8_t {
-  kSum = 0,
-  kMin = 1,
-  kMax = 2,
-  kProduct = 3,
-  kAverage = 4,  // arithmetic of kSum; the division by the number of ranks is `divisor` of reduce()
-};
-constexpr int kReduceOpCount = 5;
-
 // Bytes of one element; 0 for a number that is no DType (it may come from a peer).
 std::size_t element_size(DType dtype);
 
-// "float16", "bfloat16", …, "bool"; "sum", "min", …; "invalid" for any other number.
+// "float16", "bfloat16", …, "bool"; "invalid" for any other number.
 const char* name(DType dtype);
-const char* name(ReduceOp op);
 
 // The inverse of name(). False if there is no such name; then `*out` stays as it is.
 bool parse(const char* text, DType* out);
-bool parse(const char* text, ReduceOp* out);
 
-// These turn a number from the wire into a value. False if there is no such value.
+// Turns a number from the wire into a value. False if there is no such value.
 bool from_wire(std::uint8_t number, DType* out);
-bool from_wire(std::uint8_t number, ReduceOp* out);
 
 }  // namespace ddl

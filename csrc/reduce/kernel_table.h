@@ -6,6 +6,7 @@
 
 #include "reduce/copy.h"
 #include "reduce/dtype.h"
+#include "reduce/reduce_op.h"
 #include "reduce/wire_codec.h"
 
 namespace ddl {

@@ -13,6 +13,7 @@
 #include "reduce/codecs.h"
 #include "reduce/dtype.h"
 #include "reduce/kernel_table.h"
+#include "reduce/reduce_op.h"
 
 namespace ddl {
 namespace {

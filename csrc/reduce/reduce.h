@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "reduce/dtype.h"
+#include "reduce/reduce_op.h"
 
 namespace ddl {
 

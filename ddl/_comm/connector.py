@@ -13,7 +13,7 @@ from typing import Dict, Iterable, List, Set, Tuple
 
 from ddl import _core, clock
 from ddl._comm.job import Job
-from ddl.bootstrap.connect import connect_data
+from ddl.bootstrap.peer_handshake import connect_data
 from ddl.errors import Error, ResourceError
 from ddl.net.shortage import shortage
 

@@ -18,9 +18,9 @@ from ddl._comm.group import Group
 from ddl._comm.job import Job
 from ddl._comm.peer import Peer
 from ddl.bootstrap.agent import Agent
-from ddl.bootstrap.connect import connect_data
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.generations import Effects
+from ddl.bootstrap.peer_handshake import connect_data
 from ddl.errors import ConfigError, Error, InternalError, InvalidArgument, PeerLost
 from ddl.store.membership.records import GenerationRecord
 from ddl.store.messages import said_by

@@ -19,10 +19,10 @@ from ddl._comm.peer import Peer, own_host_id, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
-from ddl.bootstrap.connect import Nonce, connect_memory, listen_memory, listen_on_rails
 from ddl.bootstrap.cores import Cores, shares
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.generations import Generations
+from ddl.bootstrap.peer_handshake import Nonce, connect_memory, listen_memory, listen_on_rails
 from ddl.bootstrap.rail_news import RailEnds
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.net import rails

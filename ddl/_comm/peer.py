@@ -8,8 +8,8 @@ import platform
 from dataclasses import dataclass
 from typing import Any, List, Sequence, Set, Tuple
 
-from ddl.bootstrap.connect import Nonce
 from ddl.bootstrap.cores import Cores
+from ddl.bootstrap.peer_handshake import Nonce
 from ddl.machine import boot_id
 from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by

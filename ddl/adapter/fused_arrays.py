@@ -14,7 +14,7 @@ import ddl
 from ddl import clock
 from ddl.adapter.consistency import check_consistent
 from ddl.adapter.rank_prefix import naming_rank
-from ddl.adapter.step_number import StepElements, StepNumber, who_is_apart
+from ddl.adapter.same_step import StepElements, StepNumber, who_is_apart
 from ddl.communicator import Communicator, Work
 from ddl.errors import InvalidArgument, InvalidState
 from ddl.memory import Pieces, empty
@@ -57,7 +57,7 @@ class Fused:
     ``name`` appears in errors and in a timeline. Used by one thread at a time.
 
     ``advice``: what a script should do if ranks are not in step. With it, each call also takes the number of this
-    rank's step, and raises ``InvalidState``, on all ranks, where that differs (step_number.py); the arrays are worth
+    rank's step, and raises ``InvalidState``, on all ranks, where that differs (same_step.py); the arrays are worth
     nothing then.
 
     >>> average = Fused(ddl.world(), gradients)

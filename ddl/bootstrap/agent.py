@@ -20,8 +20,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from ddl import _core
 from ddl.bootstrap.agent_loop import AgentLoop
 from ddl.bootstrap.agent_records import Arrivals, Member
-from ddl.bootstrap.connect import Nonce, accept_data, accept_memory
 from ddl.bootstrap.generations import KINDS, Generations
+from ddl.bootstrap.peer_handshake import Nonce, accept_data, accept_memory
 from ddl.bootstrap.process_ends import ProcessEnds
 from ddl.bootstrap.rail_news import RailEnds, RailNews
 from ddl.bootstrap.statements import own_failure, state, suspicion

@@ -1,9 +1,9 @@
 """A vote cell in memory that the processes of a host share: what a rank has said as a voter outlives it.
 
-The owner passes the descriptor to the ranks of its host when they swap their arenas (connect.py). Nobody reads it
-while the owner lives. After its death several may speak for it, so the cell is locked from ``load`` to ``release``; the
-kernel unlocks for a process that dies. It has two slots, and a word that says which one is valid; so a death while the
-other one is written changes nothing.
+The owner passes the descriptor to the ranks of its host when they swap their arenas (peer_handshake.py). Nobody reads
+it while the owner lives. After its death several may speak for it, so the cell is locked from ``load`` to ``release``;
+the kernel unlocks for a process that dies. It has two slots, and a word that says which one is valid; so a death while
+the other one is written changes nothing.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Type, Union
 from ddl.bootstrap.environ import Settings
 from ddl.errors import ConfigError, Error
 from ddl.launch.agent.processes import open_standard_streams
-from ddl.launch.ask import horovod
+from ddl.launch.ask import horovod_only
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.config_file import options_from
 from ddl.launch.ask.elastic_options import check_company, elastic_options, smallest_size
@@ -57,7 +57,7 @@ def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
     Last come the options of horovodrun's that have no effect.
     """
     count = {name: values_of(keywords) for names, keywords in OPTIONS for name in names}
-    count.update(horovod.OPTIONS)
+    count.update(horovod_only.OPTIONS)
     spelling = {name: name for name in count}
     spelling.update({name[1:]: name for name in count if name.startswith("--")})
     spelling["--np"] = "-np"
@@ -77,8 +77,8 @@ def _split(argv: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
                 raise ConfigError(f"option {name} needs a value")
             values.append(rest.pop(0))
         words = ["=".join([_ALIASES.get(name, name), *values])] if len(values) < 2 else [name, *values]
-        if name in horovod.OPTIONS:
-            words = [horovod.word(name, values)]
+        if name in horovod_only.OPTIONS:
+            words = [horovod_only.word(name, values)]
         if words[0]:
             _check_value(" ".join([name, *values]), words[0])
             options += words
@@ -163,7 +163,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         interface=",".join(given.interface),
         timestamps=given.prefix_timestamp,
         ssh_options=_ssh_options(given, launcher),
-        notes=tuple(horovod.no_effect(idle)),
+        notes=tuple(horovod_only.no_effect(idle)),
         dry_run=given.dry_run,
         elastic=elastic,
         head=head,

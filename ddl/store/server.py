@@ -27,13 +27,13 @@ from typing import Callable, Deque, Dict, Iterable, Optional, Set, Tuple, Type
 from ddl import clock
 from ddl.errors import InvalidArgument
 from ddl.net.auth import check_secret, encode_frame
-from ddl.store.connection import Claim
 from ddl.store.membership.limits import ElasticLimits
 from ddl.store.membership.membership import Membership
 from ddl.store.membership.records import FIRST_BALLOT, BallotNumber, GenerationRecord, first_record
 from ddl.store.messages import Message, Outgoing
 from ddl.store.pace import Pace
 from ddl.store.requests import Requests
+from ddl.store.server_connection import Claim
 from ddl.store.server_connections import ServerConnections
 from ddl.store.verdict import JobVerdicts
 

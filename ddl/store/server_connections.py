@@ -19,8 +19,8 @@ from ddl.net.auth import encode_frame, name_of
 from ddl.net.interfaces import networks
 from ddl.net.newcomers import Complaints, Door
 from ddl.net.shortage import Shortage
-from ddl.store.connection import Claim, Connection
 from ddl.store.messages import Message
+from ddl.store.server_connection import Claim, Connection
 from ddl.store.session import close_way
 
 __all__ = ["HELLO_SECONDS", "ServerConnections"]

@@ -14,7 +14,7 @@ import numpy as np
 
 import ddl
 from ddl.adapter.consistency import check_consistent
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 from ddl_tensorflow import _keras_backend as backend
 
 __all__ = ["BroadcastGlobalVariablesCallback", "WeightAverageCallback"]

@@ -21,7 +21,7 @@ import ddl
 from ddl.adapter import generation
 from ddl.adapter.generation import Change
 from ddl.adapter.sample_cursor import StepRecord
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 from ddl.adapter.virtual_shards import owners_of, shard_seed
 from ddl_torch.elastic._shard_gradients import ShardGradients
 from ddl_torch.elastic.batches import ElasticBatches

@@ -5,7 +5,7 @@
 * How many *steps* it has taken with averages of this optimizer. Ranks with different numbers have different weights.
 
 Elements may be of float16, and are summed or averaged over any number of ranks. After that, only whether an element is
-zero is exact. The number of steps is written so that this is enough (ddl/adapter/step_number.py). If numbers differ,
+zero is exact. The number of steps is written so that this is enough (ddl/adapter/same_step.py). If numbers differ,
 ranks then ask one another for them.
 """
 
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 import ddl
-from ddl.adapter import step_number
+from ddl.adapter import same_step
 
 __all__ = ["Announcement", "ELEMENTS", "RoundSummary", "Presence", "merge", "who_is_apart"]
 
 _STEPS = 2  # where the number of steps begins
-ELEMENTS = _STEPS + step_number.ELEMENTS  #: of an announcement
+ELEMENTS = _STEPS + same_step.ELEMENTS  #: of an announcement
 
 
 class Presence(enum.IntEnum):
@@ -58,7 +58,7 @@ class Announcement:
         if self.presence is not Presence.JOINED:
             elements[0] = 1 if self.presence is Presence.TRAINING else 2 * size
             elements[1] = float(self.abandoned)
-            elements[_STEPS:] = torch.from_numpy(step_number.elements_of(self.steps))
+            elements[_STEPS:] = torch.from_numpy(same_step.elements_of(self.steps))
 
     @staticmethod
     def read(elements: Sequence[float], op: ddl.ReduceOp, size: int) -> RoundSummary:
@@ -71,7 +71,7 @@ class Announcement:
         """Return it for a reduction by ``Max``, in a round that has no bucket: ``ELEMENTS`` numbers up to 255."""
         if self.presence is Presence.JOINED:
             return [0] * ELEMENTS
-        return [self.presence, self.abandoned, *step_number.elements_of(self.steps).tolist()]
+        return [self.presence, self.abandoned, *same_step.elements_of(self.steps).tolist()]
 
     @staticmethod
     def from_bytes(greatest: Sequence[int]) -> RoundSummary:
@@ -82,7 +82,7 @@ class Announcement:
 
 def _in_step(presence: Presence, elements: Sequence[float]) -> bool:
     """Return whether the ranks that have not joined have said the same number of steps."""
-    return presence is Presence.JOINED or not step_number.differ(np.asarray(elements[_STEPS:]))
+    return presence is Presence.JOINED or not same_step.differ(np.asarray(elements[_STEPS:]))
 
 
 def merge(heard: Sequence[RoundSummary]) -> RoundSummary:

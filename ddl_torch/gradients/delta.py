@@ -16,7 +16,7 @@ import torch
 import ddl
 from ddl import clock
 from ddl.adapter.adasum import PreparedAdasum
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 from ddl_torch.gradients.same_model import check_parameter, check_same_on_all_ranks
 
 __all__ = ["DeltaReducer"]

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 
 import ddl
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 from ddl_torch.gradients.announcement import Presence
 from ddl_torch.gradients.backward import BackwardPasses
 from ddl_torch.gradients.closure import average_before_step

@@ -36,7 +36,7 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 import ddl
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 
 ddl.init()
 rank, last = ddl.rank(), ddl.size() - 1

@@ -16,8 +16,8 @@ import ranks
 from core.jobs import connected
 
 import ddl
-from ddl.bootstrap import connect
-from ddl.bootstrap.connect import accept_data, choose_congestion_control, connect_data, listen_data
+from ddl.bootstrap import peer_handshake
+from ddl.bootstrap.peer_handshake import accept_data, choose_congestion_control, connect_data, listen_data
 from ddl.net.auth import prove_as_server
 
 pytestmark = pytest.mark.processes
@@ -103,10 +103,10 @@ def test_a_long_way_gets_the_system_s_back(
     system = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     other = next(name for name in usable() if name != system)
     for long_way, wanted, expected in [(10**6, "auto", other), (0, other, other), (0, "auto", system)]:
-        monkeypatch.setattr(connect, "_LONG_WAY_US", long_way)
+        monkeypatch.setattr(peer_handshake, "_LONG_WAY_US", long_way)
         for sock in pair:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
-            connect.reconsider_congestion_control(sock, wanted)
+            peer_handshake.reconsider_congestion_control(sock, wanted)
             assert control_of(sock) == expected
 
 

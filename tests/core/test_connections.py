@@ -20,7 +20,7 @@ from hang_up import hang_up_within
 import ddl
 import ddl._comm.connector
 from ddl import _core
-from ddl.bootstrap.connect import connect_data
+from ddl.bootstrap.peer_handshake import connect_data
 
 pytestmark = pytest.mark.processes
 

@@ -20,7 +20,7 @@ from pestering import pestering
 
 import ddl
 from ddl import clock
-from ddl.bootstrap import connect
+from ddl.bootstrap import peer_handshake
 from ddl.net import newcomers
 from ddl.net.auth import prove_as_client
 from ddl.net.newcomers import Complaints, Door, in_a_thread
@@ -33,7 +33,7 @@ class Served:
     """A door that is served by a thread, as an agent serves it; ``welcomed`` counts who has proved the secret."""
 
     def __init__(self) -> None:
-        self.listener = connect.listen_data("127.0.0.1")
+        self.listener = peer_handshake.listen_data("127.0.0.1")
         self.address = self.listener.getsockname()
         self.welcomed = 0
         self.most = 0  # strangers at a time
@@ -154,7 +154,7 @@ def test_warnings_are_counted_while_they_are_not_made(
 def crowded_start() -> int:
     """Strangers fill rank 0's Unix socket, and the queue before it, before rank 1 comes to swap memory."""
     crowd: List[socket.socket] = []
-    listen = connect.listen_memory
+    listen = peer_handshake.listen_memory
 
     def listen_in_a_crowd() -> Any:
         listener, name = listen()

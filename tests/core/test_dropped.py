@@ -17,7 +17,7 @@ from core.jobs import connected
 import ddl
 from ddl import _core
 from ddl.bootstrap import agent as agent_module
-from ddl.bootstrap.connect import connect_data
+from ddl.bootstrap.peer_handshake import connect_data
 
 pytestmark = pytest.mark.processes
 

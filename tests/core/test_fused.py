@@ -13,7 +13,7 @@ from core.jobs import TRANSPORTS, connected
 
 import ddl
 from ddl.adapter.fused_arrays import Fused, broadcast_many_
-from ddl.adapter.step_number import StepNumber
+from ddl.adapter.same_step import StepNumber
 from ddl.negotiation import timeline
 
 pytestmark = pytest.mark.processes

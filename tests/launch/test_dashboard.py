@@ -26,7 +26,7 @@ Script = Callable[[str], str]
 STANDS_STILL = """
 import json
 import ddl, numpy as np
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 ddl.init()
 for step in range(7):
     ddl.allreduce_(np.ones(100_000, np.float32))
@@ -39,7 +39,7 @@ while not os.path.exists(sys.argv[1]):
 """
 TRAINS = """
 import ddl, numpy as np
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 ddl.init()
 print("begun", flush=True)
 while not os.path.exists(sys.argv[1]):

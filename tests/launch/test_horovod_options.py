@@ -13,7 +13,7 @@ from launch.launcher import Launcher
 from process_groups import require
 
 from ddl.errors import ConfigError
-from ddl.launch.ask import horovod
+from ddl.launch.ask import horovod_only
 from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.placement import UNPLACED
 from ddl.launch.cli import parse
@@ -96,7 +96,7 @@ def test_an_option_without_effect_is_named(option: str) -> None:
 
 def test_nothing_of_the_table_is_missing_here_or_in_the_document() -> None:
     tested = {re.split("[ =]", option)[0] for option in (*SAME, *ELASTIC, *idle())}
-    assert set(horovod.OPTIONS) <= tested
+    assert set(horovod_only.OPTIONS) <= tested
     documented = set(re.findall(r"`(--?[A-Za-z][\w-]*)", DOCUMENT.read_text()))
     assert tested <= documented
 

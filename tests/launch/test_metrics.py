@@ -39,7 +39,7 @@ QUIET = """
 import dataclasses, json
 import ddl, numpy as np
 from ddl.adapter import generation
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 
 folder = sys.argv[1]
 own = os.environ.get("DDL_INCARNATION") or os.environ["DDL_RANK"]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, NEEDS_BROWSER, NEEDS_PERF
 
 PROGRAM = """
 import numpy as np, ddl
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 ddl.init()
 array = np.ones(1 << 16, np.float32)
 for step in range(20):

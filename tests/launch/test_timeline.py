@@ -38,7 +38,7 @@ for step in range({STEPS}):
 
 OVERLAP = """
 import numpy as np, ddl
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 ddl.init()
 arrays = [np.ones(1000, np.float32) for _ in range(2)]
 for step in range(20):
@@ -58,7 +58,7 @@ for step in range(20):
 
 FOREVER = """
 import numpy as np, ddl
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 ddl.init()
 for step in range(10**9):
     time.sleep(0.002)

@@ -25,7 +25,7 @@ TOOL = [sys.executable, "-m", "ddl.tools", "top"]
 
 TRAIN = """
 import ddl, numpy as np
-from ddl.adapter.steps import note_step
+from ddl.adapter.step_record import note_step
 ddl.init()
 print("begun", flush=True)
 going = np.ones(1000)

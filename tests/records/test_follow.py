@@ -22,7 +22,7 @@ def numbers(news: List[RankNews], messages: bool = False) -> List[int]:
 def following_oneself():
     import ddl
     from ddl import _core
-    from ddl.adapter.steps import note_step
+    from ddl.adapter.step_record import note_step
 
     world, rank = ddl.world(), ddl.rank()
     follower = RecordFollower(ProcessMemory(os.getpid(), os.dup(_core.arena_fd())))

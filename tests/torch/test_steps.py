@@ -152,7 +152,7 @@ def test_training_by_shards() -> None:
 def not_by_ddl():
     """Docs say what to do about an optimizer that DDL does not know."""
     import ddl_torch as ddl
-    from ddl.adapter.steps import note_step
+    from ddl.adapter.step_record import note_step
 
     model, x = model_of(ddl.rank())
     optimizer = sgd(model.parameters())

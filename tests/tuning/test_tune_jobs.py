@@ -239,20 +239,7 @@ def test_a_named_table_that_does_not_suit_is_an_error_on_all_ranks(spoil: Any, s
 
 #: Lets the clock by which a rank measures show a millisecond more whenever it is read. So what can be measured in a
 #: given time does not depend on how busy the machine is.
-TICKING = """
-import itertools
-from ddl.tuning.measure import find_racks, links, race, sweep, turns
-
-class Ticking:
-    ticks = itertools.count()
-
-    @classmethod
-    def now(cls):
-        return 1e-3 * next(cls.ticks)
-
-for module in (find_racks, links, race, sweep, turns):
-    module.clock = Ticking
-"""
+TICKING = (Path(__file__).parent / "ticking.py").read_text()
 QUICK = [8, 4096, 65536, 1 << 20]
 
 

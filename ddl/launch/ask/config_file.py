@@ -16,7 +16,7 @@ import sys
 from typing import Any, Dict, List
 
 from ddl.errors import ConfigError
-from ddl.launch.ask.horovod import options_from_sections
+from ddl.launch.ask.horovod_only import options_from_sections
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from ddl.launch.ask import horovod
+from ddl.launch.ask import horovod_only
 from ddl.launch.ask import options as launch_options
 from ddl.launch.launchers import k8s
 from ddl.launch.launchers.in_pods import IN_PODS
@@ -98,7 +98,7 @@ def _ddlrun() -> ShellCommand:
         single = tuple(name[1:] for name in option.names if name.startswith("--"))  # -hostfile, as mpirun has it
         options.append(ShellOption(**{**vars(option), "also": single}))
     known = {name for option in options for name in option.names}
-    for name, count in horovod.OPTIONS.items():
+    for name, count in horovod_only.OPTIONS.items():
         if name not in known:
             options.append(ShellOption((), (ShellValue("VALUE", "text"),) * count, also=(name, name[1:])))
     return ShellCommand(
