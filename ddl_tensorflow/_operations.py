@@ -16,7 +16,7 @@ from ddl.adapter import operations
 from ddl.adapter.adasum import adasum_
 from ddl.adapter.calls import Call, Collective, calls_of, check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier
-from ddl.adapter.operators import check_type
+from ddl.adapter.operator_checks import check_type
 
 __all__ = [
     "absent",

@@ -23,7 +23,7 @@ from ddl.adapter.buckets import BUCKET_BYTES, Gradient, assign, group_numbers
 from ddl.adapter.generation import ranks_may_change
 from ddl.adapter.malloc_settings import tune_allocator
 from ddl.adapter.operations import CompletedOperation, Operation, Waitable
-from ddl.adapter.operators import check_gradient_op, check_predivide
+from ddl.adapter.operator_checks import check_gradient_op, check_predivide
 from ddl.adapter.process_sets import ProcessSet
 from ddl.reduce_op import OpLike, parse_op
 from ddl_tensorflow import _bucket, _operations

@@ -14,7 +14,7 @@ import ddl
 from ddl.adapter import operations
 from ddl.adapter.calls import check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
-from ddl.adapter.operators import check_type
+from ddl.adapter.operator_checks import check_type
 from ddl.errors import NotSupported
 from ddl_torch._streams import GpuTensor, StreamOfCall, is_on_gpu
 from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, writing, written

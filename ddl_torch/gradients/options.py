@@ -9,7 +9,7 @@ import torch
 
 import ddl
 from ddl.adapter import buckets
-from ddl.adapter.operators import check_gradient_op, check_predivide
+from ddl.adapter.operator_checks import check_gradient_op, check_predivide
 from ddl_torch.compression import Compression, PowerSGD, UserCompressor, Wire
 
 __all__ = ["Groups", "NamedParameters", "OptimizerOptions", "group_numbers", "named"]

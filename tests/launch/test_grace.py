@@ -14,6 +14,7 @@ from typing import Callable, List
 import pytest
 from launch.launcher import Launcher, eventually
 
+from ddl.launch.agent.end_plan import EndPlan
 from ddl.launch.agent.grace import FAILED, KILL_GRACE, TOLD, when_failed, when_given_up, when_told
 
 pytestmark = pytest.mark.processes
@@ -54,6 +55,21 @@ def test_what_follows_a_failure() -> None:
     assert when_failed(5.0, None) == [(15.0, TERM), (25.0, KILL)]
     assert when_failed(5.0, 0.1) == [(5.1, TERM), (5.1 + KILL_GRACE, KILL)]
     assert when_given_up(5.0, None) == [(5.0, TERM), (15.0, KILL)]
+
+
+def test_a_plan_of_signals_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("ddl.clock.now", lambda: now[0])
+    plan = EndPlan(None, gives_up=True)
+    assert plan.goes_on and plan.next is None and plan.fail() and not plan.fail()
+    assert (plan.next, plan.is_due, plan.goes_on) == (110.0, False, True)
+    now[0] = 110.0
+    assert plan.is_due and plan.take() == TERM and plan.next == 120.0
+    plan.stop(signal.SIGINT)  # by a user, who comes to it late
+    assert plan.stop_signal == signal.SIGINT and not plan.goes_on
+    assert [plan.take() for _ in range(2)] == [signal.SIGINT, TERM] and plan.next == 140.0 + KILL_GRACE
+    plan.stop(signal.SIGINT)  # twice: at once
+    assert plan.is_due and plan.take() == KILL and plan.next == 112.0 and plan.take() == 0 and plan.next is None
 
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=["alone", "agents"])
