@@ -73,7 +73,8 @@ def test_nothing_wrong_happens_in_many_more_schedules() -> None:
 
 @pytest.mark.slow
 def test_a_core_that_is_healed_goes_on_in_many_more_schedules() -> None:
-    assert missing(run(210_000, 2000, liveness=True), SELDOM) == []
+    # The rarest fault, that at caught_up, strikes once in some 550 schedules: nine times in these.
+    assert missing(run(212_000, 3000, liveness=True), SELDOM) == []
 
 
 @pytest.mark.slow
