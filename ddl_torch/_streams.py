@@ -54,11 +54,6 @@ class GpuTensor(GpuArray):
         """Return a new one of this type, of torch's allocator, on the current stream."""
         return GpuTensor(self.owner.new_empty(tuple(shape)))
 
-    def memory(self) -> GpuMemory:
-        """Return what the core gets for this call."""
-        tensor = self.owner
-        return memory(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
-
 
 def refuse_capture(tensor: torch.Tensor, verb: str) -> None:
     """Raise ``InvalidState`` while a CUDA graph is captured on the current stream: a collective is no part of one."""

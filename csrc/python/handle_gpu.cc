@@ -156,8 +156,12 @@ void Handle::cancel_stage(const Operation& operation) {
 bool Handle::on_gpu(const py::object& array) {
   if (py::isinstance<GpuMemory>(array)) return true;
   if (py::hasattr(array, "__dlpack_device__")) {
-    const py::tuple device = array.attr("__dlpack_device__")();
-    return is_on_gpu(device[0].cast<int>());
+    try {
+      const py::tuple device = array.attr("__dlpack_device__")();
+      return is_on_gpu(device[0].cast<int>());
+    } catch (const py::error_already_set&) {
+      return false;  // `memory_of` says what it is
+    }
   }
   return py::hasattr(array, "__cuda_array_interface__");
 }

@@ -174,7 +174,13 @@ Memory memory_of_dlpack(const py::object& object, const char* what, bool target)
            "arrays of JAX cannot be written; pass a copy in another framework's array, or use a call that returns "
            "a new array");
   }
-  const py::tuple device = object.attr("__dlpack_device__")();
+  py::tuple device;
+  try {
+    device = object.attr("__dlpack_device__")();
+  } catch (const py::error_already_set&) {  // DLPack has no number for it; who knows its type may know more
+    if (std::optional<Memory> known = described(object, what, target)) return *std::move(known);
+    throw;
+  }
   const int kind = device[0].cast<int>();
   Memory memory;
   OnGpu place;
