@@ -27,7 +27,7 @@ TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate
 # Arguments for a single run: make test ARGS="-k reduce", make demo ARGS="--epochs 1"
 ARGS ?=
 FAST_ENVIRONMENTS = core .venv/.examples .venv/.tensorflow .venv/.test .venv/.bench
-TEST_ENVIRONMENTS = $(FAST_ENVIRONMENTS) .venv/.trainers
+TEST_ENVIRONMENTS = $(FAST_ENVIRONMENTS) .venv/.trainers .venv/.engines
 # Tests: $(call TESTED,python,suite,files,options). With ARGS those that it names, one after the other. Without, a file at
 # a time for each of some processes, in the order of tests/turns.py; those that fail run once more (tests/gate.py).
 AT_ONCE = -n auto --dist loadfile --no-loadscope-reorder
@@ -219,7 +219,7 @@ core: .venv/.core
 	@.venv/bin/python environments/torch_build.py --constraint constraints.txt
 	@touch $@
 
-.venv/.lint .venv/.examples .venv/.trainers .venv/.bench: | .venv/.torch
+.venv/.lint .venv/.examples .venv/.trainers .venv/.engines .venv/.bench: | .venv/.torch
 
 .venv/.lint: .venv/.tools environments/lint.txt
 	@echo "installing what 'lint' needs"
@@ -227,7 +227,7 @@ core: .venv/.core
 	@touch $@
 
 # By the name of what .installed has installed: pip adds what is missing, and does not build ddl again.
-.venv/.examples .venv/.trainers .venv/.test .venv/.bench .venv/.docs: .venv/.%: .venv/.installed
+.venv/.examples .venv/.trainers .venv/.engines .venv/.test .venv/.bench .venv/.docs: .venv/.%: .venv/.installed
 	@echo "installing what '$*' needs"
 	@$(PIP) 'open-ddl[$*]'
 	@touch $@
