@@ -19,6 +19,8 @@ from ddl.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
     from ddl.api import *
+    from ddl.bootstrap.job_store import JobStore
+    from ddl.bootstrap.meeting import Rendezvous
     from ddl.communicator import Communicator, Metrics, PreparedOperation, Work
     from ddl.launch.function.run import run
     from ddl.memory import empty, is_shared
@@ -38,6 +40,8 @@ _LAZY.update({name: "ddl.communicator" for name in ("Communicator", "Metrics", "
 _LAZY.update(empty="ddl.memory", is_shared="ddl.memory")
 __all__ += ["run"]
 _LAZY.update(run="ddl.launch.function.run")
+__all__ += ["JobStore", "Rendezvous"]
+_LAZY.update(JobStore="ddl.bootstrap.job_store", Rendezvous="ddl.bootstrap.meeting")
 # … then what does not.
 __all__ += errors.__all__
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "__version__"]

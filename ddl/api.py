@@ -7,27 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
-import os
-import sys
-import threading
-import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, TypeVar
 
-from ddl import at_exit
-from ddl._comm import elastic
-from ddl._comm.group import Group
-from ddl._comm.job import Job
-from ddl.bootstrap.environ import Identity, Settings
-from ddl.bootstrap.launched import identity_and_settings
-from ddl.bootstrap.misspelt import misspelt
+from ddl import jobs
+from ddl.bootstrap.launched import admission
+from ddl.bootstrap.meeting import Rendezvous
 from ddl.communicator import Communicator
 from ddl.errors import Error, InvalidArgument, InvalidState
-from ddl.negotiation import timeline
-from ddl.net.shortage import threads_for
 from ddl.reduce_op import Average, OpLike
 from ddl.text.tracebacks import brief, briefly
-from ddl.tuning.measure.adopt import adopt
 
 if TYPE_CHECKING:
     from typing_extensions import Concatenate, ParamSpec
@@ -44,146 +32,37 @@ __all__ += ["reduce", "reduce_async", "gather", "gather_async", "scatter", "scat
 __all__ += ["barrier", "barrier_async", "send", "send_async", "recv", "recv_async"]
 __all__ += ["broadcast_object", "allgather_object"]
 
-
-class _ProcessState:
-    """The job of this process, and others beside it; guarded by ``lock``."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.world: Optional[Communicator] = None
-        self.rounds = 0
-        # Groups that were shut down. A slower rank may still look at their boards, so these stay until all ranks
-        # have met again (or the process ends).
-        self.retired: List[Group] = []
-        self.hooked = False
-        self.jobs: weakref.WeakSet[Job] = weakref.WeakSet()  # that of ``world``, and others that ``begin_job`` made
-
-
-_state = _ProcessState()
-_log = logging.getLogger("ddl")
-_levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
-
-
-def _log_to_stderr(level: str) -> None:
-    """Show DDL's own messages, unless the program has set up logging for them."""
-    _log.setLevel(_levels[level])
-    if not _log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("ddl %(levelname)s: %(message)s"))
-        _log.addHandler(handler)
+_jobs = jobs.state
 
 
 @briefly
-def init(comm: Any = None, *, deterministic: Optional[bool] = None) -> None:
+def init(comm: Any = None, *, rendezvous: Optional[Rendezvous] = None, deterministic: Optional[bool] = None) -> None:
     """Join the job: meet the other ranks and make the world communicator.
 
     Collective, blocking. Who this process is comes from the environment that ``ddlrun`` sets, or srun, torchrun or an
     MPI's mpiexec; without any, this is a job of size 1. ``comm``, an mpi4py communicator, says it instead: its ranks
-    are the job. ``deterministic``, alike on all ranks: sums depend on the number of ranks only, bit for bit, not on
-    hosts, sizes or buckets (docs/deterministic.md); default: DDL_DETERMINISTIC, else False. Calling ``init`` again does
-    nothing. Raises ``ConfigError`` for a wrong environment or ranks that differ in ``deterministic``,
-    ``RendezvousError`` naming the ranks that did not come in time (DDL_START_TIMEOUT), ``ResourceError`` if this
-    process can start no thread, ``InvalidArgument`` for a ``comm`` that is none.
+    are the job. So does ``rendezvous``, where an engine has started the ranks (docs/engines.md); after ``shutdown``,
+    this process can join another engine's job. ``deterministic``, alike on all ranks: sums depend on the number of
+    ranks only, bit for bit, not on hosts, sizes or buckets (docs/deterministic.md); default: DDL_DETERMINISTIC, else
+    False. Calling ``init`` again does nothing. Raises ``ConfigError`` for a wrong environment or ranks that differ in
+    ``deterministic``, ``RendezvousError`` naming the ranks that did not come in time (DDL_START_TIMEOUT),
+    ``ResourceError`` if this process can start no thread, ``InvalidArgument`` for a ``comm`` that is none.
 
     >>> import ddl
     >>> ddl.init()
     """
     if comm is not None and not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast")):
         raise InvalidArgument(f"init: comm={comm!r:.100} is not an mpi4py communicator such as MPI.COMM_WORLD")
+    if comm is not None and rendezvous is not None:
+        raise InvalidArgument("init: comm and rendezvous were given; each says which ranks the job has: leave out one")
 
-    def who() -> Tuple[Identity, Settings]:
-        identity, settings = identity_and_settings(comm)
+    def who() -> jobs.Admission:
+        identity, settings, server = admission(comm, rendezvous)
         if deterministic is not None:
             settings = dataclasses.replace(settings, deterministic=deterministic)
-        return identity, settings
+        return jobs.Admission(identity, settings, server)
 
-    join(who)
-
-
-def join(who: Callable[[], Tuple[Identity, Settings]]) -> None:
-    """Do what ``init`` does for a process that learns elsewhere who it is: for adapters of launchers and frameworks."""
-    with _state.lock:
-        if _state.world is not None:
-            return
-        identity, settings = who()
-        settings.check()
-        if settings.elastic and _state.rounds:
-            raise InvalidState(
-                "init() was called again after shutdown() in a job whose ranks come and go (DDL_ELASTIC=1): a process "
-                "that has left such a job does not come back; go on with ddl.elastic instead"
-            )
-        _log_to_stderr(settings.log)
-        if identity.rank == 0:
-            for text in misspelt(os.environ):
-                _log.warning("%s", text)
-        try:
-            if settings.timeline and identity.rank == 0:  # first: if it is refused, no other rank may begin
-                name = f"rank {identity.rank} of {identity.size}"
-                timeline.start(settings.timeline, mark_cycles=settings.timeline_cycles, who=name)
-            world = begin_job(identity, settings, _state.rounds)
-        except BaseException:
-            timeline.stop()
-            raise
-        _state.rounds += 1
-        _state.retired.clear()
-        _state.world = world
-
-
-def begin_job(identity: Identity, settings: Settings, round: int = 0) -> Communicator:
-    """Join a job beside those that this process is in, and return its world communicator. For adapters.
-
-    Collective, blocking; raises what ``init`` raises. ``ddl.world()`` stays what it is: see ``use_job``. The caller
-    leaves the job by ``end_job``; if it does not, that is done at exit.
-    """
-    _log_to_stderr(settings.log)
-    job = Job(identity, settings, round)
-    group = None
-    try:
-        with threads_for(f"rank {identity.rank} cannot join the job"):
-            if settings.incarnation >= 0:
-                group = elastic.arrive(job)
-                world = Communicator(group)
-            else:
-                core = Group.make_core(job, identity.rank, identity.size)
-                job.rendezvous(core.board_offset)
-                boards = [peer.board_offset for peer in job.peers.values()] or [core.board_offset]
-                group = Group.world(job, core, boards)
-                world = Communicator(group)
-                adopt(world)
-                if job.generations is not None:
-                    elastic.begin(job)
-    except BaseException:
-        if group is not None:
-            group.close()
-            _state.retired.append(group)
-        job.close()
-        raise
-    if not _state.hooked:
-        _state.hooked = True
-        at_exit.register(leave_all)
-        os.register_at_fork(after_in_child=_forget_in_child)
-    _state.jobs.add(job)
-    return world
-
-
-def use_job(world: Communicator) -> None:
-    """Let ``ddl.world()`` be ``world``, which ``begin_job`` has made; the one before stays as it is. For adapters."""
-    with _state.lock:
-        _state.world = world
-
-
-def end_job(world: Communicator) -> Group:
-    """Leave the job of ``world``, which ``begin_job`` has made. Idempotent, not collective. For adapters.
-
-    Returns what the caller keeps until all ranks have met again: a slower rank may still look at its board.
-    """
-    with _state.lock:
-        if _state.world is world:
-            _state.world = None
-        world._group.close()
-        world.job.close()
-        _state.jobs.discard(world.job)
-        return world._group
+    jobs.join(who)
 
 
 def shutdown() -> None:
@@ -193,60 +72,17 @@ def shutdown() -> None:
 
     >>> ddl.shutdown()
     """
-    with _state.lock:
-        if _state.world is None:
-            return
-        world, _state.world = _state.world, None
-        timeline.stop()
-        world._group.close()
-        world.job.close()
-        _state.jobs.discard(world.job)
-        _state.retired.append(world._group)
-
-
-def leave_all() -> None:
-    """Say goodbye in every job that this process is still in, as at its exit. For adapters."""
-    shutdown()
-    for job in list(_state.jobs):
-        job.close()
-
-
-def next_generation(said: Dict[str, Any]) -> Dict[int, Any]:
-    """Come to the job's next generation of ranks, whose communicator ``world()`` returns then. For ``ddl.elastic``.
-
-    Collective over the members of that generation, blocking. Communicators made before are closed. ``said``, which JSON
-    can hold, is told to all. Returns what each rank has said. Raises ``InvalidState`` where ranks do not come and
-    go, ``LeftOut`` where this process is left out or the job ends, ``RendezvousError`` where time runs out.
-    """
-    with _state.lock:
-        if _state.world is None or _state.world.job.generations is None:
-            raise InvalidState(
-                "the ranks of this job do not come and go; start it by ddlrun --min-np, or set DDL_ELASTIC=1"
-            )
-        before = _state.world._group
-        before.close()
-        group, values = elastic.advance(before.job, said)
-        _state.retired[:] = [before]  # until all have met again: a slower rank may look at its board
-        _state.world = Communicator(group)
-        return values
-
-
-def _forget_in_child() -> None:
-    """A forked child (a data loader's worker, say) is no rank; it must not hold its parent's connections open."""
-    for job in list(_state.jobs):
-        job.close_in_child()
-    _state.lock = threading.Lock()
-    _state.world = None
+    jobs.shutdown()
 
 
 def is_initialized() -> bool:
     """Return whether ``init`` was called (and ``shutdown`` was not)."""
-    return _state.world is not None
+    return _jobs.world is not None
 
 
 def world() -> Communicator:
     """Return the communicator of all ranks. Raises ``InvalidState`` before ``init``."""
-    current = _state.world
+    current = _jobs.world
     if current is None:
         raise InvalidState("ddl.init() has not been called in this process (or ddl.shutdown() was)")
     return current
@@ -307,7 +143,7 @@ def _on_world(verb: Callable[Concatenate[Communicator, _P], _T]) -> Callable[_P,
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
-            return verb(_state.world or world(), *args, **kwargs)
+            return verb(_jobs.world or world(), *args, **kwargs)
         except Error as error:
             brief(error)
             raise
@@ -353,7 +189,7 @@ metrics = _on_world(Communicator.metrics)
 
 def allreduce_(x: _T, *, op: OpLike = Average) -> _T:
     try:
-        return (_state.world or world()).allreduce_(x, op=op)
+        return (_jobs.world or world()).allreduce_(x, op=op)
     except Error as error:
         brief(error)
         raise
@@ -361,7 +197,7 @@ def allreduce_(x: _T, *, op: OpLike = Average) -> _T:
 
 def broadcast_(x: _T, root: int = 0) -> _T:
     try:
-        return (_state.world or world()).broadcast_(x, root)
+        return (_jobs.world or world()).broadcast_(x, root)
     except Error as error:
         brief(error)
         raise
@@ -369,7 +205,7 @@ def broadcast_(x: _T, root: int = 0) -> _T:
 
 def reducescatter(x: Any, *, op: OpLike = Average, out: Any = None) -> Any:
     try:
-        return (_state.world or world()).reducescatter(x, op=op, out=out)
+        return (_jobs.world or world()).reducescatter(x, op=op, out=out)
     except Error as error:
         brief(error)
         raise
@@ -377,7 +213,7 @@ def reducescatter(x: Any, *, op: OpLike = Average, out: Any = None) -> Any:
 
 def allgather(x: Any, *, out: Any = None) -> Any:
     try:
-        return (_state.world or world()).allgather(x, out=out)
+        return (_jobs.world or world()).allgather(x, out=out)
     except Error as error:
         brief(error)
         raise
@@ -385,7 +221,7 @@ def allgather(x: Any, *, out: Any = None) -> Any:
 
 def alltoall(x: Any, splits: Optional[Sequence[int]] = None, *, out: Any = None) -> Any:
     try:
-        return (_state.world or world()).alltoall(x, splits, out=out)
+        return (_jobs.world or world()).alltoall(x, splits, out=out)
     except Error as error:
         brief(error)
         raise

@@ -10,10 +10,9 @@ from pathlib import Path
 from ddl.machine import boot_id
 
 ASK = """
-from ddl._comm.peer import own_host_id
 from ddl.launch.agent.clocks import kernel_clock
-from ddl.machine import boot_id
-print(boot_id(), own_host_id(), kernel_clock(), sep="|")
+from ddl.machine import boot_id, host_id
+print(boot_id(), host_id(), kernel_clock(), sep="|")
 """
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 from ddl import _core, clock
 from ddl._comm.dropped_groups import DroppedGroups
-from ddl._comm.peer import Peer, own_host_id, sharing
+from ddl._comm.peer import Peer, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
 from ddl.bootstrap.agent import Agent
@@ -25,9 +25,11 @@ from ddl.bootstrap.generations import Generations
 from ddl.bootstrap.peer_handshake import Nonce, connect_memory, listen_memory, listen_on_rails
 from ddl.bootstrap.rail_news import RailEnds
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
+from ddl.machine import host_id
 from ddl.net import rails
 from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by
+from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
 from ddl.tuning.measure import table_file
@@ -73,6 +75,7 @@ class Job:
         self.dropped = DroppedGroups()
         self._groups = 0  # numbers given out in a job of one rank
         self.agent: Optional[Agent] = None
+        self.server: Optional[StoreServer] = None  #: of the job's store, if it ends with this process's part
         self._store: Optional[StoreClient] = None
         self._nonce_block: Any = None
         self._introduced = threading.Condition()  # somebody was added to ``peers``
@@ -152,10 +155,10 @@ class Job:
         listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, store.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
-        host_id = self.settings.host_id or own_host_id()
+        here = self.settings.host_id or host_id()
         if self.settings.elastic:
             newcomer = self.settings.incarnation >= 0
-            self.generations = Generations.of(self.watch, host_id, self.secret, offers[0].address, newcomer)
+            self.generations = Generations.of(self.watch, here, self.secret, offers[0].address, newcomer)
         self.agent = Agent(
             rank=self.number,
             secret=self.secret,
@@ -172,7 +175,7 @@ class Job:
         self.me = me = Peer(
             rank=self.number,
             host=socket.gethostname(),
-            host_id=host_id,
+            host_id=here,
             offers=tuple(offers),
             unix_name=unix_name,
             nonce=nonce,
@@ -361,14 +364,11 @@ class Job:
         self._pairs = {pair for pair in self._pairs if pair[0] in members and pair[1] in members}
 
     def close(self) -> None:
-        """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.api``."""
+        """Leave the job. Idempotent. Mapped memory stays mapped: see ``ddl.jobs``."""
         self.dropped.end()
         for memory in self.memories.values():
             memory.close_socket()
-        agent, self.agent = (
-            self.agent,
-            None,
-        )  # which knows us: without this, memory would stay until the next collection
+        agent, self.agent = self.agent, None  # it knows us: memory would stay until the next collection
         if agent is not None:
             agent.close()
         if self._store is not None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from dataclasses import dataclass
 from typing import Any, List, Sequence, Set, Tuple
 
 from ddl.bootstrap.cores import Cores
 from ddl.bootstrap.peer_handshake import Nonce
-from ddl.machine import boot_id
 from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by
 
-__all__ = ["Peer", "own_host_id", "sharing"]
+__all__ = ["Peer", "sharing"]
 
 
 @dataclass(frozen=True)
@@ -55,15 +52,6 @@ class Peer:
             return peer
 
         return said_by(rank, text, parsed)
-
-
-def own_host_id() -> str:
-    """Ranks of one running kernel and network namespace have the same; others have no way to swap memory."""
-    machine = boot_id()
-    try:
-        return f"{machine}/{os.stat('/proc/self/ns/net').st_ino}" if machine else platform.node()
-    except OSError:
-        return platform.node()
 
 
 def sharing(members: Sequence[int], pairs: Set[Tuple[int, int]]) -> Tuple[Tuple[int, ...], ...]:

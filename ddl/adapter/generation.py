@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Tuple
 
-from ddl import api
+from ddl import api, jobs
 from ddl._comm.elastic import connect_to_members
 from ddl._comm.state_follower import StateFollower, Update
 from ddl._comm.state_source import StateSource
@@ -102,12 +102,12 @@ def next_generation(**said: Any) -> Change:
     """Come to the next generation of ranks. Collective over its members, blocking.
 
     ``said``, what JSON can hold, is told to all of them. Ends the process with status 0 where it was asked to leave.
-    Raises what ``ddl.api.next_generation`` does, and
+    Raises what ``ddl.jobs.next_generation`` does, and
     ``CommunicatorError`` where another rank is lost meanwhile: then call it again.
     """
     newcomer = not is_member()
     try:
-        values = api.next_generation({**said, "newcomer": newcomer})
+        values = jobs.next_generation({**said, "newcomer": newcomer})
     except LeftOut as error:
         if not error.asked:
             raise

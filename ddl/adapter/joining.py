@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, TypeVar
 
-from ddl import api, at_exit
+from ddl import api, jobs
 from ddl.bootstrap import launched
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.bootstrap.launched import Launched, Share
+from ddl.bootstrap.meeting import Rendezvous
 from ddl.communicator import Communicator
 from ddl.launch.ask.layout import arrange
 from ddl.net.address import parse_address
-from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
 
-__all__ = ["JobBeside", "LaunchedJob", "Rendezvous", "Settings", "join", "layout_variables", "started_ranks"]
+__all__ = ["JobBeside", "LaunchedJob", "Settings", "call_as_rank", "join", "layout_variables", "started_ranks"]
 
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """How ranks find one another that ``launcher`` (a name, for messages) has started.
-
-    ``rank``: of this process. ``hosts[r]``: the name of the host on which rank r runs. ``share``: returns, on all
-    ranks, the text that rank 0 passes; the others pass None. It may block, and may be called once only.
-    """
-
-    launcher: str
-    rank: int
-    hosts: Sequence[str]
-    share: Share
-
-    @property
-    def launched(self) -> Launched:
-        """What DDL asks of a launcher."""
-        own, size = self.hosts[self.rank], len(self.hosts)
-        here = [rank for rank, host in enumerate(self.hosts) if host == own]
-        distinct = list(dict.fromkeys(self.hosts))
-        numbers = here.index(self.rank), len(here), distinct.index(own), len(distinct)
-        return Launched(self.launcher, self.rank, size, *numbers, "")
+_T = TypeVar("_T")
 
 
 def join(rendezvous: Callable[[], Optional[Rendezvous]]) -> None:
@@ -51,14 +27,31 @@ def join(rendezvous: Callable[[], Optional[Rendezvous]]) -> None:
     for a job of one rank. Raises what ``ddl.init`` raises.
     """
 
-    def who() -> Tuple[Identity, Settings]:
-        settings, identity = Settings.from_environ(os.environ), Identity.from_environ(os.environ)
-        meeting = None if identity.store else rendezvous()
-        if meeting is not None:
-            identity = launched.join(meeting.launched, meeting.share, settings)
-        return identity, settings
+    def who() -> jobs.Admission:
+        settings, identity = Settings.from_environ(os.environ), launched.known(os.environ)
+        if identity is not None:
+            return jobs.Admission(identity, settings)
+        meeting = rendezvous()
+        return jobs.Admission(Identity(), settings) if meeting is None else jobs.Admission(*meeting.admission(settings))
 
-    api.join(who)
+    jobs.join(who)
+
+
+def call_as_rank(rendezvous: Rendezvous, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """Call ``function`` as a rank of a job that an engine has started: join it, call, and leave it. Collective.
+
+    Engines keep processes for the next job. So if ``function`` raises, the others must be told: each gets ``Aborted``
+    with what was raised here, and a driver's ``ddl.JobStore`` names this rank. Raises what ``ddl.init`` and
+    ``function`` raise.
+    """
+    api.init(rendezvous=rendezvous)
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        api.abort(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        jobs.shutdown()
 
 
 class JobBeside:
@@ -72,20 +65,9 @@ class JobBeside:
         usual = Settings.from_environ(os.environ)
         settings = dataclasses.replace(usual, elastic=False, incarnation=-1, start_timeout=patience)
         settings = dataclasses.replace(settings, timeout=timeout or usual.timeout)
-        identity, server = Identity(), None
-        if len(rendezvous.hosts) > 1:
-            identity, server = launched.meet(rendezvous.launched, rendezvous.share, settings)
-        try:
-            self.world: Communicator = api.begin_job(identity, settings)
-        except BaseException:
-            if server is not None:
-                server.close()
-            raise
+        self.world: Communicator = jobs.begin_job(*rendezvous.admission(settings))
         self._usual = usual.start_timeout
-        self._server: Optional[StoreServer] = server  # of the job's store, on its rank 0
         self._retired: Any = None
-        if server is not None:
-            at_exit.register(self._close_at_exit)
 
     def wait_at_most(self, seconds: Optional[float]) -> None:
         """Let its ranks wait so long for one another from now on; None: as long as in any job (DDL_START_TIMEOUT)."""
@@ -93,7 +75,7 @@ class JobBeside:
 
     def lead(self) -> None:
         """Let ``ddl.world()`` be this job's communicator."""
-        api.use_job(self.world)
+        jobs.use_job(self.world)
 
     def leave(self, patience: Optional[float] = None) -> None:
         """Leave it. Not collective, idempotent.
@@ -101,23 +83,7 @@ class JobBeside:
         Its store goes when all have left, or after ``patience`` seconds (None: those of an operation). Keep this object
         until the ranks have met again: a slower rank may still look at this one's memory.
         """
-        self._retired = api.end_job(self.world)
-        server, self._server = self._server, None
-        if server is not None:
-            at_exit.unregister(self._close_at_exit)
-            limit = self.world.timeout if patience is None else patience
-            at_exit.register(server.close_when_alone, limit)  # where this process ends before the thread
-            threading.Thread(target=_end, args=(server, limit), name="ddl-job", daemon=True).start()
-
-    def _close_at_exit(self) -> None:
-        api.leave_all()  # all jobs: two processes may have the stores of two jobs, and must not wait for one another
-        if self._server is not None:
-            self._server.close_when_alone(self.world.timeout)
-
-
-def _end(server: StoreServer, patience: float) -> None:
-    server.close_when_alone(patience)
-    at_exit.unregister(server.close_when_alone)
+        self._retired = jobs.end_job(self.world, patience)
 
 
 class LaunchedJob:

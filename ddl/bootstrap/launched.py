@@ -16,41 +16,21 @@ import secrets
 import socket
 import sys
 import time
-import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddl import at_exit, clock
 from ddl.bootstrap.environ import Identity, Settings
+from ddl.bootstrap.meeting import Launched, Rendezvous, Share, meet
 from ddl.errors import ConfigError, RendezvousError
-from ddl.net.address import format_address, parse_address
-from ddl.net.interfaces import addresses
-from ddl.net.shortage import threads_for
-from ddl.store.membership.limits import ElasticLimits
+from ddl.net.address import parse_address
 from ddl.store.server import StoreServer
 
-__all__ = ["Launched", "Share", "detect", "identity", "identity_and_settings", "join", "meet", "numbered"]
+__all__ = ["admission", "detect", "identity", "numbered"]
 
 _RETRY = 0.02  # seconds between two looks at the file
-_ANSWERS = 2.0  # seconds that an address of rank 0 has to answer
-_MOST_ADDRESSES = 8  # PMI's values are short
-
-Share = Callable[[Optional[str]], str]  #: rank 0 passes its text, the others None; all get rank 0's
-
-
-@dataclass(frozen=True)
-class Launched:
-    """Who the launcher says that this process is. ``hosts`` is 0 where it does not say; ``job`` tells jobs apart."""
-
-    launcher: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: int
-    hosts: int
-    job: str
+_ANSWERS = 2.0  # seconds that an address in the file has to answer
 
 
 def detect(environ: Mapping[str, str]) -> Optional[Launched]:
@@ -138,96 +118,41 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
     if process is None or process.size == 1:
         return None
     share = _by_communicator(comm) if comm is not None else _way_to_share(process, environ, settings)
-    return join(process, share, settings)
-
-
-def identity_and_settings(comm: Any = None) -> Tuple[Identity, Settings]:
-    """Find out who this process is and how it is to behave: from the environment, or from an mpi4py communicator."""
-    settings = Settings.from_environ(os.environ)
-    of_ddlrun = Identity.from_environ(os.environ)
-    if not of_ddlrun.store:
-        return identity(os.environ, settings, comm) or of_ddlrun, settings
-    if comm is not None and (comm.Get_rank(), comm.Get_size()) != (of_ddlrun.rank, of_ddlrun.size):
-        raise ConfigError(
-            f"ddlrun made this rank {of_ddlrun.rank} of {of_ddlrun.size}, but the communicator given to init() says "
-            f"rank {comm.Get_rank()} of {comm.Get_size()}; leave out one of the two"
-        )
-    return of_ddlrun, settings
-
-
-def join(process: Launched, share: Share, settings: Settings) -> Identity:
-    """Return who this process is in the job of ``process``, whose ranks find one another by what rank 0 shares.
-
-    Collective, the first time. Raises RendezvousError, and what ``share`` raises.
-    """
-    if _KeptState.identity is None:
-        _KeptState.identity, server = meet(process, share, settings)
-        if server is not None:
-            at_exit.register(server.close_when_alone, settings.timeout)
+    _KeptState.identity, server = meet(process, share, settings)
+    if server is not None:
+        at_exit.register(server.close_when_alone, settings.timeout)
     return _KeptState.identity
 
 
-def meet(process: Launched, share: Share, settings: Settings) -> Tuple[Identity, Optional[StoreServer]]:
-    """Do what ``join`` does for a job that this process may be in beside others, and more than once.
+def known(environ: Mapping[str, str]) -> Optional[Identity]:
+    """Return who this process is, if ``ddlrun`` says it, or another launcher has been asked; else None."""
+    of_ddlrun = Identity.from_environ(environ)
+    return of_ddlrun if of_ddlrun.store else _KeptState.identity
 
-    Also returned, on rank 0: the server of the job's store, which the caller closes when all ranks have left.
+
+def admission(
+    comm: Any = None, rendezvous: Optional[Rendezvous] = None
+) -> Tuple[Identity, Settings, Optional[StoreServer]]:
+    """Find out who this process is and how it is to behave: from the environment, or from one of the arguments.
+
+    ``comm``: an mpi4py communicator. Also returned: the server of the job's store, if ``rendezvous`` has made one here.
     """
-    numbers = (process.rank, process.size, process.local_rank, process.local_size, process.host, process.hosts)
-    if process.rank > 0:
-        told = json.loads(share(None))
-        address = _first_that_answers(told["addresses"], process)
-        return Identity(*numbers, address, bytes.fromhex(told["secret"])), None
-    interface, one_host = settings.interface, process.local_size == process.size
-    secret = secrets.token_bytes(32)
-    with threads_for(f"rank 0 cannot serve the job's store on {socket.gethostname()}"):
-        # Where ranks come and go (DDL_ELASTIC=1), this process is a rank and no witness besides.
-        limits = ElasticLimits(script_patience=settings.timeout) if settings.elastic else None
-        host = "127.0.0.1" if one_host else "0.0.0.0"
-        server = StoreServer(secret, process.size, host, elastic=limits, witness=False)
-    _close_in_children(server)
-    try:
-        _, port = parse_address(server.address)
-        known = ["127.0.0.1"] if one_host else interface.split(",") if interface else _outside_addresses()
-        addresses_here = [format_address(host, port) for host in known]
-        share(json.dumps({"secret": secret.hex(), "addresses": addresses_here}))
-    except BaseException:
-        server.close()
-        raise
-    return Identity(*numbers, addresses_here[0], secret), server
-
-
-_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()  # of this process
-
-
-def _close_in_children(server: StoreServer) -> None:
-    """Let a process that is forked from this one hold no connection of ``server`` open."""
-    if not _servers:
-        os.register_at_fork(after_in_child=_forget_servers)
-    _servers.add(server)
-
-
-def _forget_servers() -> None:
-    for server in list(_servers):
-        server.close_in_child()
-
-
-def _outside_addresses() -> List[str]:
-    """This host's addresses, those that only this host can use last."""
-    return sorted(addresses().values(), key=lambda address: address.startswith("127."))[:_MOST_ADDRESSES]
-
-
-def _first_that_answers(known: List[str], process: Launched) -> str:
-    problems = []
-    for address in known:
-        try:
-            socket.create_connection(parse_address(address), timeout=_ANSWERS).close()
-            return address
-        except OSError as error:
-            problems.append(f"{address}: {error}")
-    raise RendezvousError(
-        f"rank {process.rank} cannot reach rank 0's store at {'; '.join(problems)}; set DDL_INTERFACE on rank 0's host "
-        "to the address by which the other hosts reach it"
-    )
+    settings = Settings.from_environ(os.environ)
+    of_ddlrun = Identity.from_environ(os.environ)
+    if not of_ddlrun.store:
+        if rendezvous is not None:
+            return rendezvous.admission(settings)
+        return identity(os.environ, settings, comm) or of_ddlrun, settings, None
+    for what, numbers in (
+        ("communicator", None if comm is None else (comm.Get_rank(), comm.Get_size())),
+        ("rendezvous", None if rendezvous is None else (rendezvous.rank, rendezvous.size)),
+    ):
+        if numbers is not None and numbers != (of_ddlrun.rank, of_ddlrun.size):
+            raise ConfigError(
+                f"ddlrun made this rank {of_ddlrun.rank} of {of_ddlrun.size}, but the {what} given to init() says "
+                f"rank {numbers[0]} of {numbers[1]}; leave out one of the two"
+            )
+    return of_ddlrun, settings, None
 
 
 # --- ways to share a text ---

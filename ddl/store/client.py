@@ -78,7 +78,8 @@ def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> 
             if clock.now() + _RETRY >= deadline:
                 raise RendezvousError(
                     f"rank {rank} could not join the store at {address} within {timeout:g} s: {error}; "
-                    "is ddlrun still running, and is the address reachable from this host?"
+                    "is ddlrun (or the program with the ddl.JobStore) still running, and is the address reachable from "
+                    "this host?"
                 ) from error
         finally:
             if sock is not None:

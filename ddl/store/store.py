@@ -95,7 +95,10 @@ class StoreClient(Client):
                 send_frame(self._sock, dict(request, number=self._number), deadline)
                 answer = self._answer(deadline)
             except (PeerLost, RendezvousError, ProtocolError) as error:
-                self._lost = f"rank {self.rank}: lost the store at {self.address} (is ddlrun still there?): {error}"
+                self._lost = (
+                    f"rank {self.rank}: lost the store at {self.address} (is ddlrun, or the program with the "
+                    f"ddl.JobStore, still there?): {error}"
+                )
                 raise PeerLost(self._lost) from error
             self._lost = ""
         if "left_out" in answer:

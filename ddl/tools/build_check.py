@@ -36,11 +36,11 @@ def _core() -> List[str]:
     """Load the core and use it. All errors are raised."""
     import numpy as np
 
-    from ddl import _core, api
+    from ddl import _core, api, jobs
     from ddl.bootstrap.environ import Identity, Settings
     from ddl.errors import InternalError
 
-    api.join(lambda: (Identity(), Settings()))  # a job of one rank, even if this runs inside a job
+    jobs.join(lambda: jobs.Admission(Identity(), Settings()))  # a job of one rank, even if this runs inside a job
     try:
         given = np.arange(1000, dtype=np.float32)
         result = api.allreduce(given)

@@ -20,8 +20,8 @@ from typing import Any, List, NoReturn, Optional, Sequence
 
 from torch._C._distributed_c10d import Store
 
-from ddl import CommunicatorError, InvalidArgument, InvalidState, RendezvousError, clock
-from ddl.adapter.joining import JobBeside, Rendezvous
+from ddl import CommunicatorError, InvalidArgument, InvalidState, Rendezvous, RendezvousError, clock
+from ddl.adapter.joining import JobBeside
 
 __all__ = ["MeetingAttempt", "MeetingFailed", "RankHandle"]
 
@@ -95,7 +95,8 @@ class MeetingAttempt:
             self._refuse_reuse()
         if self._rank == 0:
             self._claim()
-        rendezvous = Rendezvous("torch.distributed", self._rank, [handle.host for handle in self._handles], self._share)
+        hosts = [handle.host for handle in self._handles]
+        rendezvous = Rendezvous(self._rank, len(hosts), self._share, hosts, "torch.distributed")
         try:
             job = JobBeside(rendezvous, self._left(), timeout)
         except BaseException as error:

@@ -13,8 +13,8 @@ from torch.distributed import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 import ddl
-from ddl import Communicator, ConfigError
-from ddl.adapter.joining import LaunchedJob, Rendezvous, join
+from ddl import Communicator, ConfigError, Rendezvous
+from ddl.adapter.joining import LaunchedJob, join
 
 __all__ = ["by_launcher", "communicator_for"]
 
@@ -53,15 +53,16 @@ def communicator_for(
 def _rendezvous(store: Store, rank: int, size: int) -> Optional[Rendezvous]:
     if size == 1:
         return None
-    store.set(f"ddl/host/{rank}", socket.gethostname())
-    hosts = [str(store.get(f"ddl/host/{other}"), "utf-8") for other in range(size)]
+    job = store.add(f"ddl/came/{rank}", 1)  # a process group may be made again with the same store, by all ranks alike
+    store.set(f"ddl/{job}/host/{rank}", socket.gethostname())
+    hosts = [str(store.get(f"ddl/{job}/host/{other}"), "utf-8") for other in range(size)]
 
     def share(text: Optional[str]) -> str:
         if text is not None:
-            store.set("ddl/job", text)
-        return str(store.get("ddl/job"), "utf-8")
+            store.set(f"ddl/{job}/invitation", text)
+        return str(store.get(f"ddl/{job}/invitation"), "utf-8")
 
-    return Rendezvous("torch.distributed", rank, hosts, share)
+    return Rendezvous(rank, size, share, hosts, "torch.distributed")
 
 
 def by_launcher(

@@ -15,7 +15,8 @@ from ports import held_port
 
 from ddl.bootstrap import launched
 from ddl.bootstrap.environ import Identity
-from ddl.bootstrap.launched import Launched, detect, numbered
+from ddl.bootstrap.launched import detect, numbered
+from ddl.bootstrap.meeting import Launched, _first_that_answers
 from ddl.errors import ConfigError, RendezvousError
 from ddl.store.server import StoreServer
 from ddl.store.watch import WatchClient
@@ -128,9 +129,9 @@ def test_hosts_that_share_no_directory(tmp_path: Path) -> None:
 
 def test_rank_0_that_cannot_be_reached_is_said_with_its_addresses() -> None:
     with held_port() as port:
-        text = f"rank 1 cannot reach rank 0's store at 127.0.0.1:{port}.*DDL_INTERFACE"
+        text = f"rank 1 cannot reach the job's store at 127.0.0.1:{port}.*DDL_INTERFACE"
         with pytest.raises(RendezvousError, match=text):
-            launched._first_that_answers([f"127.0.0.1:{port}"], rank(1))
+            _first_that_answers([f"127.0.0.1:{port}"], rank(1))
 
 
 def wait_for_a_rank(server: StoreServer) -> None:

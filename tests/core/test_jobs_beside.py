@@ -1,4 +1,4 @@
-"""A process in several jobs: what adapters do by ``begin_job``, ``use_job`` and ``end_job`` of ``ddl/api.py``."""
+"""A process in several jobs: what adapters do by ``begin_job``, ``use_job`` and ``end_job`` of ``ddl/jobs.py``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.processes
 
 def begin(path, rank, size):
     """Join a job that nobody launched; return its world, and the server of its store, on rank 0."""
-    from ddl import api
-    from ddl.bootstrap import launched
+    from ddl import jobs
     from ddl.bootstrap.environ import Settings
+    from ddl.bootstrap.meeting import Rendezvous
 
     file, settings = Path(path), Settings.from_environ(os.environ)
 
@@ -30,10 +30,9 @@ def begin(path, rank, size):
             time.sleep(0.005)
         return file.read_text()
 
-    who = launched.Launched("a test", rank, size, rank, size, 0, 1, "")
-    identity, server = launched.meet(who, share, settings)
+    identity, _, server = Rendezvous(rank, size, share, ["here"] * size).admission(settings)
     assert (server is None) == (rank > 0)
-    return api.begin_job(identity, settings), server
+    return jobs.begin_job(identity, settings, server), server
 
 
 def total(communicator):
@@ -44,7 +43,7 @@ def total(communicator):
 
 def beside(folder):
     import ddl
-    from ddl import api
+    from ddl import jobs
 
     world, rank = ddl.world(), ddl.rank()
     first, server = begin(f"{folder}/first", 2 - rank, 3)
@@ -53,13 +52,13 @@ def beside(folder):
         second, other = begin(f"{folder}/second", rank, 2)
         for _ in range(3):
             assert (total(second), total(world)) == (3, 6)
-        api.use_job(second)
+        jobs.use_job(second)
         assert ddl.world() is second and ddl.size() == 2 and total(world) == 6
-        kept = api.end_job(second)
-        assert kept is api.end_job(second) and not ddl.is_initialized()
+        kept = jobs.end_job(second)
+        assert kept is jobs.end_job(second) and not ddl.is_initialized()
         with pytest.raises(ddl.InvalidState, match="was shut down"):
             total(second)
-        api.use_job(world)
+        jobs.use_job(world)
         if other is not None:
             other.close_when_alone(100)
     else:
@@ -68,7 +67,7 @@ def beside(folder):
     assert total(first) == 6
     if server is None:
         return
-    api.end_job(first)
+    jobs.end_job(first)
     server.close_when_alone(100)  # the others have not left: they do so when they end, one after the other
     assert not server._verdict.present, "it was closed because its patience was at an end"
 

@@ -17,7 +17,6 @@ from bounds import Measured, at_most
 from said import Said
 
 import ddl
-from ddl.bootstrap import launched
 from ddl.bootstrap.environ import Settings
 
 pytestmark = pytest.mark.processes
@@ -150,9 +149,8 @@ def test_a_rank_that_can_start_no_thread_says_so_in_init() -> None:
 
 
 def serve_without_threads() -> str:
-    process = launched.Launched("a test", rank=0, size=2, local_rank=0, local_size=2, host=0, hosts=1, job="")
     with no_threads(), pytest.raises(ddl.ResourceError) as caught:
-        launched.join(process, lambda text: "", Settings())
+        ddl.Rendezvous(0, 2, lambda text: "").admission(Settings())
     return str(caught.value)
 
 

@@ -15,10 +15,10 @@ import functools, os, signal, sys
 import numpy as np
 import ddl
 from ddl.adapter import generation
-from ddl.bootstrap import launched
+from ddl.bootstrap import meeting
 
 # No rank is left out for being slow.
-launched.ElasticLimits = functools.partial(launched.ElasticLimits, answer_patience=100.0)
+meeting.ElasticLimits = functools.partial(meeting.ElasticLimits, answer_patience=100.0)
 ddl.init()
 first, step = ddl.rank(), 0
 while step < 60:
