@@ -15,7 +15,8 @@ Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence
   Descriptor d;
   d.history = history;
   d.collective = static_cast<Collective>(signature & 0xff);
-  d.dtype = static_cast<DType>(signature >> 8 & 0xff);
+  d.dtype = static_cast<DType>(signature >> 8 & 0x7f);
+  d.pairs = (signature >> kPairsShift & 1) != 0;
   d.op = static_cast<ReduceOp>(signature >> 16 & 0xff);
   d.sizes_for = static_cast<uint8_t>(signature >> 24 & 0xff);
   d.root = static_cast<int32_t>(signature >> 32);
@@ -28,8 +29,8 @@ std::string Descriptor::text() const {
   if (sizes_for != 0) return std::string(name(static_cast<Collective>(sizes_for))) + "(sizes)";
   std::string text = std::string(name(collective)) + "(";
   if (collective != Collective::kBarrier) {
-    if (count != 0) text += std::to_string(count) + " x ";
-    text += ddl::name(dtype);
+    if (count != 0) text += std::to_string(pairs ? count / 2 : count) + " x ";
+    text += pairs ? complex_name(dtype) : ddl::name(dtype);
     if (traits(collective).reduces) text += std::string(", ") + ddl::name(op);
     if (traits(collective).rooted) text += ", root " + std::to_string(root);
     if (collective == Collective::kSend) text += ", to rank " + std::to_string(root);

@@ -16,7 +16,7 @@
 
 namespace ddl {
 
-constexpr uint32_t kRecordVersion = 3;
+constexpr uint32_t kRecordVersion = 4;
 constexpr size_t kRecords = 256;   // communicators that the root can name
 constexpr size_t kPlanNames = 63;  // of a communicator; an operation by a further plan has no name
 constexpr size_t kPlanNameBytes = 32;

@@ -65,43 +65,20 @@ Choice make_choice(uint64_t max_bytes, int lane, uint64_t piece_bytes, uint32_t 
           std::move(plan), std::move(name)};
 }
 
-}  // namespace
+constexpr const char* kHolders[] = {"nobody", "root", "all"};                 // in the order of Holders
+constexpr const char* kContents[] = {"nothing", "whole", "block", "blocks"};  // in the order of Content
 
-namespace {
-
-const char* text_of(Holders holders) {
-  switch (holders) {
-    case Holders::kNobody:
-      return "nobody";
-    case Holders::kRoot:
-      return "root";
-    case Holders::kAll:
-      break;
-  }
-  return "all";
-}
-
-const char* text_of(Content content) {
-  switch (content) {
-    case Content::kNothing:
-      return "nothing";
-    case Content::kWhole:
-      return "whole";
-    case Content::kBlock:
-      return "block";
-    case Content::kBlocks:
-      break;
-  }
-  return "blocks";
+py::tuple row_of(const CollectiveBuffer& buffer) {
+  return py::make_tuple(kHolders[static_cast<size_t>(buffer.holders)],
+                        kContents[static_cast<size_t>(buffer.content)]);
 }
 
 py::list collectives() {
   py::list rows;
   for (long number = 1; is_collective(number); ++number) {
     const CollectiveTraits& known = traits(static_cast<Collective>(number));
-    rows.append(py::make_tuple(number, known.name, text_of(known.input.holders), text_of(known.input.content),
-                               text_of(known.output.holders), text_of(known.output.content), known.reduces,
-                               known.rooted));
+    rows.append(py::make_tuple(number, known.name) + row_of(known.input) + row_of(known.output) +
+                py::make_tuple(known.reduces, known.rooted));
   }
   return rows;
 }

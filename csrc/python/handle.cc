@@ -208,6 +208,7 @@ void Handle::fill(Operation* operation, const Call& call, const Arrays& arrays) 
   if (arrays.has_in || arrays.has_out) {
     const Memory& any = arrays.any();
     d.dtype = any.type.dtype;
+    d.pairs = any.type.is_complex();
     operation->count = any.numbers();
     operation->bytes = call.bytes != 0 ? call.bytes : std::max(arrays.in.bytes(), arrays.out.bytes());
     const std::vector<uint64_t>& parts = operation->part_lengths;
@@ -256,8 +257,8 @@ std::shared_ptr<Operation> Handle::reuse_last(const Call& call, const py::object
                                      static_cast<uint64_t>(native_->size()));
   const bool free = last != nullptr && last.use_count() == 1 && !arrays.copied();  // else another thread uses it
   if (free && last->descriptor.root == call.root && last->descriptor.op == call.op &&
-      last->descriptor.dtype == arrays.any().type.dtype && last->count == arrays.any().numbers() &&
-      (last->part_lengths.empty() || last->part_lengths[0] == part)) {
+      last->descriptor.dtype == arrays.any().type.dtype && last->descriptor.pairs == arrays.any().type.is_complex() &&
+      last->count == arrays.any().numbers() && (last->part_lengths.empty() || last->part_lengths[0] == part)) {
     point(last.get(), arrays);
     if (last->edition != native_->edition()) native_->prepare(last.get());
     return last;

@@ -264,8 +264,7 @@ bool is_value(const py::object& object) {
 }  // namespace
 
 std::string ElementType::name() const {
-  if (!is_complex()) return ddl::name(dtype);
-  return "complex" + std::to_string(16 * element_size(dtype));
+  return is_complex() ? complex_name(dtype) : ddl::name(dtype);
 }
 
 ElementType element_type_named(const std::string& name) {

@@ -1,65 +1,37 @@
-// Names and sizes of the element types. The switches have no `default:`, so that the compiler warns at each of them
-// when there is a new value.
 #include "reduce/dtype.h"
 
 #include "base/find_name.h"
 
 namespace ddl {
 
-std::size_t element_size(DType dtype) {
-  switch (dtype) {
-    case DType::kInt8:
-    case DType::kUInt8:
-    case DType::kBool:
-      return 1;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kInt16:
-    case DType::kUInt16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-    case DType::kUInt32:
-      return 4;
-    case DType::kFloat64:
-    case DType::kInt64:
-    case DType::kUInt64:
-      return 8;
-  }
-  return 0;
+namespace {
+
+struct TypeTraits {
+  const char* name;
+  std::size_t size;
+};
+
+// In the order of DType.
+constexpr TypeTraits kTypes[] = {
+    {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8}, {"int8", 1},   {"int16", 2}, {"int32", 4},
+    {"int64", 8},   {"uint8", 1},    {"uint16", 2},  {"uint32", 4},  {"uint64", 8}, {"bool", 1},
+};
+static_assert(sizeof(kTypes) / sizeof(*kTypes) == kDTypeCount);
+
+constexpr TypeTraits kNoType = {"invalid", 0};
+
+const TypeTraits& traits(DType dtype) {
+  const auto number = static_cast<std::size_t>(dtype);
+  return number < kDTypeCount ? kTypes[number] : kNoType;
 }
 
-const char* name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat64:
-      return "float64";
-    case DType::kInt8:
-      return "int8";
-    case DType::kInt16:
-      return "int16";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-    case DType::kUInt8:
-      return "uint8";
-    case DType::kUInt16:
-      return "uint16";
-    case DType::kUInt32:
-      return "uint32";
-    case DType::kUInt64:
-      return "uint64";
-    case DType::kBool:
-      return "bool";
-  }
-  return "invalid";
-}
+}  // namespace
+
+std::size_t element_size(DType dtype) { return traits(dtype).size; }
+
+const char* name(DType dtype) { return traits(dtype).name; }
+
+std::string complex_name(DType part) { return "complex" + std::to_string(16 * element_size(part)); }
 
 bool from_wire(std::uint8_t number, DType* out) {
   if (number >= kDTypeCount) return false;

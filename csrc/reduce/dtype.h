@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace ddl {
 
@@ -31,6 +32,9 @@ std::size_t element_size(DType dtype);
 
 // "float16", "bfloat16", …, "bool"; "invalid" for any other number.
 const char* name(DType dtype);
+
+// What a complex number of two such parts is called: "complex64" for float32.
+std::string complex_name(DType part);
 
 // The inverse of name(). False if there is no such name; then `*out` stays as it is.
 bool parse(const char* text, DType* out);

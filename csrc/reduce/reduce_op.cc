@@ -1,23 +1,21 @@
 #include "reduce/reduce_op.h"
 
+#include <cstddef>
+
 #include "base/find_name.h"
 
 namespace ddl {
 
+namespace {
+
+constexpr const char* kNames[] = {"sum", "min", "max", "product", "average"};  // in the order of ReduceOp
+static_assert(sizeof(kNames) / sizeof(*kNames) == kReduceOpCount);
+
+}  // namespace
+
 const char* name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-    case ReduceOp::kAverage:
-      return "average";
-  }
-  return "invalid";
+  const auto number = static_cast<std::size_t>(op);
+  return number < kReduceOpCount ? kNames[number] : "invalid";
 }
 
 bool from_wire(std::uint8_t number, ReduceOp* out) {

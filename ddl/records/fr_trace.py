@@ -39,7 +39,10 @@ _SCALAR_TYPES = dict(
     zip(
         DTYPES,
         "Half BFloat16 Float Double Char Short Int Long Byte UInt16 UInt32 UInt64 Bool".split(),
-    )
+    ),
+    complex32="ComplexHalf",
+    complex64="ComplexFloat",
+    complex128="ComplexDouble",
 )
 #: What has failed is not over for the analyser, and on all ranks alike.
 _PROGRESS = {"submitted": "scheduled", "begun": "started", "ended": "completed", "failed": "started"}

@@ -18,7 +18,7 @@ __all__ = [
     *("RecordedOperation", "RingRecord", "StepsRecord", "Wanted", "read_process"),
 ]
 
-VERSION = 3
+VERSION = 4
 ROOT_BYTES = 4096
 MAGIC = b"ddl-rec\0"
 
@@ -46,6 +46,8 @@ DTYPES = (
 )
 #: Bytes of an element.
 ITEM_BYTES = dict(zip(DTYPES, (2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1)))
+_COMPLEX = {name: f"complex{16 * ITEM_BYTES[name]}" for name in ("float16", "float32", "float64")}
+ITEM_BYTES.update((name, 2 * ITEM_BYTES[part]) for part, name in _COMPLEX.items())
 OPS = ("sum", "min", "max", "product", "average")
 STATES = ("none", "submitted", "begun", "ended", "failed")
 LANES = ("small", "large", "messages")
@@ -296,14 +298,17 @@ def _operation(fields: Tuple[Any, ...], names: List[str]) -> RecordedOperation:
     sizes_for = signature >> 24 & 0xFF
     root = signature >> 32
     plan = packed >> 8 & 0xFF
+    dtype, is_complex = _of(DTYPES, signature >> 8 & 0x7F), bool(signature >> 15 & 1)
+    if is_complex:  # the core counts its real and imaginary parts
+        dtype = _COMPLEX.get(dtype, dtype)
     return RecordedOperation(
         number=number,
         collective=_of(COLLECTIVES, signature & 0xFF),
-        dtype=_of(DTYPES, signature >> 8 & 0xFF),
+        dtype=dtype,
         op=_of(OPS, signature >> 16 & 0xFF),
         sizes_for=_of(COLLECTIVES, sizes_for) if sizes_for else "",
         root=root - (1 << 32) if root >> 31 else root,
-        count=count,
+        count=count // 2 if is_complex else count,
         submitted=submitted / 1e9 if submitted else None,
         begun=begun / 1e9 if begun else None,
         ended=ended / 1e9 if ended else None,

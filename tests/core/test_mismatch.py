@@ -30,6 +30,11 @@ Call = Callable[[ddl.Communicator], Any]
 #: name: (what most ranks call, what one rank calls, words of both sides)
 CASES: Dict[str, Tuple[Call, Call, List[str]]] = {
     "type": (lambda c: c.allreduce(f32(SMALL)), lambda c: c.allreduce(np.ones(SMALL)), ["float32", "float64"]),
+    "complex": (
+        lambda c: c.allreduce(f32(SMALL)),
+        lambda c: c.allreduce(np.ones(SMALL // 2, np.complex64)),
+        ["10 x float32", "5 x complex64"],
+    ),
     "count": (lambda c: c.allreduce(f32(10)), lambda c: c.allreduce(f32(11)), ["10 x", "11 x"]),
     "operator": (
         lambda c: c.allreduce(f32(SMALL), op=ddl.Sum),
@@ -47,6 +52,11 @@ CASES: Dict[str, Tuple[Call, Call, List[str]]] = {
         lambda c: c.allreduce(f32(LARGE)),
         lambda c: c.allreduce(np.ones(LARGE)),
         ["float32", "float64"],
+    ),
+    "large complex": (
+        lambda c: c.broadcast(np.ones(LARGE)),
+        lambda c: c.broadcast(np.ones(LARGE // 2, np.complex128)),
+        ["40000 x float64", "20000 x complex128"],
     ),
     "large count": (lambda c: c.allreduce(f32(LARGE)), lambda c: c.allreduce(f32(LARGE + 1)), ["40000", "40001"]),
     "large root": (

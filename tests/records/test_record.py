@@ -47,7 +47,7 @@ def test_names_are_those_of_the_wire() -> None:
 def test_memory_without_a_record_is_refused() -> None:
     with pytest.raises(ProtocolError, match="has not made a communicator yet"):
         layout.read_process(lambda offset, size: bytes(size))
-    with pytest.raises(ProtocolError, match="has version 99, this DDL reads version 3"):
+    with pytest.raises(ProtocolError, match="has version 99, this DDL reads version 4"):
         layout.read_process(lambda offset, size: (b"ddl-rec\0\x63\0\0\0").ljust(size, b"\0"))
 
 
@@ -160,6 +160,23 @@ def all_calls():
     ddl.shutdown()
     (communicator,) = own_record().communicators
     assert communicator.closed is not None and communicator.failure == ""
+
+
+def complex_calls():
+    import ddl
+
+    ddl.init()
+    for dtype in (np.complex64, np.complex128, np.complex64, np.float32):
+        ddl.allreduce(np.ones(3, dtype), op=ddl.Sum)
+    (communicator,) = own_record().communicators
+    return [operation.text for operation in communicator.collectives]
+
+
+@pytest.mark.processes
+def test_complex_numbers_are_called_so() -> None:
+    types = ["complex64", "complex128", "complex64", "float32"]
+    assert ranks.run(2, complex_calls, initialise=False) == [[f"allreduce(3 x {t}, sum)" for t in types]] * 2
+    assert (layout.ITEM_BYTES["complex64"], layout.ITEM_BYTES["complex128"]) == (8, 16)
 
 
 @pytest.mark.processes
