@@ -1,6 +1,6 @@
 """Signatures of the native core (csrc/python). Private: only ``ddl`` itself imports it."""
 
-from typing import Any, Callable, Dict, Generic, List, Optional, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generic, List, Optional, Protocol, Sequence, Set, Tuple, TypeVar
 
 from typing_extensions import Buffer
 
@@ -159,7 +159,7 @@ class Call(Generic[T]):
     @property
     def result(self) -> T: ...
 
-class Work:
+class Work(Protocol):  # so that what Python has in its place, ImportingWork, is one, too
     """An operation under way, as the ``_async`` verbs return it. Any thread may use it."""
 
     def done(self) -> bool:

@@ -38,12 +38,13 @@ class CoreCalls:
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
-        return imported(self._core.run(call, label))  # type: ignore[no-any-return]
+        result: T = imported(self._core.run(call, label))
+        return result
 
     def start(self, call: Call[Any], label: str = "") -> _core.Work:
         """Make the call and return the handle of what is now under way."""
         begun = self._core.start(call, label)
-        return ImportingWork(begun) if is_unimported(call.result) else begun  # type: ignore[return-value]
+        return ImportingWork(begun) if is_unimported(call.result) else begun
 
     def attempt(self, call: Call[Any]) -> Optional[_core.Work]:
         """Run a call whose arrays say all of the sizes, for a caller that must not sleep: see ``Negotiator``.
