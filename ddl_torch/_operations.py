@@ -23,6 +23,7 @@ from ddl_torch.adasum import adasum_
 __all__ = ["Operation", "absent", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped"]
 __all__ += ["check_op", "reducescatter", "summable"]
 
+_WIDER = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}  #: of types that numpy lacks
 T = TypeVar("T")
 Start = Callable[[ddl.Communicator], Waitable]
 
@@ -158,15 +159,17 @@ def broadcast(tensor: torch.Tensor, root: int, name: str, in_place: bool) -> Ope
 def summable(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> Tuple[Any, Callable[[Any], torch.Tensor]]:
     """Return the contents for a verb that adds up and returns a new array, and what makes a tensor of that.
 
-    numpy has no bfloat16: such tensors on the CPU are added up as float32 and rounded once, at the end.
+    numpy has neither bfloat16 nor complex32: such tensors on the CPU are added up as float32, or as complex numbers of
+    it, and rounded once, at the end.
     """
     own = plain(tensor, verb)
     check_op(own, verb, op)
     if is_on_gpu(own):
         wide = own.long() if _widened(own, op) is not own else own
         return GpuTensor(wide.contiguous()), lambda result: result.to(own.dtype)
-    if own.dtype == torch.bfloat16:
-        return to_array(own.float(), verb), lambda array: torch.from_numpy(array).bfloat16()
+    wider = _WIDER.get(own.dtype)
+    if wider is not None:
+        return to_array(own.to(wider), verb), lambda array: torch.from_numpy(array).to(own.dtype)
     return to_array(own, verb), lambda array: from_array(array, own.dtype)
 
 

@@ -1,7 +1,7 @@
 """Turns torch tensors into what ``ddl`` takes, and back; and ``Work``, the handle of an asynchronous verb on tensors.
 
-Where elements are added up, the core gets the tensor itself, under its own type. Where they are only moved, a type that
-numpy lacks travels as an integer type of the same size.
+Where elements are added up, the core gets the tensor itself, under its own type; it knows complex ones, too. Where they
+are only moved, a type that numpy lacks travels as an integer type of the same size.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ T = TypeVar("T")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _NUMPY_HAS = {
     *(torch.float16, torch.float32, torch.float64, torch.bool),
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128),
     *(getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)),
 }
-#: Types that the core adds up, and complex numbers, which it gets as pairs, with numpy's letters for their kinds.
+#: Types that the core adds up, with numpy's letters for their kinds.
 KINDS = {
     dtype: "b" if dtype == torch.bool else "c" if dtype.is_complex else "f" if dtype.is_floating_point else "i"
-    for dtype in (*_NUMPY_HAS, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
+    for dtype in (*_NUMPY_HAS, torch.bfloat16, torch.complex32)
 }
 
 
@@ -115,7 +115,7 @@ def memory_of(tensor: torch.Tensor, own: torch.Tensor, verb: str) -> torch.Tenso
             f"{verb}: the tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so it "
             "cannot be written in place; pass tensor.contiguous() or use the verb that returns a new tensor"
         )
-    return torch.view_as_real(own) if own.is_complex() else own
+    return own
 
 
 def written(tensor: torch.Tensor) -> Callable[[Any], torch.Tensor]:
@@ -151,15 +151,11 @@ def to_array(tensor: torch.Tensor, verb: str) -> Any:
     Shares memory if ``tensor`` is contiguous.
     """
     own = plain(tensor, verb).contiguous()
-    moved = torch.view_as_real(own) if own.is_complex() else own.view(carrier(own.dtype, verb))
+    moved = own.view(carrier(own.dtype, verb))
     return moved.numpy() if moved.is_cpu else GpuTensor(moved)
 
 
 def from_array(array: Any, dtype: torch.dtype) -> torch.Tensor:
     """Undo ``to_array``, of what a verb of ``ddl`` has returned: a numpy array, or a tensor on a GPU."""
     moved = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
-    if not dtype.is_complex:
-        return moved.view(dtype)
-    if moved.numel() == 0:
-        return torch.empty(moved.shape[:-1], dtype=dtype, device=moved.device)
-    return torch.view_as_complex(moved)
+    return moved.view(dtype)

@@ -21,6 +21,7 @@ def adasum_(tensor: torch.Tensor, *, communicator: Optional[ddl.Communicator] = 
     the same shape and type on every rank. Raises ``InvalidArgument`` before anything is sent.
     """
     own = alias(tensor, "adasum_")
+    own = torch.view_as_real(own) if own.is_complex() else own  # as vectors of twice as many real numbers
     communicator = ddl.world() if communicator is None else communicator
     if own.dtype == torch.bfloat16 or not own.is_cpu:  # numpy has none of these
         wide = own.float() if own.dtype == torch.bfloat16 else own

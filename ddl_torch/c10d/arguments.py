@@ -10,7 +10,7 @@ import torch.distributed as dist
 import ddl
 from ddl import InvalidArgument, ReduceOp
 from ddl.adapter.operations import Waitable
-from ddl_torch._tensors import alias, carrier, plain
+from ddl_torch._tensors import KINDS, alias, carrier, plain
 from ddl_torch.sparse import check_same_kind, sparse_sum
 
 __all__ = ["Finish", "Part", "bitwise", "elements", "in_place", "moved", "op_of", "reduction", "sparse_allreduce"]
@@ -64,9 +64,7 @@ def in_place(tensor: torch.Tensor, verb: str) -> Tuple[torch.Tensor, Optional[Fi
 def moved(tensor: torch.Tensor, verb: str) -> torch.Tensor:
     """Return the memory of ``tensor`` for a verb that only moves it; if it is contiguous, the very same memory."""
     own = plain(tensor, verb).contiguous()
-    if own.is_complex():
-        return torch.view_as_real(own)
-    return own if own.dtype == torch.bfloat16 else own.view(carrier(own.dtype, verb))
+    return own if own.dtype in KINDS else own.view(carrier(own.dtype, verb))
 
 
 def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> List[int]:
@@ -74,7 +72,7 @@ def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> List[int
     rows = list(splits) or [tensor.shape[0] // size] * size
     if len(rows) != size or min(rows) < 0 or sum(rows) != tensor.shape[0]:
         raise InvalidArgument(f"all_to_all: splits {rows} must be {size} numbers that sum to {tensor.shape[0]} rows")
-    width = tensor.numel() // max(1, tensor.shape[0]) * (2 if tensor.is_complex() else 1)
+    width = tensor.numel() // max(1, tensor.shape[0])
     return [count * width for count in rows]
 
 

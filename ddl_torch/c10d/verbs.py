@@ -208,7 +208,7 @@ class C10dVerbs:
                 f"all_to_all: {tensor.shape[0]} rows, to become {output.shape[0]}, are not as many for each of "
                 f"{self._size} ranks; give splits"
             )
-        input, parts = moved(tensor, "all_to_all"), [moved(own, "all_to_all").numel() // self._size]
+        input, parts = moved(tensor, "all_to_all"), [own.numel() // self._size]
         return self._issue(Call(Collective.ALLTOALL, input, moved(own, "all_to_all"), None, part_lengths=parts)), finish
 
     def alltoall(self, targets: Tensors, sources: Tensors) -> Part:
@@ -221,9 +221,9 @@ class C10dVerbs:
 
         def finish() -> None:
             for target, part in zip(targets, torch.split(received, sizes)):
-                target.copy_(_as(target, part))
+                target.copy_(part.view(target.dtype).view(target.shape))
 
-        lengths = [moved(source, "all_to_all").numel() for source in sources]
+        lengths = [source.numel() for source in sources]
         return self._exchange(received, sizes, flat, lengths), finish
 
     def _exchange(
@@ -289,10 +289,3 @@ def _deal(rows: torch.Tensor, targets: Tensors) -> Finish:
             target.copy_(row.view(target.shape))
 
     return finish
-
-
-def _as(target: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return what ``moved`` made of a tensor like ``target`` as such a tensor again."""
-    if target.is_complex():
-        return torch.view_as_complex(part.view(*target.shape, 2))
-    return part.view(target.dtype).view(target.shape)

@@ -206,8 +206,7 @@ class _Average(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         gradient = gradients[0].contiguous().clone()
-        memory = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        ctx.communicator.allreduce_async_(memory, op=ctx.op, name="gradient of an average").wait()
+        ctx.communicator.allreduce_async_(gradient, op=ctx.op, name="gradient of an average").wait()
         return gradient, None, None, None
 
 
