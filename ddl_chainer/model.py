@@ -99,18 +99,13 @@ class Gradients:
                 gradient = gradient.copy()
             if gradient is not parameter.grad:
                 parameter.grad = gradient
-            arrays.append(_reals(gradient))
+            arrays.append(gradient)
             places.add(place)
         kinds = [(array.shape, array.dtype) for array in arrays]
         if self._fused is None or kinds != self._kinds:
             self._fused, self._kinds = Fused(self._communicator, arrays, name="gradients", advice=_ADVICE), kinds
         ended = self._updates.ended
         self._fused(arrays, StepNumber(ended, f"{ended} updates of a parameter have ended"))
-
-
-def _reals(array: np.ndarray) -> np.ndarray:
-    """Return the same memory, of complex numbers as real ones: arrays that go together are added up as these."""
-    return array.reshape(-1).view(array.real.dtype) if array.dtype.kind == "c" else array
 
 
 class AverageGradients:
@@ -155,7 +150,7 @@ class AverageGradients:
 def broadcast(communicator: ddl.Communicator, arrays: List[np.ndarray], root: int) -> None:
     """Overwrite the arrays with those of rank ``root``. Collective, blocking."""
     copies = [packed(array) for array in arrays]
-    broadcast_many_([_reals(copy) for copy in copies], root=root, communicator=communicator)
+    broadcast_many_(copies, root=root, communicator=communicator)
     for array, copy in zip(arrays, copies):
         if array is not copy:
             array[...] = copy
