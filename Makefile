@@ -20,7 +20,7 @@ TORCH_DONE = $(TORCH_FOLDER)/.done-$(firstword $(shell cat environments/torch.tx
 # What depends on torch's own insides: the backend, hooks, optimizers, and what trains by them. The other tests of
 # tests/torch pass there, too, and test DDL alike with any torch: make test-torch-newest ARGS=tests/torch runs them all.
 TORCH_TESTS = $(addprefix tests/torch/test_,after_backward.py backend_accelerate.py backend_cpp_waits.py \
-  backend_devices.py backend_lightning.py backend_names.py backend_training.py backend_verbs.py backend_work.py \
+  backend_default.py backend_devices.py backend_lightning.py backend_names.py backend_training.py backend_verbs.py backend_work.py \
   compat.py compiled.py ddp_hook.py dropped_gradients.py fr_trace.py gpu_backend.py gpu_optimizer.py gpu_verbs.py \
   inference_mode.py left_out.py moved_gradients.py optimizer.py overlap.py overlap_update.py reconfigure.py \
   reconfigure_faults.py reconfigure_training.py sparse.py state.py torchft.py unsendable.py verbs.py)

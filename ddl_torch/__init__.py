@@ -134,12 +134,12 @@ from ddl_torch.warmup import LinearScalingWarmup
 
 _compat.warn_if_newer()
 if torch.distributed.is_available():
-    from ddl_torch.c10d.backend import register
+    from ddl_torch.c10d.backend import register, use_as_default
     from ddl_torch.c10d.ddp_hook import ddp_hook
     from ddl_torch.c10d.process_group import DDLProcessGroup
 
     register()
-    __all__ = ["DDLProcessGroup", "ddp_hook"]
+    __all__ = ["DDLProcessGroup", "ddp_hook", "use_as_default"]
 else:
     __all__ = []
 __all__ += ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]

@@ -1,5 +1,7 @@
 """Makes DDL a backend of ``torch.distributed``: ``import ddl_torch; dist.init_process_group("ddl")``.
 
+Torch 2.15 and later find ``register`` by the entry point in pyproject.toml, without an import.
+
 torch calls ``_create`` for each new group, on its ranks. What kind of group that is: process_group.py, and for
 ``enable_reconfigure=True`` reconfigurable.py.
 """
@@ -9,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from ddl import InvalidState
 from ddl_torch._compat import timeout_given
 from ddl_torch._streams import GPU_TYPES
 from ddl_torch.c10d.lifetime import keep_what_reducers_hold
@@ -19,16 +23,35 @@ from ddl_torch.c10d.process_group import DDLProcessGroup
 from ddl_torch.c10d.reconfigurable import ReconfigurableProcessGroup
 from ddl_torch.c10d.rendezvous import by_launcher, communicator_for
 
-__all__ = ["register"]
+__all__ = ["register", "use_as_default"]
 
 
 def register() -> None:
     """Make "ddl" known to ``torch.distributed``. Done by ``import ddl_torch``; again does nothing."""
-    if "DDL" not in dist.Backend._plugins:
-        dist.Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu", *sorted(GPU_TYPES)])
+    if "DDL" not in Backend._plugins:
+        Backend.register_backend("ddl", _create, extended_api=True, devices=["cpu", *sorted(GPU_TYPES)])
         register_rendezvous_handler("ddl", by_launcher)  # type: ignore[no-untyped-call]
         extend_torch(DDLProcessGroup)
         keep_what_reducers_hold()
+
+
+def use_as_default() -> None:
+    """Let ``torch.distributed`` choose "ddl" on CPUs where a script names no backend.
+
+    So does what asks torch for its default, as Lightning does. What names gloo itself still gets gloo. Call it before
+    the process group is made; again does nothing, and there is no way back. On a machine with GPUs, torch still chooses
+    by the GPU. Raises ``InvalidState`` if there is a process group already whose tensors on CPUs go elsewhere.
+
+    >>> ddl_torch.use_as_default()
+    >>> torch.distributed.init_process_group()
+    """
+    if dist.is_initialized() and "cpu:ddl" not in dist.get_backend_config().split(","):
+        raise InvalidState(
+            f"use_as_default: the process group is there already, with the backends {dist.get_backend_config()}, so "
+            "another default would not change it; call use_as_default before init_process_group, or "
+            "destroy_process_group first"
+        )
+    Backend.default_device_backend_map["cpu"] = "ddl"
 
 
 def _create(options: Any, _: Any) -> DDLProcessGroup:
