@@ -314,6 +314,16 @@ def describe_arrays_of(type: type, function: Callable[[Any], Any]) -> None:
     same memory, or None: then DLPack's word counts.
     """
 
+def describe_host_arrays_of(type: type, function: Callable[[Any], Optional[Tuple[Any, int, int, int]]]) -> None:
+    """Have ``function(array)`` say where an array of exactly that ``type`` is in the host's memory.
+
+    It returns what keeps the memory alive, its address, the number of elements, and ``element_number`` of their type;
+    or None: then DLPack is asked, which takes microseconds. The memory is contiguous and may be written.
+    """
+
+def element_number(name: str) -> int:
+    """Return the number of an element type, "float32" or "complex64". ``InvalidArgument`` if there is none."""
+
 class GpuBlock:
     """Memory of a GPU that DDL itself allocates."""
 

@@ -7,18 +7,14 @@ import re
 import sys
 import warnings
 from types import CodeType
-from typing import Any, Callable, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch._C._dynamo import eval_frame
 from torch.distributed import default_pg_timeout
 
-from ddl.adapter.arrays import describe_arrays_of
-from ddl_torch._streams import is_on_gpu, memory
-
 __all__ = [
     "NEWEST",
-    "described",
     "mark_written",
     "never_compile",
     "newer_than_tested",
@@ -51,27 +47,6 @@ def warn_if_newer() -> None:
     text = newer_than_tested(torch.__version__)
     if text is not None:
         warnings.warn(text, stacklevel=3)  # the line that imports ddl_torch, or near it
-
-
-def _gives_truth_values() -> bool:
-    try:
-        torch.ones(1, dtype=torch.bool).__dlpack__()
-    except RuntimeError:  # up to torch 2.1
-        return False
-    return True
-
-
-_GIVES_TRUTH_VALUES = _gives_truth_values()
-
-
-def described(tensor: torch.Tensor) -> Any:
-    """Return the memory of a tensor for the core, where DLPack does not tell it well; None: it does."""
-    if is_on_gpu(tensor):
-        return memory(tensor)
-    return tensor.numpy() if not _GIVES_TRUTH_VALUES and tensor.dtype == torch.bool else None
-
-
-describe_arrays_of(torch.Tensor, described)
 
 
 def mark_written(tensor: torch.Tensor) -> None:

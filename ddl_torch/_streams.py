@@ -31,7 +31,10 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 
 def gpu_of(tensors: Sequence[torch.Tensor]) -> Optional[torch.device]:
     """Return the GPU of the first tensor that is on one; None: there is none."""
-    return next((tensor.device for tensor in tensors if is_on_gpu(tensor)), None)
+    for tensor in tensors:
+        if not tensor.is_cpu and is_on_gpu(tensor):
+            return tensor.device
+    return None
 
 
 def _module(device: torch.device) -> Any:

@@ -14,6 +14,7 @@ import torch
 import ddl
 from ddl.adapter.operations import Waitable
 from ddl_torch._compat import mark_written
+from ddl_torch._memory import is_ordinary
 from ddl_torch._streams import GpuTensor, is_on_gpu, refuse_capture
 
 __all__ = ["KINDS", "Work", "alias", "carrier", "from_array", "memory_of", "plain", "to_array", "writing", "written"]
@@ -71,6 +72,8 @@ def plain(tensor: Any, verb: str) -> torch.Tensor:
     Every tensor of a verb passes through here before anything is submitted: what the core could not read would end the
     verb on this rank only, and with that all later ones.
     """
+    if type(tensor) is torch.Tensor and is_ordinary(tensor) and _has_memory(tensor):
+        return tensor
     if not isinstance(tensor, torch.Tensor):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
     if tensor.device.type == "meta":

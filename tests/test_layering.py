@@ -62,7 +62,7 @@ RULES = {
     "negotiation": "errors plan communicator _core",
     "jobs": "at_exit errors net store.server bootstrap communicator negotiation tuning.measure _comm",
     "api": "errors text reduce_op bootstrap communicator jobs",
-    "adapter": f"{PUBLIC} api jobs text plan tuning negotiation _comm bootstrap.environ",
+    "adapter": f"{PUBLIC} api jobs text plan tuning negotiation _comm bootstrap.environ bootstrap.meeting",
     "adapter.step_record": "_core",  # its one call is a part of every training step
     "elastic": "adapter",
     "adapter.joining": "api jobs communicator net store bootstrap launch.ask.layout",

@@ -81,6 +81,12 @@ void bind_device(py::module_& m) {
   m.def("describe_arrays_of", &describe_arrays_of, py::arg("type"), py::arg("function"),
         "Have function(array) say what an array of a type is, where DLPack does not tell: a GpuMemory or a numpy\n"
         "array; or None, and DLPack is asked.");
+  m.def("describe_host_arrays_of", &describe_host_arrays_of, py::arg("type"), py::arg("function"),
+        "Have function(array) say where an array of exactly that type is in the host's memory: (owner, address,\n"
+        "elements, element_number), or None, and DLPack is asked.");
+  m.def(
+      "element_number", [](const std::string& name) { return element_type_named(name).number(); }, py::arg("name"),
+      "The number of an element type, \"float32\" or \"complex64\"; InvalidArgument if there is none.");
   bind_survey(m);
 }
 

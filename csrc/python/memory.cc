@@ -150,9 +150,36 @@ struct Describer {
   PyObject* type;
   PyObject* function;
 };
-std::vector<Describer>& describers() {
-  static auto* const all = new std::vector<Describer>();
+using Describers = std::vector<Describer>;
+Describers& describers() {
+  static auto* const all = new Describers();
   return *all;
+}
+Describers& host_describers() {
+  static auto* const all = new Describers();
+  return *all;
+}
+
+void add(Describers* describers, const py::object& type, py::object function) {
+  describers->push_back({py::object(type).release().ptr(), function.release().ptr()});
+}
+
+// What an adapter says of an array of exactly its type, if it is in memory of the host.
+std::optional<Memory> described_in_host(const py::object& object) {
+  for (const Describer& describer : host_describers()) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != describer.type) continue;
+    const auto answer = py::reinterpret_borrow<py::object>(describer.function)(object);
+    if (answer.is_none()) continue;
+    const auto fields = answer.cast<py::tuple>();
+    Memory memory;
+    memory.owner = fields[0];
+    memory.data = reinterpret_cast<char*>(fields[1].cast<uintptr_t>());
+    memory.count = fields[2].cast<uint64_t>();
+    memory.type = ElementType::numbered(fields[3].cast<int>());
+    memory.writable = true;
+    return memory;
+  }
+  return std::nullopt;
 }
 
 // What an adapter says of the array; nothing if none knows its type, or it leaves it to DLPack.
@@ -263,9 +290,7 @@ bool is_value(const py::object& object) {
 
 }  // namespace
 
-std::string ElementType::name() const {
-  return is_complex() ? complex_name(dtype) : ddl::name(dtype);
-}
+std::string ElementType::name() const { return is_complex() ? complex_name(dtype) : ddl::name(dtype); }
 
 ElementType element_type_named(const std::string& name) {
   ElementType type;
@@ -279,7 +304,11 @@ ElementType element_type_named(const std::string& name) {
 }
 
 void describe_arrays_of(const py::object& type, py::object function) {
-  describers().push_back({py::object(type).release().ptr(), function.release().ptr()});
+  add(&describers(), type, std::move(function));
+}
+
+void describe_host_arrays_of(const py::object& type, py::object function) {
+  add(&host_describers(), type, std::move(function));
 }
 
 bool is_on_gpu(int kind) { return kind == kDlCuda || kind == kDlCudaManaged; }
@@ -287,6 +316,7 @@ bool is_on_gpu(int kind) { return kind == kDlCuda || kind == kDlCudaManaged; }
 Memory memory_of(const py::object& object, const char* what, bool target) {
   if (py::isinstance<py::array>(object))
     return memory_of_numpy(py::reinterpret_borrow<py::array>(object), what, target);
+  if (std::optional<Memory> known = described_in_host(object)) return *std::move(known);
   if (py::isinstance<GpuMemory>(object)) return memory_described(object.cast<const GpuMemory&>());
   if (py::hasattr(object, "__dlpack__")) return memory_of_dlpack(object, what, target);
   if (py::hasattr(object, "__cuda_array_interface__")) return memory_of_cuda_interface(object, what, target);

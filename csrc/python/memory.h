@@ -29,6 +29,9 @@ struct ElementType {
   bool operator==(const ElementType& other) const { return dtype == other.dtype && width == other.width; }
   // "float32", "complex64"
   std::string name() const;
+  // As one number, for Python.
+  int number() const { return static_cast<int>(dtype) * 2 + (is_complex() ? 1 : 0); }
+  static ElementType numbered(int number) { return {static_cast<DType>(number / 2), number % 2 == 0 ? 1U : 2U}; }
 };
 
 // Where an array on a GPU is, and what must come before a copy of it.
@@ -73,6 +76,10 @@ ElementType element_type_named(const std::string& name);
 // Lets `function` say what an array of a Python type is that DLPack does not tell well: one on a GPU, as its
 // framework knows the streams, or one that is not given out. It returns a GpuMemory, another array, or None.
 void describe_arrays_of(const pybind11::object& type, pybind11::object function);
+
+// Lets `function` say where an array of exactly that Python type is in memory of the host: DLPack would take some
+// microseconds. It returns (what keeps the memory alive, address, elements, ElementType::number()), or None.
+void describe_host_arrays_of(const pybind11::object& type, pybind11::object function);
 
 // Whether DLPack's number of a kind of memory means that of a CUDA GPU.
 bool is_on_gpu(int kind);

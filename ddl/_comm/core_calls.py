@@ -60,6 +60,10 @@ class CoreCalls:
         self._core.call(collective, x, out, op, 0)
         return out
 
+    def run_alike(self, collective: Collective, x: Any, out: Any, op: ReduceOp = Sum, root: int = 0) -> None:
+        """Read ``x`` and write ``out``, where these say all of the sizes, and wait for the end: the quickest call."""
+        self._core.call(collective, x, out, op, root)
+
     # --- one buffer, the same on every rank ---
 
     def allreduce(self, x: Any, op: OpLike) -> Call[np.ndarray]:

@@ -17,10 +17,12 @@ from ddl import _core
 from ddl.errors import InvalidArgument
 
 __all__ = ["ElementType", "GpuArray", "GpuMemory", "ImportingWork", "UnimportedArray", "imported", "is_on_gpu"]
-__all__ += ["describe_arrays_of", "is_unimported"]
+__all__ += ["describe_arrays_of", "describe_host_arrays_of", "element_number", "is_unimported"]
 
 GpuMemory = _core.GpuMemory
 describe_arrays_of = _core.describe_arrays_of
+describe_host_arrays_of = _core.describe_host_arrays_of
+element_number = _core.element_number
 
 _ON_GPU = (2, 13)  #: DLPack's numbers for memory of CUDA: on a device, and managed
 

@@ -16,6 +16,7 @@ from ddl._comm.verbs import Work
 from ddl.communicator import Communicator
 from ddl.errors import CommunicatorError
 from ddl.plan.ir import Collective
+from ddl.reduce_op import ReduceOp, Sum
 
 __all__ = ["Call", "Calls", "Collective", "calls_of", "check_splits"]
 
@@ -31,6 +32,9 @@ class Calls(Protocol):
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its ``result``. ``label`` appears in errors."""
+
+    def run_alike(self, collective: Collective, x: Any, out: Any, op: ReduceOp = Sum, root: int = 0) -> None:
+        """Read ``x`` and write ``out``, where these say all of the sizes, and wait for the end: the quickest call."""
 
     def start(self, call: Call[Any], label: str = "") -> Work:
         """Make the call and return the handle of what is now under way."""

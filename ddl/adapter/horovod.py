@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence, Union
 from ddl import api
 from ddl.adapter.process_sets import ProcessSet, ProcessSets
 from ddl.adapter.rank_prefix import naming_rank
+from ddl.bootstrap.meeting import Rendezvous
 from ddl.errors import InvalidArgument
 from ddl.negotiation import timeline
 
@@ -22,19 +23,25 @@ class Basics:
     def __init__(self, process_sets: ProcessSets) -> None:
         self._sets = process_sets
 
-    def init(self, comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] = None) -> None:
+    def init(
+        self,
+        comm: Any = None,
+        process_sets: Union[None, str, Sequence[ProcessSet]] = None,
+        *,
+        rendezvous: Optional[Rendezvous] = None,
+    ) -> None:
         """Join the job, as ``ddl.init``, and make its process sets. Collective, blocking. Again, it does nothing.
 
         ``comm``: an mpi4py communicator whose ranks are the job, or a list of all ranks. ``process_sets``: sets to put
-        to use, alike on all ranks; "dynamic", which Horovod needs for ``add_process_set``, is always so here. Raises
-        what ``ddl.init`` does, and ``InvalidArgument`` for any other list or set; a job that this call has joined is
-        left then.
+        to use, alike on all ranks; "dynamic", which Horovod needs for ``add_process_set``, is always so here.
+        ``rendezvous``: as for ``ddl.init``. Raises what that does, and ``InvalidArgument`` for any other list or set; a
+        job that this call has joined is left then.
 
         >>> ddl_torch.init()
         """
         begun = not api.is_initialized()
         listed = isinstance(comm, Sequence) and not isinstance(comm, str)
-        api.init(None if listed else comm)
+        api.init(None if listed else comm, rendezvous=rendezvous)
         try:
             self._open(comm if listed else None, process_sets)
         except BaseException:

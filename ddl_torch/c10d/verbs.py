@@ -36,6 +36,15 @@ class C10dVerbs:
         self._calls.run(call)
         return None
 
+    def _issue_alike(
+        self, collective: Collective, x: Any, out: Any, op: ddl.ReduceOp = ddl.Sum, root: int = 0
+    ) -> Optional[ddl.Work]:
+        """Make a call whose tensors say all of the sizes."""
+        if not self._blocking:
+            return self._calls.start(Call(collective, x, out, None, op=op, root=root))
+        self._calls.run_alike(collective, x, out, op, root)
+        return None
+
     # --- to all ranks ---
 
     def allreduce(self, tensor: torch.Tensor, op: Any) -> Part:
@@ -49,7 +58,7 @@ class C10dVerbs:
         ddl_op, factor = reduction(op, tensor)
         if factor is not None:
             own.mul_(factor)
-        return self._issue(Call(Collective.ALLREDUCE, own, own, None, op=ddl_op)), finish
+        return self._issue_alike(Collective.ALLREDUCE, own, own, ddl_op), finish
 
     def _bitwise(self, tensor: torch.Tensor, combine: Callable[..., torch.Tensor]) -> Tuple[Optional[ddl.Work], Finish]:
         """The core has no bitwise operators: every rank gets all tensors and combines them."""
@@ -68,8 +77,8 @@ class C10dVerbs:
         self._calls.check_rank("broadcast", "src", root)
         own, finish = in_place(tensor, "broadcast")
         input = moved(own, "broadcast")
-        call = Call(Collective.BROADCAST, input if self._rank == root else None, input, None, root=root)
-        return self._issue(call), finish
+        source = input if self._rank == root else None
+        return self._issue_alike(Collective.BROADCAST, source, input, root=root), finish
 
     def allgather(self, targets: Tensors, tensor: torch.Tensor) -> List[Part]:
         """Fill ``targets[r]`` with ``tensor`` of rank r. Ranks may have different sizes, of which all know."""
@@ -107,7 +116,7 @@ class C10dVerbs:
         ddl_op, factor = reduction(op, tensor)
         input = own if factor is None else own * factor
         output = own if self._rank == root else None
-        return self._issue(Call(Collective.REDUCE, input, output, None, op=ddl_op, root=root)), finish
+        return self._issue_alike(Collective.REDUCE, input, output, ddl_op, root), finish
 
     def gather(self, targets: Optional[Tensors], tensor: torch.Tensor, root: int) -> Part:
         """Fill ``targets[r]``, which only ``root`` has, with ``tensor`` of rank r."""
@@ -252,7 +261,7 @@ class C10dVerbs:
 
     def barrier(self) -> Part:
         """Done when every rank has called it."""
-        return self._issue(Call(Collective.BARRIER, None, None, None)), None
+        return self._issue_alike(Collective.BARRIER, None, None), None
 
     def send(self, tensor: torch.Tensor, dst: int) -> Part:
         """Send to rank ``dst``."""

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from ddl import CollectiveTimeout, CommunicatorError, clock
-from ddl.adapter.operations import timeline
+from ddl.adapter.operations import Waitable, timeline
 from ddl_torch._streams import FinishOnStream, StreamOfCall, gpu_of
 from ddl_torch._tensors import writing
 from ddl_torch._untraced import untraced
-from ddl_torch.c10d.arguments import Part
+from ddl_torch.c10d.arguments import Finish, Part
 from ddl_torch.c10d.lifetime import Unwaited
 from ddl_torch.c10d.messages import MatchedReceive
 
@@ -133,21 +133,33 @@ def _no() -> bool:
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
 
+    # What most verbs leave so: to set it takes longer than they do.
+    _works: Tuple[Waitable, ...] = ()
+    _finishes: Tuple[Finish, ...] = ()  # none when all have been called
+    _device: Optional[torch.device] = None
+    _write: Optional[Callable[[], None]] = None
+    _future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
+    _when_ended: Optional[Callable[[], None]] = None
+
     def __init__(
         self, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited] = None
     ) -> None:
         super().__init__()
         self._outputs = outputs
-        self._works = [work for work, _ in parts if work is not None]
-        self._finishes = [finish for _, finish in parts if finish is not None]  # emptied when all have been called
-        self._device = gpu_of(outputs)
-        # Made by the thread that called the verb: what is left to do belongs on its stream.
-        run = self._run_finishes
-        self._write = run if self._device is None or not self._finishes else StreamOfCall(self._device).finish(run)
+        for work, finish in parts:
+            if work is not None:
+                self._works = (*self._works, work)
+            if finish is not None:
+                self._finishes = (*self._finishes, finish)
+        device = gpu_of(outputs)
+        if device is not None:
+            self._device = device
+        if self._finishes:
+            # Made by the thread that called the verb: what is left to do belongs on its stream.
+            run = self._run_finishes
+            self._write = run if device is None else StreamOfCall(device).finish(run)
         self._waiter = waiter
         self._lock = threading.Lock()
-        self._future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
-        self._when_ended: Optional[Callable[[], None]] = None
         self._unwaited = unwaited
         if unwaited is not None:
             unwaited.add(self)
@@ -157,6 +169,8 @@ class GroupWork(dist.Work):
 
         ``timeout``: none, or 0, for DDL's own. ``WaitTimeout`` if it has run out; the verb goes on.
         """
+        if not self._works and self._write is None and self._when_ended is None and self._unwaited is None:
+            return True  # it had ended when it was made
         until = clock.now() + timeout.total_seconds() if timeout else None
         try:
             if timeout or not self._can_wait_on_stream():
@@ -201,12 +215,13 @@ class GroupWork(dist.Work):
     def _finish(self) -> None:
         """Write the outputs, once. What raises an error does so again in the next call."""
         with self._lock, writing(*self._outputs):
-            self._write()
+            if self._write is not None:
+                self._write()
 
     def _run_finishes(self) -> None:
         for finish in self._finishes:
             finish()
-        self._finishes = []
+        self._finishes = ()
 
     def is_completed(self) -> bool:
         """Return whether it has ended, well or not. If it has ended well, the results are there. Does not block."""
