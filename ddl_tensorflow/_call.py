@@ -27,6 +27,7 @@ log = logging.getLogger("ddl")
 
 Array = np.ndarray[Any, Any]
 
+_FEW = 1 << 15  #: elements; to copy so many takes some microseconds
 _ANCHOR_BYTES = 256  #: TensorFlow makes a constant of a tensor of up to 128 elements that a function captures
 
 
@@ -70,6 +71,11 @@ def never() -> tf.Tensor:
     return tf.greater(tf.cast(tf.reshape(_anchor(), [-1])[0], tf.int32), 255)
 
 
+def _is_small(inputs: Sequence[tf.Tensor]) -> bool:
+    """Return whether it is quicker to copy tensors, which have values, than to have an op made and run on them."""
+    return all(tensor.shape.num_elements() <= _FEW and tensor.device.endswith("CPU:0") for tensor in inputs)
+
+
 def call(
     function: Function,
     inputs: Sequence[tf.Tensor],
@@ -86,10 +92,10 @@ def call(
     after: a result, of uint8, of another call, which is made before; its contents are not used.
     """
     refuse()
-    native = native_op()
-    if native is not None:
+    native, eager = native_op(), tf.executing_eagerly()
+    if native is not None and not (eager and _is_small(inputs)):
         return native(function, _anchor() if after is None else after, inputs, dtypes, always, at_once)
-    in_place, eager = dtypes is None, tf.executing_eagerly()
+    in_place = dtypes is None
 
     def run(*arrays: Array) -> List[Array]:
         own = [np.asarray(array) for array in arrays]

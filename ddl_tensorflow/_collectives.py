@@ -6,6 +6,7 @@ passes several, which are one operation for the ranks, of the name ``grouped_…
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -60,11 +61,19 @@ class OperationKey:
 as_written = tf.autograph.experimental.do_not_convert
 
 
+@functools.cache
+def _eager_tensor() -> Any:
+    with tf.init_scope():
+        return type(tf.zeros(()))
+
+
 def dense(tensor: Any, verb: str) -> tf.Tensor:
     """Return as a tensor what a verb was given: a tensor, a variable, an array, a number, a list of these."""
     if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no dense tensor; pass tf.convert_to_tensor(…)")
     ddl.rank()  # InvalidState now, and not when a graph is run
+    if type(tensor) is _eager_tensor() and (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        return tensor
     try:
         result = tf.convert_to_tensor(tensor)
     except (TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import ddl
 from ddl_tensorflow import _call
+from ddl_tensorflow._compat import could_record
 
 __all__ = ["differentiable"]
 
@@ -29,9 +30,11 @@ def differentiable(function: Function) -> Callable[..., Any]:
     ``gradient(*upstream)`` returns a gradient for each of the first inputs of the call.
     """
 
-    @functools.wraps(function)
     def run(*tensors: tf.Tensor) -> Any:
-        if tf.executing_eagerly() or _call.native_op() is None:
+        eager = tf.executing_eagerly()
+        if eager and not could_record():
+            return function(*tensors)[0]
+        if eager or _call.native_op() is None:
             return tf.custom_gradient(function)(*tensors)
         _register()
         results, gradient = function(*tensors)
