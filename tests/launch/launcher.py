@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import ddl
 
@@ -40,6 +41,15 @@ def eventually(condition: Callable[[], object], seconds: float = 100.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def outputs_of(*processes: subprocess.Popen[str]) -> List[Tuple[str, str]]:
+    """Return what each process has said, on stdout and stderr, when all have ended.
+
+    All pipes are read at the same time: a process with much to say would wait at its own, and others for it.
+    """
+    with ThreadPoolExecutor(len(processes)) as readers:
+        return list(readers.map(lambda process: process.communicate(timeout=240), processes))
 
 
 def zombies_of(parent: int) -> List[int]:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from kubernetes_validate.utils import all_versions
-from launch.launcher import ROOT, Launcher, eventually
+from launch.launcher import ROOT, Launcher, eventually, outputs_of
 from launch.manifests import expanded
 from launch.pods import Pods, catches, first_of
 
@@ -258,7 +258,7 @@ def test_the_ranks_of_the_pods_meet(image: Any, kind: str, order: List[int]) -> 
     for number in order:
         started[number] = job.start(number)
         time.sleep(0.3)  # in this order: nobody may rely on another being there
-    ended = {number: process.communicate(timeout=240) for number, process in started.items()}
+    ended = dict(zip(started, outputs_of(*started.values())))
     assert sorted(ended[0][0].splitlines()) == [f"[{rank}] 10.0" for rank in range(4)], ended
     assert [ended[0][1], ended[1], ended[2]] == ["", ("", ""), ("", "")]
     assert [process.returncode for process in started.values()] == [0, 0, 0]
@@ -272,12 +272,8 @@ def test_ranks_know_their_pod_and_have_its_variables(image: Any) -> None:
     options = ("--no-prefix", "--env", "COLOUR=$(blue)", "--timeout", "30", "--limits", "cpu=6")
     job = image("-np", "3", "--pods", "2", *options, "sh", "-c", program)
     head, other = job.start(0), job.start(1)
-    assert sorted(head.communicate(timeout=240)[0].splitlines()) == [
-        "0 0 2 0 $(blue) 30 3",
-        "1 0 2 0 $(blue) 30 3",
-        "2 1 1 1 $(blue) 30 3",
-    ]
-    other.communicate(timeout=240)
+    (out, _), _ = outputs_of(head, other)
+    assert sorted(out.splitlines()) == ["0 0 2 0 $(blue) 30 3", "1 0 2 0 $(blue) 30 3", "2 1 1 1 $(blue) 30 3"]
 
 
 @pytest.mark.processes
@@ -285,10 +281,9 @@ def test_a_rank_that_fails_in_another_pod_is_named_in_the_first(image: Any) -> N
     program = '[ $DDL_RANK = 3 ] || exec sleep 60; echo "last words" >&2; exit 3'
     job = image("-np", "4", "--pods", "2", "--grace", "1", "sh", "-c", program)
     head, other = job.start(0), job.start(1)
-    _, err = head.communicate(timeout=240)
+    (_, err), _ = outputs_of(head, other)
     assert head.returncode == 3
     assert re.search(r"ddlrun: rank 3 \(host ddl-1, pid \d+\) exited with status 3", err) and "last words" in err
-    other.communicate(timeout=240)
 
 
 @pytest.mark.processes
@@ -299,8 +294,7 @@ def test_a_pod_that_is_told_to_end_ends_the_job(image: Any) -> None:
     assert head.stdout is not None
     assert sorted(head.stdout.readline() for _ in range(2)) == ["[0] on\n", "[1] on\n"]
     os.kill(first_of(other.pid), signal.SIGTERM)
-    _, err = head.communicate(timeout=240)
-    other.communicate(timeout=240)
+    (_, err), _ = outputs_of(head, other)
     assert (head.returncode, err) == (1, "ddlrun: host ddl-1 (rank 1): its agent was told to stop by SIGTERM\n")
 
 
