@@ -7,7 +7,7 @@ PIP = .venv/bin/python -m pip install $(PIP_FLAGS)
 CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
 # What clang-tidy reads: what compiles without headers of Python and torch, and without flags for a processor.
 CHECKED_CPP = $(shell find csrc tests -name '*.cc' -not -path 'csrc/python/*' -not -path 'csrc/reduce/*' -not -path 'tests/device/fake_torch/*')
-PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano
+PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano ddl_lightgbm ddl_xgboost
 # Legacy frameworks need a numpy and a Python of their own: what runs them, and finds this checkout.
 CAFFE_PYTHON = .caffe/root/usr/bin/python3.9
 CHAINER_PYTHON = .venv-chainer/bin/python

@@ -345,6 +345,9 @@ def collectives() -> List[Tuple[int, str, str, str, str, str, bool, bool]]:
     """What the core knows of each collective, for the test that compares it with ddl/plan/collectives.py."""
 
 def note_step() -> None: ...
+def throwing_collectives(reduce_scatter: int, allgather: int, raise_error: int) -> Tuple[int, int]:
+    """Return the addresses of functions that call those at these addresses, on this thread, and throw if they fail."""
+
 def shift_clock(by: float) -> None:
     """Let the core's clock jump ahead by so many seconds. For tests."""
 

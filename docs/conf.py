@@ -42,7 +42,10 @@ highlight_language = "none"  # an indented block is a command with its output
 # What is not installed is replaced by a stand-in, so that its adapter can be imported and described.
 autodoc_mock_imports = [
     name
-    for name in ("caffe", "chainer", "chainermn", "theano", "torch", "tensorflow", "keras", "torchft")
+    for name in (
+        *("caffe", "chainer", "chainermn", "theano", "torch", "tensorflow", "keras", "torchft"),
+        *("lightgbm", "xgboost"),
+    )
     if importlib.util.find_spec(name) is None
 ]
 autodoc_inherit_docstrings = False  # of what is from Keras, say

@@ -43,6 +43,8 @@ _PRELOADS = {
     "caffe": (*_PRELOAD, "caffe", "ddl_caffe"),
     "chainer": (*_PRELOAD, "chainer", "chainermn", "ddl_chainer"),
     "theano": (*_PRELOAD, "theano.tensor", "ddl_theano"),
+    "lightgbm_ranks": (*_PRELOAD, "lightgbm", "ddl_lightgbm"),
+    "xgboost_ranks": (*_PRELOAD, "xgboost", "ddl_xgboost"),
 }
 
 _TESTS = Path(__file__).resolve().parent

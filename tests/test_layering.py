@@ -64,6 +64,7 @@ RULES = {
     "api": "errors text reduce_op bootstrap communicator jobs",
     "adapter": f"{PUBLIC} api jobs text plan tuning negotiation _comm bootstrap.environ bootstrap.meeting",
     "adapter.step_record": "_core",  # its one call is a part of every training step
+    "adapter.throwing": "_core",
     "elastic": "adapter",
     "adapter.joining": "api jobs communicator net store bootstrap launch.ask.layout",
     "ddl": f"{PUBLIC} api bootstrap _version text launch.function",
@@ -76,6 +77,8 @@ RULES = {
     "ddl_caffe": f"{PUBLIC} adapter",
     "ddl_chainer": f"{PUBLIC} adapter",
     "ddl_theano": f"{PUBLIC} adapter",
+    "ddl_lightgbm": f"{PUBLIC} adapter",
+    "ddl_xgboost": f"{PUBLIC} adapter",
 }
 
 
@@ -99,7 +102,7 @@ STATE_MACHINES = (
     *("ddl.launch.job.elastic_hosts", "ddl.launch.job.elastic_places", "ddl.launch.job.elastic_prospects"),
 )
 IO = set("asyncio ctypes mmap multiprocessing os select selectors socket subprocess threading time".split())
-FRAMEWORKS = {"torch", "tensorflow", "keras", "caffe", "chainer", "theano", "jax", "mpi4py"}
+FRAMEWORKS = set("torch tensorflow keras caffe chainer theano jax mpi4py lightgbm xgboost".split())
 #: ``ddlrun`` starts in milliseconds: the rooms that it loads import the standard library only, and these where needed:
 #: what older Pythons have for tomllib, what horovodrun's files are written in, what functions of notebooks need, and
 #: what --metrics serves with.

@@ -13,4 +13,5 @@ PYBIND11_MODULE(_core, m) {
   ddl::bind_gpu_block(m);
   ddl::bind_communicator(m);
   ddl::bind_recorder(m);
+  ddl::bind_throwing(m);
 }

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 __all__ = ["brief", "briefly"]
 
-_OWN = ("ddl", "ddl_torch", "ddl_tensorflow", "ddl_chainer", "ddl_theano", "ddl_caffe")
+_OWN = ("ddl", "ddl_torch", "ddl_tensorflow", "ddl_chainer", "ddl_theano", "ddl_caffe", "ddl_lightgbm", "ddl_xgboost")
 _log = logging.getLogger("ddl")
 
 
