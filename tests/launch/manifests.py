@@ -1,7 +1,8 @@
-"""What Kubernetes makes of a container of a manifest: its command and its variables."""
+"""What Kubernetes makes of a container of a manifest, its command and its variables; and Trainer, of a TrainJob."""
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping
@@ -42,3 +43,23 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
     return re.sub(r"\$\$|\$\(([^)]*)\)", replace, text)
+
+
+def job_set_of(runtime: Mapping[str, Any], train_job: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the JobSet that Kubeflow Trainer makes of a runtime and of a TrainJob, as its documentation says it."""
+    assert train_job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    trainer = dict(train_job["spec"]["trainer"])
+    spec: Dict[str, Any] = copy.deepcopy(runtime["spec"]["template"]["spec"])
+    (node,) = spec["replicatedJobs"]
+    assert node["name"] == "node" and node["template"]["metadata"]["labels"][_STEP] == "trainer"
+    pods = trainer.pop("numNodes")
+    node["replicas"] = 1
+    node["template"]["spec"].update(completions=pods, parallelism=pods)
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "node"
+    container.update(resources=trainer.pop("resourcesPerNode"), **trainer)
+    metadata = {"name": train_job["metadata"]["name"], "labels": train_job["metadata"].get("labels", {})}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
+
+
+_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +14,10 @@ import pytest
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from kubernetes_validate.utils import all_versions
+from launch.elastic_pods import SIMPLE, TRAINING, ElasticPods, both_have_begun, read_until
 from launch.launcher import Launcher, eventually
 from launch.manifests import expanded
-from launch.pods import Pods, catches, first_of
+from launch.pods import catches, first_of
 
 from ddl.errors import ConfigError
 from ddl.launch.agent.elastic_agent import RENEWED
@@ -27,7 +26,6 @@ from ddl.launch.job import pods
 from ddl.launch.launchers import k8s
 from ddl.launch.launchers.k8s import FINAL
 
-TRAINING = str(Path(__file__).with_name("elastic_training.py"))
 LEAST = ("--launcher", "k8s", "--dry-run", "--image", "registry.example/user/train:1")
 FULL = (*LEAST, "-np", "5", "--pods", "2", "--min-np", "2", "--max-np", "5", "--elastic-timeout", "7.5")
 FULL += ("--reset-limit", "4", "--max-restarts", "3", "--blacklist-cooldown-range", "10", "100", "--leave-failed-hosts")
@@ -109,77 +107,17 @@ def test_a_script_that_names_hosts_is_refused() -> None:
 # --- the pods ---
 
 
-#: A rank that knows nothing of DDL: it ends, or fails, when a file of elastic_training.py's names is there.
-SIMPLE = """
-echo "$DDL_RANK is on"
-while [ ! -e $0/end ]; do
-    [ ! -e $0/kill.$DDL_RANK ] || exit 3
-    sleep 0.05
-done
-"""
-
-
-class Job:
-    """The pods of an elastic job that trains (elastic_training.py), or only pretends to."""
-
-    def __init__(self, launcher: Launcher, folder: Path, *options: str, trains: bool = True) -> None:
-        self.folder = folder
-        text = "--launcher", "k8s", "--dry-run", "--image", "x", "--elastic-timeout", "60", *options
-        program = ("python", TRAINING) if trains else ("sh", "-c", SIMPLE)
-        config = parse([*text, *program, str(folder)], {})
-        self._pods = Pods(launcher, folder, k8s.manifest(config, bytes(range(32))))
-        self.running: Dict[int, subprocess.Popen[str]] = {}
-
-    def start(self, number: int, failures: int = 0, **environ: str) -> subprocess.Popen[str]:
-        self.running[number] = self._pods.start(number, failures, **environ)
-        return self.running[number]
-
-    def start_all(self) -> subprocess.Popen[str]:
-        """Start all pods; return pod 0."""
-        for number in range(self._pods.count):
-            self.start(number)
-        return self.running[0]
-
-    def kill(self, number: int) -> None:
-        """End all processes of a pod, as when its node is gone."""
-        process = self.running.pop(number)
-        os.kill(first_of(process.pid), signal.SIGKILL)
-        process.communicate(timeout=240)
-        assert process.returncode != 0
-
-    def wait_for(self, file: str, text: str) -> None:
-        """Wait until a file in the image has a line."""
-        path = self._pods.folder / file
-        assert eventually(lambda: path.exists() and text in path.read_text()), path.exists() and path.read_text()
-
-    def end(self) -> None:
-        (self.folder / "end").touch()
-
-    def statuses(self) -> Dict[int, int]:
-        """Wait for all pods that run."""
-        return {number: process.wait(240) for number, process in self.running.items()}
-
-
 @pytest.fixture
 def job(launcher: Launcher, tmp_path: Path) -> Iterator[Any]:
-    yield lambda *options, **more: Job(launcher, tmp_path, *options, **more)
+    """Makes the pods of an elastic job that trains, or only pretends to."""
 
+    def pods_of(*options: str, trains: bool = True) -> ElasticPods:
+        text = "--launcher", "k8s", "--dry-run", "--image", "x", "--elastic-timeout", "60", *options
+        program = ("python", TRAINING) if trains else ("sh", "-c", SIMPLE)
+        config = parse([*text, *program, str(tmp_path)], {})
+        return ElasticPods(launcher, tmp_path, k8s.manifest(config, bytes(range(32))))
 
-def read_until(stream: Any, pattern: str) -> str:
-    """Return the first line that fits; fail at the end of the output."""
-    seen = []
-    while line := stream.readline():
-        seen.append(line)
-        if re.search(pattern, line):
-            return str(line)
-    raise AssertionError(f"{pattern!r} is not in {seen}")
-
-
-def both_have_begun(head: subprocess.Popen[str]) -> None:
-    """Wait until both ranks have said so: a death before ends an elastic job, too."""
-    assert head.stdout is not None
-    lines = [head.stdout.readline() for _ in range(2)]
-    assert {line.partition("] ")[2] for line in lines} == {"0 is rank 0 of 2\n", "1 is rank 1 of 2\n"}, lines
+    yield pods_of
 
 
 @pytest.mark.processes

@@ -175,6 +175,9 @@ WRONG: Dict[str, List[str]] = {
     "--namespace my_lab: it must be": [*LEAST, "--namespace", "my_lab"],
     "--limits memory=8GB: write NAME=QUANTITY": [*LEAST, "--limits", "cpu=2,memory=8GB"],
     "cpu stands there twice": [*LEAST, "--limits", "cpu=2,cpu=3"],
+    "--scheduler slurm: there is none of that name; choose one of volcano": [*LEAST, "--scheduler", "slurm"],
+    "--queue Team_A: it must be lower-case letters": [*LEAST, "--queue", "Team_A"],
+    "--queue is for --launcher k8s, and this is --launcher ssh": ["-np", "2", "--queue", "x"],
     "--pods none: it must be a whole number": [*LEAST, "--pods", "none"],
     "-np 2 is less than --pods 3: every pod needs a rank": [*LEAST, "-np", "2", "--pods", "3"],
     "Kubernetes chooses the hosts; say --pods N": [*LEAST, "-H", "a,b"],
@@ -369,5 +372,5 @@ def test_commands_of_the_page_print_what_it_says() -> None:
         options = shlex.split(line)
         assert options[0] == "ddlrun"
         for entry in documents(*options[1:]):
-            if entry["kind"] != "JobSet":
+            if entry["kind"] != "JobSet" and not entry["apiVersion"].startswith("scheduling.volcano.sh/"):
                 kubernetes_validate.validate(entry, VERSIONS[-1], strict=True)

@@ -21,6 +21,8 @@ class PodJob:
     name: str
     namespace: str = ""  #: empty: the namespace of the user who applies the manifest
     limits: Tuple[Tuple[str, str], ...] = ()  #: of each pod: resource and quantity
+    queue: str = ""  #: which has to admit the job: of Kueue's, or of the scheduler's
+    scheduler: str = ""  #: of the pods; empty: the cluster's usual one
 
 
 @dataclass(frozen=True)

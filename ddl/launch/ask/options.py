@@ -243,6 +243,11 @@ FOR_MANIFEST: Tuple[_Option, ...] = (
         ("--limits",),
         {"metavar": "NAME=QUANTITY,...", "help": "k8s: requests and limits of each pod, as cpu=4,memory=8Gi"},
     ),
+    (("--queue",), {"metavar": "NAME", "help": "k8s: the queue that admits the job: Kueue's, or the --scheduler's"}),
+    (
+        ("--scheduler",),
+        {"metavar": "NAME", "help": "k8s: volcano starts all pods at once, or none; without: the usual"},
+    ),
 )
 _KUBERNETES: Tuple[_Option, ...] = (
     (("--pods",), {"metavar": "N", "help": "k8s, pods: how many pods share the ranks; without: one"}),

@@ -5,6 +5,9 @@ The pods are those of one Indexed Job, by itself or inside a JobSet. All of them
 decides what they must agree on: pod 0's name in the DNS, which a headless Service gives it before it is ready, a port,
 and a Secret.
 
+With a queue, Kueue or Volcano lets the job wait until there is room for all its pods. Kueue reads a label of the Job;
+Volcano, a scheduler, reads a PodGroup that the pods name.
+
 In an elastic job each pod may come back (``backoffLimitPerIndex``), unless it ends with status ``FINAL``. The job has
 succeeded when pod 0 has: others may be lost at that moment, or have been given up.
 
@@ -26,9 +29,10 @@ from ddl.launch.ask.elastic_options import ElasticOptions, words_of
 from ddl.launch.launchers.yaml import Value, document
 from ddl.net.address import format_address
 
-__all__ = ["FAILURES", "FINAL", "KINDS", "PORT", "head", "manifest", "pod_job"]
+__all__ = ["FAILURES", "FINAL", "KINDS", "PORT", "SCHEDULERS", "head", "manifest", "pod_job"]
 
 KINDS = ("job", "jobset")
+SCHEDULERS = ("volcano",)
 PORT = 20170  #: where pod 0 listens: below the ports that the kernel gives to outgoing connections
 FAILURES = "JOB_INDEX_FAILURE_COUNT"  #: where the manifest of an elastic job puts it; not there, or empty: 0
 FINAL = 79  #: the status of a pod in whose place no other one makes sense; above those of sysexits.h
@@ -38,6 +42,8 @@ _SECRET_KEY = "secret"
 _CONTAINER = "ddlrun"
 _POD_RETURNS = 6  # how often a pod may come back unless the user says otherwise; Kubernetes has 6 as its backoffLimit
 _FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
+_KUEUE = "kueue.x-k8s.io/queue-name"  # a label
+_GROUP = "scheduling.k8s.io/group-name"  # an annotation, of Volcano
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123
 _RESOURCE = re.compile(r"(?:[a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", re.ASCII)
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE][+-]?\d{1,2})?", re.ASCII)
@@ -55,6 +61,9 @@ def pod_job(given: Mapping[str, Optional[str]], pods: int) -> PodJob:
     kind = given.get("kind") or KINDS[0]
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: there is none of that name; choose one of {', '.join(KINDS)}")
+    scheduler = given.get("scheduler") or ""
+    if scheduler not in ("", *SCHEDULERS):
+        raise ConfigError(f"--scheduler {scheduler}: there is none of that name; choose one of {', '.join(SCHEDULERS)}")
     job = PodJob(image, kind, _name(given.get("job_name") or "ddl"), given.get("namespace") or "", ())
     last = f"{_pod_prefix(job)}-{pods - 1}"
     if len(last) > 63:
@@ -64,7 +73,10 @@ def pod_job(given: Mapping[str, Optional[str]], pods: int) -> PodJob:
         )
     if job.namespace and not _LABEL.fullmatch(job.namespace):
         raise ConfigError(f"--namespace {job.namespace}: it must be lower-case letters, digits and hyphens")
-    return PodJob(image, kind, job.name, job.namespace, _limits(given.get("limits")))
+    queue = given.get("queue") or ""
+    if queue and not _LABEL.fullmatch(queue):
+        raise ConfigError(f"--queue {queue}: it must be lower-case letters, digits and hyphens")
+    return PodJob(image, kind, job.name, job.namespace, _limits(given.get("limits")), queue, scheduler)
 
 
 def _name(text: str) -> str:
@@ -107,6 +119,7 @@ def manifest(config: RunConfig, secret: bytes) -> str:
     pods = len(config.placement.hosts)
     of = (f"-n {job.namespace} " if job.namespace else "") + f"-l app.kubernetes.io/instance={job.name}"
     service = "" if job.kind == "jobset" else ",service"
+    service += ",podgroups.scheduling.volcano.sh" if job.scheduler else ""
     said = (
         f"Made by ddlrun {__version__}: {config.num_proc} ranks in {pods} pods of {job.image}.\n"
         "The job's secret stands below: who knows it can join the job. Do not put this text where others read it.\n"
@@ -114,6 +127,8 @@ def manifest(config: RunConfig, secret: bytes) -> str:
         f"clean up:  kubectl delete {job.kind}{service},secret {of}"
     )
     documents = [document(_secret(job, secret), said)]
+    if job.scheduler:
+        documents.append(document(_pod_group(job, pods), "Volcano starts all pods at once, or none"))
     if job.kind == "job":
         documents.append(document(_service(job), "gives each pod a name that the others can look up"))
         documents.append(document(_job(config, job)))
@@ -126,9 +141,18 @@ def _labels(job: PodJob) -> Dict[str, Value]:
     return {"app.kubernetes.io/name": "ddlrun", "app.kubernetes.io/instance": job.name}
 
 
-def _metadata(job: PodJob) -> Dict[str, Value]:
+def _metadata(job: PodJob, **labels: Value) -> Dict[str, Value]:
     namespace: Dict[str, Value] = {"namespace": job.namespace} if job.namespace else {}
-    return {"name": job.name, **namespace, "labels": _labels(job)}
+    return {"name": job.name, **namespace, "labels": {**_labels(job), **labels}}
+
+
+def _metadata_in_queue(job: PodJob) -> Dict[str, Value]:
+    return _metadata(job, **({_KUEUE: job.queue} if job.queue and not job.scheduler else {}))
+
+
+def _pod_group(job: PodJob, pods: int) -> Dict[str, Value]:
+    spec: Dict[str, Value] = {"minMember": pods, **({"queue": job.queue} if job.queue else {})}
+    return {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": _metadata(job), "spec": spec}
 
 
 def _secret(job: PodJob, secret: bytes) -> Dict[str, Value]:
@@ -147,19 +171,21 @@ def _service(job: PodJob) -> Dict[str, Value]:
 
 
 def _job(config: RunConfig, job: PodJob) -> Dict[str, Value]:
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": _job_spec(config, job)}
+    metadata = _metadata_in_queue(job)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job_spec(config, job)}
 
 
 def _job_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
     pods = len(config.placement.hosts)
     # Ranks cannot go on without one of them, and a pod that comes later finds nobody: one failure is the job's.
     after_failures: Dict[str, Value] = {"backoffLimit": 0} if config.elastic is None else _returns(config.elastic)
+    group: Dict[str, Value] = {"annotations": {_GROUP: job.name}} if job.scheduler else {}
     return {
         "completionMode": "Indexed",
         "completions": pods,
         "parallelism": pods,
         **after_failures,
-        "template": {"metadata": {"labels": _labels(job)}, "spec": _pod_spec(config, job)},
+        "template": {"metadata": {"labels": _labels(job), **group}, "spec": _pod_spec(config, job)},
     }
 
 
@@ -180,7 +206,8 @@ def _job_set(config: RunConfig, job: PodJob) -> Dict[str, Value]:
         "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [{"name": _WORKER, "replicas": 1, "template": {"spec": _job_spec(config, job)}}],
     }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}
+    metadata = _metadata_in_queue(job)
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
 
 
 def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
@@ -188,8 +215,10 @@ def _pod_spec(config: RunConfig, job: PodJob) -> Dict[str, Value]:
     resources: Dict[str, Value] = {"resources": {"requests": limits, "limits": limits}} if limits else {}
     # JobSet gives its pods the subdomain itself.
     subdomain: Dict[str, Value] = {"subdomain": job.name} if job.kind == "job" else {}
+    scheduler: Dict[str, Value] = {"schedulerName": job.scheduler} if job.scheduler else {}
     return {
         **subdomain,
+        **scheduler,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(grace.TOLD if config.grace is None else config.grace) + 10,
         "automountServiceAccountToken": False,  # nobody in there talks to Kubernetes
