@@ -44,7 +44,7 @@ autodoc_mock_imports = [
     name
     for name in (
         *("caffe", "chainer", "chainermn", "theano", "torch", "tensorflow", "keras", "torchft"),
-        *("lightgbm", "xgboost"),
+        *("lightgbm", "xgboost", "distributed"),
     )
     if importlib.util.find_spec(name) is None
 ]

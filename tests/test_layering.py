@@ -67,6 +67,7 @@ RULES = {
     "adapter.throwing": "_core",
     "elastic": "adapter",
     "adapter.joining": "api jobs communicator net store bootstrap launch.ask.layout",
+    "dask": f"{PUBLIC} adapter",
     "ddl": f"{PUBLIC} api bootstrap _version text launch.function",
     "tools": "*",
     "benchmarks": "* lab",
