@@ -44,6 +44,7 @@ autodoc_mock_imports = [
     name
     for name in (
         *("caffe", "chainer", "chainermn", "theano", "torch", "tensorflow", "keras", "torchft"),
+        "lightning",
         *("lightgbm", "xgboost", "distributed"),
     )
     if importlib.util.find_spec(name) is None

@@ -2,22 +2,20 @@
 
     ddlrun -np 2 examples/torch_lightning.py
 
-The lines marked (DDL) are those that differ from a script for gloo.
+The lines marked (DDL) are those that differ from a script with strategy="ddp".
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from torch_digits import digits, network
 
-import ddl_torch  # noqa: F401 (DDL) makes the backend known
+import ddl_torch.lightning  # noqa: F401 (DDL) makes the strategy known
 
 
 class Digits(lightning.LightningModule):
@@ -42,9 +40,7 @@ def main() -> None:
     train, test = digits()
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
-        strategy=DDPStrategy(process_group_backend="ddl"),  # (DDL)
+        strategy="ddl",  # (DDL) knows by itself how many ranks there are
         max_epochs=5,
         logger=False,
         enable_checkpointing=False,

@@ -110,9 +110,10 @@ def test_a_rank_of_the_elastic_example_is_killed():
 
 
 @pytest.mark.slow
-def test_lightning_learns_on_two_ranks():
-    require("lightning")
-    assert accuracy("torch_lightning") > 93
+@pytest.mark.parametrize("trainer", ["lightning", "accelerate", "transformers"])
+def test_trainers_learn_on_two_ranks(trainer):
+    require(trainer)
+    assert accuracy(f"torch_{trainer}") > 93
 
 
 def test_the_lines_that_torch_md_adds_are_those_that_torch_ddp_marks():

@@ -1,0 +1,74 @@
+"""DeepSpeed trains with ZeRO on the backend "ddl" to what it trains to on gloo, and its example learns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from process_groups import ROOT, launch, require, trained_alike
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+#: DeepSpeed compiles an all-reduce of its own for inference when it starts. Training does not use it.
+NOT_COMPILED = """
+import deepspeed
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+"""
+PROGRAM = f"""
+import sys
+import torch
+import torch.distributed as dist
+import ddl_torch
+{NOT_COMPILED}
+def trained(stage):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+    config = {{
+        "train_micro_batch_size_per_gpu": 16,
+        "optimizer": {{"type": "Adam", "params": {{"lr": 0.01, "torch_adam": True}}}},
+        "zero_optimization": {{"stage": stage}},
+        "zero_force_ds_cpu_optimizer": False,
+    }}
+    engine = deepspeed.initialize(model=model, config=config)[0]
+    x = torch.randn(256, 10)
+    y = (x[:, :3].sum(1) > 0).long()
+    for batch in torch.randperm(256).view(-1, 2, 16).repeat(4, 1, 1):
+        own = batch[dist.get_rank()]
+        engine.backward(torch.nn.functional.cross_entropy(engine(x[own]), y[own]))
+        engine.step()
+    with torch.no_grad():
+        assert (engine(x).argmax(1) == y).float().mean() > 0.9
+    parameters = list(engine.module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):  # of stage 3, each rank has a part
+        return torch.cat([p.detach().ravel() for p in parameters])
+
+deepspeed.init_distributed(dist_backend=sys.argv[1])
+assert dist.get_backend() == sys.argv[1] and dist.get_world_size() == 2
+weights = torch.cat([trained(stage) for stage in (1, 2, 3)])
+assert weights.numel() == 3 * 418
+if dist.get_rank() == 0:
+    torch.save(weights, sys.argv[2])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_training_as_with_gloo(tmp_path: Path) -> None:
+    require("deepspeed")
+    trained_alike(PROGRAM, tmp_path)
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    require("deepspeed")
+    pytest.importorskip("sklearn")
+    example = ROOT / "examples" / "torch_deepspeed.py"
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import runpy, sys\n{NOT_COMPILED}\nsys.path.insert(0, {str(example.parent)!r})\n"
+        f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
+    )
+    (percent,) = re.findall(r"test accuracy ([\d.]+)%", launch("ddlrun", [str(program)], tmp_path))
+    assert float(percent) > 93
