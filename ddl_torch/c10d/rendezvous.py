@@ -81,9 +81,15 @@ def by_launcher(
         yield HashStore(), 0, 1  # as everywhere in DDL: a job of its own
         return
     key = f"torch/store/{next(_stores)}"
+
+    def share(port: Optional[str]) -> str:
+        if ddl.is_initialized():  # it is the one who speaks for this rank to the store of the job
+            return str(ddl.world().broadcast_object(port))
+        return job.share(key, port)
+
     if job.rank == 0:
         store = TCPStore("127.0.0.1", 0, job.size, True, timeout, wait_for_workers=False)
-        job.share(key, str(store.port))
+        share(str(store.port))
     else:
-        store = TCPStore(job.host, int(job.share(key, None)), job.size, False, timeout, wait_for_workers=False)
+        store = TCPStore(job.host, int(share(None)), job.size, False, timeout, wait_for_workers=False)
     yield store, job.rank, job.size

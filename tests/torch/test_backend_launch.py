@@ -110,6 +110,22 @@ def test_ddl_finds_the_ranks(tmp_path: Path) -> None:
     run([str(alone)], tmp_path)
 
 
+def test_ddl_finds_the_ranks_where_it_has_begun_already(tmp_path: Path) -> None:
+    """Without torch's variables, here with those of srun: by DDL's own job, as a rank cannot join that twice."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("dist.init_process_group", "ddl.init()\ndist.init_process_group"))
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    step.update({"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "DDL_RENDEZVOUS_DIR": str(tmp_path / "meet")})
+
+    def rank(number: int) -> str:
+        own = {**step, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
+        return run([str(program), "ddl", "ddl://"], tmp_path, own)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))
+    assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
+
+
 def test_spawned_processes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
