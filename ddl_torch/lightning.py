@@ -27,13 +27,11 @@ __all__ = ["DDLEnvironment", "DDLFabricStrategy", "DDLStrategy"]
 
 def _packages() -> Tuple[str, str]:
     """Return the names of the Trainer's package and of Fabric's: those that the script uses."""
-    if "lightning" in sys.modules or not ("pytorch_lightning" in sys.modules or _lacks("lightning")):
-        return "lightning.pytorch", "lightning.fabric"
-    return "pytorch_lightning", "lightning_fabric"
-
-
-def _lacks(package: str) -> bool:
-    return importlib.util.find_spec(package) is None
+    known = [name for name in ("lightning", "pytorch_lightning") if name in sys.modules]
+    known += [name for name in ("lightning", "pytorch_lightning") if importlib.util.find_spec(name) is not None]
+    if known and known[0] == "pytorch_lightning":
+        return "pytorch_lightning", "lightning_fabric"
+    return "lightning.pytorch", "lightning.fabric"
 
 
 _TRAINER, _FABRIC = _packages()

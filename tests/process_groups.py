@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,18 @@ def trained_alike(source: str, folder: Path) -> None:
         launch(launcher, [str(program), backend, str(file)], folder)
         weights.append(torch.load(file))
     assert all(torch.equal(weights[0], other) for other in weights[1:])  # two numbers have one sum
+
+
+def named_when_killed(source: str, folder: Path) -> None:
+    """Run a program on two ranks, of which rank 1 kills itself; assert that rank 0 and ddlrun say so, and end."""
+    program = folder / "program.py"
+    program.write_text(source)
+    line = [sys.executable, "-m", *_LAUNCHERS["ddlrun"], str(program)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "PeerLost: [rank 0/2" in done.stderr and "lost rank 1" in done.stderr, done.stderr
+    assert "ddlrun: rank 1 (pid " in done.stderr and "was killed by signal 9 (SIGKILL)" in done.stderr
 
 
 def require(module: str) -> None:

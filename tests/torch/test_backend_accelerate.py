@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from process_groups import launch, require, trained_alike
+from process_groups import launch, named_when_killed, require, trained_alike
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -87,3 +87,27 @@ def test_accelerates_launcher_starts_each_rank(tmp_path: Path) -> None:
     options = ("--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
     launch("ddlrun", [sys.executable, "-m", "accelerate.commands.launch", *options, str(program)], tmp_path)
     assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
+
+
+KILLED = """
+import os
+import signal
+import torch
+import torch.distributed as dist
+import ddl_torch
+from accelerate import Accelerator
+
+dist.init_process_group("ddl")
+accelerator = Accelerator(cpu=True)
+model = accelerator.prepare(torch.nn.Linear(2, 1))
+for step in range(5):
+    if step == 2 and accelerator.process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+"""
+
+
+@pytest.mark.faults
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    require("accelerate")
+    named_when_killed(KILLED, tmp_path)

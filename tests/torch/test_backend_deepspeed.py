@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from process_groups import ROOT, launch, require, trained_alike
+from process_groups import ROOT, launch, named_when_killed, require, trained_alike
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -72,3 +72,32 @@ def test_the_example_learns(tmp_path: Path) -> None:
     )
     (percent,) = re.findall(r"test accuracy ([\d.]+)%", launch("ddlrun", [str(program)], tmp_path))
     assert float(percent) > 93
+
+
+KILLED = f"""
+import os
+import signal
+import torch
+import torch.distributed as dist
+import ddl_torch
+{NOT_COMPILED}
+deepspeed.init_distributed(dist_backend="ddl")
+config = {{
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {{"type": "Adam", "params": {{"lr": 0.01, "torch_adam": True}}}},
+    "zero_optimization": {{"stage": 1}},
+    "zero_force_ds_cpu_optimizer": False,
+}}
+engine = deepspeed.initialize(model=torch.nn.Linear(3, 1), config=config)[0]
+for step in range(5):
+    if step == 2 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.backward(engine(torch.ones(1, 3)).sum())
+    engine.step()
+"""
+
+
+@pytest.mark.faults
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    require("deepspeed")
+    named_when_killed(KILLED, tmp_path)

@@ -5,16 +5,12 @@ The backend is chosen by its name, by that of a strategy, or as torch's default.
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
-from process_groups import ROOT, launch, require, trained_alike
+from process_groups import launch, named_when_killed, require, trained_alike
 from ranks import run
 
 pytest.importorskip("torch")
@@ -153,14 +149,7 @@ trainer.fit(Model())
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     """The other rank says who, in Lightning's error, and so does ddlrun."""
     require("lightning")
-    program = tmp_path / "program.py"
-    program.write_text(KILLED)
-    line = [sys.executable, "-m", "ddl.launch", "-np", "2", str(program)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 128 + signal.SIGKILL, done.stderr
-    assert "PeerLost: [rank 0/2" in done.stderr and "lost rank 1" in done.stderr
-    assert "ddlrun: rank 1 (pid " in done.stderr and "was killed by signal 9 (SIGKILL)" in done.stderr
+    named_when_killed(KILLED, tmp_path)
 
 
 def fabric_on_uneven_hosts() -> List[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from process_groups import require, trained_alike
+from process_groups import named_when_killed, require, trained_alike
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -54,3 +54,34 @@ dist.destroy_process_group()
 def test_training_as_with_gloo(tmp_path: Path) -> None:
     require("transformers")
     trained_alike(PROGRAM, tmp_path)
+
+
+KILLED = """
+import os
+import signal
+import torch
+import torch.distributed as dist
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+import ddl_torch
+
+class Killed(Trainer):
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(*args, **kwargs)
+
+dist.init_process_group("ddl")
+arguments = TrainingArguments(output_dir="out", use_cpu=True, max_steps=5, save_strategy="no", report_to=[])
+config = BertConfig(
+    vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+    max_position_embeddings=6,
+)
+sentences = [{"input_ids": line, "labels": line[0] // 4} for line in torch.randint(0, 8, (250, 6))]
+Killed(BertForSequenceClassification(config), arguments, train_dataset=sentences).train()
+"""
+
+
+@pytest.mark.faults
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    require("transformers")
+    named_when_killed(KILLED, tmp_path)

@@ -124,6 +124,15 @@ def test_the_lines_that_torch_md_adds_are_those_that_torch_ddp_marks():
     assert added == marked
 
 
+@pytest.mark.parametrize("trainer", ["lightning", "accelerate", "transformers", "deepspeed"])
+def test_the_lines_that_the_examples_of_trainers_mark_are_in_trainers_md(trainer):
+    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    added = [line[1:] for diff in re.findall(r"```diff\n(.*?)```", page, re.DOTALL) for line in diff.splitlines()]
+    script = (ROOT / "examples" / f"torch_{trainer}.py").read_text(encoding="utf-8").splitlines()
+    marked = [line.split("  #")[0].strip().rstrip(",") for line in script if "# " in line and "(DDL)" in line]
+    assert len(marked) > 0 and all(any(mark in line for line in added) for mark in marked)
+
+
 @pytest.mark.slow
 def test_a_wrong_option_ends_the_job_with_its_status():
     done = on_two_ranks("examples/torch_digits.py", "--epoks", "3", status=2)
