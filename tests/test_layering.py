@@ -65,6 +65,7 @@ RULES = {
     "adapter": f"{PUBLIC} api jobs text plan tuning negotiation _comm bootstrap.environ bootstrap.meeting",
     "adapter.step_record": "_core",  # its one call is a part of every training step
     "adapter.throwing": "_core",
+    "adapter.native": "communicator _core",
     "elastic": "adapter",
     "adapter.joining": "api jobs communicator net store bootstrap launch.ask.layout",
     "dask": f"{PUBLIC} adapter",

@@ -180,6 +180,7 @@ void bind_communicator(py::module_& m) {
   py::class_<Handle, std::shared_ptr<Handle>> c(m, "Communicator", "The native side of ddl.Communicator.");
   bind_setup(c);
   bind_calls(m, c);
+  bind_native_calls(m, c);
   bind_agent(c);
   m.attr("CHANNELS") = kMaxChannels;
   m.attr("LANE_SMALL") = static_cast<int>(LaneId::kSmall);

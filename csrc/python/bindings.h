@@ -22,5 +22,6 @@ void bind_recorder(pybind11::module_& m);
 void bind_throwing(pybind11::module_& m);
 // Adds its methods to the type that bind_communicator has made.
 void bind_calls(pybind11::module_& m, pybind11::class_<Handle, std::shared_ptr<Handle>>& communicator);
+void bind_native_calls(pybind11::module_& m, pybind11::class_<Handle, std::shared_ptr<Handle>>& communicator);
 
 }  // namespace ddl

@@ -275,6 +275,38 @@ std::shared_ptr<Operation> Handle::reuse_last(const Call& call, const py::object
   return operation;
 }
 
+std::shared_ptr<Operation> Handle::foreign(const DdlNativeCall& given) {
+  Call call;
+  call.collective = collective_from(given.collective);
+  call.op = reduce_op_from(given.op);
+  call.root = given.root;
+  DType dtype;
+  if (!from_wire(static_cast<uint8_t>(given.dtype), &dtype)) {
+    refuse(name(call.collective), "there is no type number " + std::to_string(given.dtype));
+  }
+  native_->check();
+  const bool planned = native_->installed(call.collective, call.root);
+  if (!planned || (!is_message(call.collective) && native_->submitted() >= milestone_)) {
+    const py::gil_scoped_acquire locked;
+    plan(call);
+  }
+  auto operation = std::make_shared<Operation>();
+  Descriptor& d = operation->descriptor;
+  d.collective = call.collective;
+  d.root = call.root;
+  d.op = call.op;
+  d.dtype = dtype;
+  operation->input = static_cast<const char*>(given.input);
+  operation->output = static_cast<char*>(given.output);
+  operation->count = given.count;
+  if (given.part != 0) operation->part_lengths.assign(1, given.part);
+  d.count = given.part != 0 ? given.part : given.count;
+  const uint64_t blocks = given.part != 0 ? static_cast<uint64_t>(native_->size()) : 0;
+  operation->bytes = std::max(given.count, given.part * blocks) * element_size(dtype);
+  native_->prepare(operation.get());
+  return operation;
+}
+
 bool Handle::run(const std::shared_ptr<Operation>& operation, bool sleeps) {
   operation->open = false;
   sweep();

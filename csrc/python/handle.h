@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "engine/operation_pool.h"
 #include "engine/wide_average.h"
 #include "python/memory.h"
+#include "python/native_calls.h"
 
 namespace ddl {
 
@@ -60,6 +62,8 @@ class Handle {
   // sizes.
   std::shared_ptr<Operation> reuse_last(const Call& call, const pybind11::object& input,
                                         const pybind11::object& output);
+  // The same, for memory of somebody else's, in a thread that holds no interpreter lock; see native_calls.h.
+  std::shared_ptr<Operation> foreign(const DdlNativeCall& call);
   // Returns whether it is done. False only with sleeps = false, instead of sleeping; then the operation goes on.
   bool run(const std::shared_ptr<Operation>& operation, bool sleeps = true);
   // Submits and returns; `kept` lives at least as long as the operation needs it.
@@ -134,7 +138,7 @@ class Handle {
   std::unique_ptr<OperationPool> pool_;
   std::array<std::shared_ptr<Operation>, 16> last_;  // of `reuse_last`, by collective
   pybind11::object planner_ = pybind11::none();
-  uint64_t milestone_ = std::numeric_limits<uint64_t>::max();
+  std::atomic<uint64_t> milestone_{std::numeric_limits<uint64_t>::max()};  // `foreign` reads it without the lock
   pybind11::object at_milestone_ = pybind11::none();
 };
 
