@@ -6,8 +6,8 @@ PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 PIP = .venv/bin/python -m pip install $(PIP_FLAGS)
 CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
 # What clang-tidy reads: what compiles without headers of Python and torch, and without flags for a processor.
-CHECKED_CPP = $(shell find csrc tests -name '*.cc' -not -path 'csrc/python/*' -not -path 'csrc/reduce/*' -not -path 'tests/device/fake_torch/*')
-PACKAGES = ddl ddl_torch ddl_tensorflow ddl_caffe ddl_chainer ddl_theano ddl_lightgbm ddl_xgboost
+CHECKED_CPP = $(shell find csrc tests -name '*.cc' -not -path 'csrc/python/*' -not -path 'csrc/mpi/interpreter.cc' -not -path 'csrc/reduce/*' -not -path 'tests/device/fake_torch/*')
+PACKAGES = ddl ddl_torch ddl_tensorflow ddl_jax ddl_caffe ddl_chainer ddl_theano ddl_lightgbm ddl_xgboost
 # Legacy frameworks need a numpy and a Python of their own: what runs them, and finds this checkout.
 CAFFE_PYTHON = .caffe/root/usr/bin/python3.9
 CHAINER_PYTHON = .venv-chainer/bin/python
@@ -264,5 +264,5 @@ core: .venv/.core
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-openmpi .venv-mpich .venv-chainer .venv-wheels .caffe .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f ddl/_core*.so
+	rm -f ddl/_core*.so ddl_jax/_mpi*.so
 	find $(PACKAGES) examples benchmarks lab release tests -name __pycache__ -type d -prune -exec rm -rf {} +

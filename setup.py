@@ -1,4 +1,4 @@
-"""Builds ``ddl._core`` with CMake; everything else about the package stands in pyproject.toml.
+"""Builds ``ddl._core``, and JAX's library beside it, with CMake; all else about the package is in pyproject.toml.
 
 One CMake build directory for the engine and one per Python version, for each set of options, is kept under build/, so
 that a second build is incremental, and one for another Python takes the engine as it is (where its ninja is of the same
@@ -91,20 +91,21 @@ def build(part: str, target: str, *options: str) -> Path:
 
 
 class CMakeBuild(build_ext):
-    """Hands the one extension to CMake; setuptools only says where the result belongs."""
+    """Hands the extensions to CMake; setuptools only says where the results belong."""
 
     def build_extension(self, ext: Extension) -> None:
         import pybind11
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        name, suffix = target.name.split(".", 1)
         include = os.environ.get("DDL_PYTHON_INCLUDE") or sysconfig.get_path("include")
         engine = build("engine", "engine") / "libengine.a"
         extension = build(
-            target.name.split(".")[1],
-            "_core",
+            suffix.split(".")[0],
+            name,
             f"-DDDL_ENGINE={engine}",
             f"-DDDL_PYTHON_INCLUDE={';'.join([*include.split(':'), pybind11.get_include()])}",
-            f"-DDDL_OUTPUT_NAME={target.name}",
+            f"-DDDL_SUFFIX={suffix}",
         )
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(extension / target.name, target)
@@ -134,7 +135,7 @@ if __name__ == "__main__":
     from environments.shell_files import SHELL_FILES  # it is beside this file, where builds do not look
 
     setup(
-        ext_modules=[Extension("ddl._core", sources=[])],
+        ext_modules=[Extension("ddl._core", sources=[]), Extension("ddl_jax._mpi", sources=[])],
         cmdclass={"build_ext": CMakeBuild, "bdist_wheel": TaggedWheel, **SHELL_FILES},
         data_files=[("share", [])],
     )

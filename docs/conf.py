@@ -46,6 +46,7 @@ autodoc_mock_imports = [
         *("caffe", "chainer", "chainermn", "theano", "torch", "tensorflow", "keras", "torchft"),
         "lightning",
         *("lightgbm", "xgboost", "distributed"),
+        *("jax", "jaxlib", "optax"),
     )
     if importlib.util.find_spec(name) is None
 ]

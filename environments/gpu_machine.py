@@ -76,7 +76,8 @@ class CMakeRules:
             for file, options in re.findall(pattern, text)
         }
         foreign = "_generic.cc" if os.uname().machine in X86 else "_x86.cc"
-        self.sources = sorted(path for path in (ROOT / "csrc").rglob("*.cc") if not path.name.endswith(foreign))
+        every = sorted((ROOT / "csrc").rglob("*.cc"))
+        self.sources = [path for path in every if not path.name.endswith(foreign) and path.parent.name != "mpi"]
 
     def flags(self, source: Path) -> List[str]:
         """Return the flags of a source, without includes."""

@@ -90,7 +90,7 @@ def _of_metadata(files: Sequence[Path]) -> Iterator[str]:
 
 
 def of_contents(wheels: Sequence[Path]) -> Iterator[str]:
-    """Yield where wheels differ: all have the same files of Python, one core each, and the ops of their processor."""
+    """Yield where wheels differ: all have the same files of Python, native modules, and the ops of their processor."""
     contents: Dict[str, Set[str]] = {}
     for path in wheels:
         with zipfile.ZipFile(path) as archive:
@@ -101,8 +101,8 @@ def of_contents(wheels: Sequence[Path]) -> Iterator[str]:
             ]
             alike = [entry for entry in entries if entry.filename not in (*cores, *ops)]
             contents[path.name] = {f"{entry.filename} {entry.CRC}" for entry in alike}
-        if len(cores) != 1 or not cores[0].startswith("ddl/_core."):
-            yield f"{path.name} has the native modules {cores}, and should have ddl/_core alone"
+        if [name.split(".")[0] for name in sorted(cores)] != ["ddl/_core", "ddl_jax/_mpi"]:
+            yield f"{path.name} has the native modules {cores}, and should have ddl/_core and ddl_jax/_mpi"
         expected = op_files() if path.name.endswith(f"_{OPS_FOR}.whl") else []
         if sorted(ops) != sorted(expected):
             yield f"{path.name} has {ops or 'no op'} of TensorFlow, and should have {expected or 'none'}"

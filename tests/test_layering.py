@@ -81,6 +81,7 @@ RULES = {
     "ddl_theano": f"{PUBLIC} adapter",
     "ddl_lightgbm": f"{PUBLIC} adapter",
     "ddl_xgboost": f"{PUBLIC} adapter",
+    "ddl_jax": f"{PUBLIC} adapter",
 }
 
 
@@ -299,6 +300,7 @@ MAY_INCLUDE = {
     "device": "base memory engine/stage.h engine/work.h",
     "engine": "base reduce wire memory transport/endpoint.h transport/framing.h transport/factory.h",
     "python": "base reduce wire memory engine device",
+    "mpi": "reduce/dtype.h reduce/reduce_op.h engine/collectives.h python/native_calls.h",
 }
 #: A concrete transport is included by itself, and by the one file that chooses among them.
 CHOOSES_TRANSPORT = "transport/factory.cc"

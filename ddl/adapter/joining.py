@@ -15,8 +15,7 @@ from ddl.launch.ask.layout import arrange
 from ddl.net.address import parse_address
 from ddl.store.store import StoreClient
 
-__all__ = ["JobBeside", "LaunchedJob", "Settings", "address_for_others", "call_as_rank", "join", "layout_variables"]
-__all__ += ["started_ranks"]
+__all__ = ["JobBeside", "LaunchedJob", "Settings", "call_as_rank", "join", "layout_variables", "started_ranks"]
 
 _T = TypeVar("_T")
 
@@ -121,13 +120,6 @@ class LaunchedJob:
 def started_ranks() -> int:
     """Return how many ranks whoever has started this process says that there are; 1: nobody has. Not collective."""
     return (launched.detect(os.environ) or Identity.from_environ(os.environ)).size
-
-
-def address_for_others(communicator: Communicator) -> str:
-    """Return the address of this rank's host at which the other ranks reach it. Not collective."""
-    if communicator.size == 1:
-        return "127.0.0.1"
-    return communicator.job.me.offers[0].address
 
 
 def layout_variables(ranks: int, mode: str) -> Dict[str, str]:

@@ -21,6 +21,7 @@ from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.config_file import options_from
 from ddl.launch.ask.elastic_options import check_company, elastic_options, smallest_size
 from ddl.launch.ask.hosts import Host, parse_hostfile, parse_hosts
+from ddl.launch.ask.jax import variables_for_jax
 from ddl.launch.ask.layout import JobLayout, arrange
 from ddl.launch.ask.listening import ListeningAddress
 from ddl.launch.ask.numbers import seconds, whole_number
@@ -140,6 +141,8 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
             extra[_VARIABLES[name]] = value
     if given.rebalance:
         extra["DDL_REBALANCE"] = "1"
+    if given.jax:
+        extra.update(variables_for_jax({**environ, **extra}, in_image=pod_job is not None))
     if given.timeline_mb is not None and given.timeline is None:
         raise ConfigError("--timeline-mb bounds the file of --timeline; say --timeline FILE, or leave it out")
     Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before

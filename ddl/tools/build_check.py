@@ -24,6 +24,7 @@ _ADAPTERS = {
     "Caffe": ("caffe", "ddl_caffe", ()),
     "Chainer": ("chainer", "ddl_chainer", ("chainer",)),
     "Theano": ("theano", "ddl_theano", ("Theano",)),
+    "JAX": ("jax", "ddl_jax", ("jax",)),
 }
 _LAUNCHERS = ("ssh", "srun", "mpiexec")
 

@@ -29,6 +29,7 @@ PUBLIC = (
     *("ddl_tensorflow.keras", "ddl_tensorflow.keras.callbacks", "ddl_tensorflow.keras.elastic"),
     *("ddl_caffe", "ddl_caffe.elastic", "ddl_chainer", "ddl_chainer.elastic", "ddl_theano", "ddl_theano.elastic"),
     *("ddl_lightgbm", "ddl_xgboost"),
+    "ddl_jax",
 )
 #: What is not meant for users, though its module lists it.
 NOT_SHOWN = {"ddl.memory.Pieces", "ddl.memory.copy_past_caches"}

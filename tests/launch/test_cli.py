@@ -46,6 +46,14 @@ def test_all_options(dashes: str) -> None:
     assert (config.verbose, config.prefix, config.output_dir) == (True, False, "out")
 
 
+def test_jax_is_told_by_a_folder_before_the_users_own() -> None:
+    folder = str(Path(ddl.__file__).resolve().parents[1] / "ddl_jax" / "startup")
+    assert (Path(folder) / "sitecustomize.py").is_file()
+    assert dict(parsed("--jax", "-np", "1", "true").environ) == {"PYTHONPATH": folder}
+    config = parsed("--jax", "--env", "PYTHONPATH=a:b", "-np", "1", "true")
+    assert dict(config.environ) == {"PYTHONPATH": f"{folder}:a:b"}
+
+
 def test_what_follows_the_program_is_the_programs(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.touch()
@@ -67,6 +75,7 @@ WRONG: Dict[str, List[str]] = {
     "unknown option --cycle-time (did you mean '--cycle-time-ms'?)": ["--cycle-time=1", "-np", "2", "true"],
     "unknown option -verbos (did you mean '--verbose'?)": ["-verbos", "-np", "2", "true"],
     "there is none of that name; choose one of ssh, mpi, slurm": ["--launcher=rsh", "-np", "2", "true"],
+    "--jax names a folder of this machine": ["--launcher=k8s", "--dry-run", "--image=i", "--jax", "-np", "2", "true"],
     "--dry-run: a pod sees only itself": ["--launcher=pods", "--dry-run", "-np", "2", "true"],
     "unknown option --nonsense": ["--nonsense", "-np", "2", "true"],
     "unknown option --time (did you mean '--timeout'?)": ["--time=3", "-np", "2", "true"],

@@ -19,7 +19,14 @@ from ddl.launch.ask.placement import UNPLACED
 from ddl.launch.cli import parse
 from ddl.launch.launchers.reaching import launcher_of
 
-ADAPTED = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Caffe": "caffe", "Chainer": "chainer", "Theano": "theano"}
+ADAPTED = {
+    "PyTorch": "torch",
+    "TensorFlow": "tensorflow",
+    "Caffe": "caffe",
+    "Chainer": "chainer",
+    "Theano": "theano",
+    "JAX": "jax",
+}
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from_horovod.md"
 
 SAME: Dict[str, Dict[str, object]] = {

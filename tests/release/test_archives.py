@@ -58,21 +58,51 @@ def wheel(folder: Path, tag: str, files: Dict[str, str]) -> None:
             file.writestr(name, text)
 
 
+def native(version: int, text: str) -> Dict[str, str]:
+    return {f"{name}.cpython-{version}.so": text for name in ("ddl/_core", "ddl_jax/_mpi")}
+
+
 def test_wheels_differ_in_what_is_native_alone(tmp_path: Path) -> None:
     tags = ["cp39-cp39-manylinux_2_28_x86_64", "cp310-cp310-manylinux_2_28_x86_64", "cp39-cp39-manylinux_2_28_aarch64"]
     ops = {name: "an op" for name in op_files()}
     files = {"ddl/api.py": "text", **ops}
-    wheel(tmp_path, tags[0], {**files, "ddl/_core.cpython-39.so": "core", "ddl.dist-info/RECORD": "1"})
-    wheel(tmp_path, tags[1], {**files, "ddl/_core.cpython-310.so": "another", "ddl.dist-info/RECORD": "2"})
+    wheel(
+        tmp_path,
+        tags[0],
+        {**files, **native(39, "core"), "ddl.dist-info/RECORD": "1"},
+    )
+    wheel(
+        tmp_path,
+        tags[1],
+        {
+            **files,
+            "ddl/_core.cpython-310.so": "another",
+            "ddl_jax/_mpi.cpython-310.so": "another",
+            "ddl.dist-info/RECORD": "2",
+        },
+    )
     paths = [tmp_path / f"open_ddl-{__version__}-{tag}.whl" for tag in tags]
     assert list(check.of_contents(paths[:2])) == []
     wheel(tmp_path, tags[2], {"ddl/api.py": "other", "ddl/old.so": "core"})
     assert list(check.of_contents(paths)) == [
-        f"{paths[2].name} has the native modules ['ddl/old.so'], and should have ddl/_core alone",
+        f"{paths[2].name} has the native modules ['ddl/old.so'], and should have ddl/_core and ddl_jax/_mpi",
         f"{paths[2].name} differs from the other wheels in ddl/api.py",
     ]
-    wheel(tmp_path, tags[1], {"ddl/api.py": "text", "ddl/_core.cpython-310.so": "another"})
-    wheel(tmp_path, tags[2], {"ddl/api.py": "text", "ddl/_core.cpython-39.so": "third", op_files()[0]: "an op"})
+    wheel(
+        tmp_path,
+        tags[1],
+        {"ddl/api.py": "text", **native(310, "another")},
+    )
+    wheel(
+        tmp_path,
+        tags[2],
+        {
+            "ddl/api.py": "text",
+            "ddl/_core.cpython-39.so": "third",
+            "ddl_jax/_mpi.cpython-39.so": "third",
+            op_files()[0]: "an op",
+        },
+    )
     assert list(check.of_contents(paths)) == [
         f"{paths[1].name} has no op of TensorFlow, and should have {op_files()}",
         f"{paths[2].name} has ['{op_files()[0]}'] of TensorFlow, and should have none",

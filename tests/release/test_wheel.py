@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -26,7 +27,7 @@ SOURCES = ["setup.py", "pyproject.toml", "README.md", "LICENSE", "environments"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel of this checkout: with the core that is there, and with ops that are no ops."""
+    """Build a wheel of this checkout: with the native modules that are there, and with ops that are no ops."""
     folder = tmp_path_factory.mktemp("wheel")
     for path in [*(ROOT / name for name in SOURCES), *ROOT.glob("ddl"), *ROOT.glob("ddl_*")]:
         if path.is_dir():
@@ -37,8 +38,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"the op {name}" if name.endswith(".so") else "the flags of all")
     assert _core.__file__ is not None
-    (folder / "lib" / "ddl").mkdir(parents=True)
-    shutil.copy(_core.__file__, folder / "lib" / "ddl")
+    (library,) = (ROOT / "ddl_jax").glob(f"_mpi{sysconfig.get_config_var('EXT_SUFFIX')}")
+    for native, package in ((_core.__file__, "ddl"), (library, "ddl_jax")):
+        (folder / "lib" / package).mkdir(parents=True)
+        shutil.copy(native, folder / "lib" / package)
     (folder / "setup.cfg").write_text("[build]\nbuild_lib = lib\n")
     line = [sys.executable, "setup.py", "--quiet", "build_py", "bdist_wheel", "--skip-build"]
     subprocess.run(line, cwd=folder, env={**os.environ, "DDL_WHEEL_TAG": tag()}, check=True, timeout=240)

@@ -18,7 +18,7 @@ from typing import Dict, List, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "sanitize"
-_COPIED = ("ddl", "ddl_torch", "tests", "examples", "pyproject.toml", "README.md")
+_COPIED = ("ddl", "ddl_torch", "ddl_jax", "tests", "examples", "pyproject.toml", "README.md")
 _NOT_COPIED = ("__pycache__", "*.so", "*.pyc")
 
 #: Why each option: reports go to files, since ranks are grandchildren whose output nobody reads; a process that had one

@@ -226,6 +226,10 @@ _OTHER: Tuple[_Option, ...] = (
         },
     ),
     (
+        ("--jax",),
+        {"action": "store_true", "help": "let JAX find the ranks, and use DDL's collectives on CPUs (docs/jax.md)"},
+    ),
+    (
         ("--config-file",),
         {"metavar": "FILE", "help": "take options from a TOML file, as np = 8; these here beat it"},
     ),
