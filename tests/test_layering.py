@@ -67,6 +67,7 @@ RULES = {
     "adapter.throwing": "_core",
     "adapter.native": "communicator _core",
     "elastic": "adapter",
+    "ray": f"{PUBLIC} adapter",
     "adapter.joining": "api jobs communicator net store bootstrap launch.ask.layout",
     "dask": f"{PUBLIC} adapter",
     "ddl": f"{PUBLIC} api bootstrap _version text launch.function",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from typing import Any, Callable, Dict, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterator, Optional, TypeVar
 
 from ddl import api, jobs
 from ddl.bootstrap import launched
@@ -15,7 +16,8 @@ from ddl.launch.ask.layout import arrange
 from ddl.net.address import parse_address
 from ddl.store.store import StoreClient
 
-__all__ = ["JobBeside", "LaunchedJob", "Settings", "call_as_rank", "join", "layout_variables", "started_ranks"]
+__all__ = ["JobBeside", "LaunchedJob", "Settings", "as_rank", "call_as_rank", "join", "layout_variables"]
+__all__ += ["started_ranks"]
 
 _T = TypeVar("_T")
 
@@ -37,21 +39,28 @@ def join(rendezvous: Callable[[], Optional[Rendezvous]]) -> None:
     jobs.join(who)
 
 
-def call_as_rank(rendezvous: Rendezvous, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-    """Call ``function`` as a rank of a job that an engine has started: join it, call, and leave it. Collective.
+@contextlib.contextmanager
+def as_rank(rendezvous: Rendezvous) -> Iterator[None]:
+    """Let the ``with`` block be a rank of a job that an engine has started: join it before, leave it after. Collective.
 
-    Engines keep processes for the next job. So if ``function`` raises, the others must be told: each gets ``Aborted``
-    with what was raised here, and a driver's ``ddl.JobStore`` names this rank. Raises what ``ddl.init`` and
-    ``function`` raise.
+    Engines keep processes for the next job. So if the block raises, the others must be told: each gets ``Aborted``
+    with what was raised here, and a driver's ``ddl.JobStore`` names this rank. Raises what ``ddl.init`` and the block
+    raise.
     """
     api.init(rendezvous=rendezvous)
     try:
-        return function(*args, **kwargs)
+        yield
     except BaseException as error:
         api.abort(f"{type(error).__name__}: {error}")
         raise
     finally:
         jobs.shutdown()
+
+
+def call_as_rank(rendezvous: Rendezvous, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """Call ``function`` in a block of ``as_rank``, and return what it returns."""
+    with as_rank(rendezvous):
+        return function(*args, **kwargs)
 
 
 class JobBeside:
