@@ -45,7 +45,7 @@ autodoc_mock_imports = [
     for name in (
         *("caffe", "chainer", "chainermn", "theano", "torch", "tensorflow", "keras", "torchft"),
         "lightning",
-        *("lightgbm", "xgboost", "distributed", "ray"),
+        *("lightgbm", "xgboost", "distributed", "ray", "pyspark", "pyarrow"),
         *("jax", "jaxlib", "optax"),
     )
     if importlib.util.find_spec(name) is None

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # environments/packages.sh [full]: installs Debian's packages without which some tests are skipped, as root. Hosts of
 # tests/cluster have a real sshd; with "full", for make test-full, also a real Slurm, pages are seen in a real browser,
-# commands completed in real shells, and images built and run. Where packages cannot be installed it says so, and the
-# tests say which.
+# commands completed in real shells, images built and run, and Spark has a Java. Where packages cannot be installed it
+# says so, and the tests say which.
 set -euo pipefail
 
 packages=(iproute2 openssh-client openssh-server util-linux)
 if [[ ${1:-} == full ]]; then
-  packages+=(slurm-client slurmctld slurmd chromium bash-completion zsh fish groff man-db mandoc podman runc mmdebstrap)
+  packages+=(slurm-client slurmctld slurmd chromium bash-completion zsh fish groff man-db mandoc podman runc mmdebstrap
+    openjdk-17-jre-headless)
 fi
 if dpkg --status "${packages[@]}" >/dev/null 2>&1; then
   exit

@@ -24,16 +24,19 @@ from sphinx.ext.autodoc.mock import mock
 #: Modules that a user imports, in the order in which pages show them. The first that has a thing is its home.
 PUBLIC = (
     *("ddl", "ddl.elastic", "ddl.topology", "ddl.memory"),
-    *("ddl.dask", "ddl.ray", "ddl.ray.train", "ddl.ray.collective"),
-    *("ddl_torch", "ddl_torch.elastic", "ddl_torch.lightning", "ddl_torch.ray_train", "ddl_torch.torchft"),
+    *("ddl.dask", "ddl.ray", "ddl.ray.train", "ddl.ray.collective", "ddl.spark", "ddl.spark.estimator"),
+    *("ddl_torch", "ddl_torch.elastic", "ddl_torch.lightning", "ddl_torch.ray_train", "ddl_torch.spark"),
+    "ddl_torch.torchft",
     *("ddl_tensorflow", "ddl_tensorflow.elastic", "ddl_tensorflow.data"),
     *("ddl_tensorflow.keras", "ddl_tensorflow.keras.callbacks", "ddl_tensorflow.keras.elastic"),
+    "ddl_tensorflow.keras.spark",
     *("ddl_caffe", "ddl_caffe.elastic", "ddl_chainer", "ddl_chainer.elastic", "ddl_theano", "ddl_theano.elastic"),
     *("ddl_lightgbm", "ddl_xgboost"),
     "ddl_jax",
 )
 #: What is not meant for users, though its module lists it.
 NOT_SHOWN = {"ddl.memory.Pieces", "ddl.memory.copy_past_caches"}
+NOT_SHOWN |= {f"ddl.spark.estimator.{name}" for name in ("FrameTraining", "RowShare", "Shapes", "Trained")}
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(.*?) -->$", re.MULTILINE)
 
 
