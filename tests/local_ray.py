@@ -23,8 +23,7 @@ def started(cpus: int = _CPUS, **options: Any) -> Iterator[Any]:
             patch.setenv(name, value)
         import ray
 
-        for name in [name for name in sys.modules if name.rpartition(".")[2].startswith("test_ray")]:
-            ray.cloudpickle.register_pickle_by_value(sys.modules[name])  # actors have no tests on their path
+        _by_value(ray)
         with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:  # noqa: S108
             ray.init(
                 num_cpus=cpus,
@@ -37,6 +36,37 @@ def started(cpus: int = _CPUS, **options: Any) -> Iterator[Any]:
                 yield ray
             finally:
                 ray.shutdown()
+
+
+@contextlib.contextmanager
+def nodes(*cpus: int) -> Iterator[Any]:
+    """Start Ray with several nodes on this machine, each with so many CPUs; yield its ``ray.cluster_utils.Cluster``."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ().items():
+            patch.setenv(name, value)
+        import ray
+        from ray.cluster_utils import Cluster
+
+        _by_value(ray)
+        cluster = Cluster()
+        try:
+            for count in cpus:
+                cluster.add_node(**node(count))
+            ray.init(address=cluster.address)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def node(cpus: int) -> Dict[str, Any]:
+    """Return the arguments of a node of ``nodes``."""
+    return {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _MEMORY}
+
+
+def _by_value(ray: Any) -> None:
+    for name in [name for name in sys.modules if name.rpartition(".")[2].startswith("test_ray")]:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[name])  # actors have no tests on their path
 
 
 def environ() -> Dict[str, str]:

@@ -68,6 +68,7 @@ RULES = {
     "adapter.native": "communicator _core",
     "elastic": "adapter",
     "ray": f"{PUBLIC} adapter",
+    "adapter.elastic_driver": "errors net bootstrap.environ launch.agent launch.ask launch.job store",
     "adapter.joining": "api jobs communicator net store bootstrap launch.ask.layout",
     "dask": f"{PUBLIC} adapter",
     "spark": f"{PUBLIC} adapter",

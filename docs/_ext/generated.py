@@ -24,7 +24,8 @@ from sphinx.ext.autodoc.mock import mock
 #: Modules that a user imports, in the order in which pages show them. The first that has a thing is its home.
 PUBLIC = (
     *("ddl", "ddl.elastic", "ddl.topology", "ddl.memory"),
-    *("ddl.dask", "ddl.ray", "ddl.ray.train", "ddl.ray.collective", "ddl.spark", "ddl.spark.estimator"),
+    *("ddl.dask", "ddl.spark", "ddl.spark.estimator"),
+    *("ddl.ray", "ddl.ray.elastic", "ddl.ray.train", "ddl.ray.collective"),
     *("ddl_torch", "ddl_torch.elastic", "ddl_torch.lightning", "ddl_torch.ray_train", "ddl_torch.spark"),
     "ddl_torch.torchft",
     *("ddl_tensorflow", "ddl_tensorflow.elastic", "ddl_tensorflow.data"),
