@@ -140,8 +140,10 @@ def begin_job(
     job.server = server
     if not state.hooked:
         state.hooked = True
-        at_exit.register(leave_all)
         os.register_at_fork(after_in_child=_forget_in_child)
+    # Registered last, it runs first: a store in this process waits until all ranks have left, this one, too.
+    at_exit.unregister(leave_all)
+    at_exit.register(leave_all)
     state.jobs.add(job)
     return world
 

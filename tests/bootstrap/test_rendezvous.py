@@ -189,6 +189,40 @@ def test_one_rank_needs_nobody() -> None:
     assert ranks.run(1, alone, initialise=False) == [(0, 1, 0, 1, 0, 1)]
 
 
+def in_jobs_of_an_engine_and_of_a_launcher(folder: str) -> List[bool]:
+    """Return, for each store here that waits at exit until all ranks have left, whether this rank was there still."""
+    from ddl import at_exit
+    from ddl.store.server import StoreServer
+
+    seen: List[bool] = []
+    exiting = threading.Event()
+    close = StoreServer.close_when_alone
+
+    def note(server: StoreServer, patience: float) -> None:
+        if exiting.is_set():
+            seen.append(ddl.is_initialized())
+        close(server, 0.0 if ddl.is_initialized() and exiting.is_set() else patience)
+
+    StoreServer.close_when_alone = note  # type: ignore[method-assign]
+    rank, size = as_an_engine_starts_it()
+    ddl.init(rendezvous=ddl.Rendezvous(rank, size, Broadcast(f"{folder}/first")))
+    ddl.shutdown()
+    told = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "a"}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    os.environ.update(MASTER_PORT="1", DDL_RENDEZVOUS_DIR=folder)  # as torchrun
+    ddl.init()
+    assert total(1) == size
+    exiting.set()
+    at_exit._run()
+    return seen
+
+
+@pytest.mark.processes
+def test_a_store_does_not_wait_at_exit_for_its_own_process(tmp_path: Path) -> None:
+    answers = ranks.run(2, in_jobs_of_an_engine_and_of_a_launcher, str(tmp_path), initialise=False)
+    assert True not in answers[0] and answers[0].count(False) >= 1 and answers[1] == []
+
+
 def contradicts_ddlrun() -> None:
     with pytest.raises(ddl.ConfigError, match="ddlrun made this rank 0 of 1, but the rendezvous .* rank 1 of 2"):
         ddl.init(rendezvous=ddl.Rendezvous(1, 2, "x"))

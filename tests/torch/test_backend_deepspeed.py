@@ -47,8 +47,9 @@ def trained(stage):
 
 deepspeed.init_distributed(dist_backend=sys.argv[1])
 assert dist.get_backend() == sys.argv[1] and dist.get_world_size() == 2
-weights = torch.cat([trained(stage) for stage in (1, 2, 3)])
-assert weights.numel() == 3 * 418
+weights = torch.cat([trained(stage) for stage in (1, 2)])
+assert weights.numel() == 2 * 418
+trained(3)  # to other bits in each run, with gloo as well
 if dist.get_rank() == 0:
     torch.save(weights, sys.argv[2])
 dist.barrier()
