@@ -62,9 +62,9 @@ def main() -> None:
         compute_metrics=accuracy,
     )
     trainer.train()
-    found = trainer.evaluate()["eval_accuracy"]
+    test_accuracy = trainer.evaluate()["eval_accuracy"]
     if trainer.is_world_process_zero():
-        print(f"test accuracy {found:.2%}")
+        print(f"test accuracy {test_accuracy:.2%}")
     dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ddl import at_exit, clock
 from ddl.bootstrap.environ import Identity, Settings
-from ddl.bootstrap.meeting import Launched, Rendezvous, Share, meet
+from ddl.bootstrap.meeting import Launched, Rendezvous, Share, meet, places
 from ddl.errors import ConfigError, RendezvousError
 from ddl.net.address import parse_address
 from ddl.store.server import StoreServer
@@ -260,5 +260,5 @@ def numbered(identity: Identity, hosts: List[str]) -> Identity:
     """Return ``identity`` with its host's number, where the launcher said none. ``hosts[r]`` is where rank r runs."""
     if identity.cross_size:
         return identity
-    distinct = list(dict.fromkeys(hosts))
-    return replace(identity, cross_rank=distinct.index(hosts[identity.rank]), cross_size=len(distinct))
+    _, _, host, count = places(identity.rank, hosts)
+    return replace(identity, cross_rank=host, cross_size=count)

@@ -25,7 +25,7 @@ from ddl.store.membership.limits import ElasticLimits
 from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
 
-__all__ = ["JobInvitation", "Launched", "Rendezvous", "Share", "located", "meet", "serve"]
+__all__ = ["JobInvitation", "Launched", "Rendezvous", "Share", "located", "meet", "places", "serve"]
 
 _ANSWERS = 2.0  # seconds that an address of the store has to answer
 _MOST_ADDRESSES = 8  # PMI's values are short
@@ -87,7 +87,7 @@ class Rendezvous:
             return Launched(self.engine, 0, 1, 0, 1, 0, 1, "")
         if not self.hosts:
             return Launched(self.engine, self.rank, self.size, 0, 0, 0, 0, "")
-        return Launched(self.engine, self.rank, self.size, *_places(self.rank, self.hosts), "")
+        return Launched(self.engine, self.rank, self.size, *places(self.rank, self.hosts), "")
 
     def admission(self, settings: Settings) -> Tuple[Identity, Settings, Optional[StoreServer]]:
         """Return who this process is, by meeting the others as the function ``meet`` does."""
@@ -97,7 +97,7 @@ class Rendezvous:
         return identity, settings, server
 
 
-def _places(rank: int, hosts: Sequence[str]) -> Tuple[int, int, int, int]:
+def places(rank: int, hosts: Sequence[str]) -> Tuple[int, int, int, int]:
     """Return a rank's number on its host, how many are there, and the host's number of how many."""
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     distinct = list(dict.fromkeys(hosts))
@@ -193,7 +193,7 @@ def located(identity: Identity, settings: Settings) -> Identity:
     patience = settings.start_timeout
     with StoreClient(identity.store, identity.secret, identity.rank, patience) as store:
         _, hosts = store.meet(range(identity.size), own, "hosts", patience)
-    local_rank, local_size, host, count = _places(identity.rank, hosts)
+    local_rank, local_size, host, count = places(identity.rank, hosts)
     return replace(identity, local_rank=local_rank, local_size=local_size, cross_rank=host, cross_size=count)
 
 

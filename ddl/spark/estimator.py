@@ -7,6 +7,7 @@ names of parameters are those of Horovod's estimators.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -134,12 +135,13 @@ class FrameEstimator(Estimator):
             *(shuffle, random_seed, verbose, ()),
         )
 
+    @abc.abstractmethod
     def _training(self) -> Tuple[Callable[..., Optional[Trained]], Tuple[Any, ...]]:
         """Return what each rank calls, as ``function(training, *arguments)``; rank 0 returns what was trained."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fitted(self, trained: Trained) -> FittedModel:
-        raise NotImplementedError
+        """Return the Transformer that has the model with what was trained."""
 
     def _fit(self, dataset: Any) -> FittedModel:
         frames = self._frames(dataset)
@@ -178,9 +180,9 @@ class FittedModel(Model):
         """Return the model, as Horovod's method of this name does."""
         return self.model
 
+    @abc.abstractmethod
     def _predict(self) -> Tuple[Callable[..., List[np.ndarray]], Any]:
         """Return a function and the model as Spark can pickle it: ``function(model, features)`` gives the outputs."""
-        raise NotImplementedError
 
     def _transform(self, dataset: Any) -> Any:
         inputs = {f"{_INPUT}{name}": numbers(dataset, name) for name in self._training.feature_cols}

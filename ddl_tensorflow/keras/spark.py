@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import pickle
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import keras
 import numpy as np
 
 import ddl_tensorflow.keras as ddl
-from ddl.spark.estimator import FittedModel, FrameEstimator, FrameTraining, Shapes, Trained
+from ddl.spark.estimator import FittedModel, FrameEstimator, FrameTraining, Trained
 
 __all__ = ["KerasEstimator", "KerasModel"]
 
@@ -34,45 +34,9 @@ class KerasEstimator(FrameEstimator):
     """
 
     def __init__(
-        self,
-        *,
-        model: Any,
-        optimizer: Any,
-        loss: Any,
-        feature_cols: Sequence[str],
-        label_cols: Sequence[str],
-        work_dir: str,
-        num_proc: Optional[int] = None,
-        batch_size: int = 32,
-        epochs: int = 1,
-        validation: Union[float, str, None] = None,
-        input_shapes: Shapes = None,
-        shuffle: bool = True,
-        random_seed: int = 0,
-        verbose: int = 1,
-        env: Optional[Mapping[str, str]] = None,
-        start_timeout: Optional[float] = None,
-        metrics: Sequence[Any] = (),
-        custom_objects: Optional[Mapping[str, Any]] = None,
+        self, *, metrics: Sequence[Any] = (), custom_objects: Optional[Mapping[str, Any]] = None, **parameters: Any
     ) -> None:
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            loss=loss,
-            feature_cols=feature_cols,
-            label_cols=label_cols,
-            work_dir=work_dir,
-            num_proc=num_proc,
-            batch_size=batch_size,
-            epochs=epochs,
-            validation=validation,
-            input_shapes=input_shapes,
-            shuffle=shuffle,
-            random_seed=random_seed,
-            verbose=verbose,
-            env=env,
-            start_timeout=start_timeout,
-        )
+        super().__init__(**parameters)
         self.metrics, self.custom_objects = list(metrics), dict(custom_objects or {})
 
     def _training(self) -> Tuple[Callable[..., Optional[Trained]], Tuple[Any, ...]]:

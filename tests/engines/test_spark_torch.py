@@ -164,9 +164,9 @@ def averages(killed: bool) -> List[float]:
     if killed and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(value)
-    found = [dist.get_backend(), value.item(), os.environ["WORLD_SIZE"]]
+    seen = [dist.get_backend(), value.item(), os.environ["WORLD_SIZE"]]
     dist.destroy_process_group()
-    return found
+    return seen
 
 
 @leaves_a_pipe
