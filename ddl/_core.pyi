@@ -71,6 +71,7 @@ class Plan:
         exposed: List[List[bool]],
         channels: List[List[Step]],
         wire: int = 0,
+        only_copied: Sequence[bool] = (False, False, False),
     ) -> None: ...
 
 class Choice:
@@ -198,6 +199,7 @@ class Communicator:
         yield_us: float,
         connections: int = 1,
         recorded: int = 64,
+        read_from: int = -1,
     ) -> None: ...
     def introduce(
         self, who: str, rank_names: Sequence[str], communicator: int = 0, ranks: Sequence[int] = ()
@@ -361,6 +363,11 @@ def record_layout() -> Dict[str, int]: ...
 def arena_fd() -> int: ...
 def arena_bytes() -> int: ...
 def arena_used() -> int: ...
+def kernel_reads() -> Tuple[int, int]:
+    """Return from how many bytes on it pays to have the kernel read a rank's private memory (2**64 - 1: never), and
+    how many bytes this process has read so.
+    """
+
 def arena_offset(buffer: Any) -> int: ...
 def submitters() -> Set[int]:
     """Return the identifiers of threads that have submitted an operation; some may have ended."""

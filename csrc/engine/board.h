@@ -13,6 +13,7 @@
 
 #include "engine/descriptor.h"
 #include "engine/plan.h"
+#include "memory/kernel_read.h"
 
 namespace ddl {
 
@@ -34,6 +35,7 @@ class OrderedWord {
 };
 
 constexpr uint64_t kNowhere = ~uint64_t{0};
+constexpr uint64_t kPrivate = uint64_t{1} << 63;        // of a word: an address in the owner's private memory
 constexpr uint64_t kInlined = uint64_t{1} << kBuffers;  // in Post::packed
 constexpr int kHistoryShift = kBuffers + 1;
 static_assert(kHistoryShift == kHistoryUnused);
@@ -45,7 +47,8 @@ struct alignas(128) Post {
   // Bit b: buffer b is staged, and its blocks lie packed for this piece. kInlined: the scratch is in this post. Above
   // them: the history (see Descriptor), a hash of all calls so far.
   OrderedWord packed;
-  // Where the owner's buffers are, as offsets in its arena, or kNowhere. Or the scratch itself.
+  // Where the owner's buffers are: offsets in its arena, or kPrivate and an address, or kNowhere. Or the scratch
+  // itself.
   OrderedWord words[kInlineBytes / sizeof(uint64_t)];
   OrderedWord signature, count, sequence;  // which operation: see Descriptor
 
@@ -71,16 +74,20 @@ struct alignas(64) SleepWord {
   std::atomic<uint32_t> sleeping;
 };
 
-// Followed in memory by kStreams ring offsets for each rank of the communicator (see transport/shm).
+// Followed in memory by kStreams ring offsets for each rank of the communicator (see transport/shm), and by a word
+// for each that says whether the owner can read that rank's private memory (see memory/kernel_read.h).
 struct alignas(128) Board {
   Post posts[kStreams][2];
   SleepWord lanes[kLanes];
+  ProcessMark mark;  // of the owner; never changes
 
   std::atomic<uint64_t>* ring_offset(int rank, int stream) {
     return reinterpret_cast<std::atomic<uint64_t>*>(this + 1) + rank * kStreams + stream;
   }
+  // `size`: of the communicator.
+  std::atomic<uint64_t>* reads(int rank, int size) { return ring_offset(size, 0) + rank; }
   static size_t bytes(int size) {
-    return sizeof(Board) + static_cast<size_t>(size) * kStreams * sizeof(std::atomic<uint64_t>);
+    return sizeof(Board) + static_cast<size_t>(size) * (kStreams + 1) * sizeof(std::atomic<uint64_t>);
   }
 };
 

@@ -119,9 +119,25 @@ char* PieceBuffers::rotate(Block* block, uint64_t bytes) {
   return part;
 }
 
-bool PieceBuffers::must_stage(BufferId buffer) const {
+// To ask the kernel takes longer than all else that an operation does here, so the answer is remembered.
+bool PieceBuffers::readable(BufferId buffer) {
   const auto b = static_cast<size_t>(buffer);
-  return plan_->any_exposed[b] && !Arena::process().contains(base_[b], layout(buffer).spread_end);
+  const char *const begin = base_[b], *const end = begin + layout(buffer).spread_end;
+  if (begin >= readable_begin_[b] && end <= readable_end_[b]) return true;
+  if (!KernelRead::possible(begin, static_cast<uint64_t>(end - begin))) return false;
+  readable_begin_[b] = begin;
+  readable_end_[b] = end;
+  return true;
+}
+
+bool PieceBuffers::must_stage(BufferId buffer) {
+  const auto b = static_cast<size_t>(buffer);
+  const BlockLayout& blocks = layout(buffer);
+  read_privately_[b] = false;
+  if (!plan_->any_exposed[b] || Arena::process().contains(base_[b], blocks.spread_end)) return false;
+  read_privately_[b] = plan_->only_copied[b] &&
+                       neighbourhood_.read_privately(blocks.packed_total / blocks.bytes.size()) && readable(buffer);
+  return !read_privately_[b];
 }
 
 void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {

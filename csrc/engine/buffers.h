@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/neighbourhood.h"
 #include "engine/one_way.h"
 #include "engine/operation.h"
 
@@ -33,7 +34,8 @@ struct Span {
 
 class PieceBuffers {
  public:
-  explicit PieceBuffers(OneWayCopies* one_way) : one_way_(one_way) {}
+  PieceBuffers(OneWayCopies* one_way, const Neighbourhood& neighbourhood)
+      : one_way_(one_way), neighbourhood_(neighbourhood) {}
   ~PieceBuffers();
   PieceBuffers(const PieceBuffers&) = delete;
   PieceBuffers& operator=(const PieceBuffers&) = delete;
@@ -64,6 +66,8 @@ class PieceBuffers {
     return buffer == BufferId::kScratch || staged_[static_cast<size_t>(buffer)] != nullptr;
   }
   bool scratch_inlined() const { return scratch_inlined_; }
+  // Whether peers read the buffer where it lies in private memory.
+  bool read_privately(BufferId buffer) const { return read_privately_[static_cast<size_t>(buffer)]; }
   const BlockLayout& layout(uint32_t table) const { return layouts_[table]; }
 
  private:
@@ -85,17 +89,21 @@ class PieceBuffers {
   const BlockLayout& layout(BufferId buffer) const {
     return layouts_[plan_->own_tables[static_cast<size_t>(buffer)]];
   }
-  bool must_stage(BufferId buffer) const;
+  bool must_stage(BufferId buffer);
+  bool readable(BufferId buffer);
   static char* grow(Block* block, uint64_t bytes);
   // Another part of the memory each time, so that a part has left the cache of the peer's core when it is used again.
   static char* rotate(Block* block, uint64_t bytes);
 
   OneWayCopies* const one_way_;
+  const Neighbourhood& neighbourhood_;
   const Plan* plan_ = nullptr;
   Key key_;
   std::vector<BlockLayout> layouts_;      // one per table of the plan, or more
   std::array<char*, kBuffers> base_{};    // the user's, and the scratch
   std::array<char*, kBuffers> staged_{};  // null: peers reach the user's buffer
+  std::array<bool, kBuffers> read_privately_{};
+  std::array<const char*, kBuffers> readable_begin_{}, readable_end_{};  // where neighbours could read the last time
   bool scratch_inlined_ = false;
   Block staging_input_, staging_output_;
   std::array<Block, 2> scratch_;  // for even and odd turns

@@ -12,7 +12,7 @@ Communicator::Communicator(const CommunicatorOptions& options)
     : options_(options),
       timeout_(options.timeout),
       owner_pid_(process_id()),
-      neighbourhood_(options.rank, options.size),
+      neighbourhood_(options.rank, options.size, options.read_from),
       sleepers_(options.rank),
       recorder_(options.rank, options.size, options.recorded, std::max<uint32_t>(1, options.recorded / 2)),
       failure_(options.rank, &recorder_),

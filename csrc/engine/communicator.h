@@ -23,6 +23,7 @@ struct CommunicatorOptions {
   Nanoseconds timeout = 300 * kSecond;  // of each operation
   Patience patience;
   int connections = 1;     // to each peer, of each stream of the large lane
+  int64_t read_from = -1;  // see Neighbourhood
   uint32_t recorded = 64;  // collectives that the recorder remembers, a power of 2; of sends half as many
 };
 

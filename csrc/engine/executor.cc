@@ -22,6 +22,12 @@ Error outside(int peer, const char* what) {
                "rank " + std::to_string(peer) + " posted a buffer that does not lie in " + what);
 }
 
+Error unreadable(int peer, uint64_t bytes) {
+  return Error(ErrorKind::kProtocolError,
+               std::to_string(bytes) + " bytes of rank " + std::to_string(peer) +
+                   "'s array are not there any more; was it freed before the operation had ended?");
+}
+
 }  // namespace
 
 Executor::Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links)
@@ -127,7 +133,7 @@ bool Executor::progress_channel(int c) {
         done = step.fused_with_next ? 2 : 1;
         break;
       case StepKind::kCopyFrom:
-        run_copy_from(c, step);
+        if (!run_copy_from(c, step)) return moved;  // the peer's process has ended: see Lane::check_on_peers
         break;
       case StepKind::kCopyTo:
         run_copy_to(c, step);
@@ -274,7 +280,9 @@ void Executor::notify(int c, const Step& step) {
       if (buffers_.scratch_inlined()) continue;
       char* base = buffers_.exposed_base(buffer);
       const bool exposed = operation_->plan->any_exposed[index(buffer)] && base != nullptr;
-      post.words[index(buffer)] = exposed ? Arena::process().offset(base) : kNowhere;
+      post.words[index(buffer)] = !exposed                          ? kNowhere
+                                  : buffers_.read_privately(buffer) ? kPrivate | reinterpret_cast<uintptr_t>(base)
+                                                                    : Arena::process().offset(base);
     }
     post.packed = operation_->wire.history << kHistoryShift | packed;
   }
@@ -335,13 +343,27 @@ Stores Executor::stores(bool staged) const {
   return last && operation_->bytes >= kBeyondCaches ? Stores::kStreaming : Stores::kCached;
 }
 
-void Executor::run_copy_from(int c, const Step& step) {
+bool Executor::run_copy_from(int c, const Step& step) {
+  const int peer = step.peers[0];
+  // Scratch is never private, and may itself be what the words hold.
+  const bool shared = step.src == BufferId::kScratch;
+  const uint64_t base = shared ? kNowhere : uint64_t{post_of(peer, c, turn_).words[index(step.src)]};
+  const bool privately = base != kNowhere && (base & kPrivate) != 0;
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
-    const char* const from = peer_data(c, step.peers[0], step.src, step.remotes[0], i);
-    copy(to.data, from, to.bytes, stores(buffers_.packed(step.dst)));
+    if (privately) {
+      const Remote& remote = step.remotes[0];
+      const uint64_t address = (base & ~kPrivate) + buffers_.layout(remote.table).spread[remote.blocks[i]];
+      const KernelRead::Outcome outcome = neighbourhood_.read(peer, to.data, address, to.bytes);
+      if (outcome == KernelRead::Outcome::kNothingThere) throw unreadable(peer, to.bytes);
+      if (outcome == KernelRead::Outcome::kGone) return false;
+    } else {
+      const char* const from = peer_data(c, peer, step.src, step.remotes[0], i);
+      copy(to.data, from, to.bytes, stores(buffers_.packed(step.dst)));
+    }
   }
+  return true;
 }
 
 void Executor::run_copy_to(int c, const Step& step) {

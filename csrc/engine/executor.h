@@ -76,7 +76,7 @@ class Executor {
   // Wakes the ranks that may sleep until a change that this rank has made since the last call.
   void wake_neighbours();
   void run_reduce(int channel, const Step& step, const Step* copy_to);
-  void run_copy_from(int channel, const Step& step);
+  bool run_copy_from(int channel, const Step& step);
   void run_copy_to(int channel, const Step& step);
   void run_copy(const Step& step);
 
@@ -104,7 +104,7 @@ class Executor {
   std::array<ChannelState, kMaxChannels> channels_;
   std::array<std::vector<Link*>, kMaxChannels> known_links_;  // by peer
   OneWayCopies one_way_;
-  PieceBuffers buffers_{&one_way_};
+  PieceBuffers buffers_{&one_way_, neighbourhood_};
   std::vector<Sending> sendings_;      // links that this piece has sent on
   std::vector<const void*> operands_;  // reused by every reduction
   std::vector<void*> targets_;

@@ -3,6 +3,7 @@
 // Filled in before the first operation, then only read; the boards themselves are full of atomics.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace ddl {
 
 class Neighbourhood {
  public:
-  Neighbourhood(int rank, int size);
+  // `read_from`: bytes from which neighbours read a private block where it lies; -1: from where that pays; 0: never.
+  Neighbourhood(int rank, int size, int64_t read_from);
   ~Neighbourhood();
   Neighbourhood(const Neighbourhood&) = delete;
   Neighbourhood& operator=(const Neighbourhood&) = delete;
@@ -30,15 +32,28 @@ class Neighbourhood {
   // Whether there are both such ranks and others.
   bool mixed() const { return !neighbours_.empty() && static_cast<int>(neighbours_.size()) < size_ - 1; }
 
+  // Whether a private buffer with blocks of so many bytes can stay where it is: all neighbours can read it there, and
+  // do so in less time than with a copy in shared memory.
+  bool read_privately(uint64_t block_bytes) const;
+  // Copies `bytes` at `address` of a neighbour's private memory.
+  KernelRead::Outcome read(int peer, void* to, uint64_t address, uint64_t bytes) const {
+    return KernelRead::copy(memories_[peer]->pid(), marks_[peer], to, address, bytes);
+  }
+
   // Call after having changed something that `peers` may be asleep over.
   void wake(const std::vector<int>& peers, LaneId lane) const;
 
  private:
+  bool read_by_all() const;
+
   const int rank_, size_;
+  const int64_t read_from_;
   Board* own_board_;
   std::vector<Board*> boards_;
   std::vector<std::shared_ptr<PeerMemory>> memories_;
+  std::vector<ProcessMark> marks_;
   std::vector<int> neighbours_;
+  mutable std::atomic<bool> read_by_all_{false};  // once true, it stays so
 };
 
 }  // namespace ddl

@@ -67,6 +67,8 @@ struct Plan {
   std::vector<std::vector<Step>> channels;
   // By buffer and block: whether other ranks read or write it directly.
   std::array<std::vector<bool>, kBuffers> exposed;
+  // By buffer: whether all that other ranks do with it is to copy from it.
+  std::array<bool, kBuffers> only_copied{};
   WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
 
   // Set by finish().

@@ -3,6 +3,7 @@
 #include <linux/magic.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
@@ -44,6 +45,9 @@ PeerMemory::PeerMemory(int memory_fd, size_t bytes, int socket_fd) : socket_(soc
   }
   ::madvise(base, bytes, MADV_DONTDUMP);
   base_ = static_cast<char*>(base);
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0) pid_ = peer.pid;
 }
 
 PeerMemory::~PeerMemory() { ::munmap(base_, size_); }

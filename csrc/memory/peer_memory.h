@@ -26,6 +26,8 @@ class PeerMemory {
     return offset <= size_ && bytes <= size_ - offset && offset % alignment == 0;
   }
   size_t size() const { return size_; }
+  // The peer's process as this one sees it; 0: in a container from which it cannot be seen.
+  int pid() const { return pid_; }
   bool alive() const;
   // Closes the socket: nobody will call `alive` again. The memory stays mapped.
   void close_socket() { socket_.reset(); }
@@ -34,6 +36,7 @@ class PeerMemory {
   UniqueFd socket_;
   char* base_ = nullptr;
   size_t size_ = 0;
+  int pid_ = 0;
 };
 
 }  // namespace ddl

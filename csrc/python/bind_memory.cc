@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include "memory/arena.h"
+#include "memory/kernel_read.h"
 #include "memory/peer_memory.h"
 #include "python/bindings.h"
 
@@ -56,6 +57,11 @@ void bind_memory(py::module_& m) {
         "already.");
   m.def("arena_fd", [] { return Arena::process().fd(); });
   m.def("arena_bytes", [] { return Arena::process().size(); });
+  m.def(
+      "kernel_reads", [] { return std::make_pair(KernelRead::pays_from(), KernelRead::bytes_read()); },
+      "From how many bytes on it pays to have the kernel read a rank's private memory (2^64 - 1: never), and how "
+      "many\n"
+      "bytes this process has read so.");
   m.def("arena_used", [] { return Arena::process().used(); });
   m.def(
       "arena_offset",

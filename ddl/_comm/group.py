@@ -153,6 +153,7 @@ class Group:
             spin_us=spin,
             yield_us=400,
             connections=settings.connections,
+            read_from=settings.read_from,
             recorded=RECORDED if size == identity.size else RECORDED_OF_PARTS,
         )
 

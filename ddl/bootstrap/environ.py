@@ -125,6 +125,10 @@ def _connections(text: str) -> int:
     return int(text)
 
 
+def _size_or_automatic(text: str) -> int:
+    return -1 if text == "-1" else parse_size(text)
+
+
 def _rails(text: str) -> int:
     if not re.fullmatch(r"\d|1[0-6]", text, re.ASCII):
         raise ValueError("a number from 0 (all) to 16")
@@ -173,6 +177,12 @@ class Settings:
     shm: bool = _variable("DDL_SHM", True, _switch, "0: do not use shared memory between the ranks of a host")
     shm_size: int = _variable(
         "DDL_SHM_SIZE", 0, parse_size, "bytes of shared memory per rank, as 512M or 2G; 0: automatic"
+    )
+    read_from: int = _variable(
+        "DDL_READ_FROM",
+        -1,
+        _size_or_automatic,
+        "bytes from which ranks of a host read private arrays in place (process_vm_readv); 0: never; -1: automatic",
     )
     cuda_library: str = _variable(
         "DDL_CUDA_LIBRARY", "", str, "the driver of GPUs, loaded for the first array there; empty: libcuda.so.1"

@@ -23,9 +23,9 @@ _NAME = "direct"
 _INPUT, _OUTPUT, _SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
-def _meet_twice(peers: Tuple[int, ...], work: List[Step]) -> List[Step]:
-    """Put ``work`` between the two meets of all ranks."""
-    return [notify(1), wait_for(peers, 1), *work, notify(2), wait_for(peers, 2)]
+def _meet_twice(peers: Tuple[int, ...], work: List[Step], *alone: Step) -> List[Step]:
+    """Put ``work`` between the two meets of all ranks. ``alone`` touches no peer: it is done while their words come."""
+    return [notify(1), *alone, wait_for(peers, 1), *work, notify(2), wait_for(peers, 2)]
 
 
 def _allreduce(topology: Topology, rank: int, root: int) -> Plan:
@@ -75,9 +75,8 @@ def _allgather(topology: Topology, rank: int, root: int) -> Plan:
     peers = others(size, rank)
     # Each rank reads from its peers instead of writing to them, so an OUTPUT in private memory needs no copy.
     work = [Step(Kind.COPY_FROM, (peer,), peer, 1, src=_INPUT, dst=_OUTPUT) for peer in peers]
-    work.append(copy(rank, 1))
     layout = blocks(Collective.ALLGATHER, rank, root, range(size))
-    return finish(_NAME, size, layout, _meet_twice(peers, work))
+    return finish(_NAME, size, layout, _meet_twice(peers, work, copy(rank, 1)))
 
 
 def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
@@ -85,8 +84,8 @@ def _broadcast(topology: Topology, rank: int, root: int) -> Plan:
     size = topology.size
     peers = others(size, rank)
     if rank == root:
-        work = [Step(Kind.COPY_TO, peers, 0, 1, src=_INPUT, dst=_OUTPUT), copy(0, size)]
-        steps = _meet_twice(peers, work)
+        work = [Step(Kind.COPY_TO, peers, 0, 1, src=_INPUT, dst=_OUTPUT)]
+        steps = _meet_twice(peers, work, copy(0, size))
     else:
         work = [Step(Kind.COPY_FROM, (root,), 1, size - 1, src=_INPUT, dst=_OUTPUT)]
         steps = _meet_twice((root,), work)
@@ -127,8 +126,7 @@ def _alltoall(topology: Topology, rank: int, root: int) -> Plan:
     size = topology.size
     peers = others(size, rank)
     work = [Step(Kind.COPY_FROM, (peer,), peer * size + rank, 1, src=_INPUT, dst=_OUTPUT) for peer in peers]
-    work.append(copy(rank * size + rank, 1))
-    return finish(_NAME, size, pairs(rank, size), _meet_twice(peers, work))
+    return finish(_NAME, size, pairs(rank, size), _meet_twice(peers, work, copy(rank * size + rank, 1)))
 
 
 def _barrier(topology: Topology, rank: int, root: int) -> Plan:

@@ -7,7 +7,7 @@ every rank has one block, a part is a rank.
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Sequence, Set, Tuple
 
 from ddl import _core
 from ddl.plan import build
@@ -106,17 +106,25 @@ class _Lowering:
             remotes=remotes,
         )
 
+    def _touching(self) -> Iterator[Step]:
+        """Yield the steps of neighbours that touch this rank's memory."""
+        for plan in self.neighbours.values():
+            for channel in plan.channels:
+                yield from (step for step in channel if step.kind in _DIRECT and self.plan.rank in step.peers)
+
     def exposed(self) -> List[List[bool]]:
-        """Return for each of this rank's buffers which blocks its neighbours touch: those must lie in shared memory."""
+        """Return for each of this rank's buffers which blocks its neighbours touch, and must be able to reach."""
         touched = {
             (_far_buffer(step), chunk)
-            for plan in self.neighbours.values()
-            for channel in plan.channels
-            for step in channel
-            if step.kind in _DIRECT and self.plan.rank in step.peers
+            for step in self._touching()
             for chunk in range(step.first, step.first + step.count)
         }
         return [[(buffer, chunk) in touched for chunk in _chunks_in(self.plan, buffer)] for buffer in Buffer]
+
+    def only_copied(self) -> List[bool]:
+        """Return of which buffers neighbours only take copies: these need not lie in shared memory."""
+        otherwise = {_far_buffer(step) for step in self._touching() if step.kind is not Kind.COPY_FROM}
+        return [buffer not in otherwise for buffer in Buffer]
 
 
 def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
@@ -138,6 +146,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
         exposed=lowering.exposed(),
         channels=channels,
         wire=codec,
+        only_copied=lowering.only_copied(),
     )
 
 

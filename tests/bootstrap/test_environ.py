@@ -108,6 +108,7 @@ def test_every_setting_is_read() -> None:
         "DDL_HOST_ID": "b",
         "DDL_SHM": "0",
         "DDL_SHM_SIZE": "2G",
+        "DDL_READ_FROM": "64K",
         "DDL_CUDA_LIBRARY": "libfake.so",
         "DDL_GPU_WAIT": "stream",
         "DDL_ELASTIC": "1",
@@ -130,7 +131,7 @@ def test_every_setting_is_read() -> None:
         "DDL_TENSORFLOW_OP": "0",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    first = (1.5, 7.0, "ring", True, True, "4x2", "/shared", "b", False, 2 << 30, "libfake.so")
+    first = (1.5, 7.0, "ring", True, True, "4x2", "/shared", "b", False, 2 << 30, 64 << 10, "libfake.so")
     expected = Settings(
         *(*first, "stream", True, 7, "debug"),
         "10.0.0.1",
@@ -172,6 +173,7 @@ BAD: Dict[str, str] = {
     "DDL_TIMEOUT": "0 -1 nan inf x",
     "DDL_START_TIMEOUT": "0 soon",
     "DDL_DETERMINISTIC": "yes 2",
+    "DDL_READ_FROM": "-2 a 1.5",
     "DDL_DIMENSIONS": "x 4x 0x2 4X2 4x-2",
     "DDL_SHM": "yes 2",
     "DDL_SHM_SIZE": "-1 1T 1.5G G",

@@ -49,7 +49,7 @@ Calls = List[List[Dict[str, Any]]]  # rank -> window -> kind -> function -> call
 HARMLESS = {
     *("free", "getpid", "__register_atfork", "pthread_mutex_unlock", "pthread_once", "pthread_self", "sysconf"),
     "clock_gettime",
-    "getrlimit",  # once, when the arena is made
+    *("getrandom", "getrlimit"),  # once, when the arena is made
     *("memchr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strerror_r"),
     *("abort", "bcmp", "snprintf", "vsnprintf", "__errno_location", "__tls_get_addr", "__libc_single_threaded"),
     *(
