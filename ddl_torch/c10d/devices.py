@@ -103,6 +103,9 @@ def _refuse_several(verb: str, device: torch.device, arguments: Any) -> None:
 
 def _device(arguments: Any) -> Optional[torch.device]:
     """Return the device of the first tensor, None for the CPU."""
+    first = arguments[0] if arguments else None
+    if type(first) is list and first and type(first[0]) is torch.Tensor and first[0].is_cpu:
+        return None  # nearly always, and sooner than below
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]

@@ -76,7 +76,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         return self._blocking if blocks else self._starting
 
     def _work(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
-        return GroupWork(list(outputs), parts, self._waiter, self._unwaited)
+        return GroupWork.of(list(outputs), parts, self._waiter, self._unwaited)
 
     def _message(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
         return GroupWork(list(outputs), parts, ThreadPerWork(), self._unwaited)

@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import ddl
 from ddl import Communicator, InvalidArgument
@@ -51,11 +52,12 @@ class C10dVerbs:
         """Combine ``tensor`` over all ranks, in place. It may be sparse."""
         if tensor.layout == torch.sparse_coo:
             return sparse_allreduce(self._communicator, tensor, op)
-        combine = bitwise(op)
+        usual = op == dist.ReduceOp.SUM  # a comparison takes 0.15 us
+        combine = None if usual else bitwise(op)
         if combine is not None:
             return self._bitwise(tensor, combine)
         own, finish = in_place(tensor, "all_reduce")
-        ddl_op, factor = reduction(op, tensor)
+        ddl_op, factor = (ddl.Sum, None) if usual else reduction(op, tensor)
         if factor is not None:
             own.mul_(factor)
         return self._issue_alike(Collective.ALLREDUCE, own, own, ddl_op), finish

@@ -129,6 +129,9 @@ def _no() -> bool:
     return False
 
 
+_ENDED: List[Part] = [(None, None)]  #: of a verb for one tensor, which has ended when it returns
+
+
 @untraced
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
@@ -140,6 +143,7 @@ class GroupWork(dist.Work):
     _write: Optional[Callable[[], None]] = None
     _future: Optional[torch.futures.Future[List[torch.Tensor]]] = None
     _when_ended: Optional[Callable[[], None]] = None
+    _unwaited: Optional[Unwaited] = None
 
     def __init__(
         self, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited] = None
@@ -160,9 +164,16 @@ class GroupWork(dist.Work):
             self._write = run if device is None else StreamOfCall(device).finish(run)
         self._waiter = waiter
         self._lock = threading.Lock()
-        self._unwaited = unwaited
         if unwaited is not None:
+            self._unwaited = unwaited
             unwaited.add(self)
+
+    @classmethod
+    def of(cls, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited]) -> Any:
+        """Return the work of a verb that has these ``parts``: a cheaper one if it has ended, as most blocking ones."""
+        if unwaited is None and parts == _ENDED and outputs and outputs[0].is_cpu:
+            return _EndedWork(outputs, waiter)
+        return cls(outputs, parts, waiter, unwaited)
 
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         """Wait until the results are there; raise the error that the verb ended with.
@@ -291,3 +302,14 @@ class GroupWork(dist.Work):
         with contextlib.suppress(Exception):  # the future's own callback meets it again, and raises it where it belongs
             for work in self._works:
                 work.wait()
+
+
+class _EndedWork(GroupWork):
+    """One verb that had ended well, on the CPU, when its work was made."""
+
+    _lock = threading.Lock()  # of all of them: it is held only to make a future
+
+    def __init__(self, outputs: List[torch.Tensor], waiter: Asked) -> None:
+        dist.Work.__init__(self)
+        self._outputs = outputs
+        self._waiter = waiter
