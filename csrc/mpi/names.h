@@ -1,6 +1,6 @@
 // The names that MPItrampoline, which jaxlib contains, asks a library for. All must be there: it ends the process
 // otherwise. They are those of MPI 3.1 with another prefix. What has a meaning here is not in these lists:
-// functions.cc has the functions, and constants.cc the constants, that XLA uses.
+// job.cc, collectives.cc and messages.cc have the functions, and constants.cc the constants, that XLA uses.
 #pragma once
 
 // clang-format off
