@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-import ddl_jax._cluster  # noqa: F401  # isort: skip  # first: it imports JAX, which then knows it
+from ddl_jax import _library  # noqa: F401  # isort: skip  # before JAX: jaxlib loads what it names
+import ddl_jax._cluster  # noqa: F401  # isort: skip  # JAX knows it then
 
 from ddl import (
     Average,

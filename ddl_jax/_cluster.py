@@ -10,13 +10,13 @@ import os
 import socket
 from typing import Optional
 
+import jax
+
 import ddl
 from ddl.adapter.addresses import own_address
 from ddl.adapter.joining import started_ranks
-from ddl_jax import _library  # before jax: see there
-
-import jax  # isort: skip
-from jax._src import clusters  # isort: skip
+from ddl_jax import _library
+from ddl_jax._compat import ClusterEnv, clusters
 
 __all__ = ["DDLCluster"]
 
@@ -24,7 +24,7 @@ _CHOICE = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _log = logging.getLogger("ddl")
 
 
-class DDLCluster(clusters.ClusterEnv):
+class DDLCluster(ClusterEnv):
     """The ranks of a job as JAX's processes: those that ddlrun has started, or mpiexec or torchrun."""
 
     name: str = "ddl"
@@ -60,8 +60,7 @@ class DDLCluster(clusters.ClusterEnv):
 
 
 # JAX takes the first that is there. Others look at what batch systems set, which describes ddlrun's agents: not ranks.
-_known = clusters.ClusterEnv._cluster_types
-_known.insert(0, _known.pop())
+clusters.insert(0, clusters.pop())
 
 
 def _join() -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import threading
 from typing import Dict, List, Optional, Tuple
 
-from jax._src import distributed
-
 import ddl
 from ddl.adapter.native import address_of, native_calls
+from ddl_jax._compat import global_state
 
 __all__ = ["begin", "forget", "split"]
 
@@ -34,7 +33,7 @@ def begin() -> Tuple[int, int, int, int]:
     Collective. Raises what ``ddl.init`` raises, and ``InvalidState`` if JAX's processes are not the ranks of the job.
     """
     ddl.init()
-    processes = distributed.global_state.num_processes
+    processes = global_state.num_processes
     if processes != ddl.size():
         raise ddl.InvalidState(
             f"JAX has {processes} processes, but DDL's job has {ddl.size()} ranks: start the processes by ddlrun, and "

@@ -18,7 +18,6 @@ from typing import Any, Optional, Tuple
 import jax
 import jaxlib
 import numpy as np
-from jax._src import dispatch, effects
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -26,29 +25,14 @@ import ddl
 from ddl.adapter.compiled import BuildError, compiled
 from ddl.adapter.native import address_of, native_calls
 from ddl.reduce_op import ReduceOp
+from ddl_jax._compat import InOrder, abstract_token, apply_primitive
 
 __all__ = ["allreduce_p", "communicator"]
 
 _SOURCE = Path(__file__).with_name("call_op.cc")
 _TARGET = "ddl_allreduce"
 _log = logging.getLogger("ddl")
-
-
-class _InOrder(effects.Effect):
-    """The effect of an operation whose order counts."""
-
-    def __str__(self) -> str:
-        return "ddl"
-
-
-_IN_ORDER = _InOrder()
-for _kind in (
-    effects.lowerable_effects,
-    effects.ordered_effects,
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-):
-    _kind.add_type(_InOrder)
+_IN_ORDER = InOrder()
 
 
 class _Joined:
@@ -88,7 +72,7 @@ def _library() -> Optional[ctypes.CDLL]:
 
 allreduce_p = Primitive(_TARGET)
 allreduce_p.multiple_results = True
-allreduce_p.def_impl(functools.partial(dispatch.apply_primitive, allreduce_p))
+allreduce_p.def_impl(functools.partial(apply_primitive, allreduce_p))
 
 
 @allreduce_p.def_effectful_abstract_eval
@@ -110,7 +94,7 @@ def _lower(ctx: Any, *operands: Any, op: int) -> Any:
             returns_token=True,
         )
     else:
-        with_token = {name: [jax.core.abstract_token, *getattr(ctx, name)] for name in ("avals_in", "avals_out")}
+        with_token = {name: [abstract_token, *getattr(ctx, name)] for name in ("avals_in", "avals_out")}
         rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
         token, *results = rule(ctx.replace(**with_token), token, *operands, op=np.int32(op))
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_IN_ORDER: token})))
