@@ -48,6 +48,7 @@ drawn hosts-1gbit allreduce --hosts 2 --rate 1gbit --contestants $hosts,ddl-comp
 table waking waking
 drawn training training --rounds 2
 run tensorflow-2 "$bin/ddlrun" --no-prefix -np 2 "$bin/python" -m benchmarks.frameworks.tensorflow_strategy
+run jax-2 "$bin/python" -m benchmarks.frameworks.jax_collectives
 run chainer-2 .venv-chainer/bin/python -m benchmarks.frameworks.chainer_naive
 table targets targets --document docs/targets.md
 

@@ -7,7 +7,7 @@ A process of JAX has one or the other, so there are two jobs of ``ddlrun --jax``
 JAX_CPU_COLLECTIVES_IMPLEMENTATION alone. All compile the same functions. They take turns for each collective and size,
 in another order each round; those that are not in turn sleep. A call is timed until its result is there. What counts is
 a round's mean on the slowest rank; printed is the median over the rounds, and the ratio. The result of each round is
-compared with what it must be.
+compared with what numpy makes of the same arrays.
 
 Exit status: 1 if an element is wrong.
 """
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 from benchmarks import search_path
-from benchmarks.machine import describe, facts
+from benchmarks.machine import describe, facts, say_if_busy
 from ddl.text.columns import aligned
-from ddl.text.units import bytes_text, duration
+from ddl.text.units import duration, exact_bytes_text
 from ddl.tools.sizes import parse_sizes
 
 KINDS = {"ddl": "mpi", "gloo": "gloo"}
@@ -119,7 +119,7 @@ class JobOfOneKind:
             environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = KINDS[kind]
             line = [sys.executable, "-m", "ddl.launch", "--jax", "-q", "-np", str(ranks), sys.executable, "-m"]
             line += ["benchmarks.frameworks.jax_collectives", "--serve", address]
-            self._process = subprocess.Popen(line, env=environ)
+            self._process = subprocess.Popen(line, env=environ, stdout=sys.stderr)  # stdout is the table's
             connections = [listener.accept()[0] for _ in range(ranks)]
         for connection in connections:
             connection.settimeout(LIMIT)
@@ -167,24 +167,37 @@ def measure(ranks: int, sizes: List[int], rounds: int) -> Tuple[Dict[str, Dict[s
                 order = list(KINDS) if number % 2 else list(KINDS)[::-1]
                 for name in COLLECTIVES:
                     for size in sizes:
-                        count = max(size // 4 // ranks, 1) * ranks
+                        share = ranks if name == "psum_scatter" else 1  # the array is divided by so much
+                        count = -(-size // (4 * share)) * share
                         calls = max(1, min(_CALLS, _LARGE // size))
                         for kind in order:
                             taken, right = jobs[kind].turn(name, count, calls)
                             if not right:
-                                problems.append(f"{kind}: {name} of {size} bytes is wrong in round {number}")
+                                problems.append(f"{kind}: {name} of {4 * count} bytes is wrong in round {number}")
                             if number > 0:  # the first round compiles
-                                seconds.setdefault(f"{name} {size}", {}).setdefault(kind, []).append(taken)
+                                by_kind = seconds.setdefault(f"{name} {4 * count}", {kind: [] for kind in KINDS})
+                                by_kind[kind].append(taken)
         finally:
             for job in jobs.values():
                 job.end()
     return seconds, problems
 
 
+def table(seconds: Dict[str, Dict[str, List[float]]]) -> List[List[str]]:
+    """Return the medians of each collective and size, and DDL's as a part of gloo's."""
+    rows = [["collective", "each rank has", *KINDS, "ddl/gloo"]]
+    for what, by_kind in seconds.items():
+        name, size = what.split()
+        medians = {kind: statistics.median(taken) for kind, taken in by_kind.items()}
+        ratio = f"{medians['ddl'] / medians['gloo']:.2f}"
+        rows.append([name, exact_bytes_text(int(size)), *(duration(medians[kind], 3) for kind in KINDS), ratio])
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=2, help="processes of a job (%(default)s)")
-    parser.add_argument("--sizes", default="4K,64K,1M,4M,32M", help="bytes of each rank's array (%(default)s)")
+    parser.add_argument("--sizes", default="4,4K,256K,4M,32M", help="bytes of each rank's array (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="that count (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's seconds there")
     parser.add_argument("--serve", help=argparse.SUPPRESS)  # of a rank
@@ -194,16 +207,11 @@ def main() -> int:
         return 0
     from importlib.metadata import version
 
+    say_if_busy()
     seconds, problems = measure(options.ranks, parse_sizes(options.sizes), options.rounds)
-    rows = [["collective", "each rank has", *KINDS, "gloo/ddl"]]
-    for what, by_kind in seconds.items():
-        medians = {kind: statistics.median(taken) for kind, taken in by_kind.items()}
-        ratio = medians["gloo"] / medians["ddl"]
-        name, size = what.split()
-        rows.append([name, bytes_text(int(size)), *(duration(medians[kind], 3) for kind in KINDS), f"{ratio:.1f}"])
     machine = facts()
     print(f"{options.ranks} ranks, JAX {version('jax')}, {describe(machine)}")
-    print("\n".join([*aligned(rows), *problems]))
+    print("\n".join([*aligned(table(seconds)), *problems]))
     if options.json:
         record = {"ranks": options.ranks, "jax": version("jax"), "machine": machine, "seconds": seconds}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
