@@ -46,7 +46,7 @@ extern "C" {
 DDL_MPI_EXPORT int MPIABI_Allreduce(const void* input, void* output, int count, int64_t datatype, int64_t op,
                                     int64_t comm) {
   Type type;
-  if (!find_type("MPI_Allreduce", datatype, &type)) return kFailed;
+  if (!find_type("MPI_Allreduce", datatype, count, &type)) return kFailed;
   const void* const from = reinterpret_cast<int64_t>(input) == kInPlace ? output : input;
   DdlNativeCall call = call_of(Collective::kAllreduce, type, from, output, static_cast<uint64_t>(count));
   return set_op("MPI_Allreduce", op, type, &call) ? run(comm_of(comm), call) : kFailed;
@@ -55,7 +55,7 @@ DDL_MPI_EXPORT int MPIABI_Allreduce(const void* input, void* output, int count, 
 DDL_MPI_EXPORT int MPIABI_Allgather(const void* input, int, int64_t, void* output, int count, int64_t datatype,
                                     int64_t comm) {
   Type type;
-  if (!find_type("MPI_Allgather", datatype, &type)) return kFailed;
+  if (!find_type("MPI_Allgather", datatype, count, &type)) return kFailed;
   Comm* const group = comm_of(comm);
   const size_t own = static_cast<size_t>(group->group.rank) * static_cast<size_t>(count) * type.bytes();
   const bool in_place = reinterpret_cast<int64_t>(input) == kInPlace;
@@ -68,7 +68,7 @@ DDL_MPI_EXPORT int MPIABI_Allgather(const void* input, int, int64_t, void* outpu
 DDL_MPI_EXPORT int MPIABI_Reduce_scatter(const void* input, void* output, const int* counts, int64_t datatype,
                                          int64_t op, int64_t comm) {
   Type type;
-  if (!find_type("MPI_Reduce_scatter", datatype, &type)) return kFailed;
+  if (!find_type("MPI_Reduce_scatter", datatype, counts[0], &type)) return kFailed;
   Comm* const group = comm_of(comm);
   const int size = group->group.size;
   if (std::count(counts, counts + size, counts[0]) != size || reinterpret_cast<int64_t>(input) == kInPlace) {

@@ -46,7 +46,8 @@ int begin_message(Collective collective, const void* input, void* output, int co
                   Comm* comm, Message** request) {
   if (!usable(*comm)) return kFailed;
   Type type;
-  if (!find_type(collective == Collective::kSend ? "MPI_Isend" : "MPI_Irecv", datatype, &type)) return kFailed;
+  const char* const function = collective == Collective::kSend ? "MPI_Isend" : "MPI_Irecv";
+  if (!find_type(function, datatype, count, &type)) return kFailed;
   const size_t bytes = static_cast<size_t>(count) * type.bytes();
   auto begun = std::make_unique<Message>(Message{comm, nullptr, nullptr, bytes});
   std::string first;

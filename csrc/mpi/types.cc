@@ -8,11 +8,16 @@
 namespace ddl {
 namespace mpi {
 
-bool find_type(const char* function, int64_t type, Type* found) {
+bool find_type(const char* function, int64_t type, int count, Type* found) {
   const bool is_complex = type >= kFirstComplex && type < kFirstComplex + kDTypeCount;
   const bool is_real = type >= kFirstType && type < kFirstType + kDTypeCount;
   if (!is_complex && !is_real) {
     fail(std::string(function) + ": DDL does not know MPI's data type number " + std::to_string(type));
+    return false;
+  }
+  if (count < 0) {
+    fail(std::string(function) + ": JAX has passed the count " + std::to_string(count) +
+         ", as MPI's counts have 32 bits, and this array has more elements or bytes; pass it in parts below 2 GiB");
     return false;
   }
   *found = {static_cast<DType>(type - (is_complex ? kFirstComplex : kFirstType)), is_complex ? 2U : 1U};

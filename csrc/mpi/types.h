@@ -17,8 +17,9 @@ struct Type {
   size_t bytes() const { return width * element_size(dtype); }
 };
 
-// Sets `*found`. Returns false if the core has no such type; then Error_string says so, for this function of MPI's.
-bool find_type(const char* function, int64_t type, Type* found);
+// Sets `*found`. Returns false if the core has no such type, or if the count of elements did not fit into MPI's 32
+// bits and came out negative; then Error_string says so, for this function of MPI's.
+bool find_type(const char* function, int64_t type, int count, Type* found);
 
 DdlNativeCall call_of(Collective collective, const Type& type, const void* input, void* output, uint64_t elements);
 

@@ -66,3 +66,11 @@ def test_a_type_that_ddl_does_not_know_is_refused(library):
     world, total, kind = (constant(library, name) for name in ("COMM_WORLD", "SUM", "LONG_DOUBLE"))
     assert library.MPIABI_Allreduce(None, None, 3, kind, total, world) == 1
     assert text(library).startswith("MPI_Allreduce: DDL does not know MPI's data type number ")
+
+
+def test_a_count_that_did_not_fit_into_32_bits_is_refused(library):
+    """XLA passes 64 bits on as 32: of 2 GiB or more a negative number is left. It was a crash."""
+    world, kind = (constant(library, name) for name in ("COMM_WORLD", "BYTE"))
+    assert library.MPIABI_Allgather(None, 0, kind, None, ctypes.c_int(-(2**31)), kind, world) == 1
+    assert text(library).startswith("MPI_Allgather: JAX has passed the count -2147483648, ")
+    assert "in parts below 2 GiB" in text(library)
