@@ -43,7 +43,10 @@ class _Joined:
 
 
 def communicator() -> ddl.Communicator:
-    """Return it. Collective the first time in a job. Raises ``InvalidState`` before ``init``."""
+    """Return the communicator of these operations. Collective the first time in a job.
+
+    Raises ``InvalidState`` before ``init``.
+    """
     world = ddl.world()
     if _Joined.world is not world or _Joined.own is None:
         _tell_jax()
