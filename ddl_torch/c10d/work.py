@@ -169,7 +169,9 @@ class GroupWork(dist.Work):
             unwaited.add(self)
 
     @classmethod
-    def of(cls, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited]) -> Any:
+    def of(
+        cls, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited]
+    ) -> GroupWork:
         """Return the work of a verb that has these ``parts``: a cheaper one if it has ended, as most blocking ones."""
         if unwaited is None and parts == _ENDED and outputs and outputs[0].is_cpu:
             return _EndedWork(outputs, waiter)
