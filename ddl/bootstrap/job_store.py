@@ -24,7 +24,8 @@ class JobStore:
     Give ``invitation`` to all ranks, as the ``share`` of their ``ddl.Rendezvous``. Anyone who knows that text can join
     the job. This program is no rank. If the job fails, it knows which rank was the cause. As a context it says so: an
     error that ends the block, such as the engine's "worker died", becomes the cause of a ``RankFailed`` that names the
-    rank. DDL_INTERFACE: the address by which the ranks reach this host. ``close`` lets ranks that are still there fail.
+    rank and its host. DDL_INTERFACE: the address by which the ranks reach this host. ``close`` lets ranks that are
+    still there fail.
 
     Raises ``InvalidArgument`` for a size below 1, ``ConfigError`` for a wrong environment, ``ResourceError`` if there
     is no thread or port.
@@ -48,7 +49,9 @@ class JobStore:
         if verdict is None:
             return None
         culprit, reason = verdict["culprit"], verdict["reason"]
+        host = self._server.host_of(culprit)
         who = f"rank {culprit} of {self.size}" if culprit >= 0 else f"a job of {self.size} ranks"
+        who += f" (host {host})" if host else ""
         return RankFailed(culprit, f"{who} failed: {verdict['kind']}: {reason}")
 
     def close(self) -> None:

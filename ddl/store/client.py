@@ -66,11 +66,12 @@ def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> 
     except ValueError as error:
         raise ConfigError(f"rank {rank}: the store's address (DDL_STORE) is wrong: {error}") from error
     deadline = clock.now() + timeout
+    hello = {"role": role, "rank": rank, "host": socket.gethostname()}
     while True:
         sock = None
         try:
             sock = socket.create_connection((host, port), timeout=max(0.01, deadline - clock.now()))
-            welcome = introduce(sock, {"role": role, "rank": rank}, secret, deadline)
+            welcome = introduce(sock, hello, secret, deadline)
             joined, sock = sock, None
             return joined, welcome
         except (OSError, AuthError) as error:

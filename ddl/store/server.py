@@ -85,6 +85,7 @@ class StoreServer(ServerConnections):
         self._readmitted: Deque[int] = collections.deque()  # of these, by any thread
         self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
         self._ends: Dict[int, str] = {}  # how ranks' processes ended
+        self._hosts: Dict[int, str] = {}  # of the ranks that have come, for people; any thread may read
         self._verdict = JobVerdicts(size)
         self._pace = Pace(size)
         self._requests = Requests(size)
@@ -139,6 +140,10 @@ class StoreServer(ServerConnections):
     def first_failure(self) -> Optional[Message]:
         """The first verdict of the job (kind, culprit, reason), if there is one."""
         return self._verdict.first_failure
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of the host of a rank that has come; "" if it has not."""
+        return self._hosts.get(rank, "")
 
     @property
     def late(self) -> Dict[int, float]:
@@ -264,6 +269,7 @@ class StoreServer(ServerConnections):
 
     def _came(self, claim: Claim) -> None:
         if claim.role != "agent":
+            self._hosts[claim.rank] = claim.host
             self._requests.back(claim.rank)
             self._requests.admit(claim.rank)
         if claim.role == "watch":

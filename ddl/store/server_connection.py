@@ -59,9 +59,10 @@ class Connection(Way):
 class Claim:
     """What a rank (as ``role``) or an agent has claimed, and the ways to it."""
 
-    def __init__(self, role: str, rank: int) -> None:
+    def __init__(self, role: str, rank: int, host: str) -> None:
         self.role = role  #: "store", "watch" or "agent"
-        self.rank = rank  #: of an agent: its host
+        self.rank = rank  #: of an agent: its host's number
+        self.host = host  #: the name of its host, for people
         self.token = secrets.token_hex(16)  #: known to the owner of the claim, which shows it on further ways
         self.session = Session()
         self.ways: Dict[Connection, None] = {}

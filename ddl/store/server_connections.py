@@ -195,7 +195,7 @@ class ServerConnections(abc.ABC):
         if problem:
             self._refuse(connection, problem)
             return
-        claim = self._claims[role, rank] = Claim(role, rank)
+        claim = self._claims[role, rank] = Claim(role, rank, str(message.get("host", "")))
         self._belongs(connection, claim)
         welcome = self._welcome_fields(claim)
         if role == "agent" or "elastic" in welcome:

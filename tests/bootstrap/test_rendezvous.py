@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -128,7 +130,8 @@ class WorkerDied(Exception):
 @pytest.mark.faults
 def test_the_driver_knows_who_was_killed() -> None:
     """Rank 0, with which a store of its own would have gone."""
-    with pytest.raises(ddl.RankFailed, match=r"^rank 0 of 3 failed: PeerLost: .*ended") as caught:
+    host = re.escape(socket.gethostname())
+    with pytest.raises(ddl.RankFailed, match=rf"^rank 0 of 3 \(host {host}\) failed: PeerLost: .*ended") as caught:
         with ddl.JobStore(_SIZE) as store:
             answers = ranks.run(_SIZE, is_killed, store.invitation, initialise=False, may_die=[0])
             raise WorkerDied("1 of 3 workers died")
@@ -159,7 +162,8 @@ def test_what_a_function_raises_is_known_to_all_though_its_process_lives() -> No
         assert all("ValueError: no such file: data" in text for rank in (0, 2) for text in answers[rank])
         failure = store.failure
     assert failure is not None and failure.rank == 1
-    assert "rank 1 of 3 failed: Aborted: abort() was called: ValueError: no such file: data" in str(failure)
+    who = f"rank 1 of 3 (host {socket.gethostname()})"
+    assert f"{who} failed: Aborted: abort() was called: ValueError: no such file: data" in str(failure)
 
 
 def comes_or_not(folder: str) -> str:

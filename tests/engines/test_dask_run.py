@@ -56,7 +56,7 @@ def failing(how: str) -> None:
 
 
 def test_a_function_that_raises_is_named_by_its_rank(client: Any) -> None:
-    with pytest.raises(ddl.RankFailed, match=r"rank 1 of 2 failed: .*KeyError: 'wrong row'") as caught:
+    with pytest.raises(ddl.RankFailed, match=r"rank 1 of 2 \(host .+\) failed: .*KeyError: 'wrong row'") as caught:
         ddl.dask.run(client, failing, args=("raise",))
     assert caught.value.__cause__ is not None
     assert len(ddl.dask.run(client, summed, args=(1,), kwargs={"more": 0})) == 2  # both workers are whole
@@ -64,7 +64,7 @@ def test_a_function_that_raises_is_named_by_its_rank(client: Any) -> None:
 
 def test_a_worker_that_is_killed_is_named_by_its_rank(client: Any) -> None:
     """Dask itself would start another worker, and wait for the one that is gone."""
-    with pytest.raises(ddl.RankFailed, match=r"rank 1 of 2 failed: PeerLost"):
+    with pytest.raises(ddl.RankFailed, match=r"rank 1 of 2 \(host .+\) failed: PeerLost"):
         ddl.dask.run(client, failing, args=("kill",))
     client.wait_for_workers(2, timeout=100)
     assert len(ddl.dask.run(client, summed, args=(1,), kwargs={"more": 0})) == 2

@@ -136,7 +136,7 @@ def is_killed() -> None:
 @marked
 @pytest.mark.faults
 def test_a_killed_task_is_named_in_the_driver(spark: Any) -> None:
-    with pytest.raises(ddl.RankFailed, match=r"^rank 1 of 2 failed: PeerLost: its process ended") as caught:
+    with pytest.raises(ddl.RankFailed, match=r"^rank 1 of 2 \(host .+\) failed: PeerLost: its process") as caught:
         ddl.spark.run(is_killed, num_proc=2)
     assert caught.value.rank == 1
     assert "barrier" in str(caught.value.__cause__)  # what Spark says
@@ -155,7 +155,9 @@ def raises(path: str) -> None:
 @pytest.mark.faults
 def test_what_a_rank_raises_is_shown_in_the_driver(spark: Any, tmp_path: Path) -> None:
     missing = f"{tmp_path}/no_such_data"
-    with pytest.raises(ddl.RankFailed, match=f"^rank 1 of 2 failed: Aborted: .*FileNotFoundError.*{missing}") as caught:
+    with pytest.raises(
+        ddl.RankFailed, match=rf"^rank 1 of 2 \(host .+\) failed: Aborted: .*FileNotFoundError.*{missing}"
+    ) as caught:
         ddl.spark.run(raises, (missing,), num_proc=2)
     assert missing in str(caught.value.__cause__)
 
