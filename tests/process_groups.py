@@ -102,6 +102,21 @@ def named_when_killed(source: str, folder: Path) -> None:
     assert "ddlrun: rank 1 (pid " in done.stderr and "was killed by signal 9 (SIGKILL)" in done.stderr
 
 
+def installed(folder: Path) -> str:
+    """Let DDL look installed in ``folder``, with the entry points of pyproject.toml; return the path of Python."""
+    reader = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    tomllib = pytest.importorskip(reader, reason="Python has tomllib from 3.11 on, and DDL brings tomli before")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    lines = []
+    for group, names in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {of}" for name, of in names.items())]
+    metadata = folder / "open_ddl-1.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: open-ddl\nVersion: 1\n")
+    return os.pathsep.join([str(ROOT), str(folder)])
+
+
 def require(module: str) -> None:
     """Skip if there is no ``module``, except in CI, where a test that never runs must be noticed."""
     if importlib.util.find_spec(module) is not None:

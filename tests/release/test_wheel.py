@@ -70,10 +70,11 @@ def test_it_has_nothing_that_nobody_meant(wheel: Path) -> None:
     assert list(check.of_contents([wheel])) == []
 
 
-def test_torch_finds_its_backend_by_it(wheel: Path) -> None:
+def test_torch_and_vllm_find_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entry_points = archive.read(f"open_ddl-{__version__}.dist-info/entry_points.txt").decode()
     assert "[torch.distributed.backends]\nddl = ddl_torch.c10d.backend:register\n" in entry_points + "\n"
+    assert "[vllm.platform_plugins]\nddl = ddl_torch.vllm:plugin\n" in entry_points + "\n"
 
 
 def test_a_third_copy_is_a_finding(wheel: Path, tmp_path: Path) -> None:

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import List
 
 import pytest
-from process_groups import ROOT, begin, launch
+from process_groups import begin, installed, launch
 from ranks import run as run_ranks
 
 import ddl
 
 torch = pytest.importorskip("torch")
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli", reason="Python has tomllib from 3.11 on, and DDL brings tomli before")
-
 FINDS_ENTRY_POINTS = hasattr(torch.distributed.Backend, "_ensure_backend_registered")  # torch 2.15
 pytestmark = pytest.mark.processes
 
@@ -90,19 +85,6 @@ def too_late(path: str) -> str:
 def test_another_group_is_there_already(tmp_path: Path) -> None:
     for text in run_ranks(1, too_late, str(tmp_path / "store")):
         assert "with the backends cpu:gloo" in text and "before init_process_group" in text
-
-
-def installed(folder: Path) -> str:
-    """Let DDL look installed in ``folder``, with the entry points of pyproject.toml; return the path of Python."""
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    lines = []
-    for group, names in groups.items():
-        lines += [f"[{group}]", *(f"{name} = {of}" for name, of in names.items())]
-    metadata = folder / "open_ddl-1.dist-info"
-    metadata.mkdir()
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: open-ddl\nVersion: 1\n")
-    return os.pathsep.join([str(ROOT), str(folder)])
 
 
 @pytest.mark.slow
