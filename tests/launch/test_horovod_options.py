@@ -19,13 +19,24 @@ from ddl.launch.ask.placement import UNPLACED
 from ddl.launch.cli import parse
 from ddl.launch.launchers.reaching import launcher_of
 
+#: Name -> the module, and what of DDL's is for it.
 ADAPTED = {
-    "PyTorch": "torch",
-    "TensorFlow": "tensorflow",
-    "Caffe": "caffe",
-    "Chainer": "chainer",
-    "Theano": "theano",
-    "JAX": "jax",
+    "PyTorch": ("torch", "ddl_torch"),
+    "TensorFlow": ("tensorflow", "ddl_tensorflow"),
+    "Caffe": ("caffe", "ddl_caffe"),
+    "Chainer": ("chainer", "ddl_chainer"),
+    "Theano": ("theano", "ddl_theano"),
+    "JAX": ("jax", "ddl_jax"),
+    "LightGBM": ("lightgbm", "ddl_lightgbm"),
+    "XGBoost": ("xgboost", "ddl_xgboost"),
+    "Ray": ("ray", "ddl.ray"),
+    "Spark": ("pyspark", "ddl.spark"),
+    "Dask": ("distributed", "ddl.dask"),
+    "Lightning": ("lightning", "ddl_torch.lightning"),
+    "Accelerate": ("accelerate", "ddl_torch"),
+    "Transformers": ("transformers", "ddl_torch"),
+    "DeepSpeed": ("deepspeed", "ddl_torch"),
+    "vLLM": ("vllm", "ddl_torch.vllm"),
 }
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from_horovod.md"
 
@@ -214,10 +225,10 @@ def test_check_build_tries_the_core(launcher: Launcher, tmp_path: Path) -> None:
         done = launcher.run(option, environ={"DDL_RANK": "of another job"})
         assert done.returncode == 0, done.stderr
         assert "[X] an all-reduce of one rank\n" in done.stdout and "_core." in done.stdout
-        for name, module in ADAPTED.items():
+        for name, (module, adapter) in ADAPTED.items():
             spec = importlib.util.find_spec(module)
             box = "X" if spec is not None and spec.origin is not None else " "  # a folder of tests has no origin
-            assert re.search(rf"\[{box}\] {name}( \d\S*)?, by ddl_{module}\n", done.stdout), done.stdout
+            assert re.search(rf"\[{box}\] {name}( \d\S*)?, by {re.escape(adapter)}\n", done.stdout), done.stdout
     (tmp_path / "numpy.py").write_text("raise ImportError('a broken numpy')")
     broken = os.pathsep.join([str(tmp_path), str(DOCUMENT.parents[1])])
     done = launcher.run("--check-build", environ={"PYTHONPATH": broken})
