@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -62,11 +63,11 @@ class FrameTraining:
 
     def rows(self) -> List[RowShare]:
         """Return this rank's share of the rows to train on, and of those to validate with. Collective, blocking."""
-        return [self._share(place) for place in self.places]
+        return [self._share(place, what) for place, what in zip(self.places, ("training rows", "validation rows"))]
 
-    def _share(self, place: str) -> RowShare:
-        arrays = read_share(place, [*self.feature_cols, *self.label_cols])
-        features = shaped([arrays[name] for name in self.feature_cols], self.input_shapes)
+    def _share(self, place: str, what: str) -> RowShare:
+        arrays = read_share(place, [*self.feature_cols, *self.label_cols], what)
+        features = shaped({name: arrays[name] for name in self.feature_cols}, self.input_shapes)
         return RowShare(features, [arrays[name] for name in self.label_cols])
 
     def order(self, rows: int, epoch: int) -> np.ndarray:
@@ -155,7 +156,7 @@ class FrameEstimator(Estimator):
         if self.validation is None:
             parts = [dataset]
         elif isinstance(self.validation, str):
-            chosen = functions.col(self.validation).cast("boolean")
+            chosen = functions.coalesce(numbers(dataset, self.validation).cast("boolean"), functions.lit(False))
             parts = [dataset.filter(~chosen), dataset.filter(chosen)]
         else:
             parts = dataset.randomSplit([1 - self.validation, self.validation], self.plan.seed)
@@ -211,8 +212,9 @@ class _Outputs:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            arrays = as_arrays(batch, self._inputs)
-            outputs = self._predict(self._model, shaped([arrays[name] for name in self._inputs], self._shapes))
+            columns = {name[len(_INPUT) :]: batch.column(name) for name in self._inputs}
+            arrays = as_arrays(pyarrow.table(columns), list(columns))
+            outputs = self._predict(self._model, shaped(arrays, self._shapes))
             batch = batch.drop_columns(self._inputs)
             for name, is_number, output in zip(self._names, self._are_numbers, outputs):
                 flat = np.ascontiguousarray(output, np.float32).reshape(batch.num_rows, -1)
@@ -222,6 +224,18 @@ class _Outputs:
             yield batch
 
 
-def shaped(arrays: Sequence[np.ndarray], shapes: Shapes) -> List[np.ndarray]:
-    """Return the inputs of a model in the shapes that the user has named."""
-    return list(arrays) if shapes is None else [array.reshape(shape) for array, shape in zip(arrays, shapes)]
+def shaped(columns: Mapping[str, np.ndarray], shapes: Shapes) -> List[np.ndarray]:
+    """Return the inputs of a model, by column, in the shapes that the user has named."""
+    if shapes is None:
+        return list(columns.values())
+    return [_shaped(name, array, shape) for (name, array), shape in zip(columns.items(), shapes)]
+
+
+def _shaped(name: str, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    row = array.shape[1:]
+    if len(shape) == 0 or shape[0] not in (-1, len(array)) or math.prod(shape[1:]) != math.prod(row):
+        raise InvalidArgument(
+            f"column {name} has rows of shape {list(row)}, and input_shapes says {list(shape)} for it: -1 comes first, "
+            "for the rows, and then as many numbers as a row has"
+        )
+    return array.reshape(shape)

@@ -10,7 +10,7 @@ import uuid
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import ddl
-from ddl.adapter.joining import call_as_rank
+from ddl.adapter.joining import Settings, call_as_rank
 from ddl.errors import InvalidArgument, InvalidState, NotSupported, RendezvousError
 from ddl.spark.slots import check_slots
 
@@ -49,8 +49,9 @@ def run(
     ``env``, and the workers' Python is Spark's setting PYSPARK_PYTHON.
 
     When a rank fails, Spark ends the others, and ``RankFailed`` names the rank and the cause; Spark's error is its
-    ``__cause__``. Raises ``InvalidArgument`` if Spark can never run so many tasks at once, ``ConfigError`` with dynamic
-    allocation, ``RendezvousError`` if the tasks do not start in time, ``InvalidState`` without a SparkContext.
+    ``__cause__``. Raises ``InvalidArgument`` if Spark can never run so many tasks at once, and for arguments that make
+    no sense, ``ConfigError`` for a wrong value of DDL's in ``env`` and with dynamic allocation, ``RendezvousError`` if
+    the tasks do not start in time, ``InvalidState`` without a SparkContext.
 
     >>> ddl.spark.run(lambda: ddl.rank(), num_proc=2)
     [0, 1]
@@ -63,13 +64,14 @@ def run(
     size = context.defaultParallelism if num_proc is None else num_proc
     if type(size) is not int or size < 1:
         raise InvalidArgument(f"ddl.spark.run: num_proc={num_proc!r}; say how many ranks, as num_proc=2")
+    if not callable(fn):
+        raise InvalidArgument(f"ddl.spark.run: fn={fn!r:.100}; it is the function that each rank calls")
+    variables = _variables(env, start_timeout)
     if num_proc is None and verbose:
         print(f"ddl.spark.run: {size} ranks, as spark.default.parallelism says", file=sys.stderr)
     check_slots(context, size)
-    variables = dict(env or {})
-    if start_timeout is not None:
-        variables.setdefault("DDL_START_TIMEOUT", f"{start_timeout:g}")
-    with _StartTimeout(context, size, start_timeout or _START_TIMEOUT) as deadline, ddl.JobStore(size) as store:
+    limit = _START_TIMEOUT if start_timeout is None else start_timeout
+    with _StartTimeout(context, size, limit) as deadline, ddl.JobStore(size) as store:
         task = _SparkTask(store.invitation, variables, fn, tuple(args), dict(kwargs or {}))
         stage = context.parallelize(range(size), size).barrier().mapPartitions(task)
         context.setJobGroup(deadline.group, "ddl.spark.run", interruptOnCancel=True)
@@ -90,6 +92,22 @@ def _say_idle(names: Sequence[str]) -> None:
     if names:
         verb = "has" if len(names) == 1 else "have"
         print(f"ddl.spark.run: {', '.join(names)} {verb} no effect (docs/spark.md)", file=sys.stderr)
+
+
+def _variables(env: Optional[Mapping[str, str]], start_timeout: Optional[float]) -> Dict[str, str]:
+    """Return the variables of the ranks. What is wrong is said here, and not by each task."""
+    variables = dict(env or {})
+    for name, value in variables.items():
+        if not isinstance(value, str):
+            raise InvalidArgument(
+                f"ddl.spark.run: env has {name}={value!r:.100}; values are texts, as {str(value)!r:.100}"
+            )
+    if start_timeout is not None:
+        if not start_timeout > 0:
+            raise InvalidArgument(f"ddl.spark.run: start_timeout={start_timeout!r}; it is more than 0 seconds")
+        variables.setdefault("DDL_START_TIMEOUT", f"{start_timeout:g}")
+    Settings.from_environ(variables)
+    return variables
 
 
 def _active_context() -> Any:

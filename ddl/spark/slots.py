@@ -6,6 +6,7 @@ A barrier stage needs a slot for each task. Spark itself looks for ten minutes b
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Optional
 
@@ -40,8 +41,9 @@ def _most_slots(conf: Any, master: str) -> Optional[int]:
     cores_of_a_task = int(conf.get("spark.task.cpus", "1"))
     local, cluster = _LOCAL.fullmatch(master), _LOCAL_CLUSTER.fullmatch(master)
     if local:
-        return None if local[1] == "*" else int(local[1] or 1) // cores_of_a_task
+        cores = os.cpu_count() if local[1] == "*" else int(local[1] or 1)
+        return cores // cores_of_a_task if cores else None
     if cluster:
         return int(cluster[1]) * (int(cluster[2]) // cores_of_a_task)
-    executors, cores = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
-    return int(executors) * (int(cores) // cores_of_a_task) if executors and cores else None
+    executors, cores_of_each = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
+    return int(executors) * (int(cores_of_each) // cores_of_a_task) if executors and cores_of_each else None

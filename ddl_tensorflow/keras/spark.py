@@ -84,10 +84,10 @@ def _described(setting: Any) -> Any:
     return keras.saving.serialize_keras_object(setting) if isinstance(setting, objects) else setting
 
 
-def _made(setting: Any) -> Any:
+def _restored(setting: Any) -> Any:
     """Undo ``_described``."""
     if isinstance(setting, list):
-        return [_made(part) for part in setting]
+        return [_restored(part) for part in setting]
     return keras.saving.deserialize_keras_object(setting) if isinstance(setting, dict) else setting
 
 
@@ -96,8 +96,8 @@ def _train(training: FrameTraining, sent: _Sent, optimizer: Any, loss: Any, metr
     keras.utils.set_random_seed(training.seed + ddl.rank())  # dropout, and the order of this rank's rows
     model = sent.model  # all ranks have unpickled the same bytes, so nothing is broadcast
     with sent.names():
-        averaging = ddl.DistributedOptimizer(keras.optimizers.get(_made(optimizer)))
-        model.compile(averaging, _made(loss), metrics=_made(metrics))
+        averaging = ddl.DistributedOptimizer(keras.optimizers.get(_restored(optimizer)))
+        model.compile(averaging, _restored(loss), metrics=_restored(metrics))
     shares = training.rows()
     train, *rest = [(_one_or_list(rows.features), _one_or_list(rows.labels)) for rows in shares]
     history = model.fit(

@@ -37,7 +37,6 @@ PUBLIC = (
 )
 #: What is not meant for users, though its module lists it.
 NOT_SHOWN = {"ddl.memory.Pieces", "ddl.memory.copy_past_caches"}
-NOT_SHOWN |= {f"ddl.spark.estimator.{name}" for name in ("FrameTraining", "RowShare", "Shapes", "Trained")}
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(.*?) -->$", re.MULTILINE)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Iterator, List
 
 import local_spark
 import numpy as np
 import pytest
+
+import ddl
+import ddl.spark
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -70,6 +74,27 @@ def test_an_estimator_takes_the_steps_of_one_process(spark: Any, tmp_path: Path)
     shown = fitted.transform(df).collect()
     expected = model.predict_on_batch(np.array([row.x for row in shown]))[:, 0]
     assert [row.y__output for row in shown] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def weights_of_all(training: Any, sent: Any, *others: Any) -> Any:
+    from ddl_tensorflow.keras.spark import _train
+
+    _train(training, sent, *others)
+    return [value.tolist() for value in sent.model.get_weights()]
+
+
+def test_all_ranks_come_to_the_same_weights(spark: Any, tmp_path: Path) -> None:
+    from ddl.spark.shares import written
+    from ddl_tensorflow.keras.spark import KerasEstimator
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    settings = dict(feature_cols=["x"], label_cols=["y"], batch_size=4, epochs=2, work_dir=str(tmp_path), verbose=0)
+    training = KerasEstimator(model=model, optimizer="sgd", loss="mse", **settings)
+    _, arguments = training._training()
+    with written(training._frames(frame(spark, 41)), str(tmp_path)) as places:
+        plan = dataclasses.replace(training.plan, places=places)
+        first, second = ddl.spark.run(weights_of_all, (plan, *arguments), num_proc=2)
+    assert first == second and first != [value.tolist() for value in model.get_weights()]
 
 
 def test_a_layer_of_the_users_and_validation(spark: Any, tmp_path: Path) -> None:

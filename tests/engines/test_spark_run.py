@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ def context(master: str, **settings: str) -> Any:
         ("local", {}, 1),
         ("local[3]", {}, 3),
         ("local[5, 4]", {"spark_task_cpus": "2"}, 2),
-        ("local[*]", {}, None),
+        ("local[*]", {}, os.cpu_count()),
         ("local-cluster[2, 3, 1024]", {"spark_task_cpus": "2"}, 2),
         ("yarn", {"spark_executor_instances": "3", "spark_executor_cores": "4"}, 12),
         ("yarn", {"spark_executor_instances": "3"}, None),
@@ -63,6 +64,24 @@ def test_dynamic_allocation_is_refused() -> None:
 def test_elastic_says_what_to_do() -> None:
     with pytest.raises(ddl.NotSupported, match="ddl.spark.run again.*ddlrun --min-np"):
         ddl.spark.run_elastic(averages, min_num_proc=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "match"),
+    [
+        ({"fn": "train"}, ddl.InvalidArgument, "fn='train'; it is the function"),
+        ({"num_proc": 0}, ddl.InvalidArgument, "num_proc=0; say how many"),
+        ({"start_timeout": 0}, ddl.InvalidArgument, "start_timeout=0; it is more than 0 s"),
+        ({"env": {"DDL_TIMEOUT": 60}}, ddl.InvalidArgument, "env has DDL_TIMEOUT=60; values are texts, as '60'"),
+        ({"env": {"DDL_TIMEOUT": "soon"}}, ddl.ConfigError, "DDL_TIMEOUT"),
+    ],
+)
+def test_arguments_that_make_no_sense(
+    arguments: Dict[str, Any], kind: Any, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddl.spark.runner._active_context", lambda: context("local[2]"))
+    with pytest.raises(kind, match=match):
+        ddl.spark.run(**{"fn": averages, "num_proc": 2, **arguments})
 
 
 def test_without_a_session() -> None:

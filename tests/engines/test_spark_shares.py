@@ -29,7 +29,7 @@ def write(folder: Path, counts: List[int]) -> int:
 def shares(place: str) -> Dict[str, Any]:
     from ddl.spark.shares import read_share
 
-    share = read_share(place, ["pair", "n"])
+    share = read_share(place, ["pair", "n"], "training rows")
     assert share["pair"].shape == (len(share["n"]), 2) and (share["pair"][:, 0] == share["n"]).all()
     return {name: array.tolist() for name, array in share.items()}
 
@@ -48,7 +48,7 @@ def refused(places: List[str]) -> str:
     from ddl.spark.shares import read_share
 
     with pytest.raises(ddl.InvalidArgument) as caught:
-        read_share(places[ddl.rank() % len(places)], ["n"])
+        read_share(places[ddl.rank() % len(places)], ["n"], "validation rows")
     return str(caught.value)
 
 
@@ -67,7 +67,9 @@ def test_ranks_that_do_not_see_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_fewer_rows_than_ranks(tmp_path: Path) -> None:
     write(tmp_path, [2])
-    assert all("there are 2 rows for 3 ranks" in text for text in ranks.run(3, refused, [f"file://{tmp_path}"]))
+    assert all(
+        "2 validation rows are too few for 3 ranks" in text for text in ranks.run(3, refused, [f"file://{tmp_path}"])
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any, Iterator, List
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 import ddl
+import ddl.spark
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyspark", reason="Spark is not installed (pip install pyspark)")
+written = pytest.importorskip("ddl.spark.shares", reason="pyarrow is not installed (pip install pyarrow)").written
 
 # Java starts within minutes on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(900), local_spark.warns_of_pandas]
@@ -61,7 +65,7 @@ def estimator(folder: Path, model: Any, **other: Any) -> Any:
     from ddl_torch.spark import TorchEstimator
 
     settings = dict(feature_cols=["first", "others"], label_cols=["y"], num_proc=2, work_dir=str(folder), verbose=0)
-    settings.update(input_shapes=[[-1, 1], [-1, 3]], loss=squares, **other)
+    settings.update({"input_shapes": [[-1, 1], [-1, 3]], "loss": squares, **other})
     return TorchEstimator(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **settings)
 
 
@@ -125,6 +129,63 @@ def test_rows_that_do_not_divide_vectors_and_validation(spark: Any, tmp_path: Pa
     shown = fitted.transform(df).collect()
     assert len(shown) == 50 and all(len(row.above__output) == 2 for row in shown)
     assert list(shown[0].point) == [shown[0].first, shown[0].second]  # still a vector
+
+
+def weights_of_all(training: Any, model: Any, *others: Any) -> Any:
+    from ddl_torch.spark import _train
+
+    assert (_train(training, model, *others) is None) == (ddl.rank() != 0)
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def test_all_ranks_come_to_the_same_weights(spark: Any, tmp_path: Path) -> None:
+    training = estimator(tmp_path, network(), batch_size=4, epochs=3)
+    _, arguments = training._training()
+    with written(training._frames(frame(spark, 41)), str(tmp_path)) as places:
+        plan = dataclasses.replace(training.plan, places=places)
+        first, second = ddl.spark.run(weights_of_all, (plan, *arguments), num_proc=2)
+    assert first == second
+    assert first != {name: value.tolist() for name, value in network().state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"feature_cols": ["first", "otters"]}, "no column 'otters'; it has first, others, y, name"),
+        ({"label_cols": ["z"]}, "no column 'z'"),
+        ({"feature_cols": ["first", "name"]}, "column 'name' has string; DDL reads numbers"),
+        ({"validation": "held_out"}, "no column 'held_out'"),
+        ({"work_dir": "nowhere://x"}, "work_dir='nowhere://x': pyarrow has no way"),
+    ],
+)
+def test_columns_are_looked_for_before_spark_starts(spark: Any, wrong: Any, match: str, tmp_path: Path) -> None:
+    df = frame(spark, 4).selectExpr("*", "'x' as name")
+    with pytest.raises(ddl.InvalidArgument, match=match):
+        estimator(tmp_path, network(), **wrong).fit(df)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("rows_there", "wrong", "match"),
+    [
+        (1, {}, "1 training rows are too few for 2 ranks"),
+        (20, {"validation": "held_out"}, "0 validation rows are too few for 2 ranks"),
+        (
+            20,
+            {"input_shapes": [[-1, 1], [-1, 2]]},
+            r"column others has rows of shape \[3\], and .* says \[-1, 2\] for it",
+        ),
+    ],
+)
+def test_what_only_the_rows_tell(spark: Any, rows_there: int, wrong: Any, match: str, tmp_path: Path) -> None:
+    """In a folder whose name has a space; the column says of no row that it is held out, not even that it is not."""
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    df = frame(spark, rows_there).selectExpr("*", "cast(null as boolean) as held_out")
+    with pytest.raises(ddl.RankFailed, match=match):
+        estimator(folder, network(), **wrong).fit(df)
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(
