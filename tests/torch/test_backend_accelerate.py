@@ -63,15 +63,24 @@ def test_training_as_with_gloo(tmp_path: Path) -> None:
 
 
 LAUNCHED = """
+import pytest
 import torch
 import torch.distributed as dist
 import ddl_torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.utils import InitProcessGroupKwargs
 
+with pytest.raises(ValueError, match="backend ddl is not avail"):  # as docs/trainers.md says
+    Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="ddl")])
+PartialState._reset_state()
 dist.init_process_group("ddl")
 accelerator = Accelerator(cpu=True)
 model = accelerator.prepare(torch.nn.Linear(2, 1))
 assert isinstance(model, torch.nn.parallel.DistributedDataParallel) and accelerator.num_processes == 2
+total = accelerator.reduce({"rank": torch.tensor([1.0 + dist.get_rank()])}, "sum")
+assert total["rank"].tolist() == [3.0]
+padded = accelerator.pad_across_processes(torch.ones(2 + dist.get_rank()))
+assert accelerator.gather(padded).tolist() == [1, 1, 0, 1, 1, 1]
 everybody = accelerator.gather(torch.tensor([dist.get_rank()]))
 assert everybody.tolist() == [0, 1] and dist.get_backend() == "ddl"
 open(f"rank.{dist.get_rank()}", "w").close()

@@ -11,6 +11,7 @@ from typing import Any, Dict, List
 
 import pytest
 from process_groups import launch, named_when_killed, require, trained_alike
+from process_groups import run as run_python
 from ranks import run
 
 pytest.importorskip("torch")
@@ -122,6 +123,93 @@ def test_the_strategy_and_torchs_default(tmp_path: Path) -> None:
     program.write_text(CHOSEN)
     launch("torchrun", [str(program)], tmp_path)
     assert sorted(path.name for path in tmp_path.glob("rank.*")) == ["rank.0", "rank.1"]
+
+
+ALONE = """
+import pytest
+import PACKAGE as lightning
+from PACKAGE.demos.boring_classes import BoringModel
+import ddl
+import ddl_torch.lightning
+
+quiet = dict(
+    accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer = lightning.Trainer(strategy=ddl_torch.lightning.DDLStrategy(static_graph=True), **quiet)
+trainer.fit(BoringModel())
+assert trainer.world_size == 1 and trainer.strategy.model is not None
+for wrong in (dict(devices=2), dict(num_nodes=2)):
+    with pytest.raises(ddl.InvalidArgument, match="2, but the job has 1 here"):
+        lightning.Trainer(strategy="ddl", **wrong, **quiet)
+"""
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_without_a_launcher_it_is_a_job_of_one_rank(package: str, tmp_path: Path) -> None:
+    require(package.partition(".")[0])
+    program = tmp_path / "program.py"
+    program.write_text(ALONE.replace("PACKAGE", package))
+    run_python([str(program)], tmp_path)
+
+
+GOES_ON = """
+import lightning
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+import ddl_torch.lightning
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, number):
+        loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+        self.log("training", loss, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch, number):
+        self.log("loss", torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1]), sync_dist=True)
+        self.log("highest", float(self.global_rank), sync_dist=True, reduce_fx="max")
+
+    def on_validation_epoch_end(self):
+        assert self.all_gather(torch.tensor(self.global_rank)).tolist() == [0, 1]
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.05)
+
+def fitted(epochs, checkpoint):
+    trainer = lightning.Trainer(
+        accelerator="cpu", strategy="ddl", max_epochs=epochs, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, gradient_clip_val=1.0, accumulate_grad_batches=2,
+        callbacks=[ModelCheckpoint("checkpoints", monitor="loss", save_last=True), EarlyStopping("loss")],
+    )
+    trainer.fit(Model(), data, data, ckpt_path=checkpoint)
+    assert trainer.current_epoch == epochs and trainer.callback_metrics["highest"] == 1
+    return trainer
+
+lightning.seed_everything(1)
+x = torch.randn(101, 4)  # uneven
+data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+before = fitted(3, None).callback_metrics["loss"]
+trainer = fitted(5, "checkpoints/last.ckpt")
+assert trainer.callback_metrics["loss"] < before
+own = torch.cat([p.detach().ravel() for p in trainer.model.parameters()])
+everybody = [torch.zeros_like(own) for _ in range(2)]
+dist.all_gather(everybody, own)
+assert torch.equal(*everybody)
+assert trainer.strategy.broadcast(trainer.global_rank, src=1) == 1
+"""
+
+
+def test_validation_checkpoints_and_going_on(tmp_path: Path) -> None:
+    require("lightning")
+    program = tmp_path / "program.py"
+    program.write_text(GOES_ON)
+    launch("ddlrun", [str(program)], tmp_path)
 
 
 KILLED = """

@@ -26,7 +26,8 @@ class Same(Trainer):
 dist.init_process_group(sys.argv[1])
 arguments = TrainingArguments(
     output_dir="out", use_cpu=True, per_device_train_batch_size=8, gradient_accumulation_steps=2, num_train_epochs=3,
-    learning_rate=3e-3, logging_strategy="no", save_strategy="epoch", report_to=[], disable_tqdm=True, seed=1,
+    learning_rate=3e-3, logging_strategy="no", save_strategy="epoch", eval_strategy="epoch", report_to=[], seed=1,
+    disable_tqdm=True,
 )
 set_seed(1)
 config = BertConfig(
