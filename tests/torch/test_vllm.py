@@ -59,6 +59,17 @@ def test_vllm_finds_the_platform(plugins: str, says: str, tmp_path: Path) -> Non
 
 
 @with_vllm
+def test_a_vllm_that_is_not_for_cpus(tmp_path: Path) -> None:
+    """As on a machine with GPUs; vLLM itself would show no error of ours."""
+    other = "import vllm.platforms\nnone = vllm.platforms.cpu_platform_plugin = lambda: None\n"
+    other += "vllm.platforms.builtin_platform_plugins['cpu'] = none\n"
+    (tmp_path / "program.py").write_text(other + PLATFORM)
+    done = run("program.py", tmp_path)
+    assert "PLATFORM UnspecifiedPlatform" in done.stdout, done.stdout + done.stderr
+    assert "this vLLM is not built for CPUs, so it goes on without DDL" in done.stderr
+
+
+@with_vllm
 def test_the_example_gives_the_tokens_of_one_rank(tmp_path: Path) -> None:
     tokens = []
     for ranks in (1, 2):
