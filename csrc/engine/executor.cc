@@ -25,7 +25,7 @@ Error outside(int peer, const char* what) {
 Error unreadable(int peer, uint64_t bytes) {
   return Error(ErrorKind::kProtocolError,
                std::to_string(bytes) + " bytes of rank " + std::to_string(peer) +
-                   "'s array are not there any more; was it freed before the operation had ended?");
+                   "'s array cannot be read any more; was it freed before the operation had ended?");
 }
 
 }  // namespace
@@ -356,7 +356,7 @@ bool Executor::run_copy_from(int c, const Step& step) {
       const Remote& remote = step.remotes[0];
       const uint64_t address = (base & ~kPrivate) + buffers_.layout(remote.table).spread[remote.blocks[i]];
       const KernelRead::Outcome outcome = neighbourhood_.read(peer, to.data, address, to.bytes);
-      if (outcome == KernelRead::Outcome::kNothingThere) throw unreadable(peer, to.bytes);
+      if (outcome == KernelRead::Outcome::kRefused) throw unreadable(peer, to.bytes);
       if (outcome == KernelRead::Outcome::kGone) return false;
     } else {
       const char* const from = peer_data(c, peer, step.src, step.remotes[0], i);

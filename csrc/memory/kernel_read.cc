@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 
 #include "base/clock.h"
@@ -33,9 +34,10 @@ Outcome read_part(int pid, const ProcessMark& mark, char* to, uint64_t address, 
     const iovec local[] = {{number.data(), sizeof number}, {to + done, bytes - done}};
     const iovec there[] = {remote(mark.address, sizeof number), remote(address + done, bytes - done)};
     const ssize_t got = ::process_vm_readv(pid, local, 2, there, 2, 0);
+    if (got < 0 && errno != ESRCH) return Outcome::kRefused;
     if (got < static_cast<ssize_t>(sizeof number) || number != mark.number) return Outcome::kGone;
     const uint64_t more = static_cast<uint64_t>(got) - sizeof number;
-    if (more == 0) return Outcome::kNothingThere;
+    if (more == 0) return Outcome::kRefused;
     done += more;
   }
   return Outcome::kDone;

@@ -20,8 +20,8 @@ struct ProcessMark {
 class KernelRead {
  public:
   static constexpr uint64_t kNever = ~uint64_t{0};
-  // kGone: there is no such process any more, or it may not be read. kNothingThere: no memory that can be read.
-  enum class Outcome { kDone, kGone, kNothingThere };
+  // kGone: there is no such process any more. kRefused: it may not be read, or not there.
+  enum class Outcome { kDone, kGone, kRefused };
 
   static const ProcessMark& own_mark();
   // Copies `bytes` at `address` of process `pid`. Helpers take parts of large reads (base/helpers.h).

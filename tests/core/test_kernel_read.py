@@ -178,7 +178,7 @@ def root_unmaps_half(n: int) -> str:
 
 def test_an_array_that_is_gone_is_an_error_on_all_ranks() -> None:
     answers = ranks.run(2, root_unmaps_half, 1 << 18, env=FROM_ONE_BYTE)
-    text = "ProtocolError: .*524288 bytes of rank 0's array are not there any more; was it freed"
+    text = "ProtocolError: .*524288 bytes of rank 0's array cannot be read any more; was it freed"
     assert all(re.match(text, answer) for answer in answers), answers
 
 
