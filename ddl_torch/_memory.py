@@ -9,7 +9,7 @@ import torch
 from ddl.adapter.arrays import describe_arrays_of, describe_host_arrays_of, element_number
 from ddl_torch._streams import is_on_gpu, memory
 
-__all__ = ["is_ordinary"]
+__all__ = ["InHost", "in_host", "is_ordinary"]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
@@ -37,14 +37,23 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     return _keys(tensor).raw_repr() in _ORDINARY and not tensor.requires_grad
 
 
-def _in_host(tensor: torch.Tensor) -> Optional[Tuple[Any, int, int, int]]:
+class InHost(Tuple[Any, int, int, int]):
+    """Where a tensor's numbers are: storage, address, how many, type. The core takes it for the tensor."""
+
+    __slots__ = ()
+
+
+def in_host(tensor: torch.Tensor) -> Optional[InHost]:
+    """Return where the numbers of an ordinary, contiguous tensor are; None for another, or one without memory."""
     if not is_ordinary(tensor) or not tensor.is_contiguous():
         return None
     address, elements, number = tensor.data_ptr(), tensor.numel(), _NUMBERS.get(tensor.dtype)
     if number is None or (address == 0 and elements > 0):
         return None
-    return tensor.untyped_storage(), address, elements, number  # the tensor itself may be given other memory meanwhile
+    # The storage, because the tensor itself may be given other memory meanwhile.
+    return InHost((tensor.untyped_storage(), address, elements, number))
 
 
-describe_host_arrays_of(torch.Tensor, _in_host)
+describe_host_arrays_of(torch.Tensor, in_host)
+describe_host_arrays_of(InHost, lambda known: known)
 describe_arrays_of(torch.Tensor, lambda tensor: memory(tensor) if is_on_gpu(tensor) else None)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.adapter.calls import Call, Collective, calls_of
+from ddl_torch._memory import in_host
 from ddl_torch._tensors import alias, plain
 from ddl_torch.c10d.arguments import Finish, Part, bitwise, elements, in_place, moved, reduction, sparse_allreduce
 
@@ -53,6 +54,9 @@ class C10dVerbs:
         if tensor.layout == torch.sparse_coo:
             return sparse_allreduce(self._communicator, tensor, op)
         usual = op == dist.ReduceOp.SUM  # a comparison takes 0.15 us
+        known = in_host(tensor) if usual and type(tensor) is torch.Tensor else None
+        if known is not None:  # then nothing need be asked again
+            return self._issue_alike(Collective.ALLREDUCE, known, known, ddl.Sum), None
         combine = None if usual else bitwise(op)
         if combine is not None:
             return self._bitwise(tensor, combine)
