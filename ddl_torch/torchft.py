@@ -82,7 +82,7 @@ class ProcessGroupDDL(ChangingProcessGroup):
                 store, own, world_size, self._seconds, f"[rank {rank}/{world_size}] configure at {store_addr}"
             )
             left = max(0.01, deadline - clock.now())
-            self._go_to(MeetingAttempt(store, f"configure at {store_addr}", own, handles, left), store)
+            self._go_to(MeetingAttempt(store, f"configure at {store_addr}", own, handles, left))
         except Exception as error:
             self._error = error
             raise

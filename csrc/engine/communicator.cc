@@ -190,15 +190,15 @@ bool Communicator::wait(Operation& operation, Nanoseconds timeout, Caller* calle
   caller->let_go();
   if (timeout < 0) caller->await(&sleepers_, &operation);
   const Nanoseconds limit = timeout < 0 ? std::numeric_limits<Nanoseconds>::max() : now_ns() + timeout;
+  caller->limit(limit);
   Nanoseconds asked = 0;
   while (!operation.work.done()) {
-    // A caller with its own limit must be able to leave, so it does not drive.
+    const Nanoseconds now = now_ns();
     Lane& lane = lane_of(operation);
-    if (timeout < 0 && lane.enter()) {
+    if (now < limit && lane.enter()) {
       lane.run(operation.work, caller);
       continue;
     }
-    const Nanoseconds now = now_ns();
     if (now >= limit) return false;
     if (asked == 0) asked = now;
     operation.work.sleep(std::min<Nanoseconds>(limit - now, 50 * kMillisecond));

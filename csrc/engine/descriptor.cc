@@ -25,7 +25,7 @@ Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence
   return d;
 }
 
-std::string Descriptor::text() const {
+std::string Descriptor::text(int self) const {
   if (sizes_for != 0) return std::string(name(static_cast<Collective>(sizes_for))) + "(sizes)";
   std::string text = std::string(name(collective)) + "(";
   if (collective != Collective::kBarrier) {
@@ -34,7 +34,8 @@ std::string Descriptor::text() const {
     if (traits(collective).reduces) text += std::string(", ") + ddl::name(op);
     if (traits(collective).rooted) text += ", root " + std::to_string(root);
     if (collective == Collective::kSend) text += ", to rank " + std::to_string(root);
-    if (collective == Collective::kRecv) text += ", from rank " + std::to_string(root);
+    if (collective == Collective::kRecv)
+      text += root == self ? ", from any rank" : ", from rank " + std::to_string(root);
   }
   text += ")";
   return text;

@@ -31,8 +31,9 @@ struct Descriptor {
            static_cast<uint64_t>(pairs) << kPairsShift | static_cast<uint64_t>(op) << 16 |
            static_cast<uint64_t>(sizes_for) << 24 | static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
   }
-  // "allreduce(1024 x float32, average)": the same text on every rank that means the same.
-  std::string text() const;
+  // "allreduce(1024 x float32, average)": the same text on every rank that means the same. `self`: a rank that names
+  // itself as the source of a receive, and means any.
+  std::string text(int self = -1) const;
   bool operator==(const Descriptor& other) const { return same_call(other) && history == other.history; }
   bool same_call(const Descriptor& other) const {
     return signature() == other.signature() && count == other.count && sequence == other.sequence;

@@ -47,6 +47,7 @@ void Executor::start(Operation* operation) {
   if (ordered()) ++turn_;
   entered_ = finished_ = false;
   for (size_t c = 0; c < operation->plan->channels.size(); ++c) channels_[c] = ChannelState{};
+  operation->source.store(-1, std::memory_order_relaxed);
   sendings_.clear();
 }
 
@@ -186,10 +187,29 @@ Link* Executor::link_to(int c, int peer) {
   return known[at];
 }
 
+const Step* Executor::unmatched() const {
+  if (slot_ != kPointToPointSlot || idle() || finished_ || channels_[0].next > 0 || channels_[0].posted)
+    return nullptr;
+  const Step& message = operation_->plan->channels[0][0];  // the only one of a plan in this lane
+  return message.kind == StepKind::kRecv ? &message : nullptr;
+}
+
+bool Executor::choose_source(const Step& step) {
+  for (int peer : step.peers) {
+    Link* const link = link_to(0, peer);
+    if (link == nullptr || !link->announced()) continue;
+    channels_[0].link = link;
+    return true;
+  }
+  return false;
+}
+
 bool Executor::run_message(int c, const Step& step) {
   ChannelState& state = channels_[static_cast<size_t>(c)];
   if (!state.posted) {
-    if (state.link == nullptr || state.link->peer() != step.peers[0]) {
+    if (step.from_any()) {
+      if (!choose_source(step)) return false;
+    } else if (state.link == nullptr || state.link->peer() != step.peers[0]) {
       state.link = link_to(c, step.peers[0]);
       if (state.link == nullptr) return false;  // the peer has not connected yet
     }
@@ -228,9 +248,10 @@ bool Executor::run_message(int c, const Step& step) {
                            span.bytes, reduces && step.final ? residual(step.dst, step.dst_blocks[i]) : nullptr});
     }
     const Descriptor& d = operation_->descriptor;
-    state.message =
-        state.link->receive(header(bytes), landings_,
-                            {d.dtype, d.op, step.final ? operation_->divisor : 1, step.peers[0] < rank_, step.final});
+    operation_->source.store(state.link->peer(), std::memory_order_relaxed);
+    state.message = state.link->receive(
+        header(bytes), landings_,
+        {d.dtype, d.op, step.final ? operation_->divisor : 1, state.link->peer() < rank_, step.final});
     state.posted = true;
   }
   if (!state.link->received(state.message)) state.link->progress();

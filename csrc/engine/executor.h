@@ -38,6 +38,12 @@ class Executor {
   bool awaits_stage() const {
     return operation_ != nullptr && !entered_ && operation_->stage != nullptr && !operation_->stage->arrived(piece_);
   }
+  // The receive that has no message yet; null: the piece is none, or has one.
+  const Step* unmatched() const;
+  bool awaits_any() const {
+    const Step* const receive = unmatched();
+    return receive != nullptr && receive->from_any();
+  }
   // The ranks that the piece waits for, and what to poll for them.
   std::vector<int> waiting_for() const;
   // The first rank that the piece waits for; -1: none. Allocates nothing.
@@ -60,6 +66,7 @@ class Executor {
     bool over() const { return link->sent(message); }
   };
 
+  bool choose_source(const Step& step);
   bool progress_channel(int channel);
   bool sends_over(int channel) const;
   // Calls `visit` with each rank that the piece waits for, some more than once, until it returns true.

@@ -24,6 +24,10 @@ void Executor::visit_awaited(Visit visit) const {
     if (channels_[c].next == plan_channels[c].size()) continue;
     const Step& step = plan_channels[c][channels_[c].next];
     if (step.after_sends && !sends_over(static_cast<int>(c))) continue;
+    if (step.from_any() && channels_[c].posted) {
+      if (visit(channels_[c].link->peer())) return;
+      continue;
+    }
     for (int peer : step.peers) {
       if (step.kind == StepKind::kAwait) {
         const Post& post = post_of(peer, static_cast<int>(c), turn_);
@@ -67,6 +71,12 @@ bool Executor::hears(int peer) const {
 
 void Executor::poll_fds(Polled* fds) const {
   if (idle()) return;
+  if (awaits_any()) {
+    for (int peer : unmatched()->peers) {
+      if (Link* const link = links_->find(peer, stream_of(slot_, 0))) link->poll_fds(fds, true);
+    }
+    return;
+  }
   for (size_t c = 0; c < operation_->plan->channels.size(); ++c) {
     if (channels_[c].posted) channels_[c].link->poll_fds(fds);
   }

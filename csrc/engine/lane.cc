@@ -157,6 +157,7 @@ void Lane::drive(const Work* until, Caller* caller) {
       admit();
       if (progress()) {
         end_wait(&waiting);
+        if (caller != nullptr && caller->over()) break;
         continue;
       }
     }
@@ -216,9 +217,12 @@ bool Lane::progress() {
   Executor* at_work = nullptr;
   links_->adopt(id_);
   try {
+    bool unmatched = false;  // a receive from any rank, which gets the first message: later receives must wait
     for (Executor* executor : active_) {
+      if (unmatched && executor->unmatched() != nullptr) continue;
       at_work = executor;
       moved |= executor->progress();
+      unmatched |= executor->awaits_any();
     }
   } catch (const LostPeer& lost) {
     Report report = report_on(*at_work->operation());
@@ -300,6 +304,7 @@ bool Lane::wait(Waiting* waiting, Caller* caller) {
   }
   if (caller != nullptr) caller->let_go();
   const Nanoseconds now = now_ns();
+  if (caller != nullptr && caller->over(now)) return false;
   waiting->last = now;
   if (waiting->since == 0) {
     waiting->since = waiting->looked = waiting->interrupts = waiting->tended = now;

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -49,6 +50,10 @@ class Caller {
     sleepers_->enter(*awaited_);
     asleep_ = true;
   }
+  // When it must be able to go on, whatever has happened.
+  void limit(Nanoseconds moment) { limit_ = moment; }
+  bool over(Nanoseconds now) const { return now >= limit_; }
+  bool over() const { return limit_ != kNoLimit && now_ns() >= limit_; }
   // The wait will take longer: release what other threads need (Python's lock).
   virtual void let_go() = 0;
   // True if the user has asked to stop (Ctrl-C). Called now and then.
@@ -58,6 +63,8 @@ class Caller {
 
  private:
   Sleepers* sleepers_ = nullptr;
+  static constexpr Nanoseconds kNoLimit = std::numeric_limits<Nanoseconds>::max();
+  Nanoseconds limit_ = kNoLimit;
   const Operation* awaited_ = nullptr;
   bool asleep_ = false;
 };

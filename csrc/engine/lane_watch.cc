@@ -38,6 +38,7 @@ std::string Lane::current_text() const { return active_.empty() ? "" : active_.f
 void Lane::check_on_peers() {
   if (!failure_->ok()) return;
   for (Executor* executor : active_) {
+    if (executor->awaits_any()) continue;  // a rank that has left need not be the one whose message will come
     for (int peer : executor->waiting_for()) {
       const PeerMemory* memory = neighbourhood_.memory(peer);
       const bool ended = memory != nullptr && !memory->alive();
@@ -83,6 +84,13 @@ void Lane::check_deadlines(Nanoseconds now) {
     report.kind = ErrorKind::kCollectiveTimeout;
     report.waited = now - operation.started;
     const std::vector<int> missing = executor->waiting_for();
+    if (executor->awaits_any()) {  // nobody is to blame
+      if (now < deadline) continue;
+      const std::string limit = std::to_string(operation.timeout / kMillisecond) + " ms";
+      failure_->fail(ErrorKind::kCollectiveTimeout, -1, "no rank has sent this one a message within " + limit,
+                     operation.text(), true);
+      return;
+    }
     // About a send or receive, only the other end knows. About a collective, all ranks know.
     if (id_ == LaneId::kPointToPoint && !missing.empty()) report.peer = missing.front();
     if (!operation.asked_finally && now >= deadline) {  // not before: a rank that comes in time is not to blame

@@ -126,10 +126,10 @@ void Link::abandon() {
   }
 }
 
-void Link::poll_fds(Polled* fds) const {
+void Link::poll_fds(Polled* fds, bool announcement) const {
   for (const auto& connection : connections_) {
     const bool writing = !connection->out.done() && may_send();
-    if (!connection->ended) connection->endpoint->poll_fds(fds, !incoming_.empty(), writing);
+    if (!connection->ended) connection->endpoint->poll_fds(fds, announcement || !incoming_.empty(), writing);
   }
 }
 
@@ -308,6 +308,23 @@ bool Link::progress_incoming(Connection* c) {
     arrive(c, bytes);
   }
   return moved;
+}
+
+bool Link::announced() {
+  if (!incoming_.empty()) return false;
+  for (const auto& connection : connections_) {
+    HeaderReader<SegmentHeader>& header = connection->in_header;
+    if (!header.complete() && !connection->ended) {
+      parts_.assign(1, header.rest());
+      try {
+        header.take(connection->endpoint->read(parts_.data(), 1));
+      } catch (const LostPeer&) {
+        connection->ended = true;
+      }
+    }
+    if (header.complete()) return true;
+  }
+  return false;
 }
 
 void Link::arrive(Connection* c, size_t bytes) {

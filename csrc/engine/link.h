@@ -82,13 +82,16 @@ class Link {
   bool sent(uint64_t message) const { return message < outgoing_.first(); }
   bool received(uint64_t message) const { return message < incoming_.first(); }
 
+  // Whether the first bytes of a message have come that no `receive` is for. False once the peer has gone.
+  bool announced();
   // Moves what can be moved now. Returns whether anything moved. Throws LostPeer, Mismatch, Error(kProtocolError).
   bool progress();
   int peer() const { return peer_; }
   // See Endpoint.
   bool polled() const { return !connections_.empty() && connections_.front()->endpoint->polled(); }
   bool open() const;
-  void poll_fds(Polled* fds) const;
+  // `announcement`: this rank waits for `announced`.
+  void poll_fds(Polled* fds, bool announcement = false) const;
   bool finished();
   // After a failure: forgets what is under way, and never touches the operations' memory again.
   void abandon();

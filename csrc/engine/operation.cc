@@ -20,7 +20,7 @@ void Operation::rewind() {
 }
 
 std::string Operation::text() const {
-  const std::string described = descriptor.text();
+  const std::string described = descriptor.text(wire.root);  // which is this rank, of a receive
   const size_t open = described.find('(');
   std::string text = described.substr(0, open);
   if (descriptor.sequence != 0) text += " #" + std::to_string(descriptor.sequence);

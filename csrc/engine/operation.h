@@ -6,6 +6,7 @@
 // nothing is allocated.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,6 +56,7 @@ struct Operation {
   // --- how far; by the driver of the lane ---
   uint64_t issued = 0;
   uint64_t finished = 0;
+  std::atomic<int> source{-1};    // of a receive: the rank whose message it takes, once that is known
   Nanoseconds started = 0;        // when a thread first had to wait for it
   Nanoseconds next_question = 0;  // when to ask the others, if it is still not done
   bool asked_finally = false;

@@ -60,7 +60,7 @@ void Plan::finish(int its_rank, int its_size) {
       for (int peer : step.peers) {
         if (peer < 0 || peer >= size || peer == rank) bad("peer " + std::to_string(peer));
       }
-      if (is_message(step.kind) && step.peers.size() != 1) bad("a message needs one peer");
+      if (is_message(step.kind) && step.peers.size() != 1 && !step.from_any()) bad("a message needs one peer");
       if (is_message(step.kind) && unit_of(wire).floats > 1 &&
           std::max(step.src_blocks.size(), step.dst_blocks.size()) != 1)
         bad("a message of several blocks, whose coded units would straddle them");

@@ -47,13 +47,14 @@ struct Step {
   bool onto = false;         // a kReduceFrom whose own operand is what dst holds
   bool after_sends = false;  // begins when all that its channel has sent before is released
   uint8_t phase = 0;
-  std::vector<int> peers;       // ascending
+  std::vector<int> peers;       // ascending; a kRecv of several takes the first message that one of them sends
   Blocks src_blocks;            // of this rank (of dst if `onto`); empty where the step does not read its memory
   Blocks dst_blocks;            // of this rank; empty where the step does not write its memory
   std::vector<Remote> remotes;  // of the peers' memory: one per peer for the three direct kinds
   // A kReduceFrom whose next step copies exactly its result to others: the two run as one.
   bool fused_with_next = false;
 
+  bool from_any() const { return kind == StepKind::kRecv && peers.size() > 1; }
   // The buffer of this rank that the step reads.
   BufferId own() const { return onto ? dst : src; }
 };

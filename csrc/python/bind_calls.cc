@@ -71,6 +71,7 @@ struct PyWork {
   py::object arrays;  // kept until `wait`, where that writes the result
 
   bool done() const { return Handle::done(*operation); }
+  int source() const { return operation->source.load(std::memory_order_relaxed); }
   py::object wait(const std::optional<double>& timeout) {
     if (timeout && !(*timeout >= 0)) throw Error(ErrorKind::kInvalidArgument, "wait: a timeout is 0 seconds or more");
     constexpr double kLongest = 1e9;  // seconds; more would not fit into nanoseconds
@@ -300,6 +301,8 @@ void bind_calls(py::module_& m, py::class_<Handle, std::shared_ptr<Handle>>& com
            "Wait until the operation has ended and return its result.\n\n"
            "timeout: seconds; None waits for the operation's own deadline. Raises WaitTimeout if it ran out (the\n"
            "operation goes on), or the error that the operation ended with.");
+  work.def_property_readonly("source", &PyWork::source,
+                             "Of a receive that has ended: the rank whose message it has taken.");
   work.def("can_wait_on", &PyWork::can_wait_on, "Return whether a stream can wait for the result.");
   work.def(
       "wait_on", &PyWork::wait_on, py::arg("stream"),

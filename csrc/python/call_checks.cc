@@ -50,7 +50,8 @@ Nanoseconds nanoseconds_from(double seconds, const char* what) {
 }
 
 void check_root(const Call& call, int rank, int size) {
-  const bool to_another = is_message(call.collective);
+  const bool from_any = call.collective == Collective::kRecv && size > 1;  // if it names this rank itself
+  const bool to_another = is_message(call.collective) && !from_any;
   if (call.root >= 0 && call.root < size && !(to_another && call.root == rank)) return;
   refuse(name(call.collective), std::to_string(call.root) + " is no " + (to_another ? "other rank" : "root") +
                                     " for rank " + std::to_string(rank) + " of a communicator of " +

@@ -177,8 +177,9 @@ class Group:
         """Called by the core when an operation needs a plan for the first time."""
         collective = Collective(collective_number)
         if collective in (Collective.SEND, Collective.RECV):
-            native = one_message(collective, self.rank, self.size, root)
-            self._connect([root], _core.LANE_POINT_TO_POINT, 1, 1)
+            peers = [rank for rank in range(self.size) if rank != self.rank] if root == self.rank else [root]
+            native = one_message(collective, self.rank, self.size, peers)
+            self._connect(peers, _core.LANE_POINT_TO_POINT, 1, 1)
             lane = _core.LANE_POINT_TO_POINT
             choice = _core.Choice(max_bytes=2**63, lane=lane, piece_bytes=0, in_flight=1, plan=native, name="message")
             self.core.install(collective, root, [choice])

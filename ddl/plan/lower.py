@@ -150,8 +150,8 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
     )
 
 
-def one_message(collective: Collective, rank: int, size: int, peer: int) -> _core.Plan:
-    """Return the plan of ``send`` or ``recv``: a message of one block to or from ``peer``."""
+def one_message(collective: Collective, rank: int, size: int, peers: List[int]) -> _core.Plan:
+    """Return the plan of ``send`` or ``recv``: a message of one block to the peer, or from one of the ``peers``."""
     sends = collective is Collective.SEND
     kind, buffer = (Kind.SEND, Buffer.INPUT) if sends else (Kind.RECV, Buffer.OUTPUT)
     step = _core.Step(
@@ -162,7 +162,7 @@ def one_message(collective: Collective, rank: int, size: int, peer: int) -> _cor
         onto=False,
         after_sends=False,
         phase=0,
-        peers=[peer],
+        peers=peers,
         src_blocks=[0] if sends else [],
         dst_blocks=[] if sends else [0],
         remotes=[],

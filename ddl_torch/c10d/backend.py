@@ -62,6 +62,6 @@ def _create(options: Any, _: Any) -> DDLProcessGroup:
     default = dist.group.WORLD if members else None
     if isinstance(default, ReconfigurableProcessGroup):  # its ranks need not be those of DDL's job
         part = default.communicator.subset(members, timeout=seconds)
-        return DDLProcessGroup(part, part.close, store, seconds)
+        return DDLProcessGroup(part, part.close, seconds)
     communicator, leave = communicator_for(store, options.group_rank, options.group_size, members, seconds)
-    return DDLProcessGroup(communicator, leave, store, seconds)
+    return DDLProcessGroup(communicator, leave, seconds)

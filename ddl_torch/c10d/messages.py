@@ -1,37 +1,41 @@
 """Messages between two ranks for c10d: in their order, as in ``ddl``, and also with tags and from any source.
 
 A message with tag 0 goes over the group's communicator, and nothing else is sent. A message with another tag goes over
-a communicator for tagged messages, and a notice tells its receiver the tag. A receiver that wants a later message first
-keeps the earlier ones. A receive from any source asks every rank for a notice as soon as it has sent more messages with
-tag 0 than were received. It receives from the first rank that sends one.
+two more communicators of the same ranks: a header that has the tag, and the message if it is short, and then one that
+is not. Who wants a tag receives headers until it comes, and keeps the messages that come before it. (A header may be
+received from any rank. On one communicator, such a receive could take a message for a header.)
 """
 
 from __future__ import annotations
 
-import collections
+import math
+import struct
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, DefaultDict, List, Optional
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
-from torch._C._distributed_c10d import Store
 
 import ddl
-from ddl import Communicator, InvalidArgument, InvalidState, WaitTimeout, clock
-from ddl.adapter.calls import calls_of
+from ddl import Communicator, InvalidArgument, WaitTimeout, clock
+from ddl.adapter.calls import Call, Collective, calls_of
 from ddl.adapter.operations import Waitable
+from ddl_torch._memory import is_ordinary
 from ddl_torch._streams import StreamOfCall, is_on_gpu
 from ddl_torch.c10d.arguments import Part, moved
-from ddl_torch.c10d.notices import Notices
 from ddl_torch.c10d.verbs import C10dVerbs
 
-__all__ = ["MatchedReceive", "Messages"]
+__all__ = ["MatchedReceive", "Messages", "channels_of", "source_of"]
 
 _LOOK = 0.2  # seconds between two looks at whether the group is still whole
+_LONG = 30 * 86400.0  # seconds: a receive has a deadline of its own, and a header may be of another receive
+_SHORT = 208  # bytes
+_HEADER = struct.Struct(f"<qqq24s{_SHORT}s")  #: tag, elements, bytes that are in here (-1: none), type, the bytes
 
 
 class MatchedReceive:
-    """A receive that gets its message by a notice; to a caller, a ``ddl.Work``. ``timeout``: seconds from now on."""
+    """A receive whose message must be found; to a caller, a ``ddl.Work``. ``timeout``: seconds from now on."""
 
     def __init__(
         self, messages: Messages, tensor: torch.Tensor, source: Optional[int], tag: int, timeout: float
@@ -41,13 +45,21 @@ class MatchedReceive:
         self.timeout = timeout
         self.until = clock.now() + timeout
         self._messages = messages
-        self._matched = threading.Event()
+        self._matched = False
         self._lock = threading.Lock()
         self._part: Part = (None, None)
         # It may be begun and finished by another thread than the caller's.
         self.stream = StreamOfCall(tensor.device) if is_on_gpu(tensor) else None
         self._join: Callable[[], None] = lambda: None
         self._error: Optional[ddl.Error] = None
+
+    def matched(self) -> bool:
+        """Return whether it has got a message, or an error."""
+        return self._matched
+
+    def wants(self, source: int, tag: int) -> bool:
+        """Return whether it takes a message of rank ``source`` with ``tag``."""
+        return tag == self.tag and self.wanted in (None, source)
 
     def match(self, source: int, part: Part) -> None:
         """``part`` brings the message of rank ``source``."""
@@ -56,33 +68,40 @@ class MatchedReceive:
             finish = self.stream.finish(finish)
             self._join = finish.join
         self.source, self._part = source, (work, finish)
-        self._matched.set()
+        self._matched = True
 
     def fail(self, error: ddl.Error) -> None:
         """It ends with ``error``."""
         self._error = error
-        self._matched.set()
+        self._matched = True
 
     def done(self) -> bool:
         """Return whether it has ended, well or not."""
-        if not self._matched.is_set():
+        try:
+            if not self._matched:
+                self._messages.look(self, 0)
+        except ddl.Error:  # of a group that has ended, which ``wait`` raises
+            return True
+        if not self._matched:
             return self._messages.broken()
         work = self._part[0]
         return work is None or work.done()
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Wait until the message is there; ``timeout`` in seconds, None: the group's. Errors are those of ``ddl``."""
-        until = None if timeout is None else clock.now() + timeout
-        while not self._matched.is_set():
+        until = math.inf if timeout is None else clock.now() + timeout
+        if not self._matched:  # mostly it comes at once
+            self._messages.look(self, _LOOK if timeout is None else min(_LOOK, timeout))
+        while not self._matched:
             self._messages.check(self)
-            if until is not None and clock.now() >= until:
+            if clock.now() >= until:
                 raise WaitTimeout(f"{self}: no such message has come within {timeout:g} s; the receive goes on")
-            self._matched.wait(_LOOK if until is None else max(0.0, min(_LOOK, until - clock.now())))
+            self._messages.look(self, max(0.0, min(_LOOK, until - clock.now(), self.until - clock.now())))
         if self._error is not None:
             raise self._error
         work, _ = self._part
         if work is not None:
-            work.wait(None if until is None else max(0.0, until - clock.now()))
+            self._wait_for(work, until)
         with self._lock:
             finish = self._part[1]
             if finish is not None:
@@ -91,6 +110,14 @@ class MatchedReceive:
             else:
                 self._join()
 
+    def _wait_for(self, work: Waitable, until: float) -> None:
+        end = min(until, self.until)
+        try:
+            work.wait(None if end == math.inf else max(0.0, end - clock.now()))
+        except WaitTimeout:
+            self._messages.check(self)
+            raise
+
     def __str__(self) -> str:
         source = "any source" if self.wanted is None else f"rank {self.wanted}"
         return f"recv({self.tensor.numel()} x {_kind(self.tensor)} from {source}, tag {self.tag})"
@@ -98,133 +125,102 @@ class MatchedReceive:
 
 @dataclass
 class _TaggedMessage:
-    """A tagged message that was announced and belongs to no receive yet."""
+    """A tagged message whose header has come."""
 
     source: int
     tag: int
-    kind: str
     count: int
-    kept: Optional[torch.Tensor] = None  # taken off the stream, because a later one was wanted first
+    kind: str
+    kept: Optional[torch.Tensor] = None  # taken off the stream, because nobody wanted it yet
     work: Optional[Waitable] = None
 
     def __str__(self) -> str:
         return f"{self.count} x {self.kind} of rank {self.source}, tag {self.tag}"
 
 
-@dataclass
-class _TagCounts:
-    """Messages with tag 0 between this rank and another."""
-
-    sent: int = 0
-    received: int = 0  # or about to be: a receive has been begun
-    announced: int = 0  # how many it has said that it has sent to here
-    asking: bool = False  # it was asked, and has not answered
-    asked_beyond: Optional[int] = None  # it wants to know when more than so many have been sent to it
-
-    @property
-    def wanted(self) -> bool:
-        return self.asked_beyond is not None and self.sent > self.asked_beyond
-
-
 class Messages:
-    """Sends and receives of one group. One thread of the program at a time, and that of the notices.
+    """Sends and receives of one group. One thread of the program at a time calls ``send`` and ``recv``.
 
-    ``tagged`` has the ranks of ``communicator``; ``timeout``: seconds that a receive may wait.
+    ``channels``: for headers and for messages with tags, by ``channels_of``. ``timeout``: seconds that a receive may
+    wait.
     """
 
-    def __init__(self, communicator: Communicator, tagged: Communicator, store: Store, timeout: float) -> None:
-        self._communicator, self._tagged_communicator = communicator, tagged
-        self._calls = (calls_of(communicator), calls_of(tagged))
-        self._plain, self._tagged = (C10dVerbs(each, blocking=False) for each in (communicator, tagged))
+    def __init__(self, communicator: Communicator, channels: Sequence[Communicator], timeout: float) -> None:
+        self._communicators = communicator, *channels
+        self._all_calls = [calls_of(each) for each in self._communicators]
+        self._header_calls = self._all_calls[1]
+        self._plain, _, self._tagged = (C10dVerbs(each, blocking=False) for each in self._communicators)
+        self._rank, self._size = communicator.rank, communicator.size
         self._timeout = timeout
-        name, everybody = f"ddl/notices/{tagged.number}", communicator.size == communicator.identity.size
-        size = communicator.size if everybody else 0
-        self._notices = Notices(store, name, communicator.rank, size, self._handle)
-        self._counts: DefaultDict[int, _TagCounts] = collections.defaultdict(_TagCounts)
-        # Receives that wait for a notice, in the order of the calls; plain: from any source, and what comes after such.
-        self._waiting_plain: List[MatchedReceive] = []
-        self._waiting_tagged: List[MatchedReceive] = []
-        self._arrived: List[_TaggedMessage] = []  # in the order of their notices
+        self._waiting: List[MatchedReceive] = []  # for messages with tags, in the order of the calls
+        # What receives the next header from a rank, or from any (None).
+        self._headers: Dict[Optional[int], Tuple[np.ndarray, Waitable]] = {}
+        self._kept: List[_TaggedMessage] = []  # in the order in which they came
+        self._sending: List[Waitable] = []  # of headers that are under way: each keeps its header
         self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """End the thread of the notices. Idempotent.
-
-        A rank that asks later gets no answer; so each rank is told now how much was sent to it.
-        """
-        with self._lock:
-            sent = {rank: counts.sent for rank, counts in self._counts.items() if counts.sent > 0}
-            self._counts.clear()
-        self._notices.close([] if self.broken() else [(rank, "sent", number) for rank, number in sent.items()])
+        self._let_take(_LONG)
 
     def set_timeout(self, seconds: float) -> None:
         """Give messages that are sent or received from now on so much time."""
         self._timeout = seconds
-        self._tagged_communicator.set_timeout(seconds)
 
     def abort(self, reason: str) -> None:
         """Break what is under way: it raises ``ddl.Aborted``, on all ranks."""
-        self._communicator.abort(reason)
-        self._tagged_communicator.abort(reason)
+        for communicator in self._communicators:
+            communicator.abort(reason)
 
     # --- what the group calls ---
 
-    def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Part:
-        """Send to rank ``dst``."""
-        if tag != 0:
-            self._need_notices("send")
-        elif self._notices.possible:
-            self._check_group()
-            self._notices.listen()  # others may ask from now on; not later: rank 0 may have received all, and leave
+    def send(self, tensor: torch.Tensor, dst: int, tag: int) -> List[Part]:
+        """Send to rank ``dst``. Whoever waits waits for the header, too: a message is lost that has none."""
+        if tag == 0:
+            return [self._plain.send(tensor, dst)]
+        own = moved(tensor, "send")  # refuses what cannot be sent before its header is
+        self._header_calls.check_peer("send", dst)
+        data, length = b"", -1
+        if own.is_cpu and own.numel() * own.element_size() <= _SHORT:
+            data = own.numpy().tobytes()
+            length = len(data)
+        header = np.frombuffer(_HEADER.pack(tag, tensor.numel(), length, _kind(tensor).encode(), data), np.uint8)
         with self._lock:
-            if tag != 0:
-                part = self._tagged.send(tensor, dst)
-                self._notices.send(dst, "tagged", tag, _kind(tensor), tensor.numel())
-                return part
-            part, counts = self._plain.send(tensor, dst), self._counts[dst]
-            counts.sent += 1
-            self._answer(dst, counts)
-        return part
+            self._let_take(self._timeout)
+            try:
+                work = self._header_calls.attempt(Call(Collective.SEND, header, None, None, root=dst))
+                self._sending = [each for each in self._sending if not each.done()]
+                if work is not None:
+                    self._sending.append(work)
+                header_part: Part = work, None
+                return [header_part] if length >= 0 else [header_part, self._tagged.send(tensor, dst)]
+            finally:
+                self._let_take(_LONG)
+
+    def _let_take(self, seconds: float) -> None:
+        """Give what is begun from now on so much time."""
+        for communicator in self._communicators[1:]:
+            communicator.set_timeout(seconds)
 
     def recv(self, tensor: torch.Tensor, src: Optional[int], tag: int, timeout: Optional[float] = None) -> Part:
         """Receive from rank ``src``, or from any (None), what it sends next with ``tag``, of the same type and size.
 
-        ``timeout``: seconds, where a notice is waited for (None: the group's).
+        ``timeout``: seconds that a message with a tag is waited for (None: the group's).
         """
-        if src is not None and tag == 0:
-            with self._lock:
-                if not self._waiting_plain:
-                    part = self._plain.recv(tensor, src)
-                    self._counts[src].received += 1
-                    return part
-        elif src is None and self._communicator.size == 1:
+        if src is None and self._size == 1:
             raise InvalidArgument("recv: there is no other rank from which a message could come")
+        if tag == 0:
+            return self._plain.recv(tensor, src)
         if src is not None:
-            self._calls[0].check_peer("recv", src)
-        self._need_notices("recv")
-        moved(tensor.new_empty(0), "recv")  # refuse what cannot be received before it takes somebody's message
+            self._header_calls.check_peer("recv", src)
+        self._check_group()
+        if not is_ordinary(tensor):
+            moved(tensor.new_empty(0), "recv")  # refuse what cannot be received before it takes somebody's message
         receive = MatchedReceive(self, tensor, src, tag, self._timeout if timeout is None else timeout)
-        self._notices.listen()
         with self._lock:
-            if tag == 0:
-                self._waiting_plain.append(receive)
-                self._match_plain()
-            else:
-                self._waiting_tagged.append(receive)
-                self._match_tagged()
+            self._receive_tagged(receive)
         return receive, None
-
-    def _need_notices(self, verb: str) -> None:
-        if not self._notices.possible:
-            raise InvalidState(
-                f"{verb}: tags and receives from any source need a store that can be cloned, and torch "
-                f"{torch.__version__} has none; name the source and leave out the tag, or update torch"
-            )
-        self._check_group()  # torch's store may have gone with rank 0, and torch waits long for it
 
     def _check_group(self) -> None:
         """Raise the error with which the group has ended."""
-        for calls in self._calls:
+        for calls in self._all_calls:
             calls.check()
 
     def error(self) -> Optional[ddl.Error]:
@@ -239,92 +235,119 @@ class Messages:
 
     def broken(self) -> bool:
         """Return whether no message can come any more."""
-        return any(calls.failed for calls in self._calls) or self._notices.error is not None
+        return any(calls.failed for calls in self._all_calls)
 
     def check(self, receive: MatchedReceive) -> None:
         """Raise the error with which the group, or ``receive``, has ended."""
         self._check_group()
-        if self._notices.error is not None:
-            raise InvalidState(
-                f"{receive}: torch's store, by which ranks tell tags, has ended: {self._notices.error}"
-            ) from self._notices.error
-        if clock.now() > receive.until:
+        if clock.now() >= receive.until:
             culprit = -1 if receive.wanted is None else receive.wanted
             text = f"no such message has come within {receive.timeout:g} s; does its sender give the same tag?"
-            self._calls[0].fail(ddl.CollectiveTimeout, culprit, f"{receive}: {text}")
+            self._all_calls[0].fail(ddl.CollectiveTimeout, culprit, f"{receive}: {text}")
 
-    # --- notices; with the lock held ---
-
-    def _handle(self, source: int, notice: List[Any]) -> None:
-        what, *values = notice
+    def look(self, receive: MatchedReceive, seconds: float) -> None:
+        """Return when ``receive`` has its message, or may be nearer to it; after ``seconds`` at the latest."""
         with self._lock:
-            if what == "asked":
-                self._counts[source].asked_beyond = values[0]
-                self._answer(source, self._counts[source])
-            elif what == "sent":
-                counts = self._counts[source]
-                counts.announced, counts.asking = values[0], False
-                self._match_plain()
-            else:
-                self._arrived.append(_TaggedMessage(source, *values))
-                self._match_tagged()
+            self._take_headers()
+            if receive.matched() or (seconds > 0 and self._header_at_once(receive)):
+                return
+            self._receive_headers()
+            pair = self._headers.get(None) or self._headers.get(receive.wanted)
+            if pair is None:  # as the group has ended
+                return
+            header = pair[1]
+        try:  # at once: then this thread receives it, and need not be woken by DDL's
+            header.wait(seconds)
+        except ddl.Error:  # time is up, or the group has ended, which ``check`` raises
+            return
+        with self._lock:
+            self._take_headers()
 
-    def _answer(self, rank: int, counts: _TagCounts) -> None:
-        if counts.wanted:
-            counts.asked_beyond = None
-            self._notices.send(rank, "sent", counts.sent)
+    # --- messages with tags; with the lock held ---
 
-    def _match_plain(self) -> None:
-        """Begin what can be, in the order of the calls: a later receive must not get an earlier one's message."""
-        waiting = self._waiting_plain
-        while waiting:
-            source = waiting[0].wanted
-            if source is None:
-                ready = (rank for rank, counts in self._counts.items() if counts.announced > counts.received)
-                source = next(ready, None)
-            if source is None:
-                break
-            receive = waiting.pop(0)
-            self._counts[source].received += 1
-            self._begin(receive, source, self._plain)
-        if waiting:
-            self._ask()
+    def _receive_tagged(self, receive: MatchedReceive) -> None:
+        """Give it the first kept message that it wants, or have it wait."""
+        self._take_headers()
+        message = next((each for each in self._kept if receive.wants(each.source, each.tag)), None)
+        if message is None:
+            self._waiting.append(receive)
+        else:
+            self._kept.remove(message)
+            self._deliver(message, receive)
 
-    def _ask(self) -> None:
-        for rank in range(self._communicator.size):
-            counts = self._counts[rank]
-            if rank != self._communicator.rank and not counts.asking:
-                counts.asking = True
-                self._notices.send(rank, "asked", counts.received)
+    def _header_at_once(self, receive: MatchedReceive) -> bool:
+        """Receive the next header from the rank that it wants, if it comes so soon that no thread need be woken."""
+        rank = receive.wanted
+        if rank is None or rank in self._headers or None in self._headers:
+            return False
+        header = np.empty(_HEADER.size, np.uint8)
+        work = self._header_calls.attempt(Call(Collective.RECV, None, header, None, root=rank))
+        if work is not None:
+            self._headers[rank] = header, work
+            return False
+        self._take_header(rank, header)
+        return True
 
-    def _match_tagged(self) -> None:
-        for receive in list(self._waiting_tagged):
-            matching = (m for m in self._arrived if m.tag == receive.tag and receive.wanted in (None, m.source))
-            message = next(matching, None)
-            if message is not None:
-                self._waiting_tagged.remove(receive)
-                self._deliver(message, receive)
+    def _receive_headers(self) -> None:
+        """Begin to receive the next header from each rank from which one is wanted; from any, if one wants that."""
+        wanted = {receive.wanted for receive in self._waiting}
+        for rank in [None] if None in wanted else wanted:
+            if rank not in self._headers and None not in self._headers:
+                header = np.empty(_HEADER.size, np.uint8)
+                source = self._rank if rank is None else rank  # as C10dVerbs.recv
+                work = self._header_calls.start(Call(Collective.RECV, None, header, None, root=source))
+                self._headers[rank] = header, work
+
+    def _take_headers(self) -> None:
+        """Deal with the headers that have come: begin to receive each message, for who waits for it or to be kept."""
+        while self._headers:
+            ended = [rank for rank, (_, work) in self._headers.items() if work.done()]
+            if not ended or self.broken():
+                return
+            header, work = self._headers.pop(ended[0])
+            try:
+                work.wait()
+            except ddl.Error:  # of a group that has ended, which ``check`` raises
+                return
+            self._take_header(source_of(work), header)
+
+    def _take_header(self, source: int, header: np.ndarray) -> None:
+        tag, count, length, kind, data = _HEADER.unpack(header.tobytes())
+        message = _TaggedMessage(source, tag, count, kind.rstrip(b"\0").decode())
+        if length >= 0:
+            message.kept = torch.empty(0, dtype=getattr(torch, message.kind))
+            if count > 0:
+                message.kept = torch.frombuffer(bytearray(data), dtype=message.kept.dtype, count=count)
+        receive = next((each for each in self._waiting if each.wants(source, tag)), None)
+        if receive is None:
+            if message.kept is None:
+                self._keep(message)
+            self._kept.append(message)
+        else:
+            self._waiting.remove(receive)
+            self._deliver(message, receive)
+
+    def _keep(self, message: _TaggedMessage) -> None:
+        message.kept = torch.empty(message.count, dtype=getattr(torch, message.kind))
+        message.work, _ = self._tagged.recv(message.kept, message.source)
 
     def _deliver(self, message: _TaggedMessage, receive: MatchedReceive) -> None:
-        fits = (message.kind, message.count) == (_kind(receive.tensor), receive.tensor.numel())
-        for earlier in self._arrived[: self._arrived.index(message) + (0 if fits else 1)]:
-            if earlier.source == message.source and earlier.kept is None:
-                earlier.kept = torch.empty(earlier.count, dtype=getattr(torch, earlier.kind))
-                earlier.work, _ = self._tagged.recv(earlier.kept, earlier.source)
-        self._arrived.remove(message)
         kept, target = message.kept, receive.tensor
-        if not fits:
+        if (message.kind, message.count) != (_kind(target), target.numel()):
+            if kept is None:
+                self._keep(message)
             receive.fail(
                 InvalidArgument(f"{receive} has got {message}, which is lost; pass a tensor like the sender's")
             )
         elif kept is None:
-            self._begin(receive, message.source, self._tagged)
+            self._begin(receive, message.source)
         else:
             receive.match(message.source, (message.work, lambda: target.detach().copy_(kept.view(target.shape))))
 
-    def _begin(self, receive: MatchedReceive, source: int, verbs: C10dVerbs) -> None:
+    def _begin(self, receive: MatchedReceive, source: int) -> None:
+        recv = self._tagged.recv
         try:
-            begin = verbs.recv if receive.stream is None else receive.stream.bind(verbs.recv)
+            begin = recv if receive.stream is None else receive.stream.bind(recv)
             receive.match(source, begin(receive.tensor, source))
         except ddl.Error as error:
             receive.fail(error)
@@ -332,3 +355,15 @@ class Messages:
 
 def _kind(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).replace("torch.", "")
+
+
+def channels_of(communicator: Communicator, timeout: Optional[float]) -> Tuple[Communicator, Communicator]:
+    """Return two communicators of the same ranks, for messages with tags. Collective, blocking."""
+    everybody = range(communicator.size)
+    return communicator.subset(everybody, timeout=timeout), communicator.subset(everybody, timeout=timeout)
+
+
+def source_of(work: Waitable) -> int:
+    """Return the rank, in the group, whose message a receive that has ended has taken; -1: it is none."""
+    source: Optional[int] = getattr(work, "source", None)
+    return -1 if source is None else source

@@ -12,7 +12,6 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from ddl import Communicator, InvalidState
 from ddl_torch._compat import no_reconfigure
@@ -20,7 +19,7 @@ from ddl_torch._untraced import untraced
 from ddl_torch.c10d.arguments import Part, op_of
 from ddl_torch.c10d.devices import OtherDevices, by_device
 from ddl_torch.c10d.lifetime import Unwaited, torch_keeps_works
-from ddl_torch.c10d.messages import Messages
+from ddl_torch.c10d.messages import Messages, channels_of
 from ddl_torch.c10d.monitored_barrier import barrier_within, monitored_barrier, own_timeout
 from ddl_torch.c10d.verbs import C10dVerbs
 from ddl_torch.c10d.work import GroupWork, ThreadPerWork, Waiter, error_type
@@ -37,28 +36,23 @@ _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d as
 class DDLProcessGroup(_Base):  # type: ignore[misc]
     """c10d's verbs on one communicator, for tensors on the CPU and on GPUs. ``leave`` ends it.
 
-    Made by all its ranks at once. ``store``: torch's; ``timeout``: seconds of an operation (None: DDL_TIMEOUT).
+    Made by all its ranks at once. ``timeout``: seconds of an operation (None: DDL_TIMEOUT).
     Each verb returns a ``GroupWork``; all ranks call the same verbs in the same order. Where c10d's caller is going to
     wait at once (``async_op=False``), the verb has ended when it returns; not so where streams wait (DDL_GPU_WAIT).
     """
 
-    def __init__(
-        self, communicator: Communicator, leave: Callable[[], None], store: Store, timeout: Optional[float]
-    ) -> None:
+    def __init__(self, communicator: Communicator, leave: Callable[[], None], timeout: Optional[float]) -> None:
         super().__init__(communicator.rank, communicator.size)
         self._prepare(timeout)
-        tagged = communicator.subset(range(communicator.size), timeout=timeout)
-        self._take_up(communicator, tagged, leave, store)
+        self._take_up(communicator, channels_of(communicator, timeout), leave)
 
     def _prepare(self, timeout: Optional[float]) -> None:
         """Set what does not depend on the communicator."""
         self.others = OtherDevices(self, timeout)
         self._name = self._description = ""
 
-    def _take_up(
-        self, communicator: Communicator, tagged: Communicator, leave: Callable[[], None], store: Store
-    ) -> None:
-        """Work by ``communicator`` from now on; ``tagged`` has the same ranks."""
+    def _take_up(self, communicator: Communicator, channels: Sequence[Communicator], leave: Callable[[], None]) -> None:
+        """Work by ``communicator`` from now on; ``channels``: see ``Messages``."""
         self.communicator = communicator
         self._leave = leave
         self._waiter = Waiter()
@@ -67,7 +61,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         self._blocking = C10dVerbs(communicator, blocking=True)
         self._streams_wait = communicator.job.settings.streams_wait
         self._timeout = communicator.timeout
-        self._messages = Messages(communicator, tagged, store, self._timeout)
+        self._messages = Messages(communicator, channels, self._timeout)
 
     def _verbs(self, opts: Any, tensors: Tensors) -> C10dVerbs:
         """Return those that block if c10d's caller waits at once, unless a stream does that for a host that goes on."""
@@ -170,7 +164,6 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave the group; what is under way fails. Called by ``dist.destroy_process_group``. Idempotent."""
         self._waiter.close()
-        self._messages.close()
         self._leave()
 
     # --- to all ranks ---
@@ -308,7 +301,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     @by_device
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send to rank ``dst``. Messages between two ranks with the same tag arrive in the order of the calls."""
-        return self._message([], [self._messages.send(tensor, dst, tag) for tensor in tensors])
+        return self._message([], [part for tensor in tensors for part in self._messages.send(tensor, dst, tag)])
 
     @by_device
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:

@@ -19,6 +19,7 @@ from ddl import InvalidState
 from ddl.adapter.joining import JobBeside, Settings
 from ddl_torch._untraced import untraced
 from ddl_torch.c10d.meeting import MeetingAttempt, RankHandle
+from ddl_torch.c10d.messages import channels_of
 from ddl_torch.c10d.process_group import DDLProcessGroup
 from ddl_torch.c10d.work import GroupWork
 
@@ -87,11 +88,11 @@ class ChangingProcessGroup(DDLProcessGroup):
         """Leave the group; what is under way fails. Idempotent; it can be configured again."""
         self._drop()
 
-    def _go_to(self, attempt: MeetingAttempt, store: Store) -> None:
+    def _go_to(self, attempt: MeetingAttempt) -> None:
         """Make ``attempt``, and work with its ranks from now on. Collective, blocking. If it fails, nothing changes."""
         job = attempt.run(self._seconds)
         try:
-            tagged = job.world.subset(range(job.world.size))
+            channels = channels_of(job.world, None)
         except BaseException:
             job.leave(_GRACE)
             raise
@@ -101,7 +102,7 @@ class ChangingProcessGroup(DDLProcessGroup):
         self._drop(_GRACE)
         self._job = job
         self._numbers = job.world.rank, job.world.size
-        self._take_up(job.world, tagged, job.leave, store)
+        self._take_up(job.world, channels, job.leave)
 
     def _drop(self, patience: Optional[float] = None) -> None:
         """Leave the job that there is: see ``JobBeside.leave``."""
@@ -109,7 +110,6 @@ class ChangingProcessGroup(DDLProcessGroup):
         if job is None:
             return
         self._waiter.close()
-        self._messages.close()
         job.leave(patience)
         self._before = job
         for name in ("communicator", "_starting", "_blocking", "_messages"):
@@ -164,7 +164,7 @@ class ReconfigurableProcessGroup(ChangingProcessGroup):
         store = PrefixStore(f"ddl/reconfigure/{opts.uuid}", self._store)
         attempt = MeetingAttempt(store, f"reconfigure with uuid {opts.uuid}", self._handle, handles, limit)
         is_world = self._is_world or not ddl.is_initialized()
-        self._go_to(attempt, store)
+        self._go_to(attempt)
         self._is_world = is_world
         if is_world:
             assert self._job is not None

@@ -274,11 +274,13 @@ class C10dVerbs:
         self._calls.check_peer("send", dst)
         return self._issue(Call(Collective.SEND, moved(tensor, "send"), None, None, root=dst)), None
 
-    def recv(self, tensor: torch.Tensor, src: int) -> Part:
-        """Receive from rank ``src`` what it sends next, of the same type and size."""
-        self._calls.check_peer("recv", src)
+    def recv(self, tensor: torch.Tensor, src: Optional[int]) -> Part:
+        """Receive from rank ``src``, or from any (None), what it sends next, of the same type and size."""
+        if src is not None:
+            self._calls.check_peer("recv", src)
         own, finish = in_place(tensor, "recv")
-        return self._issue(Call(Collective.RECV, None, moved(own, "recv"), None, root=src)), finish
+        root = self._rank if src is None else src  # by which the core knows a receive from any rank
+        return self._issue(Call(Collective.RECV, None, moved(own, "recv"), None, root=root)), finish
 
     def check_number(self, verb: str, tensors: Tensors) -> None:
         if len(tensors) != self._size:

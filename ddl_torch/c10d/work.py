@@ -24,7 +24,7 @@ from ddl_torch._tensors import writing
 from ddl_torch._untraced import untraced
 from ddl_torch.c10d.arguments import Finish, Part
 from ddl_torch.c10d.lifetime import Unwaited
-from ddl_torch.c10d.messages import MatchedReceive
+from ddl_torch.c10d.messages import source_of
 
 __all__ = ["ThreadPerWork", "GroupWork", "Waiter", "error_type", "result_of"]
 
@@ -265,8 +265,7 @@ class GroupWork(dist.Work):
     def source_rank(self) -> int:
         """Return the rank, in the group, from which a receive from any source has its message; wait for it first."""
         self.wait()
-        sources = (work.source for work in self._works if isinstance(work, MatchedReceive) and work.source is not None)
-        return next(sources, -1)
+        return next((source_of(work) for work in self._works), -1)
 
     _source_rank = source_rank
 

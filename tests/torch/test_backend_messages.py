@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -54,24 +55,6 @@ def tagged(path):
 
 def test_tags(tmp_path) -> None:
     ranks.run(2, tagged, str(tmp_path / "store"), initialise=False)
-
-
-def leaves_without_a_store(path):
-    """The process that has torch's store may be gone when the others leave."""
-    from ddl_torch.c10d.notices import Notices
-
-    dist, r, n = begin(path)
-    if r == 1:
-        dist.send(torch.ones(1), 2)
-    elif r == 2:
-        dist.recv(torch.ones(1), 1)
-    ranks.meet()
-    Notices._connect = lambda notices: pytest.fail("it looks for the store when it leaves")
-    dist.destroy_process_group()
-
-
-def test_who_leaves_connects_to_nobody_any_more(tmp_path) -> None:
-    ranks.run(3, leaves_without_a_store, str(tmp_path / "store"), initialise=False)
 
 
 def anybody(path):
@@ -139,6 +122,96 @@ def sent_and_left(path, leaver):
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_who_receives_from_any_source_need_not_hurry(leaver: int, tmp_path) -> None:
     ranks.run(2, sent_and_left, str(tmp_path / "store"), leaver, initialise=False)
+
+
+def others_have_left(path):
+    """A rank that has left is no reason to give up a receive from any source."""
+    dist, r, _ = begin(path)
+    dist.barrier()
+    if r == 2:
+        dist.send(torch.ones(1), 0)
+        dist.destroy_process_group()
+    ranks.meet()
+    if r == 1:
+        time.sleep(0.5)  # rank 0 has begun to wait, mostly, and has seen that rank 2 is gone
+        for tag in (0, 6):
+            dist.send(torch.full((1000,), 2.0), 0, tag=tag)
+    elif r == 0:
+        x, long = torch.empty(1), torch.empty(1000)
+        assert dist.recv(x) == 2 and x.item() == 1
+        for tag in (0, 6):
+            assert dist.recv(long, tag=tag) == 1 and long.tolist() == [2] * 1000
+    if r < 2:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("shm", ["1", "0"])
+def test_a_rank_that_has_left_is_not_waited_for(shm: str, tmp_path) -> None:
+    ranks.run(3, others_have_left, str(tmp_path / "store"), initialise=False, env={"DDL_SHM": shm})
+
+
+def by_several_threads(path):
+    dist, r, _ = begin(path)
+    rounds, lengths = 30, {1: 1, 2: 60, 3: 5000}  # short ones go with their headers
+    got = {tag: [] for tag in lengths}
+
+    def receive(tag, source):
+        for number in range(rounds):
+            x = torch.empty(lengths[tag])
+            assert dist.recv(x, source, tag=tag) == 0
+            got[tag].append(bool((x == 100 * tag + number).all()))
+
+    if r == 0:
+        for number in range(rounds):
+            for tag, length in lengths.items():
+                dist.send(torch.full((length,), 100.0 * tag + number), 1, tag=tag)
+    else:
+        threads = [threading.Thread(target=receive, args=(tag, None if tag == 2 else 0)) for tag in lengths]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == {tag: [True] * rounds for tag in lengths}
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_threads_that_wait_for_tags_of_their_own(tmp_path) -> None:
+    ranks.run(2, by_several_threads, str(tmp_path / "store"), initialise=False)
+
+
+def by_name_and_from_any(path):
+    """A receive by name waits first, then one from any rank: neither takes the other's message, however long."""
+    dist, r, _ = begin(path)
+    dist.barrier()
+    if r == 0:
+        named, other = torch.empty(50_000), torch.empty(70_000)
+        first = dist.irecv(named, 1, tag=5)
+        assert not first.is_completed()  # it looks for its header now
+        second = dist.irecv(other, tag=6)
+        assert not second.is_completed()
+        ranks.meet()
+        for _ in range(100):  # what is wrong happens when rank 1's message has come, and that of rank 2 has not
+            first.is_completed()
+            time.sleep(0.005)
+        ranks.meet()
+        assert second.wait() and second.source_rank() == 2 and torch.equal(other, torch.full((70_000,), 6.0))
+        assert first.wait() and torch.equal(named, torch.full((50_000,), 5.0))
+    else:
+        ranks.meet()
+        if r == 1:
+            sending = dist.isend(torch.full((50_000,), 5.0), 0, tag=5)
+        ranks.meet()
+        if r == 2:
+            sending = dist.isend(torch.full((70_000,), 6.0), 0, tag=6)
+        sending.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("shm", ["1", "0"])
+def test_a_receive_by_name_and_one_from_any_rank(shm: str, tmp_path) -> None:
+    ranks.run(3, by_name_and_from_any, str(tmp_path / "store"), initialise=False, env={"DDL_SHM": shm})
 
 
 def refused(path):
@@ -269,7 +342,26 @@ def test_a_message_that_nobody_sends(tmp_path) -> None:
     ranks.run(2, never_sent, str(tmp_path / "store"), initialise=False)
 
 
-def dying(path):
+def never_sent_by_anybody(path):
+    dist, r, _ = begin(path)
+    import ddl
+
+    if r == 0:
+        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=1))
+        text = r"recv \(1 x float32, from any rank\): no rank has sent this one a message within 1000 ms"
+        with pytest.raises(ddl.CollectiveTimeout, match=text):
+            dist.recv(torch.empty(1))
+    else:
+        with pytest.raises(ddl.CollectiveTimeout):
+            dist.barrier()
+
+
+@pytest.mark.faults
+def test_a_message_that_no_rank_sends(tmp_path) -> None:
+    ranks.run(3, never_sent_by_anybody, str(tmp_path / "store"), initialise=False)
+
+
+def dying(path, first):
     dist, r, n = begin(path)
     import ddl
 
@@ -277,11 +369,13 @@ def dying(path):
     ranks.meet()
     if r == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    for arguments in ({"src": 1, "tag": 3}, {}, {"tag": 3}):
+    for arguments in first, {"src": 1, "tag": 3}, {}, {"tag": 3}:
         with pytest.raises(ddl.PeerLost, match="lost rank 1"):
             dist.recv(torch.empty(1), **arguments)
 
 
 @pytest.mark.faults
-def test_a_rank_dies_while_another_waits_for_its_message(tmp_path) -> None:
-    ranks.run(2, dying, str(tmp_path / "store"), initialise=False, may_die=[1])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("first", [{}, {"tag": 3}, {"src": 1, "tag": 3}], ids=["any", "any tagged", "tagged"])
+def test_a_rank_dies_while_another_waits_for_its_message(first, size: int, tmp_path) -> None:
+    ranks.run(size, dying, str(tmp_path / "store"), first, initialise=False, may_die=[1])
