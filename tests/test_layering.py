@@ -40,7 +40,8 @@ RULES = {
     "net": "errors",
     "store": "errors text net",
     "blame": "errors text records",
-    "bootstrap.environ": "errors net",
+    "bootstrap.parse": "",
+    "bootstrap.environ": "errors net bootstrap.parse",
     "bootstrap": "at_exit errors machine text net store bootstrap.environ _core",
     "launch.ask": "errors text net bootstrap.environ _version",
     "launch.agent": "errors machine text net store records blame bootstrap.environ _version launch.ask",
@@ -124,7 +125,7 @@ LOADED_BY_DDLRUN = (
         "ddl.net",
         "ddl.store",
     ),
-    *("ddl.net", "ddl.store", "ddl.bootstrap.environ", "ddl.launch"),
+    *("ddl.bootstrap.environ", "ddl.bootstrap.parse", "ddl.launch"),
 )
 OPTIONAL = {"tomli", "yaml", "cloudpickle", "typing_extensions", "prometheus_client"}
 

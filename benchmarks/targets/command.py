@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from benchmarks import machine
 from benchmarks.collectives.rounds import stopped_in_order
 from benchmarks.targets import connections, cut, plans, rows, timed
-from ddl.bootstrap.environ import parse_size
+from ddl.bootstrap import parse
 from ddl.errors import ConfigError
 from ddl.tools.bench.figures import Figures, bus_factor
 from lab import why_not
@@ -40,7 +40,7 @@ def _names(text: str) -> Tuple[str, ...]:
 
 def _size(text: str) -> int:
     try:
-        nbytes = parse_size(text)
+        nbytes = parse.size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: it must be {error}") from error
     if nbytes < 1 << 10 or nbytes % 32:

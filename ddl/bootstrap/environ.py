@@ -15,18 +15,15 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
+from ddl.bootstrap import parse
 from ddl.errors import ConfigError
 from ddl.net.address import parse_address
 from ddl.net.auth import MINIMUM_SECRET
 
-__all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe", "parse_size"]
+__all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe"]
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 #: How float32 can be written on the wire, with the codec's number there.
 WIRE_CODECS = {"bf16": 1, "fp16": 2, "int8": 3}
-#: "int8" is not for a whole job: its caller must keep what it drops, and add it the next time.
-_WIRES = ("float32", "bf16", "fp16")
-_LEVELS = ("error", "warning", "info", "debug")
 #: Horovod's names of our levels, where it calls them otherwise.
 HOROVOD_LEVELS = {"trace": "debug", "fatal": "error"}
 #: Its variables that mean the same as one of ours, and how their values are written there; "" is not set.
@@ -44,106 +41,9 @@ _HOROVOD: Dict[str, Tuple[Tuple[str, Callable[[str], str]], ...]] = {
 _Self = TypeVar("_Self", bound="Settings")
 
 
-def _variable(name: str, default: Any, parse: Callable[[str], Any], meaning: str) -> Any:
-    """One field of ``Settings``: ``parse`` raises ValueError saying what was expected."""
-    return dataclasses.field(default=default, metadata={"variable": name, "parse": parse, "meaning": meaning})
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:  # also refuses nan
-        raise ValueError("a number of seconds above 0")
-    return value
-
-
-def _seconds_or_none(text: str) -> float:
-    return 0.0 if text == "0" else _seconds(text)
-
-
-def parse_size(text: str) -> int:
-    """Return a number of bytes given like ``64M``; ValueError otherwise."""
-    match = re.fullmatch(r"(\d{1,15})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
-    if match is None:
-        raise ValueError("a number of bytes, with K, M or G (powers of 1024) if you like")
-    return int(match[1]) << _UNITS[match[2].upper()]
-
-
-def _microseconds(text: str) -> int:
-    if not re.fullmatch(r"-1|\d{1,9}", text, re.ASCII):
-        raise ValueError("whole microseconds, or -1 for automatic")
-    return int(text)
-
-
-def _cores(text: str) -> int:
-    if not re.fullmatch(r"\d|[1-5]\d|6[0-4]", text, re.ASCII):
-        raise ValueError("a number of cores from 1 to 64, or 0 for automatic")
-    return int(text)
-
-
-def _incarnation(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        raise ValueError("a whole number from 0 up")
-    return int(text)
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("0 (off) or 1 (on)")
-    return text == "1"
-
-
-def _level(text: str) -> str:
-    if text.lower() not in _LEVELS:
-        raise ValueError("one of " + ", ".join(_LEVELS))
-    return text.lower()
-
-
-def _dimensions(text: str) -> str:
-    if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6})*", text, re.ASCII):
-        raise ValueError('sizes joined by "x", innermost first, as in 4x2')
-    return text
-
-
-def _wire(text: str) -> str:
-    if text not in _WIRES:
-        raise ValueError("float32, bf16 or fp16")
-    return "" if text == "float32" else text
-
-
-def _gpu_wait(text: str) -> str:
-    if text not in ("host", "stream"):
-        raise ValueError("host or stream")
-    return text
-
-
-def _connections(text: str) -> int:
-    if not re.fullmatch(r"[1-9]|1[0-6]", text, re.ASCII):
-        raise ValueError("a number from 1 to 16")
-    return int(text)
-
-
-def _size_or_automatic(text: str) -> int:
-    return -1 if text == "-1" else parse_size(text)
-
-
-def _rails(text: str) -> int:
-    if not re.fullmatch(r"\d|1[0-6]", text, re.ASCII):
-        raise ValueError("a number from 0 (all) to 16")
-    return int(text)
-
-
-def _congestion(text: str) -> str:
-    try:
-        with open("/proc/sys/net/ipv4/tcp_available_congestion_control", encoding="ascii") as known:
-            names = known.read().split()
-    except OSError:
-        return text  # the kernel will say
-    if text not in ("auto", "system", *names):
-        raise ValueError("auto, system, " + " or ".join(names))
-    return text
+def _variable(name: str, default: Any, parsed: Callable[[str], Any], meaning: str) -> Any:
+    """One field of ``Settings``. ``parsed`` makes its value of the text: see parse.py."""
+    return dataclasses.field(default=default, metadata={"variable": name, "parsed": parsed, "meaning": meaning})
 
 
 @dataclass(frozen=True)
@@ -151,21 +51,23 @@ class Settings:
     """How this process shall behave. Made by ``from_environ``; immutable."""
 
     timeout: float = _variable(
-        "DDL_TIMEOUT", 300.0, _seconds, "seconds that an operation may take before the silent rank is named"
+        "DDL_TIMEOUT", 300.0, parse.seconds, "seconds that an operation may take before the silent rank is named"
     )
-    start_timeout: float = _variable("DDL_START_TIMEOUT", 60.0, _seconds, "seconds that init waits for the other ranks")
+    start_timeout: float = _variable(
+        "DDL_START_TIMEOUT", 60.0, parse.seconds, "seconds that init waits for the other ranks"
+    )
     algorithm: str = _variable("DDL_ALGORITHM", "", str, "force an algorithm instead of choosing the fastest")
     deterministic: bool = _variable(
-        "DDL_DETERMINISTIC", False, _switch, "1: sums have the same bits on any hosts (docs/deterministic.md)"
+        "DDL_DETERMINISTIC", False, parse.switch, "1: sums have the same bits on any hosts (docs/deterministic.md)"
     )
     rebalance: bool = _variable(
         "DDL_REBALANCE",
         False,
-        _switch,
+        parse.switch,
         "1: the others do the work of late ranks in large all-reduces (docs/metrics.md)",
     )
     dimensions: str = _variable(
-        "DDL_DIMENSIONS", "", _dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"
+        "DDL_DIMENSIONS", "", parse.dimensions, "layout of the ranks, innermost first, as 4x2; empty: from the hosts"
     )
     rendezvous_dir: str = _variable(
         "DDL_RENDEZVOUS_DIR",
@@ -174,29 +76,29 @@ class Settings:
         "shared directory in which ranks that srun, torchrun or Open MPI started find one another; empty: ~/.ddl",
     )
     host_id: str = _variable("DDL_HOST_ID", "", str, "which host this is; empty: found out by DDL")
-    shm: bool = _variable("DDL_SHM", True, _switch, "0: do not use shared memory between the ranks of a host")
+    shm: bool = _variable("DDL_SHM", True, parse.switch, "0: do not use shared memory between the ranks of a host")
     shm_size: int = _variable(
-        "DDL_SHM_SIZE", 0, parse_size, "bytes of shared memory per rank, as 512M or 2G; 0: automatic"
+        "DDL_SHM_SIZE", 0, parse.size, "bytes of shared memory per rank, as 512M or 2G; 0: automatic"
     )
     read_from: int = _variable(
         "DDL_READ_FROM",
         -1,
-        _size_or_automatic,
+        parse.size_or_automatic,
         "bytes from which ranks of a host read private arrays in place (process_vm_readv); 0: never; -1: automatic",
     )
     cuda_library: str = _variable(
         "DDL_CUDA_LIBRARY", "", str, "the driver of GPUs, loaded for the first array there; empty: libcuda.so.1"
     )
     gpu_wait: str = _variable(
-        "DDL_GPU_WAIT", "host", _gpu_wait, "what waits for results on GPUs: the host, or a stream (docs/gpu.md)"
+        "DDL_GPU_WAIT", "host", parse.gpu_wait, "what waits for results on GPUs: the host, or a stream (docs/gpu.md)"
     )
     elastic: bool = _variable(
-        "DDL_ELASTIC", False, _switch, "1: ranks may come and go (docs/elastic.md); ddlrun --min-np sets it"
+        "DDL_ELASTIC", False, parse.switch, "1: ranks may come and go (docs/elastic.md); ddlrun --min-np sets it"
     )
     incarnation: int = _variable(
-        "DDL_INCARNATION", -1, _incarnation, "number of a process that joins a job that runs; ddlrun sets it"
+        "DDL_INCARNATION", -1, parse.incarnation, "number of a process that joins a job that runs; ddlrun sets it"
     )
-    log: str = _variable("DDL_LOG", "warning", _level, "what is logged: " + ", ".join(_LEVELS))
+    log: str = _variable("DDL_LOG", "warning", parse.level, "what is logged: " + ", ".join(parse.LEVELS))
     interface: str = _variable(
         "DDL_INTERFACE",
         "",
@@ -204,30 +106,30 @@ class Settings:
         "addresses on which data is accepted, one for each rail; empty: on all networks that join the hosts",
     )
     spin_us: int = _variable(
-        "DDL_SPIN_US", -1, _microseconds, "microseconds of busy waiting before a thread sleeps; -1: automatic"
+        "DDL_SPIN_US", -1, parse.microseconds, "microseconds of busy waiting before a thread sleeps; -1: automatic"
     )
     cores: int = _variable(
         "DDL_CORES",
         0,
-        _cores,
+        parse.cores,
         "threads of each rank that share large reductions and copies, the caller's among them; 0: automatic, 1: none",
     )
     wire: str = _variable(
         "DDL_WIRE",
         "",
-        _wire,
+        parse.wire,
         "float32 all-reduce between hosts is written as bf16 or fp16, summed as float32; empty: no",
     )
     rails: int = _variable(
-        "DDL_RAILS", 0, _rails, "networks that data uses at once, at most; 0: all that join all hosts"
+        "DDL_RAILS", 0, parse.rails, "networks that data uses at once, at most; 0: all that join all hosts"
     )
     connections: int = _variable(
-        "DDL_CONNECTIONS", 2, _connections, "TCP connections per peer and piece in flight, 1 to 16"
+        "DDL_CONNECTIONS", 2, parse.connections, "TCP connections per peer and piece in flight, 1 to 16"
     )
     congestion: str = _variable(
         "DDL_TCP_CONGESTION",
         "auto",
-        _congestion,
+        parse.congestion,
         "congestion control of data connections; system: leave it; auto: cubic for bbr if round trips take below 1 ms",
     )
     tuned: str = _variable(
@@ -237,23 +139,23 @@ class Settings:
     tune_seconds: float = _variable(
         "DDL_TUNE_SECONDS",
         0.0,
-        _seconds_or_none,
+        parse.seconds_or_none,
         "measure all-reduces for so long at the start if there is no such file (ddlrun --mode p); rank 0's word counts",
     )
     timeline: str = _variable(
         "DDL_TIMELINE", "", str, "file for a timeline of operations, for chrome://tracing; rank 0 writes it"
     )
     timeline_cycles: bool = _variable(
-        "DDL_TIMELINE_CYCLES", False, _switch, "1: mark in it each round in which ranks agree on what to run"
+        "DDL_TIMELINE_CYCLES", False, parse.switch, "1: mark in it each round in which ranks agree on what to run"
     )
     tune_allocator: bool = _variable(
         "DDL_TUNE_ALLOCATOR",
         True,
-        _switch,
+        parse.switch,
         "0: glibc gives the memory of freed gradients back to the system (PyTorch, TensorFlow)",
     )
     tensorflow_op: bool = _variable(
-        "DDL_TENSORFLOW_OP", True, _switch, "0: ddl_tensorflow does without its compiled op; alike on all ranks"
+        "DDL_TENSORFLOW_OP", True, parse.switch, "0: ddl_tensorflow does without its compiled op; alike on all ranks"
     )
 
     @classmethod
@@ -272,7 +174,7 @@ class Settings:
                 if not translated(text):
                     continue
                 try:
-                    values[entry.name] = entry.metadata["parse"](translated(text))
+                    values[entry.name] = entry.metadata["parsed"](translated(text))
                 except ValueError as error:
                     raise ConfigError(f"{name}={text!r}: it must be {error}") from error
                 break
@@ -281,10 +183,10 @@ class Settings:
     @classmethod
     def problem_with(cls, variable: str, text: str) -> str:
         """Return what the value of ``variable`` must be if ``text`` is wrong; "" if it is right, or not ours."""
-        parse = next((e.metadata["parse"] for e in dataclasses.fields(cls) if e.metadata["variable"] == variable), None)
+        entry = next((each for each in dataclasses.fields(cls) if each.metadata["variable"] == variable), None)
         try:
-            if parse is not None and text:
-                parse(text)
+            if entry is not None and text:
+                entry.metadata["parsed"](text)
         except ValueError as error:
             return str(error)
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import List
 
-from ddl.bootstrap.environ import parse_size
+from ddl.bootstrap import parse
 
 __all__ = ["parse_sizes"]
 
@@ -13,7 +13,7 @@ __all__ = ["parse_sizes"]
 def parse_sizes(text: str) -> List[int]:
     """Return the bytes of a list like ``8,64K,4M``. Raises ``argparse.ArgumentTypeError`` for other text."""
     try:
-        parsed = [parse_size(entry) for entry in text.split(",")]
+        parsed = [parse.size(entry) for entry in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: each size must be {error}") from error
     if not all(parsed):

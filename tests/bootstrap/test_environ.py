@@ -9,7 +9,8 @@ from typing import Dict
 
 import pytest
 
-from ddl.bootstrap.environ import Identity, Settings, describe, parse_size
+from ddl.bootstrap import parse
+from ddl.bootstrap.environ import Identity, Settings, describe
 from ddl.errors import ConfigError, ResourceError
 from ddl.net.address import format_address, listen, parse_address
 
@@ -203,7 +204,7 @@ def test_settings_that_contradict_one_another_are_named(name: str, value: str) -
 
 def test_sizes() -> None:
     sizes = {"0": 0, "17": 17, "1K": 1024, "3m": 3 << 20, "2GiB": 2 << 30, "5 MB": 5 << 20}
-    assert {text: parse_size(text) for text in sizes} == sizes
+    assert {text: parse.size(text) for text in sizes} == sizes
 
 
 def test_addresses() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import List, Optional, Sequence
 
-from ddl.bootstrap.environ import parse_size
+from ddl.bootstrap import parse
 from ddl.errors import ConfigError, InvalidArgument
 from ddl.plan import Collective, Plan, algorithms, build
 from ddl.plan.draw import draw
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
 
 def _size(text: str) -> int:
     try:
-        return parse_size(text)
+        return parse.size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: it must be {error}") from error
 
