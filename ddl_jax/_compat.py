@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-__all__ = ["ClusterEnv", "InOrder", "abstract_token", "apply_primitive", "clusters", "global_state"]
+__all__ = ["ClusterEnv", "OrderedEffect", "abstract_token", "apply_primitive", "clusters", "global_state"]
 
 #: What DDL's tests were run with.
 TESTED = ("0.10.2", "0.12.0.1")
@@ -19,16 +19,16 @@ try:
     #: The classes that JAX asks, in this order, whether they know the job.
     clusters = ClusterEnv._cluster_types
 
-    class InOrder(effects.Effect):
+    class OrderedEffect(effects.Effect):
         """The effect of an operation whose order counts, also in loops and branches."""
 
         def __str__(self) -> str:
             return "ddl"
 
-    effects.lowerable_effects.add_type(InOrder)
-    effects.ordered_effects.add_type(InOrder)
-    effects.control_flow_allowed_effects.add_type(InOrder)
-    effects.custom_derivatives_allowed_effects.add_type(InOrder)
+    effects.lowerable_effects.add_type(OrderedEffect)
+    effects.ordered_effects.add_type(OrderedEffect)
+    effects.control_flow_allowed_effects.add_type(OrderedEffect)
+    effects.custom_derivatives_allowed_effects.add_type(OrderedEffect)
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"ddl_jax does not know JAX {jax.__version__}: {error}. It was tested with JAX {' and '.join(TESTED)}: "

@@ -25,14 +25,14 @@ import ddl
 from ddl.adapter.compiled import BuildError, compiled
 from ddl.adapter.native import address_of, native_calls
 from ddl.reduce_op import ReduceOp
-from ddl_jax._compat import InOrder, abstract_token, apply_primitive
+from ddl_jax._compat import OrderedEffect, abstract_token, apply_primitive
 
 __all__ = ["allreduce_p", "communicator"]
 
 _SOURCE = Path(__file__).with_name("call_op.cc")
 _TARGET = "ddl_allreduce"
 _log = logging.getLogger("ddl")
-_IN_ORDER = InOrder()
+_ORDERED = OrderedEffect()
 
 
 class _Joined:
@@ -80,11 +80,11 @@ allreduce_p.def_impl(functools.partial(apply_primitive, allreduce_p))
 
 @allreduce_p.def_effectful_abstract_eval
 def _describe(*arrays: Any, op: int) -> Tuple[Any, Any]:
-    return [jax.core.ShapedArray(array.shape, array.dtype) for array in arrays], {_IN_ORDER}
+    return [jax.core.ShapedArray(array.shape, array.dtype) for array in arrays], {_ORDERED}
 
 
 def _lower(ctx: Any, *operands: Any, op: int) -> Any:
-    token = ctx.tokens_in.get(_IN_ORDER)
+    token = ctx.tokens_in.get(_ORDERED)
     if _library() is None:
         results, token, _ = mlir.emit_python_callback(
             ctx,
@@ -100,7 +100,7 @@ def _lower(ctx: Any, *operands: Any, op: int) -> Any:
         with_token = {name: [abstract_token, *getattr(ctx, name)] for name in ("avals_in", "avals_out")}
         rule = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
         token, *results = rule(ctx.replace(**with_token), token, *operands, op=np.int32(op))
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_IN_ORDER: token})))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDERED: token})))
     return results
 
 

@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SAY_NOTHING = {"one", "found", "mine", "some", "made"}
-ADAPTERS = ("ddl_torch", "ddl_tensorflow", "ddl_caffe", "ddl_chainer", "ddl_theano", "ddl_lightgbm", "ddl_xgboost")
+ADAPTERS = (
+    "ddl_torch",
+    "ddl_tensorflow",
+    "ddl_caffe",
+    "ddl_chainer",
+    "ddl_theano",
+    "ddl_jax",
+    "ddl_lightgbm",
+    "ddl_xgboost",
+)
 PACKAGES = ("ddl", *ADAPTERS, "benchmarks", "lab")
 #: What the adapters of two frameworks have under one name, with one meaning; most of them are Horovod's names.
 IN_TWO_ADAPTERS = {"cast", "compression", "fp16compressor", "where"}

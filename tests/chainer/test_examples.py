@@ -63,8 +63,8 @@ def test_demo_prints_its_table():
 @pytest.mark.slow
 def test_benchmark_compares_with_naive(tmp_path):
     """It runs and finds the same weights; who is faster is not asked here."""
-    options = ["--model", "digits", "--rounds", "1", "--json", str(tmp_path / "found.json")]
+    options = ["--model", "digits", "--rounds", "1", "--json", str(tmp_path / "times.json")]
     done = output_of("-m", "benchmarks.frameworks.chainer_naive", *options)
     assert "weights" not in done.stdout and "ddl/naive" in done.stdout, done.stdout + done.stderr
-    seconds = json.loads((tmp_path / "found.json").read_text())["seconds"]["digits"]
+    seconds = json.loads((tmp_path / "times.json").read_text())["seconds"]["digits"]
     assert {len(taken) for taken in seconds.values()} == {1} and len(seconds) == 5

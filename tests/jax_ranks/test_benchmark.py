@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def test_it_prints_a_row_for_each_collective_and_size(tmp_path):
-    options = ["--sizes", "4,64K", "--rounds", "2", "--json", str(tmp_path / "found.json")]
+    options = ["--sizes", "4,64K", "--rounds", "2", "--json", str(tmp_path / "times.json")]
     line = [sys.executable, "-m", "benchmarks.frameworks.jax_collectives", *options]
     environ = {name: value for name, value in os.environ.items() if name != "MPITRAMPOLINE_LIB"}
     done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
@@ -34,6 +34,6 @@ def test_it_prints_a_row_for_each_collective_and_size(tmp_path):
     assert [row[:2] for row in cells] == wanted
     assert all(re.fullmatch(r"[\d.]+ (ns|us|µs|ms|s)", cell) for row in cells for cell in row[2:4]), rows
     assert all(re.fullmatch(r"\d+\.\d\d", row[4]) for row in cells), rows
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {len(taken) for by_kind in found["seconds"].values() for taken in by_kind.values()} == {2}
-    assert len(found["seconds"]) == len(rows) and found["ranks"] == 2
+    record = json.loads((tmp_path / "times.json").read_text())
+    assert {len(taken) for by_kind in record["seconds"].values() for taken in by_kind.values()} == {2}
+    assert len(record["seconds"]) == len(rows) and record["ranks"] == 2
