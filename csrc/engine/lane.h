@@ -9,6 +9,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <limits>
@@ -52,7 +53,7 @@ class Caller {
   }
   // When it must be able to go on, whatever has happened.
   void limit(Nanoseconds moment) { limit_ = moment; }
-  bool over(Nanoseconds now) const { return now >= limit_; }
+  Nanoseconds left(Nanoseconds now) const { return std::max<Nanoseconds>(0, limit_ - now); }
   bool over() const { return limit_ != kNoLimit && now_ns() >= limit_; }
   // The wait will take longer: release what other threads need (Python's lock).
   virtual void let_go() = 0;
@@ -129,7 +130,7 @@ class Lane {
   void note_begin(Nanoseconds now) DDL_REQUIRES(driver_);
   void note_end(Operation* operation, bool well) DDL_REQUIRES(driver_);
   void note_awaited(const Executor& executor) DDL_REQUIRES(driver_);
-  bool sleep() DDL_REQUIRES(driver_);
+  bool sleep(Nanoseconds longest) DDL_REQUIRES(driver_);
   bool awaits_neighbour() const DDL_REQUIRES(driver_);
   void check_on_peers() DDL_REQUIRES(driver_);
   void check_deadlines(Nanoseconds now) DDL_REQUIRES(driver_);
