@@ -23,8 +23,10 @@ from ddl.reduce_op import Average, OpLike, ReduceOp, parse_op
 __all__ = ["PreparedOperation", "Verbs", "Work"]
 
 Work = _core.Work
-#: A number, as looking up a member of an enumeration takes 70 ns.
+# Numbers, as looking up a member of an enumeration takes 70 ns.
 _ALLREDUCE = int(Collective.ALLREDUCE)
+_BROADCAST = int(Collective.BROADCAST)
+_BARRIER = int(Collective.BARRIER)
 PreparedOperation = _core.PreparedOperation
 T = TypeVar("T")
 
@@ -127,10 +129,11 @@ class Verbs:
 
         >>> ddl.broadcast_(weights, 0)
         """
-        self._calls.check_rank("broadcast_", "root", root)
+        if root.__class__ is not int or not 0 <= root < self.size:  # asked here, as above
+            self._calls.check_rank("broadcast_", "root", root)
         if x is None:
             not_none("broadcast_", x)
-        self._core.call(Collective.BROADCAST, x if root == self.rank else None, x, 0, root)
+        self._core.call(_BROADCAST, x if root == self.rank else None, x, 0, root)
         return x
 
     def broadcast_async(self, x: Any, root: int = 0) -> Work:
@@ -244,7 +247,7 @@ class Verbs:
 
         >>> ddl.barrier()
         """
-        self._core.call(Collective.BARRIER, None, None, 0, 0)
+        self._core.call(_BARRIER, None, None, 0, 0)
 
     def barrier_async(self) -> Work:
         """As ``barrier``, without blocking."""
