@@ -54,6 +54,7 @@ class Step:
         src_blocks: List[int],
         dst_blocks: List[int],
         remotes: List[Remote],
+        pull: bool = False,
     ) -> None: ...
 
 class Plan:

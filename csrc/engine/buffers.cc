@@ -135,8 +135,8 @@ bool PieceBuffers::must_stage(BufferId buffer) {
   const BlockLayout& blocks = layout(buffer);
   read_privately_[b] = false;
   if (!plan_->any_exposed[b] || Arena::process().contains(base_[b], blocks.spread_end)) return false;
-  read_privately_[b] = plan_->only_copied[b] &&
-                       neighbourhood_.read_privately(blocks.packed_total / blocks.bytes.size()) && readable(buffer);
+  const uint64_t at_once = plan_->pulled[b] ? blocks.packed_total : blocks.packed_total / blocks.bytes.size();
+  read_privately_[b] = plan_->only_copied[b] && neighbourhood_.read_privately(at_once) && readable(buffer);
   return !read_privately_[b];
 }
 

@@ -45,6 +45,8 @@ class PieceBuffers {
   void begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post);
   // Copies what peers wrote of a private output to the user's buffer.
   void end();
+  // Peers have written nothing to a private output: it is written where it lies.
+  void unstage_output() { staged_[static_cast<size_t>(BufferId::kOutput)] = nullptr; }
 
   Span span(BufferId buffer, uint32_t block) const {
     const auto b = static_cast<size_t>(buffer);

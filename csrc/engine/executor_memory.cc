@@ -13,6 +13,8 @@ namespace {
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
 constexpr uint64_t kBeyondCaches = 8 << 20;  // bytes of an operation
+// Of a block that one rank reads, and that the other could write to shared memory meanwhile. (Measured.)
+constexpr uint64_t kMostPulled = 256 << 10;
 
 // Of Post::packed.
 bool is_packed(uint64_t packed, BufferId buffer) { return (packed >> index(buffer) & 1) != 0; }
@@ -140,25 +142,54 @@ Stores Executor::stores(bool staged) const {
   return last && operation_->bytes >= kBeyondCaches ? Stores::kStreaming : Stores::kCached;
 }
 
+// Whether the rank of `to` reads what that of `from` could write to its staging only. Both ranks find the same.
+bool Executor::pulled(const Post& from, const Post& to, const Step& step, uint64_t bytes) const {
+  const uint64_t place = from.words[index(step.src)];
+  return step.pull && bytes <= kMostPulled && (from.packed & kInlined) == 0 && place != kNowhere &&
+         (place & kPrivate) != 0 && is_packed(to.packed, step.dst);
+}
+
 bool Executor::run_copy_from(int c, const Step& step) {
   const int peer = step.peers[0];
+  size_t first = 0;
+  if (step.pull) {
+    const uint64_t bytes = buffers_.span(step.dst, step.dst_blocks[0]).bytes;
+    if (pulled(post_of(peer, c, turn_), my_post(c, turn_), step, bytes)) {
+      buffers_.unstage_output();
+    } else {
+      first = 1;
+    }
+  }
   // Scratch is never private, and may itself be what the words hold.
   const bool shared = step.src == BufferId::kScratch;
   const uint64_t base = shared ? kNowhere : uint64_t{post_of(peer, c, turn_).words[index(step.src)]};
-  const bool privately = base != kNowhere && (base & kPrivate) != 0;
-  for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
+  if (base != kNowhere && (base & kPrivate) != 0) return read_private(step, first, base & ~kPrivate);
+  for (size_t i = first; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
-    if (privately) {
-      const Remote& remote = step.remotes[0];
-      const uint64_t address = (base & ~kPrivate) + buffers_.layout(remote.table).spread[remote.blocks[i]];
-      const KernelRead::Outcome outcome = neighbourhood_.read(peer, to.data, address, to.bytes);
-      if (outcome == KernelRead::Outcome::kRefused) throw unreadable(peer, to.bytes);
-      if (outcome == KernelRead::Outcome::kGone) return false;
-    } else {
-      const char* const from = peer_data(c, peer, step.src, step.remotes[0], i);
-      copy(to.data, from, to.bytes, stores(buffers_.packed(step.dst)));
+    const char* const from = peer_data(c, peer, step.src, step.remotes[0], i);
+    copy(to.data, from, to.bytes, stores(buffers_.packed(step.dst)));
+  }
+  return true;
+}
+
+// Copies the blocks of a kCopyFrom from block `first` on. False: the peer's process has ended.
+bool Executor::read_private(const Step& step, size_t first, uint64_t base) {
+  const int peer = step.peers[0];
+  const Remote& remote = step.remotes[0];
+  const std::vector<uint64_t>& places = buffers_.layout(remote.table).spread;
+  for (size_t i = first; i < step.dst_blocks.size();) {
+    Span to = buffers_.span(step.dst, step.dst_blocks[i]);
+    const uint64_t from = base + places[remote.blocks[i]];
+    for (++i; i < step.dst_blocks.size(); ++i) {  // blocks that lie side by side on both ranks take one call
+      const Span next = buffers_.span(step.dst, step.dst_blocks[i]);
+      if (next.data != to.data + to.bytes || base + places[remote.blocks[i]] != from + to.bytes) break;
+      to.bytes += next.bytes;
     }
+    if (to.bytes == 0) continue;
+    const KernelRead::Outcome outcome = neighbourhood_.read(peer, to.data, from, to.bytes);
+    if (outcome == KernelRead::Outcome::kRefused) throw unreadable(peer, to.bytes);
+    if (outcome == KernelRead::Outcome::kGone) return false;
   }
   return true;
 }
@@ -168,8 +199,10 @@ void Executor::run_copy_to(int c, const Step& step) {
     const Span from = buffers_.span(step.src, step.src_blocks[i]);
     if (from.bytes == 0) continue;
     for (size_t p = 0; p < step.peers.size(); ++p) {
+      const Post& post = post_of(step.peers[p], c, turn_);
+      if (pulled(my_post(c, turn_), post, step, from.bytes)) continue;
       char* const to = peer_data(c, step.peers[p], step.dst, step.remotes[p], i);
-      const bool staged = is_packed(post_of(step.peers[p], c, turn_).packed, step.dst);
+      const bool staged = is_packed(post.packed, step.dst);
       staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
     }
   }

@@ -67,6 +67,10 @@ void Plan::finish(int its_rank, int its_size) {
       if (step.onto && step.kind != StepKind::kReduceFrom) {
         bad("a step of kind " + std::to_string(static_cast<int>(step.kind)) + " that adds onto its target");
       }
+      if (step.pull && !(step.kind == StepKind::kCopyTo && step.src_blocks.size() == 1) &&
+          !(step.kind == StepKind::kCopyFrom && step.dst_blocks.size() > 1)) {
+        bad("a step that a peer may do instead, of kind " + std::to_string(static_cast<int>(step.kind)));
+      }
       check_blocks(step.src_blocks, held(step.own()), "source");
       check_blocks(step.dst_blocks, held(step.dst), "target");
       check_pairs(step);
@@ -74,6 +78,7 @@ void Plan::finish(int its_rank, int its_size) {
         if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");
       }
+      if (step.pull && step.kind == StepKind::kCopyTo) pulled[static_cast<size_t>(step.src)] = true;
       messages = messages || is_message(step.kind);
       notifies = notifies || (step.kind == StepKind::kNotify && &steps == &channels.front());
       if (i > 0 && step.kind == StepKind::kCopyTo && steps[i - 1].kind == StepKind::kReduceFrom &&

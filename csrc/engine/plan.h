@@ -46,6 +46,9 @@ struct Step {
   bool final = false;        // makes the final value; a kSend sends it
   bool onto = false;         // a kReduceFrom whose own operand is what dst holds
   bool after_sends = false;  // begins when all that its channel has sent before is released
+  // A kCopyTo of a block that each peer may take itself, or the kCopyFrom by which it does, as the first block of
+  // several (ddl/plan/pull.py). For each two ranks, one of the two is done.
+  bool pull = false;
   uint8_t phase = 0;
   std::vector<int> peers;       // ascending; a kRecv of several takes the first message that one of them sends
   Blocks src_blocks;            // of this rank (of dst if `onto`); empty where the step does not read its memory
@@ -76,6 +79,7 @@ struct Plan {
   int rank = 0, size = 1;                    // the rank that it is for
   bool notifies = false;                     // posts where its buffers are (in channel 0)
   bool messages = false;                     // sends or receives
+  std::array<bool, kBuffers> pulled{};       // by buffer: each peer may take all of it at once
   std::array<bool, kBuffers> any_exposed{};  // by buffer
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.

@@ -26,7 +26,7 @@ Enum one_of(int number, Enum first, Enum last, const char* what) {
 }
 
 Step make_step(int kind, int src, int dst, bool final, bool onto, bool after_sends, int phase, std::vector<int> peers,
-               Blocks src_blocks, Blocks dst_blocks, std::vector<Remote> remotes) {
+               Blocks src_blocks, Blocks dst_blocks, std::vector<Remote> remotes, bool pull) {
   Step step;
   step.kind = one_of(kind, StepKind::kSend, StepKind::kAwait, "kind of step");
   step.src = one_of(src, BufferId::kInput, BufferId::kScratch, "buffer");
@@ -39,6 +39,7 @@ Step make_step(int kind, int src, int dst, bool final, bool onto, bool after_sen
   step.src_blocks = std::move(src_blocks);
   step.dst_blocks = std::move(dst_blocks);
   step.remotes = std::move(remotes);
+  step.pull = pull;
   return step;
 }
 
@@ -97,7 +98,7 @@ void bind_plan(py::module_& m) {
   py::class_<Step>(m, "Step", "A step of a plan as the native executor runs it.")
       .def(py::init(&make_step), py::kw_only(), py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("final"),
            py::arg("onto"), py::arg("after_sends"), py::arg("phase"), py::arg("peers"), py::arg("src_blocks"),
-           py::arg("dst_blocks"), py::arg("remotes"));
+           py::arg("dst_blocks"), py::arg("remotes"), py::arg("pull") = false);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A plan as the native executor runs it.")
       .def(py::init(&make_plan), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("split"), py::arg("parts"),
            py::arg("tables"), py::arg("own_tables"), py::arg("exposed"), py::arg("channels"), py::arg("wire") = 0,

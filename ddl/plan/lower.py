@@ -7,13 +7,14 @@ every rank has one block, a part is a rank.
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 from ddl import _core
 from ddl.plan import build
 from ddl.plan.collectives import TRAITS, Content
 from ddl.plan.ir import Buffer, Collective, Kind, Plan, Step
 from ddl.plan.layout import SPLIT
+from ddl.plan.pull import pull_of
 from ddl.topology import Topology
 
 __all__ = ["lower", "one_message"]
@@ -45,6 +46,7 @@ class _Lowering:
             for rank in near
             if rank != plan.rank
         }
+        self.near = {plan.rank: plan, **self.neighbours}
         self.split = plan.collective in SPLIT
         self.part_of_chunk = self._parts(topology)
         self.tables: List[List[int]] = []
@@ -73,18 +75,24 @@ class _Lowering:
         numbers = self.block_numbers[chunks]
         return [numbers[chunk] for chunk in range(step.first, step.first + step.count)]
 
-    def channel(self, steps: Sequence[Step]) -> List[_core.Step]:
+    def channel(self, number: int) -> List[_core.Step]:
         """Lower the steps of a channel. A SEND of finished values is ``final`` too: they must not be rounded again."""
         finished: Set[int] = set()
         lowered = []
-        for step in steps:
+        pull = pull_of(self.plan.rank, self.near)
+        for step in self.plan.channels[number]:
             chunks = range(step.first, step.first + step.count)
             if step.final or step.kind is Kind.RECV:
                 finished.update(chunks)
-            lowered.append(self.step(step, step.final or (step.kind is Kind.SEND and finished.issuperset(chunks))))
+            final = step.final or (step.kind is Kind.SEND and finished.issuperset(chunks))
+            if pull is not None and step == pull[0]:
+                lowered.append(self.step(pull[1], final, True))
+            else:
+                gives = step.kind is Kind.COPY_TO and all(pull_of(peer, self.near) is not None for peer in step.peers)
+                lowered.append(self.step(step, final, gives))
         return lowered
 
-    def step(self, step: Step, final: bool) -> _core.Step:
+    def step(self, step: Step, final: bool, pull: bool) -> _core.Step:
         own = step.dst if step.onto else step.src
         peers = sorted(step.peers)
         remotes = []
@@ -104,6 +112,7 @@ class _Lowering:
             src_blocks=self.blocks(_chunks_in(self.plan, own), step) if step.kind in _READS_OWN else [],
             dst_blocks=self.blocks(_chunks_in(self.plan, step.dst), step) if step.kind in _WRITES_OWN else [],
             remotes=remotes,
+            pull=pull,
         )
 
     def _touching(self) -> Iterator[Step]:
@@ -135,7 +144,7 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
     """
     lowering = _Lowering(plan, topology)
     own_tables = [lowering.table(_chunks_in(plan, buffer)) for buffer in Buffer]
-    channels = [lowering.channel(channel) for channel in plan.channels]
+    channels = [lowering.channel(number) for number in range(len(plan.channels))]
     return _core.Plan(
         rank=plan.rank,
         size=plan.size,

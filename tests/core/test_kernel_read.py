@@ -82,6 +82,37 @@ def test_what_others_can_reach_is_not_read_so() -> None:
     assert ranks.run(2, arrays_in_shared_memory, env=FROM_ONE_BYTE) == [0, 0]
 
 
+def private_and_shared(who: List[int], n: int) -> Tuple[bool, int]:
+    """Broadcast from rank 0; the arrays of ``who`` are private."""
+    ddl.barrier()
+    before = read_by_kernel()
+    x = np.empty(n, np.float32) if ddl.rank() in who else ddl.empty(n, np.float32)
+    right = True
+    for turn in range(3):
+        x[:] = np.arange(n) % 1000 + 1000 * (ddl.rank() + 3 * turn)
+        ddl.broadcast_(x, root=0)
+        right &= bool((x == np.arange(n) % 1000 + 3000 * turn).all())
+    return right, read_by_kernel(before) // 3
+
+
+@pytest.mark.parametrize("who", [[], [0], [1], [0, 1], [0, 1, 2], [0, 2]], ids=str)
+def test_a_broadcast_between_private_and_shared_arrays(who: List[int]) -> None:
+    """What the root would have to write to staging, a rank reads itself; each pair of ranks for itself."""
+    n = 30_000
+    chunk = 4 * n // 3  # the root writes the first one, and the others read the rest
+    answers = ranks.run(3, private_and_shared, who, n, env=FROM_ONE_BYTE)
+    assert all(right for right, _ in answers)
+    for rank in (1, 2):
+        read = 0 if 0 not in who else 3 * chunk if rank in who else 2 * chunk
+        assert abs(answers[rank][1] - read) <= 128, (rank, answers)  # chunks begin on cache lines
+
+
+def test_a_large_broadcast_is_shared_by_root_and_reader() -> None:
+    n = 1_000_000
+    ((first, _), (second, read)) = ranks.run(2, private_and_shared, [0, 1], n, env=FROM_ONE_BYTE)
+    assert first and second and abs(read - 2 * n) <= 256
+
+
 def across_hosts(n: int) -> Tuple[bool, int]:
     ddl.barrier()
     before = read_by_kernel()
