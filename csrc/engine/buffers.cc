@@ -79,23 +79,32 @@ void PieceBuffers::begin(const Operation& operation, uint64_t piece, uint64_t tu
   bind(operation, turn, post);
 }
 
+bool PieceBuffers::LaidOut::is_for(const Operation& operation, uint64_t its_piece) const {
+  return plan == operation.plan && element == element_size(operation.descriptor.dtype) && piece == its_piece &&
+         count == operation.count && piece_elements == operation.piece_elements &&
+         part_lengths == operation.part_lengths;
+}
+
 void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
-  const uint64_t element = element_size(operation.descriptor.dtype);
-  if (key_.plan == operation.plan && key_.element == element && key_.piece == piece &&
-      key_.count == operation.count && key_.piece_elements == operation.piece_elements &&
-      key_.part_lengths == operation.part_lengths) {
+  plan_ = operation.plan;
+  if (laid_out_->is_for(operation, piece)) return;
+  for (LaidOut& known : known_layouts_) {
+    if (!known.is_for(operation, piece)) continue;
+    laid_out_ = &known;
     return;
   }
-  plan_ = operation.plan;
-  key_.plan = nullptr;                                                                // in case of an error below
-  if (layouts_.size() < plan_->tables.size()) layouts_.resize(plan_->tables.size());  // never fewer
-  for (size_t t = 0; t < plan_->tables.size(); ++t) lay_out_table(operation, t, piece, &layouts_[t]);
-  key_.element = element;
-  key_.piece = piece;
-  key_.piece_elements = operation.piece_elements;
-  key_.count = operation.count;
-  key_.part_lengths = operation.part_lengths;
-  key_.plan = plan_;
+  LaidOut& next = known_layouts_[oldest_layouts_];
+  oldest_layouts_ = (oldest_layouts_ + 1) % known_layouts_.size();
+  laid_out_ = &next;
+  next.plan = nullptr;  // in case of an error below
+  if (next.tables.size() < plan_->tables.size()) next.tables.resize(plan_->tables.size());  // never fewer
+  for (size_t t = 0; t < plan_->tables.size(); ++t) lay_out_table(operation, t, piece, &next.tables[t]);
+  next.element = element_size(operation.descriptor.dtype);
+  next.piece = piece;
+  next.piece_elements = operation.piece_elements;
+  next.count = operation.count;
+  next.part_lengths = operation.part_lengths;
+  next.plan = plan_;
 }
 
 char* PieceBuffers::grow(Block* block, uint64_t bytes) {
@@ -123,10 +132,12 @@ char* PieceBuffers::rotate(Block* block, uint64_t bytes) {
 bool PieceBuffers::readable(BufferId buffer) {
   const auto b = static_cast<size_t>(buffer);
   const char *const begin = base_[b], *const end = begin + layout(buffer).spread_end;
-  if (begin >= readable_begin_[b] && end <= readable_end_[b]) return true;
+  for (const PrivateRange& known : readable_) {
+    if (known.contains(begin, end)) return true;
+  }
   if (!KernelRead::possible(begin, static_cast<uint64_t>(end - begin))) return false;
-  readable_begin_[b] = begin;
-  readable_end_[b] = end;
+  readable_[oldest_readable_] = {begin, end};
+  oldest_readable_ = (oldest_readable_ + 1) % readable_.size();
   return true;
 }
 

@@ -50,7 +50,7 @@ class PieceBuffers {
 
   Span span(BufferId buffer, uint32_t block) const {
     const auto b = static_cast<size_t>(buffer);
-    const BlockLayout& layout = layouts_[plan_->own_tables[b]];
+    const BlockLayout& layout = laid_out_->tables[plan_->own_tables[b]];
     if (staged_[b] != nullptr && plan_->exposed[b][block]) {
       return {staged_[b] + layout.packed[block], layout.bytes[block]};
     }
@@ -70,7 +70,7 @@ class PieceBuffers {
   bool scratch_inlined() const { return scratch_inlined_; }
   // Whether peers read the buffer where it lies in private memory.
   bool read_privately(BufferId buffer) const { return read_privately_[static_cast<size_t>(buffer)]; }
-  const BlockLayout& layout(uint32_t table) const { return layouts_[table]; }
+  const BlockLayout& layout(uint32_t table) const { return laid_out_->tables[table]; }
 
  private:
   // Memory in the arena, grown as needed.
@@ -79,17 +79,25 @@ class PieceBuffers {
     uint64_t bytes = 0;
     uint64_t next = 0;  // of rotate()
   };
-  // What the layouts are for.
-  struct Key {
+  // The layouts of a plan's tables, and for what they are. A program that calls with several roots in turn, say,
+  // needs several again and again.
+  struct LaidOut {
     const Plan* plan = nullptr;
     uint64_t element = 0, piece = 0, piece_elements = 0, count = 0;
     std::vector<uint64_t> part_lengths;
+    std::vector<BlockLayout> tables;  // one per table of the plan, or more
+
+    bool is_for(const Operation& operation, uint64_t its_piece) const;
+  };
+  struct PrivateRange {
+    const char *begin = nullptr, *end = nullptr;
+    bool contains(const char* first, const char* last) const { return first >= begin && last <= end; }
   };
 
   void lay_out(const Operation& operation, uint64_t piece);
   void bind(const Operation& operation, uint64_t turn, Post* post);
   const BlockLayout& layout(BufferId buffer) const {
-    return layouts_[plan_->own_tables[static_cast<size_t>(buffer)]];
+    return laid_out_->tables[plan_->own_tables[static_cast<size_t>(buffer)]];
   }
   bool must_stage(BufferId buffer);
   bool readable(BufferId buffer);
@@ -100,12 +108,14 @@ class PieceBuffers {
   OneWayCopies* const one_way_;
   const Neighbourhood& neighbourhood_;
   const Plan* plan_ = nullptr;
-  Key key_;
-  std::vector<BlockLayout> layouts_;      // one per table of the plan, or more
+  std::array<LaidOut, 4> known_layouts_;
+  LaidOut* laid_out_ = &known_layouts_[0];
+  size_t oldest_layouts_ = 0;
   std::array<char*, kBuffers> base_{};    // the user's, and the scratch
   std::array<char*, kBuffers> staged_{};  // null: peers reach the user's buffer
   std::array<bool, kBuffers> read_privately_{};
-  std::array<const char*, kBuffers> readable_begin_{}, readable_end_{};  // where neighbours could read the last time
+  std::array<PrivateRange, 16> readable_{};  // where neighbours could read before
+  size_t oldest_readable_ = 0;
   bool scratch_inlined_ = false;
   Block staging_input_, staging_output_;
   std::array<Block, 2> scratch_;  // for even and odd turns

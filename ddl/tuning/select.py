@@ -91,6 +91,8 @@ _SHARED_BY_FEW: Dict[Collective, Lines] = {
     for collective in Collective
     if collective not in (Collective.BARRIER, Collective.SEND, Collective.RECV)
 }
+# Nobody sums or writes into a peer's array. So larger pieces cost nothing, and there are fewer meets.
+_SHARED_BY_FEW[Collective.ALLGATHER] = _two("eager", 4 * KIB, "direct", 4 * MIB)
 _SHARED_BY_MANY: Dict[Collective, Lines] = {
     collective: _two("eager", 4 * KIB, "direct", 2 * MIB) for collective in _SHARED_BY_FEW
 }
