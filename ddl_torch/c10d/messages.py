@@ -8,6 +8,7 @@ received from any rank. On one communicator, such a receive could take a message
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 import threading
@@ -21,7 +22,7 @@ import ddl
 from ddl import Communicator, InvalidArgument, WaitTimeout, clock
 from ddl.adapter.calls import Call, Collective, calls_of
 from ddl.adapter.operations import Waitable
-from ddl_torch._memory import is_ordinary
+from ddl_torch._memory import in_host, is_ordinary
 from ddl_torch._streams import StreamOfCall, is_on_gpu
 from ddl_torch.c10d.arguments import Part, moved
 from ddl_torch.c10d.verbs import C10dVerbs
@@ -131,7 +132,8 @@ class _TaggedMessage:
     tag: int
     count: int
     kind: str
-    kept: Optional[torch.Tensor] = None  # taken off the stream, because nobody wanted it yet
+    data: Optional[bytes] = None  # of a short message
+    kept: Optional[torch.Tensor] = None  # a longer one, taken off the stream, because nobody wanted it yet
     work: Optional[Waitable] = None
 
     def __str__(self) -> str:
@@ -175,13 +177,11 @@ class Messages:
         """Send to rank ``dst``. Whoever waits waits for the header, too: a message is lost that has none."""
         if tag == 0:
             return [self._plain.send(tensor, dst)]
-        own = moved(tensor, "send")  # refuses what cannot be sent before its header is
         self._header_calls.check_peer("send", dst)
-        data, length = b"", -1
-        if own.is_cpu and own.numel() * own.element_size() <= _SHORT:
-            data = own.numpy().tobytes()
-            length = len(data)
-        header = np.frombuffer(_HEADER.pack(tag, tensor.numel(), length, _kind(tensor).encode(), data), np.uint8)
+        data = _short(tensor)
+        length = -1 if data is None else len(data)
+        packed = _HEADER.pack(tag, tensor.numel(), length, _kind(tensor).encode(), data or b"")
+        header = np.frombuffer(packed, np.uint8)
         with self._lock:
             self._let_take(self._timeout)
             try:
@@ -313,14 +313,11 @@ class Messages:
 
     def _take_header(self, source: int, header: np.ndarray) -> None:
         tag, count, length, kind, data = _HEADER.unpack(header.tobytes())
-        message = _TaggedMessage(source, tag, count, kind.rstrip(b"\0").decode())
-        if length >= 0:
-            message.kept = torch.empty(0, dtype=getattr(torch, message.kind))
-            if count > 0:
-                message.kept = torch.frombuffer(bytearray(data), dtype=message.kept.dtype, count=count)
+        short = data[:length] if length >= 0 else None
+        message = _TaggedMessage(source, tag, count, kind.rstrip(b"\0").decode(), short)
         receive = next((each for each in self._waiting if each.wants(source, tag)), None)
         if receive is None:
-            if message.kept is None:
+            if short is None:
                 self._keep(message)
             self._kept.append(message)
         else:
@@ -332,13 +329,15 @@ class Messages:
         message.work, _ = self._tagged.recv(message.kept, message.source)
 
     def _deliver(self, message: _TaggedMessage, receive: MatchedReceive) -> None:
-        kept, target = message.kept, receive.tensor
+        data, kept, target = message.data, message.kept, receive.tensor
         if (message.kind, message.count) != (_kind(target), target.numel()):
-            if kept is None:
+            if data is None and kept is None:
                 self._keep(message)
             receive.fail(
                 InvalidArgument(f"{receive} has got {message}, which is lost; pass a tensor like the sender's")
             )
+        elif data is not None:
+            receive.match(message.source, (None, lambda: _write(target, data)))
         elif kept is None:
             self._begin(receive, message.source)
         else:
@@ -355,6 +354,25 @@ class Messages:
 
 def _kind(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).replace("torch.", "")
+
+
+def _short(tensor: torch.Tensor) -> Optional[bytes]:
+    """Return the bytes of a tensor on the CPU, if they fit into a header. Raises for what cannot be sent."""
+    known = in_host(tensor)
+    if known is not None:  # mostly: without a copy of the tensor
+        length = tensor.numel() * tensor.element_size()
+        return ctypes.string_at(known[1], length) if length <= _SHORT else None
+    own = moved(tensor, "send")
+    fits = own.is_cpu and own.numel() * own.element_size() <= _SHORT
+    return own.numpy().tobytes() if fits else None
+
+
+def _write(target: torch.Tensor, data: bytes) -> None:
+    known = in_host(target)
+    if known is not None:
+        ctypes.memmove(known[1], data, len(data))
+    elif data:
+        target.detach().copy_(torch.frombuffer(bytearray(data), dtype=target.dtype).view(target.shape))
 
 
 def channels_of(communicator: Communicator, timeout: Optional[float]) -> Tuple[Communicator, Communicator]:
