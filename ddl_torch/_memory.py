@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 import torch
 
@@ -17,13 +17,14 @@ _NUMBERS: Dict[torch.dtype, int] = {
     getattr(torch, name): element_number(name) for name in (*_FLOATS, *_INTEGERS) if hasattr(torch, name)
 }
 _keys = torch._C._dispatch_keys  # 0.3 us, where to ask for each property of its own takes 2
+_text_or_number: Callable[[Any], Any] = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # torch 2.1 has no number
 
 
-def _ordinary_keys() -> FrozenSet[int]:
+def _ordinary_keys() -> FrozenSet[Any]:
     """Return the sets of keys of tensors that have no property beside being dense and on the CPU."""
     with torch.inference_mode():
         inference = torch.empty(0)
-    return frozenset(_keys(tensor).raw_repr() for tensor in (torch.empty(0), inference))
+    return frozenset(_text_or_number(_keys(tensor)) for tensor in (torch.empty(0), inference))
 
 
 _ORDINARY = _ordinary_keys()
@@ -34,7 +35,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
     That is not so where it is conjugated, negated, quantised, sparse or nested, or stands for another tensor.
     """
-    return _keys(tensor).raw_repr() in _ORDINARY and not tensor.requires_grad
+    return _text_or_number(_keys(tensor)) in _ORDINARY and not tensor.requires_grad
 
 
 class InHost(Tuple[Any, int, int, int]):

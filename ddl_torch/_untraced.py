@@ -10,13 +10,14 @@ import functools
 import inspect
 from typing import Any, Callable, TypeVar
 
-from torch._C._dynamo.eval_frame import set_eval_frame
+import torch
 
 from ddl_torch._compat import never_compile
 
 __all__ = ["untraced"]
 
 C = TypeVar("C", bound=type)
+set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame  # torch 2.1 can import no name of it
 
 #: What torch calls of a group or a work though its name begins with an underscore.
 _CALLED_BY_TORCH = frozenset(

@@ -30,6 +30,7 @@ from ddl_torch.c10d.verbs import C10dVerbs
 __all__ = ["MatchedReceive", "Messages", "channels_of", "source_of"]
 
 _LOOK = 0.2  # seconds between two looks at whether the group is still whole
+_GLANCE = 0.001  # the same, while one of several headers may be the one that is waited for
 _LONG = 30 * 86400.0  # seconds: a receive has a deadline of its own, and a header may be of another receive
 _SHORT = 208  # bytes
 _HEADER = struct.Struct(f"<qqq24s{_SHORT}s")  #: tag, elements, bytes that are in here (-1: none), type, the bytes
@@ -252,10 +253,11 @@ class Messages:
             if receive.matched() or (seconds > 0 and self._header_at_once(receive)):
                 return
             self._receive_headers()
-            pair = self._headers.get(None) or self._headers.get(receive.wanted)
+            pair = self._headers.get(receive.wanted) or self._headers.get(None)
             if pair is None:  # as the group has ended
                 return
             header = pair[1]
+            seconds = seconds if len(self._headers) == 1 else min(seconds, _GLANCE)
         try:  # at once: then this thread receives it, and need not be woken by DDL's
             header.wait(seconds)
         except ddl.Error:  # time is up, or the group has ended, which ``check`` raises

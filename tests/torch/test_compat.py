@@ -23,6 +23,26 @@ ddl_torch.init()
 """
 
 
+#: Torch 2.1 has no numbers of sets of keys, and these names in no module of their own.
+OLD_TORCH = """
+import sys
+import torch
+del torch._C.DispatchKeySet.raw_repr
+sys.modules["torch._C._dynamo.eval_frame"] = None
+import ddl_torch
+import ddl_torch.c10d.process_group
+from ddl_torch._memory import in_host, is_ordinary
+assert in_host(torch.ones(3))[2] == 3
+assert not is_ordinary(torch.ones(3, requires_grad=True))
+assert not is_ordinary(torch.ones(3, dtype=torch.complex64).conj())
+"""
+
+
+def test_an_old_torch_lacks_names() -> None:
+    done = subprocess.run([sys.executable, "-c", OLD_TORCH], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
 def test_which_versions_are_newer() -> None:
     from ddl_torch._compat import NEWEST, newer_than_tested
 
