@@ -49,6 +49,10 @@ def warn_if_newer() -> None:
         warnings.warn(text, stacklevel=3)  # the line that imports ddl_torch, or near it
 
 
+# Its older name is that of a function of torch._C, which takes something else now.
+_increment_version = getattr(torch.autograd.graph, "increment_version", torch._C._increment_version)
+
+
 def mark_written(tensor: torch.Tensor) -> None:
     """Tell autograd that the memory of ``tensor`` was overwritten behind its back.
 
@@ -56,8 +60,7 @@ def mark_written(tensor: torch.Tensor) -> None:
     """
     if tensor.is_inference():  # has no version
         return
-    increment = getattr(torch.autograd.graph, "increment_version", torch._C._increment_version)  # the older name
-    increment(tensor)
+    _increment_version(tensor)
 
 
 def question_of_tracing() -> Callable[[], bool]:

@@ -6,6 +6,7 @@ What one rank alone can refuse is refused when the operation is built, before an
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar
 
 import torch
@@ -43,7 +44,12 @@ def _on_stream(tensor: torch.Tensor, operation: Operation[T]) -> Operation[T]:
 
 def _described(tensor: torch.Tensor, rows_differ: bool = False) -> Tuple[str, Tuple[int, ...]]:
     shape = tuple(tensor.shape)
-    return str(tensor.dtype).split(".")[-1], (ANY, *shape[1:]) if rows_differ else shape
+    return _name_of(tensor.dtype), (ANY, *shape[1:]) if rows_differ else shape
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).split(".")[-1]
 
 
 def _copy(tensor: torch.Tensor, verb: str) -> torch.Tensor:
@@ -60,7 +66,12 @@ def _clone(own: torch.Tensor, verb: str) -> torch.Tensor:
 
 def check_op(tensor: torch.Tensor, verb: str, op: ddl.ReduceOp) -> None:
     """Raise ``InvalidArgument`` if elements of the type cannot be combined by ``op``."""
-    check_type(verb, tensor.dtype, KINDS.get(tensor.dtype, "?"), op, adasum="fc")
+    _check_op(tensor.dtype, verb, op)
+
+
+@cache  # of what can be combined; an error is not kept
+def _check_op(dtype: torch.dtype, verb: str, op: ddl.ReduceOp) -> None:
+    check_type(verb, dtype, KINDS.get(dtype, "?"), op, adasum="fc")
 
 
 def _scale(tensor: torch.Tensor, factor: float) -> None:
@@ -92,6 +103,7 @@ def _factor(factor: Any, verb: str, name: str) -> float:
         raise ddl.InvalidArgument(f"{verb}: {name}={factor!r} is no real number") from error
 
 
+@lru_cache(maxsize=256)
 def _detail(op: ddl.ReduceOp, prescale: float, postscale: float) -> str:
     scales = "" if prescale == postscale == 1.0 else f" prescale_factor={prescale:g} postscale_factor={postscale:g}"
     return f"op={op.name}{scales}"
