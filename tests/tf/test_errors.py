@@ -63,8 +63,9 @@ def mistakes():
     with pytest.raises(ddl.InvalidArgument, match="IndexedSlices can be averaged and summed"):
         ddl.allreduce(tf.IndexedSlices(tf.ones([1]), tf.constant([0])), op=ddl.Max)
     if os.environ.get("DDL_TENSORFLOW_OP") != "0":
+        assert ddl.allreduce(tf.ones([1] * 17)).shape.rank == 17  # small and eager: without the op
         with pytest.raises(ddl.InvalidArgument, match="17 dimensions; reshape it to 16"):
-            ddl.allreduce(tf.ones([1] * 17))
+            tf.function(lambda: ddl.allreduce(tf.ones([1] * 17)))()
         several_at_once(ddl)
     ddl.shutdown()
     ddl.init()
