@@ -323,11 +323,14 @@ def describe_arrays_of(type: type, function: Callable[[Any], Any]) -> None:
     same memory, or None: then DLPack's word counts.
     """
 
-def describe_host_arrays_of(type: type, function: Callable[[Any], Optional[Tuple[Any, int, int, int]]]) -> None:
+def describe_host_arrays_of(
+    type: type, function: Optional[Callable[[Any], Optional[Tuple[Any, int, int, int]]]]
+) -> None:
     """Have ``function(array)`` say where an array of exactly that ``type`` is in the host's memory.
 
     It returns what keeps the memory alive, its address, the number of elements, and ``element_number`` of their type;
-    or None: then DLPack is asked, which takes microseconds. The memory is contiguous and may be written.
+    or None: then DLPack is asked, which takes microseconds. The memory is contiguous and may be written. Where
+    ``function`` is None, the array is itself such a tuple.
     """
 
 def element_number(name: str) -> int:

@@ -11,10 +11,11 @@ from typing import Callable, Optional, Tuple
 
 import torch
 from torch._C._dynamo import eval_frame
-from torch.distributed import default_pg_timeout
+from torch.distributed import AllreduceOptions, default_pg_timeout
 
 __all__ = [
     "NEWEST",
+    "TAKES_NO_WORK",
     "mark_written",
     "never_compile",
     "newer_than_tested",
@@ -27,6 +28,9 @@ __all__ = [
 
 #: The newest release of torch that the tests run with; ``environments/torch.txt`` installs it.
 NEWEST = (2, 15)
+
+#: Whether ``dist.all_reduce`` and the like take None from a verb that has ended, as NCCL's: since 2.8, with this field.
+TAKES_NO_WORK = hasattr(AllreduceOptions, "asyncOp")
 
 
 def newer_than_tested(version: str) -> Optional[str]:

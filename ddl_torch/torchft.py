@@ -120,7 +120,7 @@ class ProcessGroupDDL(ChangingProcessGroup):
         super().shutdown()
         self._error = None
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> GroupWork:
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Optional[GroupWork]:
         """Combine each tensor over all ranks, in place. ``opts`` may also be a ``ReduceOp``, as torchft passes it."""
         if opts is not None and not hasattr(opts, "reduceOp"):
             options = dist.AllreduceOptions()
@@ -130,7 +130,7 @@ class ProcessGroupDDL(ChangingProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def broadcast_one(self, tensor: torch.Tensor, root: int) -> GroupWork:
+    def broadcast_one(self, tensor: torch.Tensor, root: int) -> Optional[GroupWork]:
         """Overwrite ``tensor`` by that of rank ``root``."""
         options = dist.BroadcastOptions()
         options.rootRank = root

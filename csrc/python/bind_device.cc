@@ -83,7 +83,7 @@ void bind_device(py::module_& m) {
         "array; or None, and DLPack is asked.");
   m.def("describe_host_arrays_of", &describe_host_arrays_of, py::arg("type"), py::arg("function"),
         "Have function(array) say where an array of exactly that type is in the host's memory: (owner, address,\n"
-        "elements, element_number), or None, and DLPack is asked.");
+        "elements, element_number), or None, and DLPack is asked. Where function is None, the array is that tuple.");
   m.def(
       "element_number", [](const std::string& name) { return element_type_named(name).number(); }, py::arg("name"),
       "The number of an element type, \"float32\" or \"complex64\"; InvalidArgument if there is none.");

@@ -168,7 +168,8 @@ void add(Describers* describers, const py::object& type, py::object function) {
 std::optional<Memory> described_in_host(const py::object& object) {
   for (const Describer& describer : host_describers()) {
     if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != describer.type) continue;
-    const auto answer = py::reinterpret_borrow<py::object>(describer.function)(object);
+    const auto function = py::reinterpret_borrow<py::object>(describer.function);
+    const py::object answer = function.is_none() ? object : function(object);
     if (answer.is_none()) continue;
     const auto fields = answer.cast<py::tuple>();
     Memory memory;

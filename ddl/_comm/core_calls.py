@@ -35,6 +35,7 @@ class CoreCalls:
         self._core = core
         self._rank = rank
         self._size = size
+        self.run_alike = core.call  # no method around it, which would take longer than the call of a small array
 
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its result."""
@@ -59,10 +60,6 @@ class CoreCalls:
             not_none(verb, None)
         self._core.call(collective, x, out, op, 0)
         return out
-
-    def run_alike(self, collective: Collective, x: Any, out: Any, op: ReduceOp = Sum, root: int = 0) -> None:
-        """Read ``x`` and write ``out``, where these say all of the sizes, and wait for the end: the quickest call."""
-        self._core.call(collective, x, out, op, root)
 
     # --- one buffer, the same on every rank ---
 

@@ -16,7 +16,7 @@ from ddl._comm.verbs import Work
 from ddl.communicator import Communicator
 from ddl.errors import CommunicatorError
 from ddl.plan.ir import Collective
-from ddl.reduce_op import ReduceOp, Sum
+from ddl.reduce_op import ReduceOp
 
 __all__ = ["Call", "Calls", "Collective", "calls_of", "check_splits"]
 
@@ -33,7 +33,7 @@ class Calls(Protocol):
     def run(self, call: Call[T], label: str = "") -> T:
         """Make the call, wait for its end and return its ``result``. ``label`` appears in errors."""
 
-    def run_alike(self, collective: Collective, x: Any, out: Any, op: ReduceOp = Sum, root: int = 0) -> None:
+    def run_alike(self, collective: Collective, x: Any, out: Any, op: ReduceOp, root: int, /) -> None:
         """Read ``x`` and write ``out``, where these say all of the sizes, and wait for the end: the quickest call."""
 
     def start(self, call: Call[Any], label: str = "") -> Work:

@@ -13,12 +13,16 @@ from ddl.adapter.operations import Waitable
 from ddl_torch._tensors import KINDS, carrier, plain
 from ddl_torch.sparse import check_same_kind, sparse_sum
 
-__all__ = ["Finish", "Part", "bitwise", "elements", "in_place", "moved", "op_of", "reduction", "sparse_allreduce"]
+__all__ = [
+    *("ENDED", "Finish", "Part"),
+    *("bitwise", "elements", "in_place", "moved", "op_of", "reduction", "sparse_allreduce"),
+]
 
 
 Finish = Callable[[], object]  #: what is left to do once the data is there
 #: What is under way (None: it has ended), and what is left to do then.
 Part = Tuple[Optional[Waitable], Optional[Finish]]
+ENDED: Part = (None, None)  #: of a call that blocks and writes where the result belongs
 _REDUCTIONS = (
     (dist.ReduceOp.SUM, ddl.Sum),
     (dist.ReduceOp.AVG, ddl.Average),

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ddl import InvalidArgument, InvalidState, clock
 from ddl.adapter.operations import timeline
+from ddl_torch._untraced import set_eval_frame, untraced_already
 
 __all__ = ["OtherDevices", "by_device"]
 
@@ -73,7 +74,23 @@ def by_device(verb: Verb) -> Verb:
     What is done here is told to the timeline, if there is one (DDL_TIMELINE).
     """
 
-    @functools.wraps(verb)
+    def of_list(self: Any, tensors: Any, opts: Any = None) -> Any:
+        before = set_eval_frame(None)
+        try:
+            if timeline.active() is None and type(tensors) is list and tensors:
+                if type(tensors[0]) is torch.Tensor and tensors[0].is_cpu:  # nearly always
+                    return verb(self, tensors, opts)
+            return passed_on(self, tensors, opts)
+        finally:
+            set_eval_frame(before)
+
+    def of_any(self: Any, *arguments: Any, **options: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return passed_on(self, *arguments, **options)
+        finally:
+            set_eval_frame(before)
+
     def passed_on(self: Any, *arguments: Any, **options: Any) -> Any:
         device = _device(arguments)
         if device is not None:
@@ -86,10 +103,16 @@ def by_device(verb: Verb) -> Verb:
         begun = clock.now()
         work = verb(self, *arguments, **options)
         row = f"{verb.__name__} of {self.getGroupDesc() or self.getGroupName()}"
-        work.put_into(recorder, row, verb.__name__, begun)
+        if work is None:  # it has ended
+            recorder.operation(row, verb.__name__, begun, begun, clock.now())
+        else:
+            work.put_into(recorder, row, verb.__name__, begun)
         return work
 
-    return passed_on  # type: ignore[return-value]
+    # Python packs no arguments for a verb of a list and options, as all-reduce. All that is in one function, with what
+    # ``untraced`` does: it is most of what a small operation costs.
+    called = of_list if verb.__code__.co_varnames[1:3] == ("tensors", "opts") else of_any
+    return untraced_already(functools.wraps(verb)(called))  # type: ignore[return-value]
 
 
 def _refuse_several(verb: str, device: torch.device, arguments: Any) -> None:
@@ -104,8 +127,8 @@ def _refuse_several(verb: str, device: torch.device, arguments: Any) -> None:
 def _device(arguments: Any) -> Optional[torch.device]:
     """Return the device of the first tensor, None for the CPU."""
     first = arguments[0] if arguments else None
-    if type(first) is list and first and type(first[0]) is torch.Tensor and first[0].is_cpu:
-        return None  # nearly always, and sooner than below
+    if type(first) is torch.Tensor and first.is_cpu:  # mostly, and sooner than below
+        return None
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from ddl import Communicator, InvalidState
-from ddl_torch._compat import no_reconfigure
+from ddl_torch._compat import TAKES_NO_WORK, no_reconfigure
 from ddl_torch._untraced import untraced
-from ddl_torch.c10d.arguments import Part, op_of
+from ddl_torch.c10d.arguments import ENDED, Part, op_of
 from ddl_torch.c10d.devices import OtherDevices, by_device
 from ddl_torch.c10d.lifetime import Unwaited, torch_keeps_works
 from ddl_torch.c10d.messages import Messages, channels_of
@@ -27,6 +27,7 @@ from ddl_torch.c10d.work import GroupWork, ThreadPerWork, Waiter, error_type
 __all__ = ["DDLProcessGroup"]
 
 Tensors = Sequence[torch.Tensor]
+MaybeWork = Optional[GroupWork]  #: what c10d's caller is to wait for, if anything
 
 
 _Base: Any = dist.ProcessGroup  # its stubs overload each verb with what c10d asks of no backend
@@ -38,7 +39,8 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     Made by all its ranks at once. ``timeout``: seconds of an operation (None: DDL_TIMEOUT).
     Each verb returns a ``GroupWork``; all ranks call the same verbs in the same order. Where c10d's caller is going to
-    wait at once (``async_op=False``), the verb has ended when it returns; not so where streams wait (DDL_GPU_WAIT).
+    wait at once (``async_op=False``), the verb has ended when it returns, and returns None if nothing is left to wait
+    for and torch takes that; not so where streams wait (DDL_GPU_WAIT).
     """
 
     def __init__(self, communicator: Communicator, leave: Callable[[], None], timeout: Optional[float]) -> None:
@@ -65,12 +67,15 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     def _verbs(self, opts: Any, tensors: Tensors) -> C10dVerbs:
         """Return those that block if c10d's caller waits at once, unless a stream does that for a host that goes on."""
-        on_gpu = bool(tensors) and not tensors[0].is_cpu
-        blocks = not getattr(opts, "asyncOp", True) and not (on_gpu and self._streams_wait)
-        return self._blocking if blocks else self._starting
+        if getattr(opts, "asyncOp", True) or (self._streams_wait and tensors and not tensors[0].is_cpu):
+            return self._starting
+        return self._blocking
 
-    def _work(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
-        return GroupWork.of(list(outputs), parts, self._waiter, self._unwaited)
+    def _work(self, outputs: Tensors, parts: Sequence[Part]) -> MaybeWork:
+        """Return the work of a verb: none after a blocking one that has left nothing to do."""
+        if TAKES_NO_WORK and parts and parts.count(ENDED) == len(parts):
+            return None
+        return GroupWork(list(outputs), parts, self._waiter, self._unwaited)
 
     def _message(self, outputs: Tensors, parts: Sequence[Part]) -> GroupWork:
         return GroupWork(list(outputs), parts, ThreadPerWork(), self._unwaited)
@@ -169,38 +174,38 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     # --- to all ranks ---
 
     @by_device
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> MaybeWork:
         """Combine each tensor over all ranks, in place."""
         verbs, op = self._verbs(opts, tensors), op_of(opts)
-        return self._work(tensors, [verbs.allreduce(tensor, op) for tensor in tensors])
+        return self._work(tensors, _of_each(verbs.allreduce, tensors, op))
 
     allreduce_coalesced = allreduce
 
     @by_device
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> MaybeWork:
         """Overwrite each tensor by that of ``opts.rootRank``."""
         verbs, root = self._verbs(opts, tensors), 0 if opts is None else opts.rootRank
-        return self._work(tensors, [verbs.broadcast(tensor, root) for tensor in tensors])
+        return self._work(tensors, _of_each(verbs.broadcast, tensors, root))
 
     @by_device
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> MaybeWork:
         """Fill ``outputs[i][r]`` with ``inputs[i]`` of rank r."""
         verbs = self._verbs(opts, inputs)
         parts = [part for targets, tensor in zip(outputs, inputs) for part in verbs.allgather(targets, tensor)]
         return self._work([tensor for targets in outputs for tensor in targets], parts)
 
     @by_device
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> MaybeWork:
         """Fill ``outputs[r][i]`` with ``inputs[i]`` of rank r."""
         return self.allgather([list(targets) for targets in zip(*outputs)], inputs, opts)
 
     @by_device
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> MaybeWork:
         """Fill ``output`` with the tensors of all ranks, one after the other."""
-        return self.all_gather_single_coalesced([output], [tensor], opts)
+        return self._work([output], [self._verbs(opts, [tensor]).allgather_single(output, tensor)])
 
     @by_device
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> MaybeWork:
         """``all_gather_single`` of each pair."""
         verbs = self._verbs(opts, inputs)
         return self._work(outputs, [verbs.allgather_single(*pair) for pair in zip(outputs, inputs)])
@@ -208,25 +213,25 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     # --- to or from one rank ---
 
     @by_device
-    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+    def reduce(self, tensors: Tensors, opts: Any) -> MaybeWork:
         """Combine each tensor over all ranks; ``opts.rootRank`` gets the result, in place."""
         verbs = self._verbs(opts, tensors)
         return self._work(tensors, [verbs.reduce(tensor, opts.rootRank, opts.reduceOp) for tensor in tensors])
 
     @by_device
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> MaybeWork:
         """Fill ``outputs[0][r]``, on ``opts.rootRank`` only, with ``inputs[0]`` of rank r."""
         targets = outputs[0] if self.rank() == opts.rootRank else None
         return self._work(targets or [], [self._verbs(opts, inputs).gather(targets, inputs[0], opts.rootRank)])
 
     @by_device
-    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> GroupWork:
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> MaybeWork:
         """Fill ``output``, on ``opts.rootRank`` only, with the tensors of all ranks, one after the other."""
         target = output if self.rank() == opts.rootRank else None
         return self._work([output], [self._verbs(opts, [tensor]).gather_single(target, tensor, opts.rootRank)])
 
     @by_device
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> MaybeWork:
         """Fill ``outputs[0]`` with ``inputs[0][r]`` of ``opts.rootRank`` on rank r."""
         sources = inputs[0] if self.rank() == opts.rootRank else None
         return self._work(outputs, [self._verbs(opts, outputs).scatter(outputs[0], sources, opts.rootRank)])
@@ -234,19 +239,20 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     # --- to each rank its part ---
 
     @by_device
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> MaybeWork:
         """Combine ``inputs[i][r]`` over all ranks into ``outputs[i]`` of rank r."""
         verbs, op = self._verbs(opts, outputs), op_of(opts)
         parts = [part for target, sources in zip(outputs, inputs) for part in verbs.reducescatter(target, sources, op)]
         return self._work(outputs, parts)
 
     @by_device
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> MaybeWork:
         """Combine ``tensor`` over all ranks; rank r gets the r-th part of it in ``output``."""
-        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+        verbs = self._verbs(opts, [tensor])
+        return self._work([output], [verbs.reducescatter_single(output, tensor, op_of(opts))])
 
     @by_device
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> MaybeWork:
         """``reduce_scatter_single`` of each pair."""
         verbs, op = self._verbs(opts, outputs), op_of(opts)
         return self._work(outputs, [verbs.reducescatter_single(*pair, op) for pair in zip(outputs, inputs)])
@@ -259,7 +265,7 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         opts: Any = None,
-    ) -> GroupWork:
+    ) -> MaybeWork:
         """Send the r-th part of ``tensor`` to rank r; what comes fills ``output`` in rank order.
 
         Splits are numbers of rows; none: equal parts. Where they are given, sizes are exchanged before it returns; so
@@ -269,14 +275,14 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
         return self._work([output], [verbs.alltoall_single(output, tensor, output_splits, input_splits)])
 
     @by_device
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> MaybeWork:
         """Send ``inputs[r]`` to rank r, receive ``outputs[r]`` from it; sizes are exchanged before it returns."""
         return self._work(outputs, [self._verbs(opts, inputs).alltoall(outputs, inputs)])
 
     # --- no data, and from one to another ---
 
     @by_device
-    def barrier(self, opts: Any = None) -> GroupWork:
+    def barrier(self, opts: Any = None) -> MaybeWork:
         """Done when every rank has called it.
 
         After a ``timeout`` of its own (``dist.barrier`` has one in newer versions of torch), if its caller waits at
@@ -320,3 +326,8 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def _of_each(verb: Callable[[torch.Tensor, Any], Part], tensors: Tensors, argument: Any) -> List[Part]:
+    """Return what ``verb`` makes of each tensor: mostly one, for which a comprehension would take longer."""
+    return [verb(tensors[0], argument)] if len(tensors) == 1 else [verb(tensor, argument) for tensor in tensors]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.adapter.calls import Call, Collective, calls_of
-from ddl_torch._memory import in_host
+from ddl_torch._memory import InHost, in_host
 from ddl_torch._tensors import alias, plain
 from ddl_torch.c10d.arguments import Finish, Part, bitwise, elements, in_place, moved, reduction, sparse_allreduce
 
@@ -31,6 +31,9 @@ class C10dVerbs:
         self._calls = calls_of(communicator)
         self._rank, self._size = communicator.rank, communicator.size
         self._blocking = blocking
+        #: Makes a call whose tensors say all of the sizes: collective, input, output, operator, root.
+        self._alike: Callable[[Collective, Any, Any, ddl.ReduceOp, int], Optional[ddl.Work]]
+        self._alike = self._calls.run_alike if blocking else self._start_alike
 
     def _issue(self, call: Call[None]) -> Optional[ddl.Work]:
         if not self._blocking:
@@ -38,25 +41,28 @@ class C10dVerbs:
         self._calls.run(call)
         return None
 
-    def _issue_alike(
-        self, collective: Collective, x: Any, out: Any, op: ddl.ReduceOp = ddl.Sum, root: int = 0
+    def _start_alike(self, collective: Collective, x: Any, out: Any, op: ddl.ReduceOp, root: int) -> ddl.Work:
+        return self._calls.start(Call(collective, x, out, None, op=op, root=root))
+
+    def _parts(
+        self, collective: Collective, input: Any, output: Any, part: int, op: ddl.ReduceOp = ddl.Sum
     ) -> Optional[ddl.Work]:
-        """Make a call whose tensors say all of the sizes."""
+        """Make a call on as many parts as there are ranks, each of ``part`` elements."""
         if not self._blocking:
-            return self._calls.start(Call(collective, x, out, None, op=op, root=root))
-        self._calls.run_alike(collective, x, out, op, root)
+            return self._calls.start(Call(collective, input, output, None, op=op, part_lengths=[part]))
+        self._calls.run_alike(collective, input, output, op, 0)
         return None
 
     # --- to all ranks ---
 
     def allreduce(self, tensor: torch.Tensor, op: Any) -> Part:
         """Combine ``tensor`` over all ranks, in place. It may be sparse."""
+        usual = op == dist.ReduceOp.SUM  # a comparison takes 0.15 us
+        known = _in_host(tensor) if usual else None
+        if known is not None:  # then nothing need be asked again
+            return self._alike(Collective.ALLREDUCE, known, known, ddl.Sum, 0), None
         if tensor.layout == torch.sparse_coo:
             return sparse_allreduce(self._communicator, tensor, op)
-        usual = op == dist.ReduceOp.SUM  # a comparison takes 0.15 us
-        known = in_host(tensor) if usual and type(tensor) is torch.Tensor else None
-        if known is not None:  # then nothing need be asked again
-            return self._issue_alike(Collective.ALLREDUCE, known, known, ddl.Sum), None
         combine = None if usual else bitwise(op)
         if combine is not None:
             return self._bitwise(tensor, combine)
@@ -64,7 +70,7 @@ class C10dVerbs:
         ddl_op, factor = (ddl.Sum, None) if usual else reduction(op, tensor)
         if factor is not None:
             own.mul_(factor)
-        return self._issue_alike(Collective.ALLREDUCE, own, own, ddl_op), finish
+        return self._alike(Collective.ALLREDUCE, own, own, ddl_op, 0), finish
 
     def _bitwise(self, tensor: torch.Tensor, combine: Callable[..., torch.Tensor]) -> Tuple[Optional[ddl.Work], Finish]:
         """The core has no bitwise operators: every rank gets all tensors and combines them."""
@@ -81,10 +87,13 @@ class C10dVerbs:
     def broadcast(self, tensor: torch.Tensor, root: int) -> Part:
         """Overwrite ``tensor`` by that of ``root``."""
         self._calls.check_rank("broadcast", "src", root)
+        known = _in_host(tensor)
+        if known is not None:
+            return self._alike(Collective.BROADCAST, known if self._rank == root else None, known, ddl.Sum, root), None
         own, finish = in_place(tensor, "broadcast")
-        input = moved(own, "broadcast")
-        source = input if self._rank == root else None
-        return self._issue_alike(Collective.BROADCAST, source, input, root=root), finish
+        target = moved(own, "broadcast")
+        source = target if self._rank == root else None
+        return self._alike(Collective.BROADCAST, source, target, ddl.Sum, root), finish
 
     def allgather(self, targets: Tensors, tensor: torch.Tensor) -> List[Part]:
         """Fill ``targets[r]`` with ``tensor`` of rank r. Ranks may have different sizes, of which all know."""
@@ -104,12 +113,15 @@ class C10dVerbs:
                 f"all_gather_single: an output of {output.numel()} elements cannot hold {tensor.numel()} elements of "
                 f"each of {self._size} ranks"
             )
+        source, target = _in_host(tensor), _in_host(output)
+        if source is not None and target is not None:
+            return self._parts(Collective.ALLGATHER, source, target, tensor.numel()), None
         own, finish = in_place(output, "all_gather_single")
         return self._gather_rows(own, tensor, "all_gather_single"), finish
 
     def _gather_rows(self, rows: torch.Tensor, tensor: torch.Tensor, verb: str) -> Optional[ddl.Work]:
         input = moved(tensor, verb)
-        return self._issue(Call(Collective.ALLGATHER, input, moved(rows, verb), None, part_lengths=[input.numel()]))
+        return self._parts(Collective.ALLGATHER, input, moved(rows, verb), input.numel())
 
     # --- to or from one rank ---
 
@@ -122,7 +134,7 @@ class C10dVerbs:
         ddl_op, factor = reduction(op, tensor)
         input = own if factor is None else own * factor
         output = own if self._rank == root else None
-        return self._issue_alike(Collective.REDUCE, input, output, ddl_op, root), finish
+        return self._alike(Collective.REDUCE, input, output, ddl_op, root), finish
 
     def gather(self, targets: Optional[Tensors], tensor: torch.Tensor, root: int) -> Part:
         """Fill ``targets[r]``, which only ``root`` has, with ``tensor`` of rank r."""
@@ -186,7 +198,11 @@ class C10dVerbs:
                 f"reduce_scatter: an input of {tensor.numel()} elements is not {target.numel()} elements for each of "
                 f"{self._size} ranks"
             )
-        combine = bitwise(op)
+        usual = op == dist.ReduceOp.SUM
+        source, part = (_in_host(tensor), _in_host(target)) if usual else (None, None)
+        if source is not None and part is not None:
+            return self._parts(Collective.REDUCESCATTER, source, part, target.numel()), None
+        combine = None if usual else bitwise(op)
         if combine is not None:
             whole = tensor.clone()
             work, combine_all = self._bitwise(whole, combine)
@@ -199,9 +215,7 @@ class C10dVerbs:
         own, finish = in_place(target, "reduce_scatter")
         ddl_op, factor = reduction(op, tensor)
         input = alias(tensor.contiguous() if factor is None else tensor * factor, "reduce_scatter")
-        return self._issue(
-            Call(Collective.REDUCESCATTER, input, own, None, op=ddl_op, part_lengths=[own.numel()])
-        ), finish
+        return self._parts(Collective.REDUCESCATTER, input, own, own.numel(), ddl_op), finish
 
     def alltoall_single(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
@@ -223,8 +237,8 @@ class C10dVerbs:
                 f"all_to_all: {tensor.shape[0]} rows, to become {output.shape[0]}, are not as many for each of "
                 f"{self._size} ranks; give splits"
             )
-        input, parts = moved(tensor, "all_to_all"), [own.numel() // self._size]
-        return self._issue(Call(Collective.ALLTOALL, input, moved(own, "all_to_all"), None, part_lengths=parts)), finish
+        input, part = moved(tensor, "all_to_all"), own.numel() // self._size
+        return self._parts(Collective.ALLTOALL, input, moved(own, "all_to_all"), part), finish
 
     def alltoall(self, targets: Tensors, sources: Tensors) -> Part:
         """Send ``sources[r]`` to rank r, receive ``targets[r]`` from it. They may have different sizes."""
@@ -267,7 +281,7 @@ class C10dVerbs:
 
     def barrier(self) -> Part:
         """Done when every rank has called it."""
-        return self._issue_alike(Collective.BARRIER, None, None), None
+        return self._alike(Collective.BARRIER, None, None, ddl.Sum, 0), None
 
     def send(self, tensor: torch.Tensor, dst: int) -> Part:
         """Send to rank ``dst``."""
@@ -285,6 +299,11 @@ class C10dVerbs:
     def check_number(self, verb: str, tensors: Tensors) -> None:
         if len(tensors) != self._size:
             raise InvalidArgument(f"{verb}: {len(tensors)} tensors were given for {self._size} ranks")
+
+
+def _in_host(tensor: Any) -> Optional[InHost]:
+    """Return where an ordinary tensor is, of which nothing else need be asked then; None for any other."""
+    return in_host(tensor) if type(tensor) is torch.Tensor else None
 
 
 def _check_elements(verb: str, tensors: Tensors, like: torch.Tensor) -> None:

@@ -129,9 +129,6 @@ def _no() -> bool:
     return False
 
 
-_ENDED: List[Part] = [(None, None)]  #: of a verb for one tensor, which has ended when it returns
-
-
 @untraced
 class GroupWork(dist.Work):
     """One verb under way. Any thread may wait for it."""
@@ -167,15 +164,6 @@ class GroupWork(dist.Work):
         if unwaited is not None:
             self._unwaited = unwaited
             unwaited.add(self)
-
-    @classmethod
-    def of(
-        cls, outputs: List[torch.Tensor], parts: Sequence[Part], waiter: Asked, unwaited: Optional[Unwaited]
-    ) -> GroupWork:
-        """Return the work of a verb that has these ``parts``: a cheaper one if it has ended, as most blocking ones."""
-        if unwaited is None and parts == _ENDED and outputs and outputs[0].is_cpu:
-            return _EndedWork(outputs, waiter)
-        return cls(outputs, parts, waiter, unwaited)
 
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         """Wait until the results are there; raise the error that the verb ended with.
@@ -303,14 +291,3 @@ class GroupWork(dist.Work):
         with contextlib.suppress(Exception):  # the future's own callback meets it again, and raises it where it belongs
             for work in self._works:
                 work.wait()
-
-
-class _EndedWork(GroupWork):
-    """One verb that had ended well, on the CPU, when its work was made."""
-
-    _lock = threading.Lock()  # of all of them: it is held only to make a future
-
-    def __init__(self, outputs: List[torch.Tensor], waiter: Asked) -> None:
-        dist.Work.__init__(self)
-        self._outputs = outputs
-        self._waiter = waiter

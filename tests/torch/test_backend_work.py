@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from unittest import mock
 
 import pytest
 import ranks
@@ -101,3 +102,49 @@ def test_what_completes_a_future_may_wait_for_a_later_one_while_the_group_ends()
     waiter.close()
     go.set()
     assert all_done.wait(LIMIT / 2)
+
+
+def blocking(path, takes_none):
+    """Call verbs that block, with a torch that takes None for a work that has ended, and as with one that does not."""
+    dist, r, n = begin(path)
+    from ddl_torch.c10d import process_group
+
+    with mock.patch.object(process_group, "TAKES_NO_WORK", takes_none):
+        check_works_of_blocking(dist.group.WORLD, n, takes_none)
+        check_results_of_blocking(dist, r, n)
+
+
+def check_works_of_blocking(group, n, takes_none):
+    opts = torch.distributed.AllreduceOptions()
+    assert group.allreduce([torch.ones(2)], opts).result()[0].tolist() == [n, n]  # the caller goes on meanwhile
+    opts.asyncOp = False
+    some = [torch.ones(2), torch.ones(3)]
+    for tensors in ([some[0]], some):
+        work = group.allreduce(tensors, opts)
+        assert work is None if takes_none else work.wait()
+    assert [tensor.tolist() for tensor in some] == [[n * n] * 2, [n] * 3]
+    turned = torch.ones(2, 3).t()  # to wait for: its result is elsewhere when it has come
+    assert group.allreduce([turned], opts).wait()
+    assert torch.equal(turned, torch.full((3, 2), float(n)))
+
+
+def check_results_of_blocking(dist, r, n):
+    own, whole = torch.full((2,), r + 1.0), torch.arange(1.0, n + 1).repeat_interleave(2)
+    gathered, part, swapped = torch.zeros(2 * n), torch.zeros(2), torch.zeros(n)
+    dist.all_gather_into_tensor(gathered, own)
+    assert torch.equal(gathered, whole)
+    dist.reduce_scatter_tensor(part, gathered)
+    assert torch.equal(part, n * own)
+    dist.all_to_all_single(swapped, torch.arange(1.0, n + 1))
+    assert torch.equal(swapped, torch.full((n,), r + 1.0))
+    for dtype in (torch.bfloat16, torch.complex64, torch.bool):
+        received = torch.full((3,), r == 1).to(dtype)
+        dist.broadcast(received, 1)
+        assert torch.equal(received, torch.ones(3, dtype=torch.bool).to(dtype))
+    dist.barrier()
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed.AllreduceOptions, "asyncOp"), reason="torch before 2.8 waits for all")
+@pytest.mark.parametrize("takes_none", [True, False])
+def test_blocking_verbs_with_a_torch_that_takes_no_work_and_one_that_does(tmp_path, takes_none) -> None:
+    ranks.run(2, blocking, str(tmp_path / "store"), takes_none, initialise=False)
