@@ -239,8 +239,13 @@ class Messages:
         return any(calls.failed for calls in self._all_calls)
 
     def check(self, receive: MatchedReceive) -> None:
-        """Raise the error with which the group, or ``receive``, has ended."""
-        self._check_group()
+        """Raise the error with which the group, or ``receive``, has ended. It may have got a message before that."""
+        if self.broken():
+            with self._lock:
+                self._take_headers()
+            if receive.matched():
+                return
+            self._check_group()
         if clock.now() >= receive.until:
             culprit = -1 if receive.wanted is None else receive.wanted
             text = f"no such message has come within {receive.timeout:g} s; does its sender give the same tag?"
@@ -304,14 +309,14 @@ class Messages:
         """Deal with the headers that have come: begin to receive each message, for who waits for it or to be kept."""
         while self._headers:
             ended = [rank for rank, (_, work) in self._headers.items() if work.done()]
-            if not ended or self.broken():
+            if not ended:
                 return
             header, work = self._headers.pop(ended[0])
             try:
                 work.wait()
+                self._take_header(source_of(work), header)  # also where its sender has left since
             except ddl.Error:  # of a group that has ended, which ``check`` raises
                 return
-            self._take_header(source_of(work), header)
 
     def _take_header(self, source: int, header: np.ndarray) -> None:
         tag, count, length, kind, data = _HEADER.unpack(header.tobytes())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from datetime import timedelta
-from typing import Any, Iterable, NoReturn, Optional, Tuple, Type, Union
+from typing import Any, Iterable, List, NoReturn, Optional, Tuple, Type, Union
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,8 @@ def monitored_barrier(communicator: Communicator, messages: Messages, seconds: f
         if late:
             names = ", ".join(map(str, late))
             _break(communicator, late[0], f"no sign of rank {names} for {seconds:g} s")
-        _tell(others, messages, seconds)
+        for told in _tell(others, messages, seconds):
+            told.wait()  # it may leave next, and a message that is under way is lost then
         return
     _tell([0], messages, seconds)
     word, arrival = _expect(0, messages)
@@ -58,9 +59,10 @@ def monitored_barrier(communicator: Communicator, messages: Messages, seconds: f
         _break(communicator, 0, f"rank 0 has come, and not said within {patience:g} s whether all have")
 
 
-def _tell(ranks: Iterable[int], messages: Messages, seconds: float) -> None:
-    for rank in ranks:
-        messages.send(torch.tensor([seconds], dtype=torch.float64), rank, _TAG)
+def _tell(ranks: Iterable[int], messages: Messages, seconds: float) -> List[Waitable]:
+    """Send the seconds to ``ranks``; return what is under way."""
+    sent = [messages.send(torch.tensor([seconds], dtype=torch.float64), rank, _TAG) for rank in ranks]
+    return [work for parts in sent for work, _ in parts if work is not None]
 
 
 def _expect(rank: int, messages: Messages) -> Tuple[torch.Tensor, Waitable]:

@@ -124,6 +124,32 @@ def test_who_receives_from_any_source_need_not_hurry(leaver: int, tmp_path) -> N
     ranks.run(2, sent_and_left, str(tmp_path / "store"), leaver, initialise=False)
 
 
+def come_before_the_end(path):
+    """A receive with a tag has begun; its message comes, the group breaks, and then somebody looks."""
+    dist, r, _ = begin(path)
+    if r == 0:
+        ranks.meet()
+        dist.send(torch.ones(2), 1, tag=4)
+        ranks.meet()
+        return
+    x, group = torch.empty(2), dist.group.WORLD
+    work = dist.irecv(x, 0, tag=4)
+    assert not work.is_completed()  # that begins to receive
+    ranks.meet()
+    header, end = group._messages._headers[0][1], time.monotonic() + 60
+    while not header.done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    group.abort()
+    work.wait()
+    assert x.tolist() == [1, 1]
+    ranks.meet()
+
+
+def test_a_message_that_came_before_the_group_broke(tmp_path) -> None:
+    ranks.run(2, come_before_the_end, str(tmp_path / "store"), initialise=False)
+
+
 def others_have_left(path):
     """A rank that has left is no reason to give up a receive from any source."""
     dist, r, _ = begin(path)
