@@ -6,7 +6,7 @@ from typing import Optional, TypeVar
 
 from ddl.adapter import operations
 from ddl.adapter.operations import CompletedOperation, Operation, Waitable
-from ddl.adapter.process_sets import ProcessSet, ProcessSets
+from ddl.adapter.process_sets import ProcessSets
 from ddl_tensorflow._bucket import absent
 from ddl_tensorflow._names import name_here
 
@@ -21,8 +21,7 @@ global_process_set = process_sets.everybody
 class Where(operations.Where):
     """The ranks of ``process_set``; None: all."""
 
-    def __init__(self, process_set: Optional[ProcessSet] = None) -> None:
-        super().__init__(process_sets, process_set)
+    process_sets = process_sets
 
     def run(self, operation: Operation[T], name: Optional[str] = None) -> T:
         """Do it, under the name that it has where TensorFlow runs the op, and return its result."""

@@ -53,8 +53,16 @@ def warn_if_newer() -> None:
         warnings.warn(text, stacklevel=3)  # the line that imports ddl_torch, or near it
 
 
-# Its older name is that of a function of torch._C, which takes something else now.
-_increment_version = getattr(torch.autograd.graph, "increment_version", torch._C._increment_version)
+def _take_many_versions() -> bool:
+    """Return whether torch increments the versions of several tensors in one call, as newer ones do."""
+    try:
+        torch._C._increment_version([torch.empty(0)])
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+_MANY_VERSIONS = _take_many_versions()
 
 
 def mark_written(tensor: torch.Tensor) -> None:
@@ -64,7 +72,7 @@ def mark_written(tensor: torch.Tensor) -> None:
     """
     if tensor.is_inference():  # has no version
         return
-    _increment_version(tensor)
+    torch._C._increment_version([tensor] if _MANY_VERSIONS else tensor)
 
 
 def question_of_tracing() -> Callable[[], bool]:

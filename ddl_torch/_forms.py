@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
 from ddl.adapter.operations import Operation
-from ddl.adapter.rank_prefix import naming_rank
+from ddl.adapter.rank_prefix import name_rank
+from ddl.errors import Error
 from ddl_torch._process_set import Where
 from ddl_torch._tensors import Work
 
@@ -24,12 +26,10 @@ if TYPE_CHECKING:
 
     P = ParamSpec("P")
 
-__all__ = ["DEPTH", "Submission", "asynchronous", "blocking", "differentiable", "in_place", "of_new_tensors"]
+__all__ = ["Submission", "asynchronous", "blocking", "differentiable", "in_place", "of_new_tensors"]
 
 T = TypeVar("T")
 Tensors = Sequence[torch.Tensor]
-#: ``stacklevel`` of a warning that ``choose_op`` gives in a description: the line that calls the form.
-DEPTH = 6
 
 
 @dataclass
@@ -50,8 +50,12 @@ def blocking(description: Callable[P, Submission[T]], name: str, doc: str) -> Ca
     """Return the verb ``name`` that waits for the end of its operation. Gradients do not pass it."""
 
     def verb(*args: P.args, **kwargs: P.kwargs) -> T:
-        submission = description(*args, **kwargs)
-        return submission.where.run(submission.operation(submission.tensors), submission.name)
+        try:
+            submission = description(*args, **kwargs)
+            return submission.where.run(submission.operation(submission.tensors), submission.name)
+        except Error as error:
+            name_rank(error)
+            raise
 
     return _form(verb, description, name, doc, "{}")
 
@@ -65,14 +69,18 @@ def of_new_tensors(
     """
 
     def verb(*args: P.args, **kwargs: P.kwargs) -> T:
-        submission = description(*args, **kwargs)
-        assert submission.backward is not None
+        try:
+            submission = description(*args, **kwargs)
+            assert submission.backward is not None
 
-        def run(tensors: Tensors) -> List[torch.Tensor]:
-            results = submission.where.run(submission.operation(tensors), submission.name)
-            return results if isinstance(results, list) else [results]
+            def run(tensors: Tensors) -> List[torch.Tensor]:
+                results = submission.where.run(submission.operation(tensors), submission.name)
+                return results if isinstance(results, list) else [results]
 
-        return result(differentiable(run, submission.backward, submission.tensors))
+            return result(differentiable(run, submission.backward, submission.tensors))
+        except Error as error:
+            name_rank(error)
+            raise
 
     return _form(verb, description, name, doc, "{}")
 
@@ -81,8 +89,12 @@ def asynchronous(description: Callable[P, Submission[T]], name: str, doc: str = 
     """Return the verb ``name`` that returns a ``Work`` at once. ``doc``: what is to be said beside that."""
 
     def verb(*args: P.args, **kwargs: P.kwargs) -> Work[T]:
-        submission = description(*args, **kwargs)
-        return submission.where.start(submission.operation(submission.tensors), submission.name)
+        try:
+            submission = description(*args, **kwargs)
+            return submission.where.start(submission.operation(submission.tensors), submission.name)
+        except Error as error:
+            name_rank(error)
+            raise
 
     blocks, returned = name.replace("_async", ""), "results" if name.startswith("grouped_") else "result"
     text = f"As ``{blocks}``, without blocking: ``wait`` of the ``Work`` returns the {returned}, or raises."
@@ -92,13 +104,7 @@ def asynchronous(description: Callable[P, Submission[T]], name: str, doc: str = 
 def in_place(description: Callable[Concatenate[bool, P], Submission[T]], value: bool) -> Callable[P, Submission[T]]:
     """Return a description whose first parameter, whether it overwrites its tensors, is ``value``."""
 
-    def described(*args: P.args, **kwargs: P.kwargs) -> Submission[T]:
-        return description(value, *args, **kwargs)
-
-    signature = inspect.signature(description)
-    described.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=list(signature.parameters.values())[1:]
-    )
+    described = partial(description, value)
     described.__module__ = description.__module__
     return described
 
@@ -111,7 +117,7 @@ def _form(verb: Callable[P, T], description: Callable[..., Any], name: str, doc:
     verb.__module__, verb.__doc__ = description.__module__, doc
     verb.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     verb.__annotations__["return"] = returns.format(of)
-    return naming_rank(verb)
+    return verb
 
 
 class _Verb(torch.autograd.Function):

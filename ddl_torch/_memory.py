@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
@@ -16,26 +16,26 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 _NUMBERS: Dict[torch.dtype, int] = {
     getattr(torch, name): element_number(name) for name in (*_FLOATS, *_INTEGERS) if hasattr(torch, name)
 }
-_keys = torch._C._dispatch_keys  # 0.3 us, where to ask for each property of its own takes 2
-_text_or_number: Callable[[Any], Any] = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # torch 2.1 has no number
+_STRIDED = torch.strided
 
 
-def _ordinary_keys() -> FrozenSet[Any]:
-    """Return the sets of keys of tensors that have no property beside being dense and on the CPU."""
-    with torch.inference_mode():
-        inference = torch.empty(0)
-    return frozenset(_text_or_number(_keys(tensor)) for tensor in (torch.empty(0), inference))
-
-
-_ORDINARY = _ordinary_keys()
-
-
-def is_ordinary(tensor: torch.Tensor) -> bool:
+def is_ordinary(tensor: Any) -> bool:
     """Return whether a tensor is dense, on the CPU and without history, and its memory has its numbers as they are.
 
-    That is not so where it is conjugated, negated, quantised, sparse or nested, or stands for another tensor.
+    One of a subclass may be anything, and is none; nor is one that is conjugated, negated, quantised, sparse or nested.
+    Whether it has memory, and does not stand for another tensor, only ``data_ptr`` tells. (To ask for all that at once,
+    by torch's dispatch keys, takes longer: it goes through pybind.)
     """
-    return _text_or_number(_keys(tensor)) in _ORDINARY and not tensor.requires_grad
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is _STRIDED
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_nested
+        and not tensor.is_quantized
+    )
 
 
 class InHost(Tuple[Any, int, int, int]):
@@ -44,11 +44,15 @@ class InHost(Tuple[Any, int, int, int]):
     __slots__ = ()
 
 
-def in_host(tensor: torch.Tensor) -> Optional[InHost]:
+def in_host(tensor: Any) -> Optional[InHost]:
     """Return where the numbers of an ordinary, contiguous tensor are; None for another, or one without memory."""
-    if not is_ordinary(tensor) or not tensor.is_contiguous():
+    try:
+        if not is_ordinary(tensor) or not tensor.is_contiguous():
+            return None
+        number = _NUMBERS.get(tensor.dtype)
+        address, elements = tensor.data_ptr(), tensor.numel()
+    except RuntimeError:  # so says torch of what stands for another tensor
         return None
-    address, elements, number = tensor.data_ptr(), tensor.numel(), _NUMBERS.get(tensor.dtype)
     if number is None or (address == 0 and elements > 0):
         return None
     # The storage, because the tensor itself may be given other memory meanwhile.

@@ -17,6 +17,7 @@ from ddl.adapter.calls import check_splits
 from ddl.adapter.operations import ANY, Operation, Signature, Waitable, at_once, barrier, grouped
 from ddl.adapter.operator_checks import check_type
 from ddl.errors import NotSupported
+from ddl_torch._memory import in_host
 from ddl_torch._streams import GpuTensor, StreamOfCall, is_on_gpu
 from ddl_torch._tensors import KINDS, alias, from_array, memory_of, plain, to_array, writing, written
 from ddl_torch.adasum import adasum_
@@ -109,14 +110,30 @@ def _detail(op: ddl.ReduceOp, prescale: float, postscale: float) -> str:
     return f"op={op.name}{scales}"
 
 
+@lru_cache(maxsize=1024)
+def _allreduced(
+    dtype: torch.dtype, shape: Tuple[int, ...], op: ddl.ReduceOp, prescale: float, postscale: float
+) -> Signature:
+    return Signature("allreduce", ((_name_of(dtype), tuple(shape)),), _detail(op, prescale, postscale))
+
+
 def allreduce(
     tensor: torch.Tensor, op: ddl.ReduceOp, prescale: float, postscale: float, in_place: bool
 ) -> Operation[torch.Tensor]:
     """All-reduce ``tensor``, or a copy of it."""
     verb = "allreduce_" if in_place else "allreduce"
-    prescale, postscale = _factor(prescale, verb, "prescale_factor"), _factor(postscale, verb, "postscale_factor")
-    source = plain(tensor, verb)
+    if type(prescale) is not float or type(postscale) is not float:
+        prescale, postscale = _factor(prescale, verb, "prescale_factor"), _factor(postscale, verb, "postscale_factor")
+    known = in_host(tensor) if in_place else None
+    source = tensor if known is not None else plain(tensor, verb)
     check_op(source, verb, op)
+    if known is not None and prescale == postscale == 1.0 and op != ddl.Adasum:  # the usual case, sooner than below
+        return Operation(
+            _allreduced(tensor.dtype, tensor.shape, op, 1.0, 1.0),
+            lambda communicator: communicator.allreduce_async_(tensor, op=op),
+            written(tensor),
+            lambda communicator: communicator.allreduce_(known, op=op),
+        )
     own = tensor if in_place else _clone(source, verb)
     target = memory_of(own, source if in_place else own, verb)
     summed = _widened(target, op)
@@ -136,7 +153,7 @@ def allreduce(
         _scale(target, postscale)
         return finish(None)
 
-    signature = Signature("allreduce", (_described(own),), _detail(op, prescale, postscale))
+    signature = _allreduced(own.dtype, own.shape, op, prescale, postscale)
     if op == ddl.Adasum:
 
         def combine(communicator: ddl.Communicator) -> torch.Tensor:

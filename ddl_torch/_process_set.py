@@ -22,8 +22,7 @@ global_process_set = process_sets.everybody
 class Where(operations.Where):
     """The ranks of ``communicator``, else those of ``process_set``, else all."""
 
-    def __init__(self, process_set: Optional[ProcessSet], communicator: Optional[ddl.Communicator]) -> None:
-        super().__init__(process_sets, process_set, communicator)
+    process_sets = process_sets
 
     def start(self, operation: Operation[T], name: Optional[str]) -> Work[T]:
         """Begin it and return at once."""

@@ -72,8 +72,8 @@ def plain(tensor: Any, verb: str) -> torch.Tensor:
     Every tensor of a verb passes through here before anything is submitted: what the core could not read would end the
     verb on this rank only, and with that all later ones.
     """
-    if type(tensor) is torch.Tensor and is_ordinary(tensor) and _has_memory(tensor):
-        return tensor
+    if is_ordinary(tensor) and _has_memory(tensor):
+        return tensor  # type: ignore[no-any-return]
     if not isinstance(tensor, torch.Tensor):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
     if tensor.device.type == "meta":

@@ -17,7 +17,7 @@ from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch import _operations
-from ddl_torch._forms import DEPTH, Submission, asynchronous, blocking, differentiable, in_place, of_new_tensors
+from ddl_torch._forms import Submission, asynchronous, blocking, differentiable, in_place, of_new_tensors
 from ddl_torch._operations import Operation
 from ddl_torch._process_set import Where, global_process_set
 from ddl_torch._tensors import plain
@@ -96,7 +96,7 @@ def _grouped_allreduce(
     *,
     communicator: Optional[Communicator] = None,
 ) -> Submission[List[torch.Tensor]]:
-    kind = choose_op(average, op, stacklevel=DEPTH)
+    kind = choose_op(average, op)
 
     def operation(values: Tensors) -> GroupedOperation:
         return _allreduce(values, kind, prescale_factor, postscale_factor, in_place)

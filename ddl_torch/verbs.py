@@ -24,7 +24,7 @@ from ddl.adapter.process_sets import ProcessSet
 from ddl.adapter.rank_prefix import naming_rank
 from ddl.reduce_op import OpLike, parse_op
 from ddl_torch import _operations
-from ddl_torch._forms import DEPTH, Submission, asynchronous, blocking, differentiable, in_place, of_new_tensors
+from ddl_torch._forms import Submission, asynchronous, blocking, differentiable, in_place, of_new_tensors
 from ddl_torch._operations import Operation
 from ddl_torch._process_set import Where, global_process_set
 from ddl_torch._tensors import plain
@@ -109,7 +109,7 @@ def _allreduce(
     *,
     communicator: Optional[Communicator] = None,
 ) -> Submission[torch.Tensor]:
-    kind = choose_op(average, op, stacklevel=DEPTH)
+    kind = choose_op(average, op)
 
     def operation(tensors: Tensors) -> Operation[torch.Tensor]:
         return _operations.allreduce(tensors[0], kind, prescale_factor, postscale_factor, in_place)

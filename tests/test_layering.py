@@ -60,7 +60,7 @@ RULES = {
     "tuning.measure": "errors machine text topology plan tuning reduce_op memory communicator bootstrap.environ",
     "_comm": "errors machine text topology plan tuning reduce_op net store bootstrap records _version _core",
     "communicator": "errors topology plan tuning bootstrap.environ _comm",
-    "negotiation": "errors plan communicator _core",
+    "negotiation": "errors plan communicator reduce_op _core",
     "jobs": "at_exit errors net store.server bootstrap communicator negotiation tuning.measure _comm",
     "api": "errors text reduce_op bootstrap communicator jobs",
     "adapter": f"{PUBLIC} api jobs text plan tuning negotiation _comm bootstrap.environ bootstrap.meeting",

@@ -24,12 +24,18 @@ def main() -> None:
     group = ProcessGroupDDL(timeout=datetime.timedelta(seconds=100))
     group.configure(place, f"replica_{number}", number, size, 1, 0, 1, list(range(size)))
     gradients = torch.ones(_ELEMENTS)
-    options = c10d.AllreduceOptions()  # a sum
-    group.allreduce([gradients], options).wait()
+    options = c10d.AllreduceOptions()  # a sum, and a work to wait for
+
+    def allreduce() -> None:
+        work = group.allreduce([gradients], options)
+        assert work is not None
+        work.wait()
+
+    allreduce()
     print("begun", flush=True)
     try:
         while True:
-            group.allreduce([gradients], options).wait()
+            allreduce()
     except ddl.PeerLost:
         moment = time.monotonic()
     if not isinstance(group.errored(), ddl.PeerLost):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Callable, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 from ddl.adapter.calls import Call, Collective, calls_of
@@ -53,8 +54,13 @@ class Operation(Generic[T]):
 
     def request(self, name: Optional[str]) -> Request:
         """Return what is submitted. Names are those of one kind of operation, as in Horovod."""
-        known = f"{self.signature.verb}.{name}" if name else ""
+        known = _known(self.signature.verb, name) if name else ""
         return Request(self.signature, self.start, known, self.call, self.breaks, self.attempt)
+
+
+@lru_cache(maxsize=4096)  # the same text each time: then it has been hashed
+def _known(verb: str, name: str) -> str:
+    return f"{verb}.{name}"
 
 
 def at_once(signature: Signature, call: Callable[[Communicator], Any], finish: Callable[[Any], T]) -> Operation[T]:
@@ -169,15 +175,15 @@ class _Finishing:
 
 
 class Where:
-    """The ranks of ``communicator``, else those of ``process_set``, one of ``process_sets``; None: all."""
+    """The ranks of ``communicator``, else those of ``process_set``; None: all. An adapter derives its own."""
 
-    def __init__(
-        self, process_sets: ProcessSets, process_set: Optional[ProcessSet], communicator: Optional[Communicator] = None
-    ) -> None:
-        self._set = process_sets.everybody if process_set is None else process_set
+    process_sets: ProcessSets  #: the adapter's
+
+    def __init__(self, process_set: Optional[ProcessSet] = None, communicator: Optional[Communicator] = None) -> None:
+        self._set = self.process_sets.everybody if process_set is None else process_set
         self.communicator = communicator
         if communicator is None:
-            process_sets.open()
+            self.process_sets.open()
 
     @property
     def size(self) -> int:

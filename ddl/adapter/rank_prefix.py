@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["naming_rank"]
+__all__ = ["name_rank", "naming_rank"]
 
 
 def naming_rank(function: Callable[P, T]) -> Callable[P, T]:
@@ -29,10 +29,15 @@ def naming_rank(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except Error as error:
-            refused = isinstance(error, InvalidArgument)
-            if refused and api.is_initialized() and not str(error).startswith("[rank "):
-                error.who = api.world().who
-            brief(error)
+            name_rank(error)
             raise
 
     return call
+
+
+def name_rank(error: Error) -> None:
+    """Do what ``naming_rank`` does with an error. Call it in ``except``, before ``raise``."""
+    refused = isinstance(error, InvalidArgument)
+    if refused and api.is_initialized() and not str(error).startswith("[rank "):
+        error.who = api.world().who
+    brief(error)

@@ -22,7 +22,7 @@ from ddl.errors import ProtocolError
 from ddl.negotiation import ballot
 from ddl.negotiation.signature import Signature, checked
 
-__all__ = ["Agreement", "News", "RoundOutcome", "UNNAMED"]
+__all__ = ["Agreement", "Entry", "News", "RoundOutcome", "UNNAMED"]
 
 UNNAMED = ""
 _CAPACITY = 4096  #: known operations; the one that has not run for longest is forgotten
@@ -85,6 +85,26 @@ class Agreement:
             self._bits |= 1 << number
         self.fresh = True
 
+    def vote_alone(self, name: str, signature: Signature) -> Optional[np.ndarray]:
+        """Submit an operation, and return this rank's ballot of the next round: quicker than ``submit`` and ``vote``.
+
+        None, and nothing is done, if the table does not have it, or this rank waits for others already. After the
+        round, call ``unanimous``, and if that is None, ``was_not_alone``.
+        """
+        number = None if self._submitted or self._join else self._numbers.get((name, signature))
+        if number is None:
+            return None
+        self.fresh = False
+        self._flags, self._voted = ballot.FRESH, 1 << number
+        self._ballot = ballot.pack(ballot.FRESH, self._voted, len(self._table))
+        return self._ballot
+
+    def was_not_alone(self, name: str, signature: Signature) -> None:
+        """Know what ``vote_alone`` has submitted: ``decide`` may not run it yet."""
+        fresh = self.fresh
+        self.submit(name, signature)
+        self.fresh = fresh
+
     def join(self) -> None:
         """Say that this rank has no more data."""
         self._join = self.fresh = True
@@ -104,18 +124,22 @@ class Agreement:
 
     # --- all ranks ---
 
-    def unanimous(self, ballots: np.ndarray) -> Optional[RoundOutcome]:
-        """Return what ``decide`` would, if all ranks have submitted the same known operations; None: ask ``decide``.
+    def unanimous(self, ballots: np.ndarray) -> Optional[List[Entry]]:
+        """Return what ``decide`` has run, if all ranks have submitted the same known operations; None: ask ``decide``.
 
-        This is the usual case, and takes a quarter of the time. ``ballots``: (ranks, bytes), uint8.
+        This is the usual case, and takes a small part of the time. ``ballots``: (ranks, bytes), uint8.
         """
         if self._flags != ballot.FRESH or ballots.tobytes() != self._ballot.tobytes() * self._size:
             return None
         self._entries = [self._voted] * self._size
-        outcome = RoundOutcome()
+        self._bits &= ~self._voted
+        run = []
         for number in ballot.numbers(self._voted):
-            self._run(self._table[number], number, outcome)
-        return outcome
+            entry = self._table[number]
+            self._age.move_to_end(number)
+            self._submitted.pop(entry[0], None)  # and nobody has said anything of it: all have voted for it
+            run.append(entry)
+        return run
 
     def decide(self, flags: Sequence[int], entries: List[int], news: Sequence[News] = ()) -> RoundOutcome:
         """Return what follows from all ballots, as ``ballot.unpack`` returns them, and the news of each rank."""
@@ -132,7 +156,7 @@ class Agreement:
                 self._said.setdefault(name, {})[rank] = signature
         everywhere = reduce(and_, entries)
         for number in ballot.numbers(everywhere):
-            self._run(self._table[number], number, outcome)
+            self._run(self._table[number], number, outcome.run)
         anywhere = reduce(or_, entries)
         if anywhere >> len(self._table):
             raise ProtocolError(f"a rank's ballot has bits of operations beyond the {len(self._table)} known ones")
@@ -170,12 +194,12 @@ class Agreement:
                 self._forget(name)
             else:
                 entry = (name, signatures.pop())
-                self._run(entry, self._know(entry), outcome)
+                self._run(entry, self._know(entry), outcome.run)
 
-    def _run(self, entry: Entry, number: int, outcome: RoundOutcome) -> None:
+    def _run(self, entry: Entry, number: int, run: List[Entry]) -> None:
         self._age[number] = None
         self._age.move_to_end(number)
-        outcome.run.append(entry)
+        run.append(entry)
         self._forget(entry[0])
 
     def _forget(self, name: str) -> None:

@@ -6,7 +6,7 @@ One byte of flags, then a bit for each entry of the table of known operations, w
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Iterator, List, Tuple
+from typing import List, Tuple
 
 import numpy as np
 
@@ -34,9 +34,12 @@ def unpack(ballots: np.ndarray) -> Tuple[List[int], List[int]]:
     return [row & 255 for row in rows], [row >> 8 for row in rows]
 
 
-def numbers(entries: int) -> Iterator[int]:
-    """Yield the numbers of the entries, ascending."""
+@lru_cache(maxsize=1024)
+def numbers(entries: int) -> Tuple[int, ...]:
+    """Return the numbers of the entries."""
+    ascending = []
     while entries:
         lowest = entries & -entries
-        yield lowest.bit_length() - 1
+        ascending.append(lowest.bit_length() - 1)
         entries ^= lowest
+    return tuple(ascending)

@@ -14,8 +14,11 @@ from ddl import _core
 from ddl.communicator import Communicator, Work
 from ddl.negotiation.agreement import News
 from ddl.plan.ir import Collective
+from ddl.reduce_op import Sum
 
-__all__ = ["BallotExchange"]
+__all__ = ["BallotExchange", "Vote"]
+
+Vote = NDArray[np.uint8]  #: a ballot: see ballot.py
 
 
 class BallotExchange:
@@ -24,24 +27,20 @@ class BallotExchange:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._patience = communicator.timeout
+        self._gather = communicator._calls.run_alike
         self.cast = np.empty((communicator.size, 0), np.uint8)
-        # A round that its driver has left, and what this rank has to say in it.
-        self._flying: Optional[Tuple[Work, News]] = None
-
-    @property
-    def flying(self) -> bool:
-        """Whether a round is under way that its driver has left."""
-        return self._flying is not None
+        #: A round that its driver has left, and what this rank has to say in it.
+        self.flying: Optional[Tuple[Work, News]] = None
 
     def land(self) -> News:
         """Wait for the round that is under way; return what this rank has to say besides."""
-        assert self._flying is not None
-        work, news = self._flying
+        assert self.flying is not None
+        work, news = self.flying
         work.wait()
-        self._flying = None
+        self.flying = None
         return news
 
-    def gather(self, vote: NDArray[np.uint8], news: News, patience: float, awake: bool) -> Optional[News]:
+    def gather(self, vote: Vote, news: News, patience: float, awake: bool) -> Optional[News]:
         """Begin a round by ``vote``, and wait for all ranks; return ``news``.
 
         patience: seconds that the others have. awake: if they are not there by now, leave the round and return None.
@@ -53,10 +52,10 @@ class BallotExchange:
         if vote.size != self.cast.shape[1]:
             self.cast = np.empty((communicator.size, vote.size), np.uint8)
         if not awake:
-            communicator.allgather(vote, out=self.cast)
+            self._gather(Collective.ALLGATHER, vote, self.cast, Sum, 0)
             return news
         under_way = communicator._calls.attempt(_core.Call(Collective.ALLGATHER, vote, self.cast, None))
         if under_way is None:
             return news
-        self._flying = under_way, news
+        self.flying = under_way, news
         return None

@@ -11,11 +11,10 @@ for its ballot. While all ranks wait for the next submission of another, ballots
 
 from __future__ import annotations
 
-import logging
 import threading
 from functools import reduce
 from operator import or_
-from typing import Callable, Optional, Sequence, Union
+from typing import Callable, FrozenSet, Optional, Sequence, Union
 
 from ddl import _core, clock
 from ddl.communicator import Communicator
@@ -24,20 +23,17 @@ from ddl.errors import (
     CollectiveTimeout,
     CommunicatorError,
     Error,
-    InternalError,
     InvalidArgument,
     InvalidState,
 )
 from ddl.negotiation import ballot, timeline
-from ddl.negotiation.agreement import Agreement, News, RoundOutcome
-from ddl.negotiation.ballot_exchange import BallotExchange
-from ddl.negotiation.pending import CompletedOperation, Pending, Request, Waitable
+from ddl.negotiation.agreement import Agreement, Entry, News, RoundOutcome
+from ddl.negotiation.ballot_exchange import BallotExchange, Vote
+from ddl.negotiation.pending import CompletedOperation, Pending, Request, Waitable, as_error
 from ddl.negotiation.signature import Signature
 from ddl.negotiation.submissions import Submissions
 
 __all__ = ["Negotiator"]
-
-log = logging.getLogger("ddl")
 
 _FOREVER = 1e8  #: seconds: others may go on for as long as they like while this rank has joined
 #: Seconds that the core may take, after the deadline, to say who holds up the ballots. It waits for the store's verdict
@@ -78,8 +74,9 @@ class Negotiator:
         self._pause = _PAUSE
         self._error: Optional[Error] = None
         self._thread: Optional[threading.Thread] = None
-        self._calls = communicator._group.named_calls  # where the agent sees what is waited for
-        self._calls.is_used, self._calls.texts = True, self._submissions.texts
+        calls = communicator._group.named_calls  # where the agent sees what is waited for
+        calls.is_used, calls.texts = True, self._submissions.texts
+        self.waiting = calls.waiting
 
     # --- submitting ---
 
@@ -89,27 +86,36 @@ class Negotiator:
         Raises ``InvalidArgument`` if its name is pending on this rank or cannot be sent, ``InvalidState`` if this rank
         has joined, and what has broken the communicator.
         """
+        pending = Pending(request, self, self._timeout)
         with self._lock:
-            pending = self._take(request)
+            self._take(pending)
             self._call_thread()
         return pending
 
     def run(self, request: Request) -> object:
         """Submit an operation, wait for its end and return its result. Raises as ``submit`` and ``Pending.wait`` do."""
-        pending = None
+        pending = Pending(request, self, self._timeout)
+        vote = None
         try:
             with self._lock:
-                pending = self._take(request)
+                if self._driver is None and self._error is None and self._joining is None:
+                    if self._ballots.flying is None and timeline.active() is None:
+                        vote = self._submissions.add_alone(pending)
+                if vote is None:
+                    self._take(pending)
                 if self._driver is None:
                     self._driver = pending
                 else:
                     self._wake.notify_all()
             if self._driver is pending:
-                self._calls.waiting[threading.get_ident()] = request.text
-                self._drive(until=pending)
+                self.waiting[threading.get_ident()] = request.text
+                self._drive(until=pending, alone=vote)
         finally:  # also where Ctrl-C came in between
-            self._calls.waiting.pop(threading.get_ident(), None)
-            if pending is not None and self._driver is pending:
+            self.waiting.pop(threading.get_ident(), None)
+            if vote is not None and not pending.agreed and self._error is None:
+                with self._lock:
+                    self._agreement.submit(request.name, request.signature)  # it was not voted on
+            if self._driver is pending:
                 self._stop_driving()
         return pending.wait()
 
@@ -119,18 +125,18 @@ class Negotiator:
         For a caller that would hold up others by sleeping: it is kept for as long as a rank waits awake, at most.
         Raises as ``submit`` does.
         """
-        pending = None
+        pending = Pending(request, self, self._timeout)
         try:
             with self._lock:
-                pending = self._take(request)
-                if self._driver is None and not self._ballots.flying:
+                self._take(pending)
+                if self._driver is None and self._ballots.flying is None:
                     self._driver = pending
                 else:
                     self._call_thread()
             if self._driver is pending:
                 self._drive(until=pending, awake=True)
         finally:  # also where Ctrl-C came in between
-            if pending is not None and self._driver is pending:
+            if self._driver is pending:
                 self._stop_driving()
         return pending
 
@@ -141,10 +147,11 @@ class Negotiator:
         """
         with self._lock:
             request = Request(Signature("join"), lambda _: CompletedOperation())
-            self._check(request)
+            if self._error is not None:
+                raise self.in_words(request, self._error)
             if self._joining is not None:
                 raise InvalidState(f"{self._who} join: this rank has joined already")
-            pending = self._joining = self._new_pending(request, _FOREVER)
+            pending = self._joining = Pending(request, self, _FOREVER)
             self._agreement.join()
             self._call_thread()
         return pending
@@ -157,31 +164,16 @@ class Negotiator:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _take(self, request: Request) -> Pending:
-        self._check(request)
-        if self._joining is not None:
-            raise InvalidState(
-                f"{self._who} {request.text()}: this rank has joined; it can submit nothing until all have"
-            )
-        if self._submissions.is_under_way(request.name):
-            raise InvalidArgument(
-                f"{self._who} {request.text()}: an operation of this name is under way on this rank; wait for it, or "
-                "give each its own name"
-            )
-        try:
-            request.name.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"{self._who} {request.text()}: a name must be Unicode text: {error}") from None
-        pending = self._new_pending(request, self._timeout)
-        self._submissions.add(pending)
-        return pending
-
-    def _new_pending(self, request: Request, deadline: float) -> Pending:
-        return Pending(request, self._overdue, self._in_words, deadline, self._calls.waiting)
-
-    def _check(self, request: Request) -> None:
+    def _take(self, pending: Pending) -> None:
+        request = pending.request
         if self._error is not None:
-            raise self._in_words(request, self._error)
+            raise self.in_words(request, self._error)
+        if self._joining is not None:
+            raise InvalidState(f"{self._who} {request.text()}: this rank has joined; it submits nothing until all have")
+        try:
+            self._submissions.add(pending)
+        except ValueError as error:
+            raise InvalidArgument(f"{self._who} {request.text()}: {error}") from None
 
     # --- driving ---
 
@@ -210,12 +202,15 @@ class Negotiator:
             if self._agreement.waiting and self._error is None:
                 self._call_thread()
 
-    def _drive(self, until: Optional[Pending], awake: bool = False) -> None:
+    def _drive(self, until: Optional[Pending], awake: bool = False, alone: Optional[Vote] = None) -> None:
         """Go from round to round until ``until`` has been started, or else while this rank waits for others.
 
-        ``awake``: it is one round at most, and left to the next driver where that would mean to sleep.
+        ``awake``: it is one round at most, and left to the next driver where that would mean to sleep. ``alone``: the
+        ballot that ``add_alone`` has given ``until``.
         """
         try:
+            if alone is not None and until is not None:
+                self._round_alone(until, alone)
             while self._error is None and (self._agreement.waiting if until is None else not until.agreed):
                 self._round(until, awake)
                 if awake:
@@ -223,7 +218,7 @@ class Negotiator:
         except CommunicatorError as error:
             self._fail(error)
         except BaseException as error:  # of this rank alone: the others would wait for it
-            broken = _as_error(error)
+            broken = as_error(error)
             self._fail(broken)
             self._communicator.abort(f"{self._who} {broken}")
             if not isinstance(error, Error):
@@ -234,14 +229,38 @@ class Negotiator:
         if news is None:
             return
         self._submissions.rounds += 1
-        communicator, agreement = self._communicator, self._agreement
         with self._lock:
-            outcome = agreement.unanimous(self._ballots.cast)
-        if outcome is None:
-            flags, entries = ballot.unpack(self._ballots.cast)
-            everybody = communicator.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
-            with self._lock:
-                outcome = agreement.decide(flags, entries, everybody)
+            run = self._agreement.unanimous(self._ballots.cast)
+        if run is None:
+            self._decide(news, until, awake)
+            return
+        self._pause = _PAUSE
+        for entry in run:
+            self._start(entry, until, awake)
+
+    def _round_alone(self, pending: Pending, vote: Vote) -> None:
+        """Make the first round of an operation that is known, and all that is submitted here: the usual one, quick."""
+        request = pending.request
+        self._ballots.gather(vote, (), self._timeout, False)
+        self._submissions.rounds += 1
+        with self._lock:
+            alone = self._agreement.unanimous(self._ballots.cast) is not None
+            if alone:
+                known = self._submissions.settle(request.name)
+            else:
+                self._agreement.was_not_alone(request.name, request.signature)
+        if not alone:
+            self._decide((), pending, False)
+        elif known is pending:  # else it has failed, with all that was pending
+            self._pause = _PAUSE
+            self._begin(pending, pending, False)
+
+    def _decide(self, news: News, until: Optional[Pending], awake: bool) -> None:
+        """Find out from the ballots, and from what ranks say besides, what is to be done, and do it."""
+        flags, entries = ballot.unpack(self._ballots.cast)
+        everybody = self._communicator.allgather_object(news) if reduce(or_, flags) & ballot.NEWS else ()
+        with self._lock:
+            outcome = self._agreement.decide(flags, entries, everybody)
         self._act(outcome, until, awake)
         if outcome.quiet and not outcome.run and not outcome.failed:
             if not awake:
@@ -251,7 +270,7 @@ class Negotiator:
 
     def _exchange_ballots(self, awake: bool) -> Optional[News]:
         """Gather the ballots of a round; return what this rank has to say besides. None: it cannot be done now."""
-        if self._ballots.flying:
+        if self._ballots.flying is not None:
             return self._ballots.land()
         recorder = timeline.active()
         if recorder is not None and recorder.mark_cycles:
@@ -263,7 +282,7 @@ class Negotiator:
             # Others may go on for as long as they like while this rank has joined.
             patience = _FOREVER if self._joining is not None and oldest is None else self._timeout
         if oldest is not None and overdue:
-            self._overdue(oldest, driving=True)
+            self.end_overdue(oldest, driving=True)
             return None
         return self._ballots.gather(vote, news, patience, awake)
 
@@ -276,8 +295,8 @@ class Negotiator:
 
     def _act(self, outcome: RoundOutcome, until: Optional[Pending], awake: bool) -> None:
         """Do what the round has brought."""
-        for name, signature in outcome.run:
-            self._start(name, signature, outcome, until, awake)
+        for entry in outcome.run:
+            self._start(entry, until, awake, outcome.joined)
         for name, reason in outcome.failed:
             pending = self._settled(name)
             if pending is not None:
@@ -291,38 +310,44 @@ class Negotiator:
             with self._lock:
                 joining, self._joining = self._joining, None
             assert joining is not None
-            joining.started(CompletedOperation(outcome.last_joined), clock.now())
+            joining.ended(outcome.last_joined, clock.now())
 
-    def _start(
-        self, name: str, signature: Signature, outcome: RoundOutcome, until: Optional[Pending], awake: bool
-    ) -> None:
+    def _start(self, entry: Entry, until: Optional[Pending], awake: bool, joined: FrozenSet[int] = frozenset()) -> None:
         """Start what all ranks have submitted, or what this rank does in its place; refuse what joined ranks cannot."""
+        name, signature = entry
         pending = self._settled(name)
         try:
-            absent = self._absent(signature) if outcome.joined else None
+            absent = self._absent(signature) if joined else None
         except InvalidArgument as error:
             if pending is not None:
-                joined = ", ".join(str(self._ranks[rank]) for rank in sorted(outcome.joined))
-                pending.failed(CollectiveMismatch(f"{self._who} {pending.request.text()}: {error}: rank(s) {joined}"))
+                others = ", ".join(str(self._ranks[rank]) for rank in sorted(joined))
+                pending.failed(CollectiveMismatch(f"{self._who} {pending.request.text()}: {error}: rank(s) {others}"))
             return
+        if pending is not None:
+            self._begin(pending, until, awake)
+            return
+        assert absent is not None
+        try:
+            absent(self._communicator)
+        except InvalidArgument as error:
+            if not error.on_all_ranks:
+                raise
+
+    def _begin(self, pending: Pending, until: Optional[Pending], awake: bool) -> None:
+        """Start what all ranks have submitted, this one, too."""
         now = clock.now()
         try:
-            if pending is None:
-                assert absent is not None
-                absent(self._communicator)
-            elif pending is until and awake and pending.request.attempt is not None:
+            if pending is until and awake and pending.request.attempt is not None:
                 pending.started(pending.request.attempt(self._communicator) or CompletedOperation(), now)
             elif pending is until and pending.request.call is not None:
-                pending.started(CompletedOperation(pending.request.call(self._communicator)), now)
+                pending.ended(pending.request.call(self._communicator), now)
             else:
                 pending.started(pending.request.start(self._communicator), now)
         except BaseException as error:  # its caller gets the error from here: it is not pending any more
             if isinstance(error, InvalidArgument) and error.on_all_ranks:
-                if pending is not None:
-                    pending.failed(error)
+                pending.failed(error)
                 return
-            if pending is not None:
-                pending.failed(self._in_words(pending.request, _as_error(error)))
+            pending.failed(self.in_words(pending.request, as_error(error)))
             raise
 
     def _settled(self, name: str) -> Optional[Pending]:
@@ -342,18 +367,13 @@ class Negotiator:
             self._joining = None
             self._wake.notify_all()
         for pending in failed:
-            pending.failed(self._error_of(pending.request))
+            pending.failed(self.in_words(pending.request, self._error, ", which not all ranks had submitted"))
 
-    def _in_words(self, request: Request, error: Error, when: str = "") -> Error:
+    def in_words(self, request: Request, error: Error, when: str = "") -> Error:
         """Return what has broken the communicator, in the words of an operation that it ends."""
         return type(error)(f"{self._who} {request.text()}{when}: {error.reason or error}")
 
-    def _error_of(self, request: Request) -> Error:
-        """Return what has broken the communicator, for an operation that was waiting meanwhile."""
-        assert self._error is not None
-        return self._in_words(request, self._error, ", which not all ranks had submitted")
-
-    def _overdue(self, pending: Pending, driving: bool = False) -> None:
+    def end_overdue(self, pending: Pending, driving: bool = False) -> None:
         """Break the communicator if not all ranks have submitted an operation in time.
 
         The last ballots tell which ranks have not, if they were cast after it was submitted. If they were not, a rank
@@ -376,9 +396,3 @@ class Negotiator:
         self._fail(CollectiveTimeout(reason))
         # Nobody is blamed: this rank has only noticed it.
         self._communicator._core.fail("CollectiveTimeout", -1, f"{request.text()}: {reason}", True)
-
-
-def _as_error(error: BaseException) -> Error:
-    if isinstance(error, Error):
-        return error
-    return InternalError(f"while operations were agreed on: {error!r}; see the traceback on that rank")

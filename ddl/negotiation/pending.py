@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, Optional, Protocol
 
 from ddl import clock
 from ddl.communicator import Communicator
-from ddl.errors import CommunicatorError, Error, WaitTimeout
+from ddl.errors import CommunicatorError, Error, InternalError, WaitTimeout
 from ddl.negotiation import timeline
 from ddl.negotiation.signature import Signature
 
-__all__ = ["CompletedOperation", "Pending", "Request", "Waitable"]
+__all__ = ["CompletedOperation", "Pending", "Request", "Waitable", "as_error"]
 
 
 class Waitable(Protocol):
@@ -64,30 +64,36 @@ class Request:
         return f"{self.name!r}: {self.signature.text()}" if self.name else self.signature.text()
 
 
-class Pending:
-    """An operation that was submitted. Any thread may wait for it."""
+class Keeper(Protocol):
+    """Who brings operations to the other ranks: the ``Negotiator``."""
 
-    def __init__(
-        self,
-        request: Request,
-        overdue: Callable[[Pending], None],
-        in_words: Callable[[Request, Error], Error],
-        deadline: float,
-        waiting: Dict[int, Callable[[], str]],
-    ) -> None:
+    waiting: Dict[int, Callable[[], str]]  #: says what a thread waits for, by its identifier
+
+    def end_overdue(self, pending: Pending) -> None:
+        """Break the communicator, unless the operation was just about to be started."""
+
+    def in_words(self, request: Request, error: Error) -> Error:
+        """Return ``error``, which says now which operation it has ended."""
+
+
+class Pending:
+    """An operation that was submitted, and has so many seconds until all ranks have done so. Any thread may wait."""
+
+    # What most of them leave so: to set it would take longer than to submit them.
+    round = 0  #: rounds of ballots that had ended when it was submitted
+    agreed = False  #: it has been started, or has failed
+    _work: Optional[Waitable] = None  # None: it has ended
+    _result: Any = None
+    _error: Optional[Exception] = None
+    _recorded = False
+
+    def __init__(self, request: Request, keeper: Keeper, seconds: float) -> None:
         self.request = request
-        self._overdue = overdue  # breaks the communicator, unless the operation was just about to be started
-        self._in_words = in_words  # says of an error which operation it has ended
-        self._waiting = waiting  # what threads wait for that another one submits, by their identifiers
+        self._keeper = keeper
         self._submitted = self._started = clock.now()
-        self._deadline = self._submitted + deadline
-        self.round = 0  #: rounds of ballots that had ended when it was submitted
-        self.agreed = False  #: it has been started, or has failed
-        self._gate = threading.Lock()  # open from then on; a threading.Event would take 2 us to make
+        self._deadline = self._submitted + seconds
+        self._gate = threading.Lock()  # open when it is agreed; a threading.Event would take 2 us to make
         self._gate.acquire()
-        self._work: Optional[Waitable] = None
-        self._error: Optional[Exception] = None
-        self._recorded = False
 
     @property
     def overdue(self) -> bool:
@@ -97,6 +103,12 @@ class Pending:
     def started(self, work: Waitable, since: float) -> None:
         """All ranks have submitted it, and it is under way ``since`` then (``clock.now``)."""
         self._work = work
+        self._started = since
+        self._open()
+
+    def ended(self, result: Any, since: float) -> None:
+        """As ``started``, and it has ended well."""
+        self._result = result
         self._started = since
         self._open()
 
@@ -132,31 +144,35 @@ class Pending:
             until = self._deadline if limit is None else min(self._deadline, limit)
             thread = threading.get_ident()
             if limit is None:
-                self._waiting[thread] = self.request.text
+                self._keeper.waiting[thread] = self.request.text
             try:
                 settled = self.settled(max(0.0, until - clock.now()))
             finally:
-                self._waiting.pop(thread, None)
+                self._keeper.waiting.pop(thread, None)
             if not settled:
                 if until < self._deadline:
                     raise WaitTimeout(f"{self.request.text()} has not ended within {timeout} s; it goes on")
-                self._overdue(self)
+                self._keeper.end_overdue(self)
                 self.settled()  # it has failed, or the thread that starts it will
         if self._error is not None:
             # A new one: it will hold on to frames, and this must not hold on to it in turn.
             raise type(self._error)(*self._error.args)
-        assert self._work is not None
-        try:
-            result = self._work.wait(None if limit is None else max(0.0, limit - clock.now()))
-        except CommunicatorError as error:
-            raise self._in_words(self.request, error) from None
-        self._record()
-        return result
-
-    def _record(self) -> None:
-        """Tell the timeline, once, that it has ended."""
-        recorder = None if self._recorded else timeline.active()
-        self._recorded = True
-        if recorder is not None:
+        result = self._result
+        if self._work is not None:
+            try:
+                result = self._work.wait(None if limit is None else max(0.0, limit - clock.now()))
+            except CommunicatorError as error:
+                raise self._keeper.in_words(self.request, error) from None
+        recorder = timeline.active()
+        if recorder is not None and not self._recorded:
+            self._recorded = True
             verb = self.request.signature.verb
             recorder.operation(self.request.name or verb, verb, self._submitted, self._started, clock.now())
+        return result
+
+
+def as_error(error: BaseException) -> Error:
+    """Return what an operation has ended with, as an error of DDL."""
+    if isinstance(error, Error):
+        return error
+    return InternalError(f"while operations were agreed on: {error!r}; see the traceback on that rank")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, List, Optional
 
+import numpy as np
+
 from ddl.negotiation.agreement import UNNAMED, Agreement
 from ddl.negotiation.pending import Pending
 
@@ -24,27 +26,47 @@ class Submissions:
         self._pending: Dict[str, Pending] = {}
         self._unnamed: Deque[Pending] = deque()  # behind the one that was submitted
 
-    def is_under_way(self, name: str) -> bool:
-        """Whether an operation of this name must end before another one may be submitted."""
-        return name in self._pending and name != UNNAMED
-
     def add(self, pending: Pending) -> None:
-        """Submit ``pending``, or let it wait behind another one without a name."""
-        if pending.request.name in self._pending:
+        """Submit ``pending``, or let it wait behind another one without a name.
+
+        ValueError, and nothing is done, if one of its name must end first, or its name cannot be sent.
+        """
+        name = pending.request.name
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a name must be Unicode text: {error}") from None
+        if name not in self._pending:
+            self._submit(pending, name)
+        elif name == UNNAMED:
             self._unnamed.append(pending)
         else:
-            self._submit(pending)
+            raise ValueError(
+                "an operation of this name is under way on this rank; wait for it, or give each its own name"
+            )
 
-    def _submit(self, pending: Pending) -> None:
-        self._pending[pending.request.name] = pending
+    def _submit(self, pending: Pending, name: str) -> None:
+        self._pending[name] = pending
         pending.round = self.rounds
-        self._agreement.submit(pending.request.name, pending.request.signature)
+        self._agreement.submit(name, pending.request.signature)
+
+    def add_alone(self, pending: Pending) -> Optional[np.ndarray]:
+        """Submit ``pending`` if all ranks know it and nothing else is submitted here; return the ballot to be cast.
+
+        None: nothing was done.
+        """
+        request = pending.request
+        vote = None if self._pending else self._agreement.vote_alone(request.name, request.signature)
+        if vote is not None:
+            self._pending[request.name] = pending
+            pending.round = self.rounds
+        return vote
 
     def settle(self, name: str) -> Optional[Pending]:
         """Return the operation if this rank had submitted it; one without a name makes way for the next."""
         pending = self._pending.pop(name, None)
         if pending is not None and name == UNNAMED and self._unnamed:
-            self._submit(self._unnamed.popleft())
+            self._submit(self._unnamed.popleft(), UNNAMED)
         return pending
 
     def take_all(self) -> List[Pending]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ddl
 from ddl import Communicator, InvalidArgument
 from ddl.adapter.calls import Call, Collective, calls_of
-from ddl_torch._memory import InHost, in_host
+from ddl_torch._memory import in_host
 from ddl_torch._tensors import alias, plain
 from ddl_torch.c10d.arguments import Finish, Part, bitwise, elements, in_place, moved, reduction, sparse_allreduce
 
@@ -58,7 +58,7 @@ class C10dVerbs:
     def allreduce(self, tensor: torch.Tensor, op: Any) -> Part:
         """Combine ``tensor`` over all ranks, in place. It may be sparse."""
         usual = op == dist.ReduceOp.SUM  # a comparison takes 0.15 us
-        known = _in_host(tensor) if usual else None
+        known = in_host(tensor) if usual else None
         if known is not None:  # then nothing need be asked again
             return self._alike(Collective.ALLREDUCE, known, known, ddl.Sum, 0), None
         if tensor.layout == torch.sparse_coo:
@@ -87,7 +87,7 @@ class C10dVerbs:
     def broadcast(self, tensor: torch.Tensor, root: int) -> Part:
         """Overwrite ``tensor`` by that of ``root``."""
         self._calls.check_rank("broadcast", "src", root)
-        known = _in_host(tensor)
+        known = in_host(tensor)
         if known is not None:
             return self._alike(Collective.BROADCAST, known if self._rank == root else None, known, ddl.Sum, root), None
         own, finish = in_place(tensor, "broadcast")
@@ -113,7 +113,7 @@ class C10dVerbs:
                 f"all_gather_single: an output of {output.numel()} elements cannot hold {tensor.numel()} elements of "
                 f"each of {self._size} ranks"
             )
-        source, target = _in_host(tensor), _in_host(output)
+        source, target = in_host(tensor), in_host(output)
         if source is not None and target is not None:
             return self._parts(Collective.ALLGATHER, source, target, tensor.numel()), None
         own, finish = in_place(output, "all_gather_single")
@@ -199,7 +199,7 @@ class C10dVerbs:
                 f"{self._size} ranks"
             )
         usual = op == dist.ReduceOp.SUM
-        source, part = (_in_host(tensor), _in_host(target)) if usual else (None, None)
+        source, part = (in_host(tensor), in_host(target)) if usual else (None, None)
         if source is not None and part is not None:
             return self._parts(Collective.REDUCESCATTER, source, part, target.numel()), None
         combine = None if usual else bitwise(op)
@@ -299,11 +299,6 @@ class C10dVerbs:
     def check_number(self, verb: str, tensors: Tensors) -> None:
         if len(tensors) != self._size:
             raise InvalidArgument(f"{verb}: {len(tensors)} tensors were given for {self._size} ranks")
-
-
-def _in_host(tensor: Any) -> Optional[InHost]:
-    """Return where an ordinary tensor is, of which nothing else need be asked then; None for any other."""
-    return in_host(tensor) if type(tensor) is torch.Tensor else None
 
 
 def _check_elements(verb: str, tensors: Tensors, like: torch.Tensor) -> None:

@@ -118,11 +118,11 @@ def check_works_of_blocking(group, n, takes_none):
     opts = torch.distributed.AllreduceOptions()
     assert group.allreduce([torch.ones(2)], opts).result()[0].tolist() == [n, n]  # the caller goes on meanwhile
     opts.asyncOp = False
-    some = [torch.ones(2), torch.ones(3)]
-    for tensors in ([some[0]], some):
+    two = [torch.ones(2), torch.ones(3)]
+    for tensors in ([two[0]], two):
         work = group.allreduce(tensors, opts)
         assert work is None if takes_none else work.wait()
-    assert [tensor.tolist() for tensor in some] == [[n * n] * 2, [n] * 3]
+    assert [tensor.tolist() for tensor in two] == [[n * n] * 2, [n] * 3]
     turned = torch.ones(2, 3).t()  # to wait for: its result is elsewhere when it has come
     assert group.allreduce([turned], opts).wait()
     assert torch.equal(turned, torch.full((3, 2), float(n)))

@@ -175,12 +175,14 @@ def test_who_refuses_alone_tells_the_others(error):
     ranks.run(2, run_refusing, error)
 
 
-def run_interrupted():
+def run_interrupted(known):
     """Ctrl-C comes where rank 0 has just submitted an operation, before it goes from round to round itself."""
     import ddl_torch as hvd
     from ddl.negotiation import Negotiator
 
     hvd.init()
+    if known:
+        hvd.allreduce(torch.ones(3), name="x")
     if hvd.rank() == 0:
 
         def interrupt(frame, event, _):
@@ -197,8 +199,9 @@ def run_interrupted():
 
 
 @pytest.mark.processes
-def test_an_interrupt_before_the_first_round_leaves_everything_whole():
-    assert ranks.run(2, run_interrupted) == [2.0, 2.0]
+@pytest.mark.parametrize("known", [False, True])
+def test_an_interrupt_before_the_first_round_leaves_everything_whole(known):
+    assert ranks.run(2, run_interrupted, known) == [2.0, 2.0]
 
 
 def run_many():
