@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from datetime import timedelta
-from typing import Any, Iterable, List, NoReturn, Optional, Tuple, Type, Union
+from typing import Any, Iterable, NoReturn, Optional, Tuple, Type, Union
 
 import torch
 import torch.distributed as dist
@@ -46,8 +46,8 @@ def monitored_barrier(communicator: Communicator, messages: Messages, seconds: f
         if late:
             names = ", ".join(map(str, late))
             _break(communicator, late[0], f"no sign of rank {names} for {seconds:g} s")
-        for told in _tell(others, messages, seconds):
-            told.wait()  # it may leave next, and a message that is under way is lost then
+        _tell(others, messages, seconds)
+        _all_have_been_told(communicator)
         return
     _tell([0], messages, seconds)
     word, arrival = _expect(0, messages)
@@ -57,12 +57,20 @@ def monitored_barrier(communicator: Communicator, messages: Messages, seconds: f
     _, verdict = _expect(0, messages)
     if not _came(verdict, clock.now() + patience + _VERDICT):
         _break(communicator, 0, f"rank 0 has come, and not said within {patience:g} s whether all have")
+    _all_have_been_told(communicator)
 
 
-def _tell(ranks: Iterable[int], messages: Messages, seconds: float) -> List[Waitable]:
-    """Send the seconds to ``ranks``; return what is under way."""
-    sent = [messages.send(torch.tensor([seconds], dtype=torch.float64), rank, _TAG) for rank in ranks]
-    return [work for parts in sent for work, _ in parts if work is not None]
+def _all_have_been_told(communicator: Communicator) -> None:
+    """Return when every rank knows that all have come, or raise what another one has broken the group with meanwhile.
+
+    Rank 0 may leave next, and its messages that are under way would be lost then.
+    """
+    communicator.barrier()
+
+
+def _tell(ranks: Iterable[int], messages: Messages, seconds: float) -> None:
+    for rank in ranks:
+        messages.send(torch.tensor([seconds], dtype=torch.float64), rank, _TAG)
 
 
 def _expect(rank: int, messages: Messages) -> Tuple[torch.Tensor, Waitable]:
