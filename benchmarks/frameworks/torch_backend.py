@@ -103,11 +103,11 @@ class Torch:
 
     def gather(self, numbers: int) -> Work:
         own, whole = torch.zeros(numbers), torch.zeros(numbers * dist.get_world_size())
-        return lambda: self.group.all_gather_single(whole, own).wait()
+        return lambda: dist.all_gather_into_tensor(whole, own, group=self.group)
 
     def scatter(self, numbers: int) -> Work:
         own, whole = torch.zeros(numbers), torch.zeros(numbers * dist.get_world_size())
-        return lambda: self.group.reduce_scatter_single(own, whole).wait()
+        return lambda: dist.reduce_scatter_tensor(own, whole, group=self.group)
 
     def there_and_back(self, numbers: int, tag: int, any_source: bool) -> Work:
         """Ranks 0 and 1 send one another a message, in turn; the time is that of two."""

@@ -18,14 +18,19 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PROGRAM = """
-import os, sys
+import os, sys, time
 import torch
 import torch.distributed as dist
 import ddl_torch as ddl
 
 for again in range(2):
     if dist.is_initialized():
+        rank, destroyed = dist.get_rank(), os.path.join(os.environ["HOME"], "destroyed")
         dist.destroy_process_group()
+        if rank == 0:
+            open(destroyed, "w").close()
+        while not os.path.exists(destroyed):  # else rank 1 may still find torch's store of rank 0, which ends now
+            time.sleep(0.001)
     dist.init_process_group("ddl", init_method=sys.argv[1])
 rank, size = dist.get_rank(), dist.get_world_size()
 x = torch.full((5,), float(rank))

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.processes
 
 BARE = """
 import os
+import time
 import torch
 import torch.distributed as dist
 import ddl_torch
@@ -35,7 +36,12 @@ x = torch.full((5,), float(dist.get_rank()))
 dist.all_reduce(x)
 assert x.tolist() == [1.0] * 5
 ddl_torch.use_as_default()  # the group is what it asks for
+rank = dist.get_rank()
 dist.destroy_process_group()
+if rank == 0:
+    open("destroyed", "w").close()
+while not os.path.exists("destroyed"):  # else rank 1 may still find torch's old store, which rank 0 is about to end
+    time.sleep(0.001)
 dist.init_process_group("gloo")  # a script that names one gets it
 assert dist.get_backend() == "gloo"
 dist.destroy_process_group()

@@ -79,6 +79,7 @@ def test_training_as_with_gloo(tmp_path: Path) -> None:
 
 
 CHOSEN = """
+import os
 import pytest
 import lightning
 import torch.distributed as dist
@@ -108,9 +109,11 @@ trainer = lightning.Trainer(strategy=DDPStrategy(), plugins=[environment], devic
 trainer.fit(BoringModel())
 with pytest.raises(ddl.InvalidArgument, match="devices=1, but the job has 2"):
     lightning.Trainer(strategy=DDPStrategy(), plugins=[environment], devices=1, **quiet).fit(BoringModel())
-open(f"rank.{dist.get_rank()}", "w").close()
+rank = dist.get_rank()
+open(f"rank.{rank}", "w").close()
 dist.destroy_process_group()
-dist.init_process_group("gloo")
+# By a file: rank 1 could still find the store that rank 0 has had for the group before.
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/gloo", rank=rank, world_size=2)
 with pytest.raises(ddl.InvalidState, match="the process group is there already, with the backends cpu:gloo"):
     lightning.Trainer(strategy="ddl", **quiet).fit(BoringModel())
 dist.destroy_process_group()
