@@ -67,9 +67,10 @@ class DDLProcessGroup(_Base):  # type: ignore[misc]
 
     def _verbs(self, opts: Any, tensors: Tensors) -> C10dVerbs:
         """Return those that block if c10d's caller waits at once, unless a stream does that for a host that goes on."""
-        if getattr(opts, "asyncOp", True) or (self._streams_wait and tensors and not tensors[0].is_cpu):
+        if getattr(opts, "asyncOp", True):
             return self._starting
-        return self._blocking
+        blocking = self._blocking
+        return self._starting if self._streams_wait and tensors and not tensors[0].is_cpu else blocking
 
     def _work(self, outputs: Tensors, parts: Sequence[Part]) -> MaybeWork:
         """Return the work of a verb: none after a blocking one that has left nothing to do."""

@@ -23,11 +23,10 @@ ddl_torch.init()
 """
 
 
-#: Torch 2.1 has no numbers of sets of keys, and these names in no module of their own.
+#: Torch 2.1 has these names in no module of their own.
 OLD_TORCH = """
 import sys
 import torch
-del torch._C.DispatchKeySet.raw_repr
 sys.modules["torch._C._dynamo.eval_frame"] = None
 import ddl_torch
 import ddl_torch.c10d.process_group
