@@ -78,8 +78,8 @@ ElementType element_type_named(const std::string& name);
 void describe_arrays_of(const pybind11::object& type, pybind11::object function);
 
 // Lets `function` say where an array of exactly that Python type is in memory of the host: DLPack would take some
-// microseconds. It returns (what keeps the memory alive, address, elements, ElementType::number()), or None. Without a
-// function (None), an array is itself such a tuple.
+// microseconds. It returns (what keeps the memory alive, address, elements, ElementType::number()), or None. Without
+// a function (None), an array is itself such a tuple.
 void describe_host_arrays_of(const pybind11::object& type, pybind11::object function);
 
 // Whether DLPack's number of a kind of memory means that of a CUDA GPU.

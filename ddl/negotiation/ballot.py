@@ -34,7 +34,7 @@ def unpack(ballots: np.ndarray) -> Tuple[List[int], List[int]]:
     return [row & 255 for row in rows], [row >> 8 for row in rows]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)  # few, as one of many operations is long
 def numbers(entries: int) -> Tuple[int, ...]:
     """Return the numbers of the entries."""
     ascending = []
