@@ -17,7 +17,7 @@ import ddl
 from ddl.adapter.joining import Settings
 from ddl_tensorflow import _errors
 from ddl_tensorflow._build import BuildError, op_library
-from ddl_tensorflow._compat import warn_if_newer
+from ddl_tensorflow._compat import eager_tensor, warn_if_newer
 from ddl_tensorflow._native import Function, NativeOp, listed
 from ddl_tensorflow._xla import compiled_later, refuse
 
@@ -111,7 +111,9 @@ def call(
         return listed(returned) if results is None else results
 
     if eager:  # numpy_function fails at a bfloat16 without dimensions
-        return [tf.convert_to_tensor(tensor) for tensor in run(*[tensor.numpy() for tensor in inputs])]
+        results = run(*[tensor.numpy() for tensor in inputs])
+        device = inputs[0].device if inputs else ""
+        return [eager_tensor(result, device) for result in results]
     types = [tensor.dtype for tensor in inputs] if dtypes is None else list(dtypes)
     with tf.control_dependencies([] if after is None else [after]):
         returned = tf.numpy_function(run, list(inputs), types)
