@@ -63,11 +63,12 @@ def _maker(device: str) -> Optional[Callable[[Any, str, None], Any]]:
         like = tf.constant([1.0, 2.0])
     kind: Callable[[Any, str, None], Any] = type(like)
     try:
-        made = kind(np.array([1.0, 2.0], np.float32), device, None)
+        tensor = kind(np.array([1.0, 2.0], np.float32), device, None)
     except Exception as error:
         log.debug("eager tensors are made by tf.convert_to_tensor: %s", error)
         return None
-    return kind if made.device == device and made.dtype == like.dtype and made.numpy().tolist() == [1.0, 2.0] else None
+    alike = tensor.device == device and tensor.dtype == like.dtype and tensor.numpy().tolist() == [1.0, 2.0]
+    return kind if alike else None
 
 
 def eager_tensor(value: Any, device: str) -> Any:

@@ -73,7 +73,8 @@ def plain(tensor: Any, verb: str) -> torch.Tensor:
     verb on this rank only, and with that all later ones.
     """
     if is_ordinary(tensor) and _has_memory(tensor):
-        return tensor  # type: ignore[no-any-return]
+        ordinary: torch.Tensor = tensor
+        return ordinary
     if not isinstance(tensor, torch.Tensor):
         raise ddl.InvalidArgument(f"{verb}: a {type(tensor).__name__} is no torch tensor; use the verbs of ddl for it")
     if tensor.device.type == "meta":

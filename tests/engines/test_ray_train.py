@@ -63,7 +63,9 @@ def test_workers_are_ranks(ray: Any, tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_a_worker_that_is_killed_is_named(ray: Any, tmp_path: Path) -> None:
-    with pytest.raises(ray.train.TrainingFailedError) as caught:
+    from ray.train import TrainingFailedError
+
+    with pytest.raises(TrainingFailedError) as caught:
         trainer(tmp_path, killed=1).fit()
     print(caught.value)
     assert "rank 1" in str(caught.value) and "PeerLost" in str(caught.value)

@@ -23,20 +23,20 @@ def test_eager_tensors_are_those_that_tensorflow_makes(monkeypatch, known: bool,
         monkeypatch.setattr(_compat, "_maker", lambda device: None)
         device = tf.zeros(1).device
     numbers = np.arange(int(np.prod(shape))).reshape(shape).astype(tf.as_dtype(dtype).as_numpy_dtype)
-    made, wanted = _compat.eager_tensor(numbers, device), tf.convert_to_tensor(numbers)
-    assert (type(made), made.dtype, made.shape, made.device) == (
+    tensor, wanted = _compat.eager_tensor(numbers, device), tf.convert_to_tensor(numbers)
+    assert (type(tensor), tensor.dtype, tensor.shape, tensor.device) == (
         type(wanted),
         wanted.dtype,
         wanted.shape,
         wanted.device,
     )
-    assert made.numpy().tobytes() == wanted.numpy().tobytes()
-    assert (made == made).numpy().all()  # an op takes it
+    assert tensor.numpy().tobytes() == wanted.numpy().tobytes()
+    assert (tensor == tensor).numpy().all()  # an op takes it
 
 
 def test_what_is_no_array_is_converted() -> None:
     from ddl_tensorflow._compat import eager_tensor
 
     for value in (3.5, np.float32(2), [1, 2], "text"):
-        made = eager_tensor(value, tf.zeros(1).device)
-        assert made.dtype == tf.convert_to_tensor(value).dtype and made.shape == np.shape(value)
+        tensor = eager_tensor(value, tf.zeros(1).device)
+        assert tensor.dtype == tf.convert_to_tensor(value).dtype and tensor.shape == np.shape(value)

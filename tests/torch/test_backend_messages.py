@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -339,69 +338,3 @@ def test_the_end_is_quiet(line, tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     launch("ddlrun", [str(program), *line], tmp_path, quiet=True)
-
-
-def never_sent(path):
-    dist, r, n = begin(path)
-    import ddl
-
-    for tag in (0, 3):  # connects
-        if r == 0:
-            dist.recv(torch.empty(1), 1, tag=tag)
-        else:
-            dist.send(torch.empty(1), 0, tag=tag)
-    ranks.meet()
-    if r == 0:
-        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=1))
-        with pytest.raises(ddl.CollectiveTimeout, match=r"recv\(1 x float32 from rank 1, tag 3\).* the same tag"):
-            dist.recv(torch.empty(1), 1, tag=3)
-    else:
-        dist.isend(torch.empty(1), 0, tag=4)
-        with pytest.raises(ddl.CollectiveTimeout):
-            for _ in range(1000):
-                dist.send(torch.empty(1), 0)
-                time.sleep(0.1)
-
-
-@pytest.mark.faults
-def test_a_message_that_nobody_sends(tmp_path) -> None:
-    ranks.run(2, never_sent, str(tmp_path / "store"), initialise=False)
-
-
-def never_sent_by_anybody(path):
-    dist, r, _ = begin(path)
-    import ddl
-
-    if r == 0:
-        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=1))
-        text = r"recv \(1 x float32, from any rank\): no rank has sent this one a message within 1000 ms"
-        with pytest.raises(ddl.CollectiveTimeout, match=text):
-            dist.recv(torch.empty(1))
-    else:
-        with pytest.raises(ddl.CollectiveTimeout):
-            dist.barrier()
-
-
-@pytest.mark.faults
-def test_a_message_that_no_rank_sends(tmp_path) -> None:
-    ranks.run(3, never_sent_by_anybody, str(tmp_path / "store"), initialise=False)
-
-
-def dying(path, first):
-    dist, r, n = begin(path)
-    import ddl
-
-    dist.barrier()
-    ranks.meet()
-    if r == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    for arguments in first, {"src": 1, "tag": 3}, {}, {"tag": 3}:
-        with pytest.raises(ddl.PeerLost, match="lost rank 1"):
-            dist.recv(torch.empty(1), **arguments)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("first", [{}, {"tag": 3}, {"src": 1, "tag": 3}], ids=["any", "any tagged", "tagged"])
-def test_a_rank_dies_while_another_waits_for_its_message(first, size: int, tmp_path) -> None:
-    ranks.run(size, dying, str(tmp_path / "store"), first, initialise=False, may_die=[1])
