@@ -64,6 +64,11 @@ void Failure::question(const Report& report, const std::string& operation) {
   if (agent_.load()) post(report);
 }
 
+void Failure::ask_who_has_left(const Report& report) {
+  const Lock lock(mutex_);
+  if (agent_.load()) post(report);
+}
+
 void Failure::note_rail(int peer, int rail, bool works) {
   Report report;
   report.type = Report::Type::kRail;

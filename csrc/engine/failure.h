@@ -61,6 +61,8 @@ class Failure {
   void suspect(const Report& report, const std::string& operation);
   // Asks the agent about an operation that makes no progress. Changes nothing here.
   void question(const Report& report, const std::string& operation);
+  // Asks the agent which ranks have left: this one waits for a message from any. Changes nothing here.
+  void ask_who_has_left(const Report& report);
   // A stream to the peer goes over this rail again (`works`), or does not any more. Changes nothing here.
   void note_rail(int peer, int rail, bool works);
   // The verdict, from the agent or from this rank (`tell`: the agent is told). Only the first counts. `operation`:

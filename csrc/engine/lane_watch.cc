@@ -35,27 +35,39 @@ Report Lane::report_on(const Operation& operation) const {
 
 std::string Lane::current_text() const { return active_.empty() ? "" : active_.front()->operation()->text(); }
 
+// Whether nothing will come from the peer any more but what it has sent.
+bool Lane::has_ended(const Executor& executor, int peer) const {
+  const PeerMemory* memory = neighbourhood_.memory(peer);
+  if (memory != nullptr && !memory->alive()) return true;
+  return failure_->gone(peer) && !executor.hears(peer);
+}
+
+// The rank that the piece waits for in vain; -1: none. A message from any rank may come as long as one is left.
+int Lane::awaited_in_vain(const Executor& executor) const {
+  const std::vector<int> awaited = executor.waiting_for();
+  const auto ended = [&](int peer) { return has_ended(executor, peer); };
+  if (executor.awaits_any() && !std::all_of(awaited.begin(), awaited.end(), ended)) return -1;
+  const auto first = std::find_if(awaited.begin(), awaited.end(), ended);
+  return first == awaited.end() ? -1 : *first;
+}
+
 void Lane::check_on_peers() {
   if (!failure_->ok()) return;
-  for (Executor* executor : active_) {
-    if (executor->awaits_any()) continue;  // a rank that has left need not be the one whose message will come
-    for (int peer : executor->waiting_for()) {
-      const PeerMemory* memory = neighbourhood_.memory(peer);
-      const bool ended = memory != nullptr && !memory->alive();
-      if (!ended && (!failure_->gone(peer) || executor->hears(peer))) continue;
-      // The peer may have done its part before it ended. Only what is still missing now will never come.
-      progress();
-      if (executor->idle()) return;
-      const std::vector<int> still = executor->waiting_for();
-      if (std::find(still.begin(), still.end(), peer) == still.end()) return;
-      Report report = report_on(*executor->operation());
-      report.type = Report::Type::kLost;
-      report.kind = ErrorKind::kPeerLost;
-      report.peer = peer;
-      report.reason = ended ? "its process has ended" : "it has shut down";
-      failure_->suspect(report, executor->operation()->text());
-      return;
-    }
+  for (const Executor* executor : active_) {
+    if (awaited_in_vain(*executor) < 0) continue;
+    // The peer may have done its part before it ended. Only what is still missing now will never come.
+    progress();
+    if (executor->idle() || !failure_->ok()) return;
+    const int peer = awaited_in_vain(*executor);
+    if (peer < 0) return;
+    const PeerMemory* memory = neighbourhood_.memory(peer);
+    Report report = report_on(*executor->operation());
+    report.type = Report::Type::kLost;
+    report.kind = ErrorKind::kPeerLost;
+    report.peer = peer;
+    report.reason = memory != nullptr && !memory->alive() ? "its process has ended" : "it has shut down";
+    failure_->suspect(report, executor->operation()->text());
+    return;
   }
 }
 
@@ -84,8 +96,13 @@ void Lane::check_deadlines(Nanoseconds now) {
     report.kind = ErrorKind::kCollectiveTimeout;
     report.waited = now - operation.started;
     const std::vector<int> missing = executor->waiting_for();
-    if (executor->awaits_any()) {  // nobody is to blame
-      if (now < deadline) continue;
+    if (executor->awaits_any()) {  // nobody is to blame, but all may have left
+      if (now < deadline) {
+        if (now < operation.next_question) continue;
+        operation.next_question = now + kNextQuestion;
+        failure_->ask_who_has_left(report);
+        continue;
+      }
       const std::string limit = std::to_string(operation.timeout / kMillisecond) + " ms";
       failure_->fail(ErrorKind::kCollectiveTimeout, -1, "no rank has sent this one a message within " + limit,
                      operation.text(), true);

@@ -36,7 +36,8 @@ void Link::add(std::unique_ptr<Endpoint> endpoint) {
 }
 
 bool Link::open() const {
-  return std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->endpoint->open(); });
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& c) { return !c->ended && c->endpoint->open(); });
 }
 
 bool Link::finished() {

@@ -16,10 +16,11 @@ peer, reason, op, final [members: ranks, waits, doing, seconds, shortage, awaits
 class), culprit, reason [members]; ``state`` probe, submitted (-1: no member), op [waits, doing, shortage, awaits_gpu,
 held]. It is sent ``fail``, ``probe`` (probe, comm, seq), ``stall`` (comm, seq, seconds, others, text) and ``departed``
 (comm, peer: it has said goodbye; a rank that waits for its message is to look whether it comes). Operations count from
-1; ``op`` is a text that says what the rank called as number seq, "" if it is not known; ``waits`` and ``doing`` are
-those of deadlock.py; ``seconds`` how long the rank has waited, as it has said, and ``others`` how many wait besides;
-``shortage`` what it lacks to make connections; a rank that is ``held`` waits until the store has said where all stop
-(membership/planned_stop.py), or is late as it had to.
+1; messages have number 0, and a rank that waits for one from any rank names no peer (-1). ``op`` is a text that says
+what the rank called as number seq, "" if it is not known; ``waits`` and ``doing`` are those of deadlock.py; ``seconds``
+how long the rank has waited, as it has said, and ``others`` how many wait besides; ``shortage`` what it lacks to make
+connections; a rank that is ``held`` waits until the store has said where all stop (membership/planned_stop.py), or is
+late as it had to.
 """
 
 from __future__ import annotations
@@ -226,6 +227,9 @@ class JobVerdicts:
         if self._decided(comm, members):
             return []
         self._groups[comm] = members
+        if seq == 0 and suspect["peer"] < 0 and not suspect["awaits_gpu"]:  # for a message from any rank
+            gone = sorted(members & self._departed.keys())
+            return [(rank, {"type": "departed", "comm": comm, "peer": peer}) for peer in gone]
         return self._stalled(rank, comm, seq, suspect, members, now)
 
     def _stalled(

@@ -281,6 +281,25 @@ def test_what_a_rank_sent_before_it_left_may_still_be_on_its_way() -> None:
     assert verdict.received(0, lost(1), 1.3) == told([0], fail(0, "PeerLost", 1, LEFT))
 
 
+def test_who_waits_for_any_rank_hears_which_have_left() -> None:
+    verdict = job(4)
+    anybody = stalled(seq=0, op="recv", peer=-1)
+    assert verdict.received(0, anybody, 1.0) == []
+    for peer in (1, 3):
+        assert verdict.received(peer, {"type": "bye"}, 1.1) == []
+    left = [{"type": "departed", "comm": 0, "peer": peer} for peer in (1, 3)]
+    assert verdict.received(0, anybody, 1.2) == [(0, message) for message in left]
+    few = {**anybody, "members": [0, 2, 3]}
+    assert verdict.received(0, few, 1.3) == [(0, left[1])]
+    assert verdict.tick(100.0) == []  # nobody is asked, and nobody to blame
+    assert verdict.received(0, lost(1), 101.0) == told([0, 2], fail(0, "PeerLost", 1, LEFT))
+
+
+def test_a_message_that_waits_for_a_gpu_is_asked_about() -> None:
+    verdict = job(2)
+    assert verdict.received(0, stalled(seq=0, op="send", peer=-1, awaits_gpu=True), 1.0) == told([1], probe(seq=0))
+
+
 def test_at_the_deadline_a_rank_that_left_is_to_blame_for_what_has_not_come() -> None:
     verdict = job(4)
     verdict.received(1, {"type": "bye"}, 0.5)

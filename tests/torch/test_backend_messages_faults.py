@@ -60,6 +60,33 @@ def test_a_message_that_no_rank_sends(tmp_path) -> None:
     ranks.run(3, never_sent_by_anybody, str(tmp_path / "store"), initialise=False)
 
 
+def all_have_left(path, tag):
+    """Nobody is left who could send: whoever receives from any source is told at once."""
+    dist, r, _ = begin(path)
+    import ddl
+
+    dist.barrier()
+    if r != 0:
+        if r == 1:
+            dist.send(torch.ones(1), 0, tag=tag)
+        dist.destroy_process_group()
+        ranks.meet()
+        return
+    ranks.meet()
+    dist.group.WORLD.set_timeout(datetime.timedelta(hours=1))
+    assert dist.recv(torch.empty(1), tag=tag) == 1
+    with pytest.raises(ddl.PeerLost, match=r"lost rank \d.*: it has shut down"):
+        dist.recv(torch.empty(1), tag=tag)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("shm", ["1", "0"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("tag", [0, 3])
+def test_all_that_could_send_have_left(tag: int, size: int, shm: str, tmp_path) -> None:
+    ranks.run(size, all_have_left, str(tmp_path / "store"), tag, initialise=False, env={"DDL_SHM": shm})
+
+
 def dying(path, first):
     dist, r, n = begin(path)
     import ddl
