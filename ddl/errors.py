@@ -102,9 +102,16 @@ class CommunicatorError(Error, RuntimeError):
 class PeerLost(CommunicatorError, ConnectionError):
     """A rank died, left, or cannot be reached any more."""
 
+    # Without it, an explicit call of ``__new__`` finds RuntimeError's, which refuses: tblib calls it, and so does Dask.
+    def __new__(cls, *args: object) -> PeerLost:
+        return OSError.__new__(cls, *args)
+
 
 class CollectiveTimeout(CommunicatorError, TimeoutError):
     """An operation did not finish within its deadline; the message names the silent rank."""
+
+    def __new__(cls, *args: object) -> CollectiveTimeout:  # as PeerLost
+        return OSError.__new__(cls, *args)
 
 
 class CollectiveMismatch(CommunicatorError):

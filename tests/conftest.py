@@ -38,6 +38,8 @@ with contextlib.suppress(ModuleNotFoundError):
     hypothesis.settings.load_profile("ddl")
 
 
+_OF_PYTEST = "PYTEST_CURRENT_TEST"
+
 pytest_plugins = ["clusters", "drivers", "outcomes", "tiers", "turns"]
 
 # A third of the time of tests that make many objects went to collections that looked through pytest's items and the
@@ -65,6 +67,21 @@ collect_ignore = [framework for framework in ("caffe", "chainer", "theano") if n
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder for what the programs that tests start would keep in the user's home."""
     return str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_by_engines() -> Iterator[None]:
+    """Undo what engines do to this process: Dask sets variables for its workers, Ray Tune handles Ctrl-C for good."""
+    variables = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        if handler is not None:  # None: one that is not Python's
+            signal.signal(number, handler)
+    for name in os.environ.keys() - variables.keys() - {_OF_PYTEST}:
+        del os.environ[name]
+    variables.pop(_OF_PYTEST, None)
+    os.environ.update(variables)
 
 
 @pytest.fixture(autouse=True)

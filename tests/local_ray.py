@@ -26,6 +26,7 @@ def started(cpus: int = _CPUS, **options: Any) -> Iterator[Any]:
         _by_value(ray)
         with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:  # noqa: S108
             ray.init(
+                address="local",  # a new one, whatever else runs here
                 num_cpus=cpus,
                 include_dashboard=False,
                 object_store_memory=_MEMORY,

@@ -20,5 +20,13 @@ def test_an_error_survives_a_pickle_and_a_copy(name: str) -> None:
         assert vars(twin) == vars(error)
 
 
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_can_be_made_without_its_init(name: str) -> None:
+    """As tblib does, by which Dask and others let exceptions travel between processes."""
+    kind = getattr(errors, name)
+    error = kind.__new__(kind, "what happened")
+    assert type(error) is kind and str(error) == "what happened" and error.args == ("what happened",)
+
+
 def test_the_tree_has_every_error() -> None:
     assert sorted(re.findall(r"^    [│├└─ ]*([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE)) == errors.__all__

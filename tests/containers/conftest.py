@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Iterator
 
@@ -23,11 +24,12 @@ MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 
 
 @pytest.fixture(scope="session")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+def podman() -> Iterator[Podman]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    podman = Podman(tmp_path_factory.mktemp("podman"))
+    # Podman takes no path of over 50 characters, and pytest's grow with the number of its runs and workers.
+    podman = Podman(Path(tempfile.mkdtemp(prefix="ddl-", dir="/tmp")))  # noqa: S108
     yield podman
     podman.close()
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 def printed_by(words: List[str]) -> str:
-    environ = {**os.environ, **local_ray.environ()}
+    environ = {**os.environ, **local_ray.environ(), "RAY_ADDRESS": "local"}  # not that of a test at the same time
     done = subprocess.run(
         [sys.executable, *words], env=environ, capture_output=True, text=True, timeout=270, cwd=documents.ROOT
     )
