@@ -24,7 +24,7 @@ PieceBuffers::~PieceBuffers() {
 // Where the blocks of a table lie in the whole buffer, and which part of them the piece has.
 void lay_out_table(const Operation& operation, size_t table, uint64_t piece, BlockLayout* layout) {
   const Plan& plan = *operation.plan;
-  const uint64_t element = element_size(operation.descriptor.dtype);
+  const uint64_t element = element_size(operation.descriptor.element());
   const uint64_t first = piece * operation.piece_elements;
   const auto in_piece = [&](uint64_t whole) {
     return std::min(operation.piece_elements, whole - std::min(whole, first));
@@ -80,7 +80,7 @@ void PieceBuffers::begin(const Operation& operation, uint64_t piece, uint64_t tu
 }
 
 bool PieceBuffers::LaidOut::is_for(const Operation& operation, uint64_t its_piece) const {
-  return plan == operation.plan && element == element_size(operation.descriptor.dtype) && piece == its_piece &&
+  return plan == operation.plan && element == element_size(operation.descriptor.element()) && piece == its_piece &&
          count == operation.count && piece_elements == operation.piece_elements &&
          part_lengths == operation.part_lengths;
 }
@@ -99,7 +99,7 @@ void PieceBuffers::lay_out(const Operation& operation, uint64_t piece) {
   next.plan = nullptr;  // in case of an error below
   if (next.tables.size() < plan_->tables.size()) next.tables.resize(plan_->tables.size());  // never fewer
   for (size_t t = 0; t < plan_->tables.size(); ++t) lay_out_table(operation, t, piece, &next.tables[t]);
-  next.element = element_size(operation.descriptor.dtype);
+  next.element = element_size(operation.descriptor.element());
   next.piece = piece;
   next.piece_elements = operation.piece_elements;
   next.count = operation.count;

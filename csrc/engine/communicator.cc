@@ -116,7 +116,7 @@ void Communicator::prepare(Operation* operation) const {
   operation->divisor = operation->descriptor.op == ReduceOp::kAverage ? static_cast<uint64_t>(options_.size) : 1;
 
   // Each block of a piece has whole cache lines, so that two blocks never share one.
-  const uint64_t element = element_size(operation->descriptor.dtype);
+  const uint64_t element = element_size(operation->descriptor.element());
   uint64_t longest = operation->count;
   if (!plan.split) {
     if (operation->part_lengths.size() != 1 && operation->part_lengths.size() != plan.parts) {

@@ -17,7 +17,8 @@ Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence
   d.collective = static_cast<Collective>(signature & 0xff);
   d.dtype = static_cast<DType>(signature >> 8 & 0x7f);
   d.pairs = (signature >> kPairsShift & 1) != 0;
-  d.op = static_cast<ReduceOp>(signature >> 16 & 0xff);
+  d.op = static_cast<ReduceOp>(signature >> 16 & 0x7f);
+  d.widened = (signature >> kWidenedShift & 1) != 0;
   d.sizes_for = static_cast<uint8_t>(signature >> 24 & 0xff);
   d.root = static_cast<int32_t>(signature >> 32);
   d.count = count;

@@ -131,8 +131,8 @@ void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
         targets_.push_back(peer_data(c, copy_to->peers[p], copy_to->dst, copy_to->remotes[p], i));
       }
     }
-    reduce(d.dtype, d.op, targets_.data(), static_cast<int>(targets_.size()), operands_.data(),
-           static_cast<int>(sources), to.bytes / element_size(d.dtype), divisor);
+    reduce(d.element(), d.op, targets_.data(), static_cast<int>(targets_.size()), operands_.data(),
+           static_cast<int>(sources), to.bytes / element_size(d.element()), divisor);
   }
 }
 

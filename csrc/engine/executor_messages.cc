@@ -101,7 +101,7 @@ bool Executor::run_message(int c, const Step& step) {
     operation_->source.store(state.link->peer(), std::memory_order_relaxed);
     state.message = state.link->receive(
         header(bytes), landings_,
-        {d.dtype, d.op, step.final ? operation_->divisor : 1, state.link->peer() < rank_, step.final});
+        {d.element(), d.op, step.final ? operation_->divisor : 1, state.link->peer() < rank_, step.final});
     state.posted = true;
   }
   if (!state.link->received(state.message)) state.link->progress();

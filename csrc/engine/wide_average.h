@@ -18,6 +18,7 @@ class WideAverage final : public Stage {
   // be the same. `out` is there until `finish`.
   WideAverage(DType dtype, const void* in, uint64_t in_count, void* out, uint64_t out_count);
 
+  DType dtype() const { return dtype_; }
   char* in() { return wide_in_.empty() ? nullptr : reinterpret_cast<char*>(wide_in_.data()); }
   char* out() { return in_place_ ? in() : reinterpret_cast<char*>(wide_out_.data()); }
 

@@ -207,7 +207,8 @@ void Handle::fill(Operation* operation, const Call& call, const Arrays& arrays) 
   d.sizes_for = static_cast<uint8_t>(call.sizes_for);
   if (arrays.has_in || arrays.has_out) {
     const Memory& any = arrays.any();
-    d.dtype = any.type.dtype;
+    d.widened = arrays.widened != nullptr;
+    d.dtype = d.widened ? arrays.widened->dtype() : any.type.dtype;
     d.pairs = any.type.is_complex();
     operation->count = any.numbers();
     operation->bytes = call.bytes != 0 ? call.bytes : std::max(arrays.in.bytes(), arrays.out.bytes());

@@ -305,7 +305,7 @@ def _operation(fields: Tuple[Any, ...], names: List[str]) -> RecordedOperation:
         number=number,
         collective=_of(COLLECTIVES, signature & 0xFF),
         dtype=dtype,
-        op=_of(OPS, signature >> 16 & 0xFF),
+        op=_of(OPS, signature >> 16 & 0x7F),
         sizes_for=_of(COLLECTIVES, sizes_for) if sizes_for else "",
         root=root - (1 << 32) if root >> 31 else root,
         count=count // 2 if is_complex else count,

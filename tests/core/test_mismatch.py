@@ -30,6 +30,11 @@ Call = Callable[[ddl.Communicator], Any]
 #: name: (what most ranks call, what one rank calls, words of both sides)
 CASES: Dict[str, Tuple[Call, Call, List[str]]] = {
     "type": (lambda c: c.allreduce(f32(SMALL)), lambda c: c.allreduce(np.ones(SMALL)), ["float32", "float64"]),
+    "integers": (  # both are added up as int64
+        lambda c: c.allreduce(np.ones(SMALL, np.int16)),
+        lambda c: c.allreduce(np.ones(SMALL, np.int64)),
+        ["10 x int16, average", "10 x int64, average"],
+    ),
     "complex": (
         lambda c: c.allreduce(f32(SMALL)),
         lambda c: c.allreduce(np.ones(SMALL // 2, np.complex64)),

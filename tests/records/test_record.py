@@ -96,6 +96,19 @@ def wait_until_asleep() -> float:
     return time.monotonic()
 
 
+def average_of_integers():
+    import ddl
+
+    ddl.init()
+    ddl.allreduce(np.ones(5, np.int8))
+    (communicator,) = own_record().communicators
+    return [operation.text for operation in communicator.collectives]
+
+
+def test_an_average_has_the_type_of_the_array() -> None:
+    assert ranks.run(2, average_of_integers, initialise=False) == [["allreduce(5 x int8, average)"]] * 2
+
+
 def all_calls():
     import ddl
 
