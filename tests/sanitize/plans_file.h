@@ -60,6 +60,7 @@ class PlansFile {
     step.src = static_cast<BufferId>(number());
     step.dst = static_cast<BufferId>(number());
     step.final = number() != 0;
+    step.onto = number() != 0;
     step.after_sends = number() != 0;
     step.phase = static_cast<uint8_t>(number());
     step.peers = list<int>();
@@ -70,6 +71,7 @@ class PlansFile {
       remote.table = static_cast<uint32_t>(number());
       remote.blocks = list<uint32_t>();
     }
+    step.pull = number() != 0;
     return step;
   }
 
@@ -83,6 +85,7 @@ class PlansFile {
     for (std::vector<bool>& blocks : plan->exposed) {
       for (const uint32_t exposed : list<uint32_t>()) blocks.push_back(exposed != 0);
     }
+    for (bool& copied : plan->only_copied) copied = number() != 0;
     plan->channels.resize(number());
     for (auto& steps : plan->channels) {
       steps.resize(number());

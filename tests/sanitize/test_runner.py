@@ -76,3 +76,16 @@ def test_every_suppression_is_explained() -> None:
                 assert before.startswith("# "), f"{path.name}: {line}"
                 assert "ddl" not in line, f"{path.name}: {line}"
             before = line
+
+
+def test_ranks_as_threads_need_no_python(runner: ModuleType) -> None:
+    sources = sys.modules["threads"].sources()
+    assert any(path.name == "lane.cc" for path in sources)
+    for path in sources:
+        assert "Python.h" not in path.read_text() and "pybind11" not in path.read_text(), path
+
+
+def test_the_plans_of_ranks_as_threads_are_numbers(runner: ModuleType) -> None:
+    pytest.importorskip("ddl._core", reason="the core is not built")
+    lines = sys.modules["threads"].plans(2, 1, "").splitlines()
+    assert lines[0] == f"2 {len(lines) - 1}" and all(word.isdecimal() for line in lines for word in line.split())

@@ -45,10 +45,18 @@ CASES = (
 )
 SEED = 1
 LIMIT_S = 170
-_LEFT_OUT = ("csrc/python/", "csrc/memory/peer_memory.cc", "_x86.cc")  # the generic kernels: they build faster
+#: What needs Python, what in_process_memory.cc stands for, and kernels: the generic ones build faster.
+_LEFT_OUT = ("csrc/python/", "csrc/mpi/", "csrc/memory/peer_memory.cc", "_x86.cc")
 
 
-def _sources() -> List[Path]:
+#: What a step has, in the order in which plans_file.h reads it.
+_OF_A_STEP = (
+    *("kind", "src", "dst", "final", "onto", "after_sends", "phase"),
+    *("peers", "src_blocks", "dst_blocks", "remotes", "pull"),
+)
+
+
+def sources() -> List[Path]:
     sources = sorted((ROOT / "csrc").rglob("*.cc"))
     core = [path for path in sources if not any(part in str(path.relative_to(ROOT)) for part in _LEFT_OUT)]
     return [HERE / "ranks_as_threads.cc", HERE / "in_process_memory.cc", *core]
@@ -57,7 +65,7 @@ def _sources() -> List[Path]:
 def _program(build: Build) -> Path:
     target = build.folder / "ranks_as_threads"
     headers = [*(ROOT / "csrc").rglob("*.h"), *HERE.glob("*.h")]
-    build.compile(target, _sources(), headers, f"-I{ROOT / 'csrc'}", f"-I{HERE}")
+    build.compile(target, sources(), headers, f"-I{ROOT / 'csrc'}", f"-I{HERE}")
     return target
 
 
@@ -88,20 +96,25 @@ def plans(size: int, per_host: int, algorithm: str) -> str:
     lines: List[Tuple[Any, ...]] = []
 
     def add(rank: int, collective: Collective, root: int, choice: Tuple[int, int, int, int], plan: Any) -> None:
-        fixed = (tuple(plan["own_tables"]), tuple(plan["exposed"]))
+        only_copied = plan.get("only_copied", [False] * 3)
+        fixed = (tuple(plan["own_tables"]), tuple(plan["exposed"]), tuple(only_copied))
         lines.append(
             (rank, int(collective), root, *choice, plan["split"], plan["parts"], plan["tables"])
             + (*fixed, plan["channels"])
         )
 
-    # The core's types, as the numbers in them; a step's are in the order of its fields.
-    instead = {"Plan": lambda **fields: fields, "Step": lambda **fields: tuple(fields.values()), "Remote": lambda *f: f}
+    # The core's types, as the numbers in them.
+    def step(**fields: Any) -> Tuple[Any, ...]:
+        assert set(fields) <= set(_OF_A_STEP), f"plans_file.h does not read all of {list(fields)}"
+        return tuple({"pull": False, **fields}[name] for name in _OF_A_STEP)
+
+    instead = {"Plan": lambda **fields: fields, "Step": step, "Remote": lambda *f: f}
     with mock.patch.multiple(_core, **instead):
         for rank in range(size):
             for collective in Collective:
                 if collective in (Collective.SEND, Collective.RECV):
                     for peer in set(range(size)) - {rank}:
-                        plan = one_message(collective, rank, size, peer)
+                        plan = one_message(collective, rank, size, [peer])
                         add(rank, collective, peer, (2**63, _core.LANE_POINT_TO_POINT, 0, 1), plan)
                     continue
                 for root in range(size if collective in layout.ROOTED else 1):
