@@ -12,6 +12,10 @@ namespace {
 
 constexpr uint64_t kBlockAlignment = 64;  // blocks of a split buffer begin on cache lines of their own
 constexpr uint64_t kRotation = 2 << 20;   // more than a core's private cache, mostly
+// Of a buffer that peers may take whole. Of more, two ranks that share the copies are quicker than one and the
+// kernel: 128 KiB that were just written took 8 µs instead of 14, and 1 MiB 75 instead of 96.
+constexpr uint64_t kMostReadWhole = 64 << 10;
+constexpr uint64_t kNoLimit = ~uint64_t{0};
 
 }  // namespace
 
@@ -146,8 +150,10 @@ bool PieceBuffers::must_stage(BufferId buffer) {
   const BlockLayout& blocks = layout(buffer);
   read_privately_[b] = false;
   if (!plan_->any_exposed[b] || Arena::process().contains(base_[b], blocks.spread_end)) return false;
-  const uint64_t at_once = plan_->pulled[b] ? blocks.packed_total : blocks.packed_total / blocks.bytes.size();
-  read_privately_[b] = plan_->only_copied[b] && neighbourhood_.read_privately(at_once) && readable(buffer);
+  const bool whole = plan_->pulled[b];
+  const uint64_t at_once = whole ? blocks.packed_total : blocks.packed_total / blocks.bytes.size();
+  read_privately_[b] = plan_->only_copied[b] &&
+                       neighbourhood_.read_privately(at_once, whole ? kMostReadWhole : kNoLimit) && readable(buffer);
   return !read_privately_[b];
 }
 
@@ -159,7 +165,8 @@ void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
   base_ = {const_cast<char*>(operation.input), operation.output,
            scratch_inlined_ ? post->inlined() : grow(&scratch_[turn % 2], scratch)};
   staged_ = {};
-  const bool stages_input = must_stage(BufferId::kInput), stages_output = must_stage(BufferId::kOutput);
+  const bool stages_input = must_stage(BufferId::kInput);
+  const bool stages_output = must_stage(BufferId::kOutput);
   const BlockLayout &in = layout(BufferId::kInput), &out = layout(BufferId::kOutput);
   // If input and output share a staging, both sides write it. Otherwise one side writes and the other reads.
   const bool both_ways = stages_input && stages_output && operation.input == operation.output &&
@@ -171,8 +178,9 @@ void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
     if (stages_output) staged_[1] = rotate(&staging_output_, out.packed_total);
   }
   if (!stages_input) return;
+  const std::vector<bool>& reached = staged_ahead(operation) ? plan_->takeable[0] : plan_->exposed[0];
   for (size_t i = 0; i < in.bytes.size(); ++i) {
-    if (!plan_->exposed[0][i] || in.bytes[i] == 0) continue;
+    if (!reached[i] || in.bytes[i] == 0) continue;
     char* const to = staged_[0] + in.packed[i];
     const char* const from = operation.input + in.spread[i];
     both_ways ? copy(to, from, in.bytes[i]) : one_way_->copy(to, from, in.bytes[i]);

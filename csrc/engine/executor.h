@@ -83,7 +83,7 @@ class Executor {
   // Wakes the ranks that may sleep until a change that this rank has made since the last call.
   void wake_neighbours();
   void run_reduce(int channel, const Step& step, const Step* copy_to);
-  bool pulled(const Post& from, const Post& to, const Step& step, uint64_t bytes) const;
+  bool pulled(const Post& from, const Post& to, const Step& step) const;
   bool run_copy_from(int channel, const Step& step);
   bool read_private(const Step& step, size_t first, uint64_t base);
   void run_copy_to(int channel, const Step& step);

@@ -12,9 +12,7 @@ namespace {
 
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
-constexpr uint64_t kBeyondCaches = 8 << 20;  // bytes of an operation
-// Of a block that one rank reads, and that the other could write to shared memory meanwhile. (Measured.)
-constexpr uint64_t kMostPulled = 256 << 10;
+constexpr uint64_t kBeyondCaches = 16 << 20;  // bytes of an operation
 
 // Of Post::packed.
 bool is_packed(uint64_t packed, BufferId buffer) { return (packed >> index(buffer) & 1) != 0; }
@@ -142,19 +140,19 @@ Stores Executor::stores(bool staged) const {
   return last && operation_->bytes >= kBeyondCaches ? Stores::kStreaming : Stores::kCached;
 }
 
-// Whether the rank of `to` reads what that of `from` could write to its staging only. Both ranks find the same.
-bool Executor::pulled(const Post& from, const Post& to, const Step& step, uint64_t bytes) const {
+// Whether the rank of `to` reads what that of `from` could write to its output. Both ranks find the same.
+bool Executor::pulled(const Post& from, const Post& to, const Step& step) const {
   const uint64_t place = from.words[index(step.src)];
-  return step.pull && bytes <= kMostPulled && (from.packed & kInlined) == 0 && place != kNowhere &&
-         (place & kPrivate) != 0 && is_packed(to.packed, step.dst);
+  if (!step.pull || (from.packed & kInlined) != 0 || place == kNowhere) return false;
+  if (is_packed(from.packed, step.src)) return PieceBuffers::staged_ahead(*operation_);
+  return (place & kPrivate) != 0 && is_packed(to.packed, step.dst);
 }
 
 bool Executor::run_copy_from(int c, const Step& step) {
   const int peer = step.peers[0];
   size_t first = 0;
   if (step.pull) {
-    const uint64_t bytes = buffers_.span(step.dst, step.dst_blocks[0]).bytes;
-    if (pulled(post_of(peer, c, turn_), my_post(c, turn_), step, bytes)) {
+    if (pulled(post_of(peer, c, turn_), my_post(c, turn_), step)) {
       buffers_.unstage_output();
     } else {
       first = 1;
@@ -200,7 +198,7 @@ void Executor::run_copy_to(int c, const Step& step) {
     if (from.bytes == 0) continue;
     for (size_t p = 0; p < step.peers.size(); ++p) {
       const Post& post = post_of(step.peers[p], c, turn_);
-      if (pulled(my_post(c, turn_), post, step, from.bytes)) continue;
+      if (pulled(my_post(c, turn_), post, step)) continue;
       char* const to = peer_data(c, step.peers[p], step.dst, step.remotes[p], i);
       const bool staged = is_packed(post.packed, step.dst);
       staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
@@ -210,7 +208,7 @@ void Executor::run_copy_to(int c, const Step& step) {
 
 void Executor::run_copy(const Step& step) {
   for (size_t i = 0; i < step.dst_blocks.size(); ++i) {
-    const Span from = buffers_.span(step.src, step.src_blocks[i]), to = buffers_.span(step.dst, step.dst_blocks[i]);
+    const Span from = buffers_.source(step.src, step.src_blocks[i]), to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (from.data != to.data && to.bytes > 0) copy(to.data, from.data, to.bytes, stores(buffers_.packed(step.dst)));
   }
 }

@@ -54,9 +54,10 @@ bool Neighbourhood::read_by_all() const {
   return true;
 }
 
-bool Neighbourhood::read_privately(uint64_t block_bytes) const {
+bool Neighbourhood::read_privately(uint64_t block_bytes, uint64_t most_bytes) const {
   if (read_from_ == 0 || !read_by_all()) return false;
-  return block_bytes >= (read_from_ > 0 ? static_cast<uint64_t>(read_from_) : KernelRead::pays_from());
+  if (read_from_ > 0) return block_bytes >= static_cast<uint64_t>(read_from_);
+  return block_bytes <= most_bytes && block_bytes >= KernelRead::pays_from();
 }
 
 void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {

@@ -33,8 +33,8 @@ class Neighbourhood {
   bool mixed() const { return !neighbours_.empty() && static_cast<int>(neighbours_.size()) < size_ - 1; }
 
   // Whether a private buffer with blocks of so many bytes can stay where it is: all neighbours can read it there, and
-  // do so in less time than with a copy in shared memory.
-  bool read_privately(uint64_t block_bytes) const;
+  // do so in less time than with a copy in shared memory, which holds up to `most_bytes` at most.
+  bool read_privately(uint64_t block_bytes, uint64_t most_bytes) const;
   // Copies `bytes` at `address` of a neighbour's private memory.
   KernelRead::Outcome read(int peer, void* to, uint64_t address, uint64_t bytes) const {
     return KernelRead::copy(memories_[peer]->pid(), marks_[peer], to, address, bytes);

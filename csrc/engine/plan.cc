@@ -52,6 +52,7 @@ void Plan::finish(int its_rank, int its_size) {
     const size_t blocks = held(static_cast<BufferId>(b));
     if (exposed[b].size() != blocks)
       bad(std::to_string(exposed[b].size()) + " of " + std::to_string(blocks) + " blocks");
+    takeable[b] = exposed[b];
     any_exposed[b] = std::find(exposed[b].begin(), exposed[b].end(), true) != exposed[b].end();
   }
   for (auto& steps : channels) {
@@ -78,7 +79,10 @@ void Plan::finish(int its_rank, int its_size) {
         if (remote.table >= tables.size()) bad("remote table " + std::to_string(remote.table));
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");
       }
-      if (step.pull && step.kind == StepKind::kCopyTo) pulled[static_cast<size_t>(step.src)] = true;
+      if (step.pull && step.kind == StepKind::kCopyTo) {
+        const auto source = static_cast<size_t>(step.src);
+        pulled[source] = takeable[source][step.src_blocks[0]] = true;
+      }
       messages = messages || is_message(step.kind);
       notifies = notifies || (step.kind == StepKind::kNotify && &steps == &channels.front());
       if (i > 0 && step.kind == StepKind::kCopyTo && steps[i - 1].kind == StepKind::kReduceFrom &&

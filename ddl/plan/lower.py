@@ -88,7 +88,7 @@ class _Lowering:
             if pull is not None and step == pull[0]:
                 lowered.append(self.step(pull[1], final, True))
             else:
-                gives = step.kind is Kind.COPY_TO and all(pull_of(peer, self.near) is not None for peer in step.peers)
+                gives = step.kind is Kind.COPY_TO and pull_of(step.peers[0], self.near) is not None
                 lowered.append(self.step(step, final, gives))
         return lowered
 

@@ -1,9 +1,10 @@
 """Pull: a rank takes from the INPUT of a peer what that would write into its OUTPUT.
 
 Where both arrays are private, the peer could write only into shared memory, from which the rank would copy once more.
-If the kernel lets the rank read the peer's array (csrc/memory/kernel_read.h), one copy is enough. So for each two ranks
-the native core does one of the two, and both ranks know which, by what they have posted. A plan says only what the peer
-writes. ``pulled`` makes the other plan of it, for ``verify``.
+If the kernel lets the rank read the peer's array (csrc/memory/kernel_read.h), one copy is enough. And where a large
+INPUT is copied to shared memory anyway, its owner can do so for the next piece while the others copy this one. So for
+each two ranks the native core does one of the two, and both ranks know which, by what they have posted. A plan says
+only what the peer writes. ``pulled`` makes the other plan of it, for ``verify``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ def pull_of(rank: int, plans: Mapping[int, Plan]) -> Optional[Tuple[Step, Step]]
     """Return a step of ``rank``, and the same step with the chunk before its own; None: there is nothing to pull.
 
     ``plans``: those of all ranks that share memory with it. A single chunk must be written into its OUTPUT, by a rank
-    from whose INPUT it copies what comes next.
+    from whose INPUT it copies what comes next, and so for all ranks to whom that rank writes it.
     """
+    pull = _pull_alone(rank, plans)
+    if pull is None or any(_pull_alone(peer, plans) is None for peer in pull[0]):
+        return None
+    return pull[1:]
+
+
+def _pull_alone(rank: int, plans: Mapping[int, Plan]) -> Optional[Tuple[Tuple[int, ...], Step, Step]]:
+    """Return to whom the chunk is written, and the two steps of ``pull_of``, whatever other ranks can do."""
     written = [
         (plan.rank, step)
         for plan in plans.values()
@@ -40,7 +49,7 @@ def pull_of(rank: int, plans: Mapping[int, Plan]) -> Optional[Tuple[Step, Step]]
                 step.src,
                 step.dst,
             ) == (given.src, given.dst):
-                return step, replace(step, first=given.first, count=1 + step.count)
+                return given.peers, step, replace(step, first=given.first, count=1 + step.count)
     return None
 
 

@@ -52,6 +52,9 @@ def test_only_what_comes_from_an_input_that_the_rank_reads_anyway():
     assert pull_of(1, changed(0, Kind.COPY_TO, src=Buffer.OUTPUT)) is None  # it may change meanwhile
     assert pull_of(1, changed(0, Kind.COPY_TO, first=1)) is None  # not the chunk before
     assert pull_of(1, changed(1, Kind.COPY_FROM, src=Buffer.SCRATCH)) is None
+    three = dict(enumerate(plans_of(Collective.BROADCAST, "direct", Topology.parse("3", shared=1))))
+    alone = replace(three[2], channels=tuple(steps[:-3] for steps in three[2].channels))  # rank 2 reads nothing itself
+    assert pull_of(1, three) is not None and pull_of(1, {**three, 2: alone}) is None
     twice = plans[0].channels[0]
     assert pull_of(1, {**plans, 0: replace(plans[0], channels=(twice, twice))}) is None
 
