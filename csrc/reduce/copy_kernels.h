@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "reduce/kernel_table.h"
+#include "reduce/prefetch.h"
 
 namespace ddl {
 namespace {
@@ -33,28 +34,38 @@ inline void end_streams() {
 #endif
 }
 
+template <Stores kStores, std::size_t kBytes>
+inline void copy_step(char* to, const char* from) {
+  constexpr std::size_t kVectors = kBytes / kVectorBytes;
+  Whole values[kVectors];
+#pragma GCC unroll 16
+  for (std::size_t k = 0; k < kVectors; ++k) std::memcpy(&values[k], from + k * kVectorBytes, kVectorBytes);
+#pragma GCC unroll 16
+  for (std::size_t k = 0; k < kVectors; ++k) {
+    if (kStores == Stores::kStreaming) {
+      stream(to + k * kVectorBytes, values[k]);
+    } else {
+      std::memcpy(to + k * kVectorBytes, &values[k], kVectorBytes);
+    }
+  }
+}
+
 // Destinations are written by whole vectors in their places: a store that touches two cache lines costs two.
 template <Stores kStores>
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  constexpr int kSteps = 4;
+  constexpr std::size_t kStep = 4 * kVectorBytes;
   char* const out = static_cast<char*>(to);
   const char* const in = static_cast<const char*>(from);
   std::size_t at = (kVectorBytes - reinterpret_cast<std::uintptr_t>(out) % kVectorBytes) % kVectorBytes;
   if (at > bytes) at = bytes;
   std::memcpy(out, in, at);
-  for (; bytes - at >= kSteps * kVectorBytes; at += kSteps * kVectorBytes) {
-    Whole values[kSteps];
-#pragma GCC unroll 4
-    for (int k = 0; k < kSteps; ++k) std::memcpy(&values[k], in + at + k * kVectorBytes, kVectorBytes);
-#pragma GCC unroll 4
-    for (int k = 0; k < kSteps; ++k) {
-      if (kStores == Stores::kStreaming) {
-        stream(out + at + k * kVectorBytes, values[k]);
-      } else {
-        std::memcpy(out + at + k * kVectorBytes, &values[k], kVectorBytes);
-      }
-    }
+  // (Streaming stores do not read what they replace, and prefetched sources were slower.)
+  const std::size_t until = kStores == Stores::kCached ? prefetch_until(bytes) : 0;
+  for (; at + kStep <= until; at += kStep) {
+    prefetch_to_write(out + at, kStep);
+    copy_step<kStores, kStep>(out + at, in + at);
   }
+  for (; bytes - at >= kStep; at += kStep) copy_step<kStores, kStep>(out + at, in + at);
   if (kStores == Stores::kStreaming) end_streams();
   std::memcpy(out + at, in + at, bytes - at);
 }

@@ -13,6 +13,7 @@
 #include "reduce/codecs.h"
 #include "reduce/dtype.h"
 #include "reduce/kernel_table.h"
+#include "reduce/prefetch.h"
 #include "reduce/reduce_op.h"
 
 namespace ddl {
@@ -74,10 +75,14 @@ inline __attribute__((always_inline)) std::size_t bulk(char* const* dsts, int m,
                                                        std::size_t bytes,
                                                        const DividerOf<typename C::Lane>& divider) {
   constexpr int kSteps = 4 / C::kParts;
+  constexpr std::size_t kStep = kSteps * kVectorBytes;
   std::size_t at = 0;
-  for (; bytes - at >= kSteps * kVectorBytes; at += kSteps * kVectorBytes) {
+  for (const std::size_t until = prefetch_until(bytes); at + kStep <= until; at += kStep) {
+    for (int s = 0; s < n; ++s) prefetch_to_read(srcs[s] + at, kStep);
+    for (int d = 0; d < m; ++d) prefetch_to_write(dsts[d] + at, kStep);
     steps<C, Op, kSteps>(dsts, m, srcs, n, at, divider);
   }
+  for (; bytes - at >= kStep; at += kStep) steps<C, Op, kSteps>(dsts, m, srcs, n, at, divider);
   return at;
 }
 
