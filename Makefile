@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 PIP = .venv/bin/python -m pip install $(PIP_FLAGS)
-CPP = $(shell find csrc -name '*.cc' -o -name '*.h')
+CPP = $(shell find csrc tests benchmarks -name '*.cc' -o -name '*.h')
 # What clang-tidy reads: what compiles without headers of Python and torch, and without flags for a processor.
 CHECKED_CPP = $(shell find csrc tests -name '*.cc' -not -path 'csrc/python/*' -not -path 'csrc/mpi/interpreter.cc' -not -path 'csrc/reduce/*' -not -path 'tests/device/fake_torch/*')
 PACKAGES = ddl ddl_torch ddl_tensorflow ddl_jax ddl_caffe ddl_chainer ddl_theano ddl_lightgbm ddl_xgboost

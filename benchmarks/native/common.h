@@ -1,5 +1,6 @@
 // What the two limit programs share: the command line, clocks, and the file of results, which has the form of the
-// Python worker's (ddl/tools/bench/loop.py): for every size the seconds of each call, and the CPU seconds of all of them.
+// Python worker's (ddl/tools/bench/loop.py): for every size the seconds of each call, and the CPU seconds of all of
+// them.
 #pragma once
 
 #include <time.h>

@@ -6,7 +6,8 @@
 // own buffer and from there to the others, which is faster in memory: what wins the warm-up of a size is used.
 // Buffers are rotated, refilled and timed exactly as in ddl/tools/bench/loop.py. No code of DDL is used.
 //
-//   limit --collective allreduce --dtype float32 --ranks 2 --latency 65536 --calls bytes:calls:warmup,... --output DIR
+//   limit --collective allreduce --dtype float32 --ranks 2 --latency 65536 --calls bytes:calls:warmup,... --output
+//   DIR
 //         [--probe FILE]
 #include <signal.h>
 #include <sys/mman.h>

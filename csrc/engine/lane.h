@@ -132,8 +132,13 @@ class Lane {
   void note_awaited(const Executor& executor) DDL_REQUIRES(driver_);
   bool sleep(Nanoseconds longest) DDL_REQUIRES(driver_);
   bool awaits_neighbour() const DDL_REQUIRES(driver_);
-  bool has_ended(const Executor& executor, int peer) const;
-  int awaited_in_vain(const Executor& executor) const;
+  // A rank that a piece waits for in vain, and how it has ended; null: there is none.
+  struct Ended {
+    int peer = -1;
+    const char* how = nullptr;
+  };
+  const char* end_of(const Executor& executor, int peer) const;
+  Ended awaited_in_vain(const Executor& executor) const;
   void check_on_peers() DDL_REQUIRES(driver_);
   void check_deadlines(Nanoseconds now) DDL_REQUIRES(driver_);
   std::string current_text() const DDL_REQUIRES(driver_);

@@ -35,37 +35,38 @@ Report Lane::report_on(const Operation& operation) const {
 
 std::string Lane::current_text() const { return active_.empty() ? "" : active_.front()->operation()->text(); }
 
-// Whether nothing will come from the peer any more but what it has sent.
-bool Lane::has_ended(const Executor& executor, int peer) const {
+// How the peer has ended, so that nothing will come from it any more but what it has sent. Null: it has not.
+const char* Lane::end_of(const Executor& executor, int peer) const {
   const PeerMemory* memory = neighbourhood_.memory(peer);
-  if (memory != nullptr && !memory->alive()) return true;
-  return failure_->gone(peer) && !executor.hears(peer);
+  if (memory != nullptr && !memory->alive()) return "its process has ended";
+  return failure_->gone(peer) && !executor.hears(peer) ? "it has shut down" : nullptr;
 }
 
-// The rank that the piece waits for in vain; -1: none. A message from any rank may come as long as one is left.
-int Lane::awaited_in_vain(const Executor& executor) const {
-  const std::vector<int> awaited = executor.waiting_for();
-  const auto ended = [&](int peer) { return has_ended(executor, peer); };
-  if (executor.awaits_any() && !std::all_of(awaited.begin(), awaited.end(), ended)) return -1;
-  const auto first = std::find_if(awaited.begin(), awaited.end(), ended);
-  return first == awaited.end() ? -1 : *first;
+// A message from any rank may come as long as one is left.
+Lane::Ended Lane::awaited_in_vain(const Executor& executor) const {
+  Ended first;
+  for (int peer : executor.waiting_for()) {
+    const char* const how = end_of(executor, peer);
+    if (how == nullptr && executor.awaits_any()) return {};
+    if (how != nullptr && first.how == nullptr) first = {peer, how};
+  }
+  return first;
 }
 
 void Lane::check_on_peers() {
   if (!failure_->ok()) return;
   for (const Executor* executor : active_) {
-    if (awaited_in_vain(*executor) < 0) continue;
+    if (awaited_in_vain(*executor).how == nullptr) continue;
     // The peer may have done its part before it ended. Only what is still missing now will never come.
     progress();
     if (executor->idle() || !failure_->ok()) return;
-    const int peer = awaited_in_vain(*executor);
-    if (peer < 0) return;
-    const PeerMemory* memory = neighbourhood_.memory(peer);
+    const Ended ended = awaited_in_vain(*executor);
+    if (ended.how == nullptr) return;
     Report report = report_on(*executor->operation());
     report.type = Report::Type::kLost;
     report.kind = ErrorKind::kPeerLost;
-    report.peer = peer;
-    report.reason = memory != nullptr && !memory->alive() ? "its process has ended" : "it has shut down";
+    report.peer = ended.peer;
+    report.reason = ended.how;
     failure_->suspect(report, executor->operation()->text());
     return;
   }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
@@ -60,7 +61,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 class Job:
-    """Eight ranks that all-reduce without end, two on each of node1 to node4."""
+    """Eight ranks that all-reduce without end, two on each of node1 to node4, until the context ends."""
 
     def __init__(
         self,
@@ -86,8 +87,18 @@ class Job:
             stdout=pipe,
             stderr=pipe,
         )
-        wait_for(lambda: len(list(folder.glob("on.*"))) == 8, "the ranks have not begun")
-        time.sleep(0.3)
+
+    def __enter__(self) -> Job:
+        with ExitStack() as on_error:
+            on_error.push(self)
+            wait_for(lambda: len(list(self.folder.glob("on.*"))) == 8, "the ranks have not begun")
+            time.sleep(0.3)
+            on_error.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=240)
 
     def pid(self, rank: int) -> int:
         return int((self.folder / f"on.{rank}").read_text())
@@ -129,12 +140,9 @@ BOTH = {"8B": 2, "4MB": 1_000_000}
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest, clusters_can_be_built: None, tmp_path: Path) -> Iterator[Job]:
-    with Cluster(FOUR_HOSTS) as cluster:
-        count, deadline = request.param
-        job = Job(cluster, tmp_path, count, deadline=deadline)
+    count, deadline = request.param
+    with Cluster(FOUR_HOSTS) as cluster, Job(cluster, tmp_path, count, deadline=deadline) as job:
         yield job
-        job.process.kill()
-        job.process.communicate(timeout=240)
 
 
 @pytest.mark.few(1)
@@ -193,8 +201,7 @@ def test_a_host_falls_silent(job: Job, fault: Callable[[Cluster], None]) -> None
 @pytest.mark.slow
 def test_a_host_that_is_cut_off_says_why_its_ranks_end(clusters_can_be_built: None, tmp_path: Path) -> None:
     """Its agent misses ddlrun before its ranks have a verdict: it tells since when, and so does ddlrun of it."""
-    with Cluster(FOUR_HOSTS) as cluster:
-        job = Job(cluster, tmp_path, 2, "--output-dir", "logs")
+    with Cluster(FOUR_HOSTS) as cluster, Job(cluster, tmp_path, 2, "--output-dir", "logs") as job:
         before = time.time()
         cluster.cut("node3")
         since = before, time.time()
@@ -262,8 +269,7 @@ MISMATCHES = {
 def test_calls_that_do_not_match(what: str, clusters_can_be_built: None, tmp_path: Path) -> None:
     call, theirs, ours = MISMATCHES[what]
     call = f"wrong = step > 40 and os.path.exists('go') and ddl.rank() == 5; {call}"
-    with Cluster(FOUR_HOSTS) as cluster:
-        job = Job(cluster, tmp_path, 1000, call=call, deadline=NEVER)
+    with Cluster(FOUR_HOSTS) as cluster, Job(cluster, tmp_path, 1000, call=call, deadline=NEVER) as job:
         (tmp_path / "go").touch()
         for seen in job.errors(list(range(8))).values():
             assert seen.kind == "CollectiveMismatch" and theirs in seen.text and ours in seen.text, seen

@@ -154,7 +154,7 @@ class Rank {
     shared_.meeting.meet();
     calls_ = std::make_unique<Calls>(rank_, shared_.size, &communicator());
     connector_ = std::async(std::launch::async, bring, shared_.connections.take(rank_), &communicator(),
-                         shared_.seed + static_cast<unsigned>(rank_));
+                            shared_.seed + static_cast<unsigned>(rank_));
   }
 
   void begin(const Drawn& drawn) {
