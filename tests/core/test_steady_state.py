@@ -253,26 +253,33 @@ def test_what_the_core_imports_is_counted_or_harmless() -> None:
 # --- waiting --------------------------------------------------------------------------------------------------------
 
 
-def idle() -> float:
-    """The share of a core that this process uses while it does nothing, after it has done everything."""
+def idle() -> Tuple[float, int]:
+    """What this process does while it does nothing, after it has done everything: its share of a core, its naps."""
     x, large = np.ones(4), np.ones(300_000)
     for _ in range(50):
         ddl.allreduce_(x)
         ddl.allreduce_async(large).wait()
     ddl.barrier()
-    before, start = psutil.Process().cpu_times(), time.monotonic()
+    before, asleep, start = psutil.Process().cpu_times(), naps(), time.monotonic()
     time.sleep(2)
     after = psutil.Process().cpu_times()
-    return (after.user + after.system - before.user - before.system) / (time.monotonic() - start)
+    seconds = after.user + after.system - before.user - before.system
+    return seconds / (time.monotonic() - start), naps() - asleep
+
+
+def naps() -> int:
+    """How often the threads of this process have gone to sleep by themselves."""
+    texts = [status.read_text() for status in Path("/proc/self/task").glob("*/status")]
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
 def test_an_idle_job_uses_no_core(transport: str) -> None:
     size = 4 if transport == "hybrid" else 2
-    shares = ranks.run(size, idle, **connected(transport))
-    # The clock ticks every 10 ms, so one tick more than 1 % may be seen.
-    assert max(shares) <= 0.015, shares
+    for share, count in ranks.run(size, idle, **connected(transport)):
+        assert share <= 0.25  # no thread looks again and again. (A report to the store takes 3 to 20 ms, every 2 s.)
+        assert count <= 40  # nor does one often wake up to look
 
 
 def wait_for_a_late_rank() -> Tuple[float, float]:
