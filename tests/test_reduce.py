@@ -185,6 +185,23 @@ def test_every_destination_gets_the_result_and_may_be_a_source(dtype: str, op: s
             assert_same(dtype, target.copy().view(storage(dtype)), want, srcs)
 
 
+LONG = [65536 - 64, 65536, 65536 + 2048, 70_000 + 64]  #: bytes: around those from which loops prefetch
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_arrays(dtype: str, kernels: str):
+    rng = np.random.default_rng(8)
+    for nbytes, (n, m) in zip(LONG, [(2, 1), (2, 2), (3, 1), (3, 3)]):
+        srcs = [random_values(dtype, nbytes // storage(dtype).itemsize + 1, rng) for _ in range(n)]
+        want = oracle(dtype, "sum", srcs, 1)
+        views = [misaligned(src, 1 + 3 * i) for i, src in enumerate(srcs)]
+        targets = [views[0], *(misaligned(srcs[0], 2 + 5 * i) for i in range(m - 1))]
+        _core.reduce_arrays(dtype, "sum", targets, views, 1, kernels)
+        for target in targets:
+            assert_same(dtype, target.copy().view(storage(dtype)), want, srcs)
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_destination_may_be_all_sources(dtype: str, kernels: str):
@@ -315,10 +332,10 @@ def test_wrong_arguments_are_refused():
 def test_copy(kernels: Optional[str], streaming: bool) -> None:
     """Every alignment of both sides, every rest; nothing beyond the ends is touched."""
     random = np.random.default_rng(5)
-    source = random.integers(0, 255, 4500, dtype=np.uint8)
-    for length in (0, 1, 15, 63, 64, 65, 255, 256, 257, 1000, 4096, 4133):
+    source = random.integers(0, 255, max(LONG) + 500, dtype=np.uint8)
+    for length in (0, 1, 15, 63, 64, 65, 255, 256, 257, 1000, 4096, 4133, *LONG, LONG[-1] + 37):
         for to, start in itertools.product((0, 1, 16, 33, 63), (0, 8, 17, 64)):
-            target = np.full(4300, 255, np.uint8)
+            target = np.full(length + 200, 255, np.uint8)
             _core.copy_bytes(target[to : to + length], source[start : start + length], streaming, kernels)
             assert np.array_equal(target[to : to + length], source[start : start + length]), (length, to, start)
             assert (target[:to] == 255).all() and (target[to + length :] == 255).all(), (length, to, start)
