@@ -6,9 +6,8 @@
 // own buffer and from there to the others, which is faster in memory: what wins the warm-up of a size is used.
 // Buffers are rotated, refilled and timed exactly as in ddl/tools/bench/loop.py. No code of DDL is used.
 //
-//   limit --collective allreduce --dtype float32 --ranks 2 --latency 65536 --calls bytes:calls:warmup,... --output
-//   DIR
-//         [--probe FILE]
+//   limit --collective allreduce --dtype float32 --ranks 2 --latency 65536 --output DIR [--probe FILE]
+//         --calls bytes:calls:warmup,...
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>

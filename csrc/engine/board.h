@@ -37,20 +37,24 @@ class OrderedWord {
 constexpr uint64_t kNowhere = ~uint64_t{0};
 constexpr uint64_t kPrivate = uint64_t{1} << 63;        // of a word: an address in the owner's private memory
 constexpr uint64_t kInlined = uint64_t{1} << kBuffers;  // in Post::packed
-constexpr int kHistoryShift = kBuffers + 1;
+// In Post::packed, of a private input of which the others take all: from staging that has all of the piece, or all of
+// the operation at once by the kernel. And whether the owner wants to know when they have it (engine/handover.h).
+constexpr uint64_t kWhole = uint64_t{1} << (kBuffers + 1), kTimed = uint64_t{1} << (kBuffers + 2);
+constexpr int kHistoryShift = kBuffers + 3;
 static_assert(kHistoryShift == kHistoryUnused);
 
 struct alignas(128) Post {
   static constexpr size_t kInlineBytes = 48;
 
   std::atomic<uint64_t> flag;
-  // Bit b: buffer b is staged, and its blocks lie packed for this piece. kInlined: the scratch is in this post. Above
-  // them: the history (see Descriptor), a hash of all calls so far.
+  // Bit b: buffer b is staged, and its blocks lie packed for this piece. kInlined: the scratch is in this post. Then
+  // kWhole and kTimed. Above them: the history (see Descriptor), a hash of all calls so far.
   OrderedWord packed;
   // Where the owner's buffers are: offsets in its arena, or kPrivate and an address, or kNowhere. Or the scratch
   // itself.
   OrderedWord words[kInlineBytes / sizeof(uint64_t)];
   OrderedWord signature, count, sequence;  // which operation: see Descriptor
+  OrderedWord ended;                       // when this rank had ended the piece, if that was timed
 
   char* inlined() { return reinterpret_cast<char*>(words); }
 };

@@ -12,10 +12,12 @@ namespace {
 
 constexpr uint64_t kBlockAlignment = 64;  // blocks of a split buffer begin on cache lines of their own
 constexpr uint64_t kRotation = 2 << 20;   // more than a core's private cache, mostly
-// Of a buffer that peers may take whole. Of more, two ranks that share the copies are quicker than one and the
-// kernel: 128 KiB that were just written took 8 µs instead of 14, and 1 MiB 75 instead of 96.
+// Of a buffer that peers may take whole. Of more, two ranks with a core each are quicker if they share the copies
+// than one and the kernel: 128 KiB that were just written took 8 µs instead of 14, and 1 MiB 75 instead of 96.
 constexpr uint64_t kMostReadWhole = 64 << 10;
-constexpr uint64_t kNoLimit = ~uint64_t{0};
+// From here on, an owner that stages copies all of it to its staging, a piece ahead of the others, instead of a part
+// to theirs.
+constexpr uint64_t kStagedAhead = 8 << 20;
 
 }  // namespace
 
@@ -78,8 +80,8 @@ Ranges ranges_of(const Operation& operation, BufferId buffer, uint64_t piece) {
   return ranges;
 }
 
-void PieceBuffers::begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post) {
-  lay_out(operation, piece);
+void PieceBuffers::begin(Operation* operation, uint64_t piece, uint64_t turn, Post* post) {
+  lay_out(*operation, piece);
   bind(operation, turn, post);
 }
 
@@ -133,43 +135,69 @@ char* PieceBuffers::rotate(Block* block, uint64_t bytes) {
 }
 
 // To ask the kernel takes longer than all else that an operation does here, so the answer is remembered.
-bool PieceBuffers::readable(BufferId buffer) {
-  const auto b = static_cast<size_t>(buffer);
-  const char *const begin = base_[b], *const end = begin + layout(buffer).spread_end;
+bool PieceBuffers::readable(const char* begin, uint64_t bytes) {
+  const char* const end = begin + bytes;
   for (const PrivateRange& known : readable_) {
     if (known.contains(begin, end)) return true;
   }
-  if (!KernelRead::possible(begin, static_cast<uint64_t>(end - begin))) return false;
+  if (!KernelRead::possible(begin, bytes)) return false;
   readable_[oldest_readable_] = {begin, end};
   oldest_readable_ = (oldest_readable_ + 1) % readable_.size();
   return true;
 }
 
-bool PieceBuffers::must_stage(BufferId buffer) {
+bool PieceBuffers::must_stage(Operation* operation, BufferId buffer) {
   const auto b = static_cast<size_t>(buffer);
-  const BlockLayout& blocks = layout(buffer);
   read_privately_[b] = false;
-  if (!plan_->any_exposed[b] || Arena::process().contains(base_[b], blocks.spread_end)) return false;
-  const bool whole = plan_->pulled[b];
-  const uint64_t at_once = whole ? blocks.packed_total : blocks.packed_total / blocks.bytes.size();
-  read_privately_[b] = plan_->only_copied[b] &&
-                       neighbourhood_.read_privately(at_once, whole ? kMostReadWhole : kNoLimit) && readable(buffer);
+  if (!plan_->any_exposed[b] || Arena::process().contains(base_[b], layout(buffer).spread_end)) return false;
+  read_privately_[b] = plan_->only_copied[b] && read_where_it_lies(operation, buffer);
   return !read_privately_[b];
 }
 
-void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
+// Whether peers read a private buffer in place. If they may take all of it, this also says from where they do so.
+bool PieceBuffers::read_where_it_lies(Operation* operation, BufferId buffer) {
+  const auto b = static_cast<size_t>(buffer);
+  const BlockLayout& blocks = layout(buffer);
+  if (!plan_->pulled[b]) {
+    return neighbourhood_.reads(blocks.packed_total / blocks.bytes.size()) && readable(base_[b], blocks.spread_end);
+  }
+  const bool must = neighbourhood_.must_read();
+  const bool at_once = operation->pieces > 1 && !plan_->messages && operation->stage == nullptr;
+  bool read = false;
+  if (at_once) {
+    read = neighbourhood_.can_read(operation->bytes) && readable(base_[b], operation->bytes) &&
+           (must || read_by_choice(operation));
+  } else if (must || blocks.packed_total <= kMostReadWhole) {
+    read = neighbourhood_.reads(blocks.packed_total) && readable(base_[b], blocks.spread_end);
+  }
+  taken_whole_ = read ? at_once : operation->bytes >= kStagedAhead;
+  return read;
+}
+
+// The first piece chooses for all.
+bool PieceBuffers::read_by_choice(Operation* operation) {
+  if (!operation->handover) {
+    operation->handover = handovers_->next(operation->bytes);
+    if (operation->handover->timed) handovers_->note_begin(*operation->handover, now_ns());
+  }
+  timed_ = operation->handover->timed;
+  return operation->handover->by_kernel;
+}
+
+void PieceBuffers::bind(Operation* operation, uint64_t turn, Post* post) {
   const uint64_t scratch = layout(BufferId::kScratch).packed_total;
   const auto& exposed = plan_->any_exposed;
   scratch_inlined_ = post != nullptr && scratch > 0 && scratch <= Post::kInlineBytes && plan_->notifies &&
                      !exposed[0] && !exposed[1] && exposed[2];
-  base_ = {const_cast<char*>(operation.input), operation.output,
+  base_ = {const_cast<char*>(operation->input), operation->output,
            scratch_inlined_ ? post->inlined() : grow(&scratch_[turn % 2], scratch)};
   staged_ = {};
-  const bool stages_input = must_stage(BufferId::kInput);
-  const bool stages_output = must_stage(BufferId::kOutput);
+  taken_whole_ = timed_ = false;
+  const bool stages_input = must_stage(operation, BufferId::kInput);
+  const bool stages_output = must_stage(operation, BufferId::kOutput);
   const BlockLayout &in = layout(BufferId::kInput), &out = layout(BufferId::kOutput);
   // If input and output share a staging, both sides write it. Otherwise one side writes and the other reads.
-  const bool both_ways = stages_input && stages_output && operation.input == operation.output &&
+  const bool both_ways = stages_input && stages_output && operation->input == operation->output &&
                          plan_->own_tables[0] == plan_->own_tables[1];
   if (both_ways) {
     staged_[0] = staged_[1] = grow(&staging_output_, out.packed_total);
@@ -178,11 +206,11 @@ void PieceBuffers::bind(const Operation& operation, uint64_t turn, Post* post) {
     if (stages_output) staged_[1] = rotate(&staging_output_, out.packed_total);
   }
   if (!stages_input) return;
-  const std::vector<bool>& reached = staged_ahead(operation) ? plan_->takeable[0] : plan_->exposed[0];
+  const std::vector<bool>& reached = taken_whole_ ? plan_->takeable[0] : plan_->exposed[0];
   for (size_t i = 0; i < in.bytes.size(); ++i) {
     if (!reached[i] || in.bytes[i] == 0) continue;
     char* const to = staged_[0] + in.packed[i];
-    const char* const from = operation.input + in.spread[i];
+    const char* const from = operation->input + in.spread[i];
     both_ways ? copy(to, from, in.bytes[i]) : one_way_->copy(to, from, in.bytes[i]);
   }
 }

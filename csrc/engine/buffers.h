@@ -34,18 +34,19 @@ struct Span {
 
 class PieceBuffers {
  public:
-  PieceBuffers(OneWayCopies* one_way, const Neighbourhood& neighbourhood)
-      : one_way_(one_way), neighbourhood_(neighbourhood) {}
+  PieceBuffers(OneWayCopies* one_way, HandoverChoice* handovers, const Neighbourhood& neighbourhood)
+      : one_way_(one_way), handovers_(handovers), neighbourhood_(neighbourhood) {}
   ~PieceBuffers();
   PieceBuffers(const PieceBuffers&) = delete;
   PieceBuffers& operator=(const PieceBuffers&) = delete;
 
   // Lays out piece number `piece` of `operation`, and copies what peers read of a private input to staging. `turn`
   // chooses the scratch, which is used again two turns later. Scratch that fits lies in `post`.
-  void begin(const Operation& operation, uint64_t piece, uint64_t turn, Post* post);
-  // Whether peers take all that they may take (Step::pull) of a private input from its staging, which its owner fills
-  // a piece ahead of them. Of large arrays, two copies by two ranks then take less time than one by the kernel.
-  static bool staged_ahead(const Operation& operation) { return operation.bytes >= (8 << 20); }
+  void begin(Operation* operation, uint64_t piece, uint64_t turn, Post* post);
+  // Whether the others take all that they may take (Step::pull) of the private input: kWhole.
+  bool taken_whole() const { return taken_whole_; }
+  // Whether the operation is timed to find out how it is best handed over.
+  bool timed() const { return timed_; }
   // Copies what peers wrote of a private output to the user's buffer.
   void end();
   // Peers have written nothing to a private output: it is written where it lies.
@@ -104,17 +105,20 @@ class PieceBuffers {
   };
 
   void lay_out(const Operation& operation, uint64_t piece);
-  void bind(const Operation& operation, uint64_t turn, Post* post);
+  void bind(Operation* operation, uint64_t turn, Post* post);
   const BlockLayout& layout(BufferId buffer) const {
     return laid_out_->tables[plan_->own_tables[static_cast<size_t>(buffer)]];
   }
-  bool must_stage(BufferId buffer);
-  bool readable(BufferId buffer);
+  bool must_stage(Operation* operation, BufferId buffer);
+  bool read_where_it_lies(Operation* operation, BufferId buffer);
+  bool read_by_choice(Operation* operation);
+  bool readable(const char* begin, uint64_t bytes);
   static char* grow(Block* block, uint64_t bytes);
   // Another part of the memory each time, so that a part has left the cache of the peer's core when it is used again.
   static char* rotate(Block* block, uint64_t bytes);
 
   OneWayCopies* const one_way_;
+  HandoverChoice* const handovers_;
   const Neighbourhood& neighbourhood_;
   const Plan* plan_ = nullptr;
   std::array<LaidOut, 4> known_layouts_;
@@ -123,6 +127,7 @@ class PieceBuffers {
   std::array<char*, kBuffers> base_{};    // the user's, and the scratch
   std::array<char*, kBuffers> staged_{};  // null: peers reach the user's buffer
   std::array<bool, kBuffers> read_privately_{};
+  bool taken_whole_ = false, timed_ = false;
   std::array<PrivateRange, 16> readable_{};  // where neighbours could read before
   size_t oldest_readable_ = 0;
   bool scratch_inlined_ = false;

@@ -48,7 +48,7 @@ struct Descriptor {
 Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence, uint64_t history);
 
 // So many upper bits of a history are 0: a post uses them for something else (engine/board.h).
-constexpr int kHistoryUnused = 4;
+constexpr int kHistoryUnused = 6;
 
 // The history after `descriptor`, given the one before.
 uint64_t extend_history(uint64_t history, const Descriptor& descriptor);

@@ -2,14 +2,14 @@
 
 namespace ddl {
 
-Executor::Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links)
-    : rank_(rank), slot_(slot), neighbourhood_(neighbourhood), links_(links) {}
+Executor::Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links, HandoverChoice* handovers)
+    : rank_(rank), slot_(slot), neighbourhood_(neighbourhood), links_(links), handovers_(handovers) {}
 
 void Executor::start(Operation* operation) {
   operation_ = operation;
   piece_ = operation->issued++;
   if (ordered()) ++turn_;
-  entered_ = finished_ = false;
+  entered_ = finished_ = tells_end_ = false;
   for (size_t c = 0; c < operation->plan->channels.size(); ++c) channels_[c] = ChannelState{};
   operation->source.store(-1, std::memory_order_relaxed);
   sendings_.clear();
@@ -24,8 +24,13 @@ bool Executor::progress() {
       operation_->stage->check();
     }
     if (!previous_turn_read()) return false;
-    buffers_.begin(*operation_, piece_, turn_, steps.size() == 1 ? &my_post(0, turn_) : nullptr);
-    entered_ = moved = true;
+    if (awaits_ends_) note_end_of_timed();
+    buffers_.begin(operation_, piece_, turn_, steps.size() == 1 ? &my_post(0, turn_) : nullptr);
+    if (buffers_.timed() && piece_ + 1 == operation_->pieces) {
+      tickets_[turn_ % 2] = *operation_->handover;
+      tells_end_ = awaits_ends_ = true;
+    }
+    entered_ = entering_ = moved = true;
   }
   bool all_ended = true;
   for (size_t c = 0; c < steps.size(); ++c) {
@@ -39,8 +44,10 @@ bool Executor::progress() {
   }
   if (all_ended) {
     buffers_.end();
+    if (tells_end_) my_post(0, turn_).ended = static_cast<uint64_t>(now_ns());
     finished_ = true;
   }
+  entering_ = false;
   wake_neighbours();
   return moved || all_ended;
 }

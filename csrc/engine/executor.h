@@ -18,7 +18,7 @@ namespace ddl {
 
 class Executor {
  public:
-  Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links);
+  Executor(int rank, int slot, const Neighbourhood& neighbourhood, Links* links, HandoverChoice* handovers);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
@@ -74,6 +74,7 @@ class Executor {
   void visit_awaited(Visit visit) const;
   bool run_message(int channel, const Step& step);
   bool previous_turn_read() const;
+  void note_end_of_timed();
   bool awaited(int channel, const Step& step);
   void check_post(int peer, const Post& post) const;
   void describe(Post* post) const;
@@ -86,6 +87,8 @@ class Executor {
   bool pulled(const Post& from, const Post& to, const Step& step) const;
   bool run_copy_from(int channel, const Step& step);
   bool read_private(const Step& step, size_t first, uint64_t base);
+  bool read_group(int peer, uint64_t base);
+  bool read(int peer, char* to, uint64_t from, uint64_t bytes);
   void run_copy_to(int channel, const Step& step);
   void run_copy(const Step& step);
 
@@ -109,11 +112,16 @@ class Executor {
   uint64_t met_turn_ = 0;  // the last turn that this rank has seen all neighbours begin
   bool entered_ = false, finished_ = false;
   bool wake_due_ = false;
+  bool entering_ = false;              // in the first look at the piece
+  bool tells_end_ = false;             // posts when it has ended
+  bool awaits_ends_ = false;           // has tickets
   std::array<Descriptor, 2> history_;  // of the last even and the last odd turn
   std::array<ChannelState, kMaxChannels> channels_;
   std::array<std::vector<Link*>, kMaxChannels> known_links_;  // by peer
   OneWayCopies one_way_;
-  PieceBuffers buffers_{&one_way_, neighbourhood_};
+  HandoverChoice* const handovers_;
+  std::array<HandoverChoice::Ticket, 2> tickets_;  // of timed operations that ended in those turns
+  PieceBuffers buffers_{&one_way_, handovers_, neighbourhood_};
   std::vector<Sending> sendings_;      // links that this piece has sent on
   std::vector<const void*> operands_;  // reused by every reduction
   std::vector<void*> targets_;

@@ -13,6 +13,7 @@ namespace {
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
 constexpr uint64_t kBeyondCaches = 16 << 20;  // bytes of an operation
+constexpr uint64_t kReadAtOnce = 32 << 20;    // meanwhile this rank does nothing else
 
 // Of Post::packed.
 bool is_packed(uint64_t packed, BufferId buffer) { return (packed >> index(buffer) & 1) != 0; }
@@ -57,6 +58,17 @@ bool Executor::previous_turn_read() const {
   return true;
 }
 
+// All have ended the turn before the last one. None ends this one before this rank has begun it.
+void Executor::note_end_of_timed() {
+  HandoverChoice::Ticket& ticket = tickets_[turn_ % 2];
+  if (!ticket.timed) return;
+  uint64_t end = my_post(0, turn_).ended;
+  for (int peer : neighbourhood_.neighbours()) end = std::max<uint64_t>(end, post_of(peer, 0, turn_).ended);
+  handovers_->note_end(ticket, static_cast<Nanoseconds>(end));
+  ticket = {};
+  awaits_ends_ = tickets_[(turn_ + 1) % 2].timed;
+}
+
 void Executor::describe(Post* post) const {
   const Descriptor& wire = operation_->wire;
   // A release, also for a rank that waits for the end of the turn two before this one, and reads this instead.
@@ -71,7 +83,8 @@ void Executor::notify(int c, const Step& step) {
   Post& post = my_post(c, turn_);
   if (step.phase == 1) {
     describe(&post);
-    uint64_t packed = buffers_.scratch_inlined() ? kInlined : 0;
+    uint64_t packed = (buffers_.scratch_inlined() ? kInlined : 0) | (buffers_.taken_whole() ? kWhole : 0) |
+                      (tells_end_ ? kTimed : 0);
     for (BufferId buffer : {BufferId::kInput, BufferId::kOutput, BufferId::kScratch}) {
       packed |= static_cast<uint64_t>(buffers_.packed(buffer)) << index(buffer);
       if (buffers_.scratch_inlined()) continue;
@@ -144,24 +157,24 @@ Stores Executor::stores(bool staged) const {
 bool Executor::pulled(const Post& from, const Post& to, const Step& step) const {
   const uint64_t place = from.words[index(step.src)];
   if (!step.pull || (from.packed & kInlined) != 0 || place == kNowhere) return false;
-  if (is_packed(from.packed, step.src)) return PieceBuffers::staged_ahead(*operation_);
+  if (is_packed(from.packed, step.src)) return (from.packed & kWhole) != 0;
   return (place & kPrivate) != 0 && is_packed(to.packed, step.dst);
 }
 
 bool Executor::run_copy_from(int c, const Step& step) {
   const int peer = step.peers[0];
-  size_t first = 0;
-  if (step.pull) {
-    if (pulled(post_of(peer, c, turn_), my_post(c, turn_), step)) {
-      buffers_.unstage_output();
-    } else {
-      first = 1;
-    }
-  }
+  const Post& post = post_of(peer, c, turn_);
+  const bool pulls = step.pull && pulled(post, my_post(c, turn_), step);
+  if (step.pull && (post.packed & kTimed) != 0) tells_end_ = true;
+  if (pulls) buffers_.unstage_output();
+  const size_t first = step.pull && !pulls ? 1 : 0;
   // Scratch is never private, and may itself be what the words hold.
   const bool shared = step.src == BufferId::kScratch;
-  const uint64_t base = shared ? kNowhere : uint64_t{post_of(peer, c, turn_).words[index(step.src)]};
-  if (base != kNowhere && (base & kPrivate) != 0) return read_private(step, first, base & ~kPrivate);
+  const uint64_t base = shared ? kNowhere : uint64_t{post.words[index(step.src)]};
+  if (base != kNowhere && (base & kPrivate) != 0) {
+    const bool all = pulls && (post.packed & kWhole) != 0 && step.dst_blocks.size() == operation_->plan->parts;
+    return all ? read_group(peer, base & ~kPrivate) : read_private(step, first, base & ~kPrivate);
+  }
   for (size_t i = first; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
@@ -184,15 +197,36 @@ bool Executor::read_private(const Step& step, size_t first, uint64_t base) {
       if (next.data != to.data + to.bytes || base + places[remote.blocks[i]] != from + to.bytes) break;
       to.bytes += next.bytes;
     }
-    if (to.bytes == 0) continue;
-    const KernelRead::Outcome outcome = neighbourhood_.read(peer, to.data, from, to.bytes);
-    if (outcome == KernelRead::Outcome::kRefused) throw unreadable(peer, to.bytes);
-    if (outcome == KernelRead::Outcome::kGone) return false;
+    if (to.bytes > 0 && !read(peer, to.data, from, to.bytes)) return false;
   }
   return true;
 }
 
+// Copies the pieces around this one, unless that was done before. Of 32 MiB, one call of the kernel takes a tenth
+// less time than one for each piece. A group is longer than the pieces in flight, so the group before it has been
+// read.
+bool Executor::read_group(int peer, uint64_t base) {
+  const uint64_t element = element_size(operation_->descriptor.element());
+  const uint64_t piece = operation_->piece_elements * element;
+  const uint64_t in_group = std::max<uint64_t>(kReadAtOnce / piece, kLargeSlots), group = piece_ / in_group;
+  if (group < operation_->groups_read) return true;
+  const uint64_t begin = group * in_group * piece;
+  const uint64_t bytes = std::min(in_group * piece, operation_->count * element - begin);
+  if (!read(peer, operation_->output + begin, base + begin, bytes)) return false;
+  operation_->groups_read = static_cast<uint32_t>(group) + 1;
+  return true;
+}
+
+// False: the peer's process has ended.
+bool Executor::read(int peer, char* to, uint64_t from, uint64_t bytes) {
+  const KernelRead::Outcome outcome = neighbourhood_.read(peer, to, from, bytes);
+  if (outcome == KernelRead::Outcome::kRefused) throw unreadable(peer, bytes);
+  return outcome == KernelRead::Outcome::kDone;
+}
+
 void Executor::run_copy_to(int c, const Step& step) {
+  // An operation counts from when all have begun it.
+  if (!entering_ && buffers_.timed() && piece_ == 0) handovers_->note_begin(*operation_->handover, now_ns());
   for (size_t i = 0; i < step.src_blocks.size(); ++i) {
     const Span from = buffers_.span(step.src, step.src_blocks[i]);
     if (from.bytes == 0) continue;

@@ -33,7 +33,7 @@ Lane::Lane(int rank, LaneId id, const Neighbourhood& neighbourhood, Links* links
   if (!wake_fd_) throw_errno("eventfd");
   for (size_t i = 0; i < slots_of(id); ++i) {
     executors_.push_back(
-        std::make_unique<Executor>(rank_, first_slot(id) + static_cast<int>(i), neighbourhood_, links_));
+        std::make_unique<Executor>(rank_, first_slot(id) + static_cast<int>(i), neighbourhood_, links_, &handovers_));
   }
 }
 
@@ -183,7 +183,8 @@ void Lane::admit() {
         if (candidate->idle()) executor = candidate.get();
       }
       if (executor == nullptr) {
-        executors_.push_back(std::make_unique<Executor>(rank_, kPointToPointSlot, neighbourhood_, links_));
+        executors_.push_back(
+            std::make_unique<Executor>(rank_, kPointToPointSlot, neighbourhood_, links_, &handovers_));
         executor = executors_.back().get();
       }
     } else {

@@ -168,6 +168,7 @@ class Lane {
   std::atomic<bool> has_thread_{false};
 
   std::atomic<uint64_t> staged_sequence_{0};  // of an operation that has waited for its stage; written by the driver
+  HandoverChoice handovers_ DDL_GUARDED_BY(driver_){patience_.spin > 0};
   std::vector<std::unique_ptr<Executor>> executors_ DDL_GUARDED_BY(driver_);
   std::vector<Executor*> active_ DDL_GUARDED_BY(driver_);  // in the order of admission
   size_t next_slot_ DDL_GUARDED_BY(driver_) = 0;

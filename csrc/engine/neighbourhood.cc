@@ -54,10 +54,13 @@ bool Neighbourhood::read_by_all() const {
   return true;
 }
 
-bool Neighbourhood::read_privately(uint64_t block_bytes, uint64_t most_bytes) const {
+bool Neighbourhood::can_read(uint64_t block_bytes) const {
+  return read_from_ != 0 && read_by_all() && (read_from_ < 0 || block_bytes >= static_cast<uint64_t>(read_from_));
+}
+
+bool Neighbourhood::reads(uint64_t block_bytes) const {
   if (read_from_ == 0 || !read_by_all()) return false;
-  if (read_from_ > 0) return block_bytes >= static_cast<uint64_t>(read_from_);
-  return block_bytes <= most_bytes && block_bytes >= KernelRead::pays_from();
+  return block_bytes >= (read_from_ > 0 ? static_cast<uint64_t>(read_from_) : KernelRead::pays_from());
 }
 
 void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {

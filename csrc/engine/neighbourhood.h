@@ -32,9 +32,12 @@ class Neighbourhood {
   // Whether there are both such ranks and others.
   bool mixed() const { return !neighbours_.empty() && static_cast<int>(neighbours_.size()) < size_ - 1; }
 
-  // Whether a private buffer with blocks of so many bytes can stay where it is: all neighbours can read it there, and
-  // do so in less time than with a copy in shared memory, which holds up to `most_bytes` at most.
-  bool read_privately(uint64_t block_bytes, uint64_t most_bytes) const;
+  // Whether all neighbours can read private blocks of so many bytes where they lie, and the user has not said no.
+  bool can_read(uint64_t block_bytes) const;
+  // Whether the user has said that they do so if they can.
+  bool must_read() const { return read_from_ > 0; }
+  // Whether that takes less time than with a copy in shared memory, if each rank reads some blocks.
+  bool reads(uint64_t block_bytes) const;
   // Copies `bytes` at `address` of a neighbour's private memory.
   KernelRead::Outcome read(int peer, void* to, uint64_t address, uint64_t bytes) const {
     return KernelRead::copy(memories_[peer]->pid(), marks_[peer], to, address, bytes);

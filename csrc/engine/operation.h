@@ -10,12 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "engine/board.h"
 #include "engine/descriptor.h"
+#include "engine/handover.h"
 #include "engine/plan.h"
 #include "engine/record.h"
 #include "engine/stage.h"
@@ -57,9 +59,11 @@ struct Operation {
   uint64_t issued = 0;
   uint64_t finished = 0;
   std::atomic<int> source{-1};    // of a receive: the rank whose message it takes, once that is known
+  uint32_t groups_read = 0;       // of pieces, by the kernel: see Executor::read_group
   Nanoseconds started = 0;        // when a thread first had to wait for it
   Nanoseconds next_question = 0;  // when to ask the others, if it is still not done
   bool asked_finally = false;
+  std::optional<HandoverChoice::Ticket> handover;
   Operation* next = nullptr;        // in the lane's queue
   std::shared_ptr<Operation> self;  // keeps it alive while the lane has it, unless a blocking caller does
 

@@ -1,0 +1,67 @@
+// How the others of a host get a large private array of which they may take all (Step::pull): by way of staging, or
+// read by the kernel.
+//
+// With staging there are two copies of each byte, but two ranks share them. That mostly takes less time if each rank
+// has a core. If two virtual cores are one in truth, it takes more, and that may change while a job runs. So the
+// owner tries both ways now and then, and keeps the quicker one until the next trial. The others follow what it
+// posts. Belongs to one lane.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace ddl {
+
+class HandoverChoice {
+ public:
+  // What an operation is to the trials.
+  struct Ticket {
+    bool by_kernel = false;
+    bool timed = false;
+    uint8_t size_class = 0, sample = 0;
+  };
+
+  // `tries`: whether there are trials. If ranks take turns on cores, most of what could be timed is who is next.
+  explicit HandoverChoice(bool tries) : tries_(tries) {}
+
+  // Of the next operation, which has so many bytes.
+  Ticket next(uint64_t bytes);
+  // When a timed operation began, and when it was over on all ranks.
+  void note_begin(const Ticket& ticket, Nanoseconds moment) { sample_of(ticket).begin = moment; }
+  void note_end(const Ticket& ticket, Nanoseconds moment) { sample_of(ticket).end = moment; }
+
+ private:
+  // Numbers of operations. A trial has some in the way of now and as many in the other one. The first of them do not
+  // count: memory that has not gone that way for long takes up to twice as long. After some more, the end of the last
+  // one is known.
+  static constexpr size_t kNotCounted = 5, kCounted = 3, kSettled = 2;
+  static constexpr size_t kEachWay = kNotCounted + kCounted;
+  static constexpr size_t kBeforeFirst = 4, kBefore = 1000;  // before a trial
+  static constexpr double kWorthIt = 0.95;                   // the other way's time, as a part of this one's
+
+  struct Sample {
+    Nanoseconds begin = 0, end = 0;
+    uint64_t bytes = 0;
+  };
+  using Samples = std::array<Sample, 1 + kCounted>;  // the first: of the operation before those that count
+  struct SizeClass {                                 // all sizes with the same highest bit
+    bool by_kernel = false;
+    size_t before = kBeforeFirst;  // operations before the next trial
+    size_t place = 0;              // of the next operation in the trial
+    std::array<Samples, 2> ways{};
+  };
+
+  Sample& sample_of(const Ticket& ticket) {
+    return classes_[ticket.size_class].ways[ticket.sample / (1 + kCounted)][ticket.sample % (1 + kCounted)];
+  }
+  static double time_per_byte(const Samples& samples);
+
+  const bool tries_;
+  std::vector<SizeClass> classes_;  // empty until the first operation
+};
+
+}  // namespace ddl
