@@ -64,15 +64,17 @@ answers: Connection
 _meetings = itertools.count()
 
 
-def meet() -> None:
-    """Return when all ranks of the job have called this as often.
+def meet(rank: Optional[int] = None, size: Optional[int] = None) -> None:
+    """Return when all ranks of the job have called this as often. ``rank``, ``size``: as ddlrun would have said.
 
     DDL takes no part: a rank that dies right afterwards interrupts nothing that another one has under way.
     """
-    folder, number, size = Path(os.environ["RANKS_FOLDER"]), next(_meetings), int(os.environ["DDL_SIZE"])
-    (folder / f"{number}.{os.environ['DDL_RANK']}").touch()
+    folder, number = Path(os.environ["RANKS_FOLDER"]), next(_meetings)
+    rank = int(os.environ["DDL_RANK"]) if rank is None else rank
+    size = int(os.environ["DDL_SIZE"]) if size is None else size
+    (folder / f"{number}.{rank}").touch()
     deadline = time.monotonic() + 100
-    while any(not (folder / f"{number}.{rank}").exists() for rank in range(size)):
+    while any(not (folder / f"{number}.{each}").exists() for each in range(size)):
         if time.monotonic() > deadline:
             came = sorted(int(file.suffix[1:]) for file in folder.glob(f"{number}.*"))
             raise TimeoutError(f"only ranks {came} of {size} came to meeting {number} within 100 s")

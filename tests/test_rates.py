@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,24 +17,40 @@ pytestmark = pytest.mark.processes
 STEPS, SLOW = 10, 0.02
 
 
+class Moment(NamedTuple):
+    """What this rank has waited so far, in all communicators and in the world's, and when it was asked."""
+
+    time: float
+    waited: float
+    of_world: float
+
+    @classmethod
+    def now(cls, *others: ddl.Communicator) -> Moment:
+        world = ddl.metrics().waited_seconds
+        return cls(time.monotonic(), world + sum(each.metrics().waited_seconds for each in others), world)
+
+
 class CheckedRates:
-    """Reads rates, and holds them against clocks around the reading: so it does not matter how busy the machine is."""
+    """Reads rates, and holds them against what is asked before and after the reading.
+
+    So it does not matter how busy the machine is, or when a lane counts a wait, which it does after it has told its
+    caller that the wait is over.
+    """
 
     def __init__(self) -> None:
-        self.before = time.monotonic()
+        self.before = Moment.now()
         self.rates = StepRates()
-        self.after = time.monotonic()
+        self.after = Moment.now()
 
-    def read(self, steps: int, waited: float) -> float:
-        """Return the waiting of so many steps, in which this rank has ``waited`` so many seconds."""
-        shortest = time.monotonic() - self.after
-        before, read = time.monotonic(), self.rates.read()
-        longest = time.monotonic() - self.before
-        self.before, self.after = before, time.monotonic()
+    def read(self, steps: int, *others: ddl.Communicator) -> float:
+        """Return the waiting of so many steps; ``others``: communicators made meanwhile. Only the world goes on."""
+        before, read, after = Moment.now(*others), self.rates.read(), Moment.now(*others)
+        shortest, longest = before.time - self.after.time, after.time - self.before.time
+        least, most = before.waited - self.after.of_world, after.waited - self.before.of_world
+        self.before, self.after = before, after
         assert steps / longest <= read["steps_per_second"] <= steps / shortest
-        assert (
-            min(1.0, waited / longest) - 1e-9 <= read["waiting"] <= min(1.0, waited / shortest) + 1e-9
-        )  # sums of floats
+        rounding = 1e-9  # sums of floats
+        assert min(1.0, least / longest) - rounding <= read["waiting"] <= min(1.0, most / shortest) + rounding
         assert read["late_seconds"] == 0.0
         return read["waiting"]
 
@@ -55,20 +72,19 @@ def in_order(communicator: ddl.Communicator) -> None:
 def on_several_communicators() -> float:
     checked, waiting = CheckedRates(), 0.0
     for number in range(3):
-        began = ddl.metrics().waited_seconds
         communicator = ddl.split(0) if number else ddl.world()
         for _ in range(STEPS):
             in_order(communicator)
             checked.rates.note()
         assert checked.rates.steps == STEPS
-        communicator.barrier()  # a lane counts a wait after it has told its caller; who comes next finds it counted
-        waited = ddl.metrics().waited_seconds - began + (communicator.metrics().waited_seconds if number else 0.0)
-        waiting += checked.read(STEPS, waited)
+        waiting += checked.read(STEPS, *([communicator] if number else []))
         if number:
             communicator.close()
-    checked = CheckedRates()  # to close a communicator may have taken a wait
-    time.sleep(0.1)
-    assert checked.read(0, 0.0) == 0.0
+    checked = CheckedRates()
+    for _ in range(2):  # to close a communicator may have taken a wait, which is counted in the first reading
+        time.sleep(0.05)
+        idle = checked.read(0)
+    assert idle == 0.0
     ddl.shutdown()
     for too_late in (checked.rates.read, StepRates):
         with pytest.raises(ddl.InvalidState):

@@ -115,6 +115,7 @@ def is_killed(invitation: str) -> str:
     ddl.init(rendezvous=ddl.Rendezvous(rank, size, invitation))
     ranks_there = total(1)
     assert ranks_there == size
+    ranks.meet(rank, size)  # the others have the sum, too
     if rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(ddl.PeerLost) as caught:
