@@ -1,10 +1,10 @@
 // How the others of a host get a large private array of which they may take all (Step::pull): by way of staging, or
 // read by the kernel.
 //
-// With staging there are two copies of each byte, but two ranks share them. That mostly takes less time if each rank
-// has a core. If two virtual cores are one in truth, it takes more, and that may change while a job runs. So the
-// owner tries both ways now and then, and keeps the quicker one until the next trial. The others follow what it
-// posts. Belongs to one lane.
+// With staging there are two copies of each byte, but two ranks share them. Which way takes less time depends on the
+// kernel, on the pages, on the cores (two virtual ones may be one in truth) and on who else uses the memory, and that
+// may change while a job runs. So the owner tries both ways now and then, and keeps the quicker one until the next
+// trial. The others follow what it posts. Belongs to one lane.
 #pragma once
 
 #include <array>
