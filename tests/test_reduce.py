@@ -328,7 +328,7 @@ def test_wrong_arguments_are_refused():
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kernels", [None, *KERNELS])
+@pytest.mark.parametrize("kernels", [None, "string", *KERNELS])
 def test_copy(kernels: Optional[str], streaming: bool) -> None:
     """Every alignment of both sides, every rest; nothing beyond the ends is touched."""
     random = np.random.default_rng(5)

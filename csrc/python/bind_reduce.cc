@@ -15,6 +15,7 @@
 #include "reduce/copy.h"
 #include "reduce/kernel_table.h"
 #include "reduce/reduce.h"
+#include "reduce/string_copy.h"
 #include "reduce/wire_codec.h"
 
 namespace py = pybind11;
@@ -137,7 +138,9 @@ void copy_bytes(Bytes dst, const Bytes& src, bool streaming, const std::optional
   if (dst.nbytes() != src.nbytes()) throw py::value_error("copy_bytes: the arrays differ in length");
   void* out = dst.mutable_data();
   const auto bytes = static_cast<std::size_t>(src.nbytes());
-  if (kernels) {
+  if (kernels == "string") {
+    ddl::string_copy(out, src.data(), bytes);
+  } else if (kernels) {
     const ddl::CopyKernels copy = kernels_named(kernels.value()).copy;
     (streaming ? copy.streaming : copy.cached)(out, src.data(), bytes);
   } else {
@@ -156,7 +159,8 @@ void bind_reduce(py::module_& module) {
   module.def("reduce_kernels", &kernel_set_names,
              "Names of the kernels that this machine can run, the fastest last.");
   module.def("copy_bytes", &::copy_bytes, py::arg("dst").noconvert(), py::arg("src"), py::arg("streaming") = false,
-             py::arg("kernels") = py::none(), "Copy uint8 arrays the way the engine does.");
+             py::arg("kernels") = py::none(),
+             "Copy uint8 arrays the way the engine does, or by some kernels, or by 'string'. For tests.");
   module.attr("WORTH_SHARING") = Helpers::kWorthSharing;
   module.attr("MOST_HELPERS") = Helpers::kMost;
   module.def(

@@ -7,6 +7,7 @@
 #include "reduce/copy.h"
 #include "reduce/dtype.h"
 #include "reduce/reduce_op.h"
+#include "reduce/string_copy.h"
 #include "reduce/wire_codec.h"
 
 namespace ddl {
@@ -29,8 +30,7 @@ WireKernels avx2_wire_kernels(WireCodec codec);
 WireKernels avx512_wire_kernels(WireCodec codec);
 
 struct CopyKernels {
-  void (*cached)(void* to, const void* from, std::size_t bytes);
-  void (*streaming)(void* to, const void* from, std::size_t bytes);
+  CopyKernel cached, streaming;
 };
 
 CopyKernels baseline_copy_kernels();

@@ -8,6 +8,7 @@
 #include "base/helpers.h"
 #include "reduce/copy.h"
 #include "reduce/kernel_table.h"
+#include "reduce/string_copy.h"
 #include "reduce/wire_codec.h"
 
 namespace ddl {
@@ -22,6 +23,14 @@ KernelSet fastest() {
 const KernelSet& chosen() {
   static const KernelSet set = fastest();
   return set;
+}
+
+CopyKernel copy_kernel(const void* to, const void* from, std::size_t bytes, Stores stores) {
+  const CopyKernels& loops = chosen().copy;
+  if (stores == Stores::kStreaming) return loops.streaming;
+  if (bytes < StringCopies::kWorthIt) return loops.cached;
+  static const StringCopies strings(loops.cached);
+  return strings.quicker(to, from) ? string_copy : loops.cached;
 }
 
 constexpr std::size_t kMostShared = 64;  // arrays of each kind, of a reduction that helpers share
@@ -52,8 +61,7 @@ void reduce(DType dtype, ReduceOp op, void* const* dsts, int m, const void* cons
 }
 
 void copy(void* to, const void* from, std::size_t bytes, Stores stores) {
-  const CopyKernels& kernels = chosen().copy;
-  const auto kernel = stores == Stores::kStreaming ? kernels.streaming : kernels.cached;
+  const CopyKernel kernel = copy_kernel(to, from, bytes, stores);
   Helpers::share(bytes, [&](std::size_t begin, std::size_t end) {
     kernel(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, end - begin);
   });
