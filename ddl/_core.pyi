@@ -13,6 +13,7 @@ LANE_POINT_TO_POINT: int
 LARGE_SLOTS: int
 MOST_HELPERS: int
 STREAMS: int
+BOARD_WRITING: int
 VERDICT_PATIENCE: float
 WORTH_SHARING: int
 
@@ -73,6 +74,7 @@ class Plan:
         channels: List[List[Step]],
         wire: int = 0,
         only_copied: Sequence[bool] = (False, False, False),
+        only_written: Sequence[bool] = (False, False, False),
     ) -> None: ...
 
 class Choice:
@@ -371,6 +373,9 @@ def kernel_reads() -> Tuple[int, int]:
     """Return from how many bytes on it pays to have the kernel read a rank's private memory (2**64 - 1: never), and
     how many bytes this process has read so.
     """
+
+def kernel_writes() -> int:
+    """Return how many bytes this process has had the kernel write to private memory of other ranks."""
 
 def arena_offset(buffer: Any) -> int: ...
 def submitters() -> Set[int]:

@@ -37,9 +37,10 @@ class OrderedWord {
 constexpr uint64_t kNowhere = ~uint64_t{0};
 constexpr uint64_t kPrivate = uint64_t{1} << 63;        // of a word: an address in the owner's private memory
 constexpr uint64_t kInlined = uint64_t{1} << kBuffers;  // in Post::packed
-// In Post::packed, of a private input of which the others take all: from staging that has all of the piece, or all of
-// the operation at once by the kernel. And whether the owner wants to know when they have it (engine/handover.h).
+// In Post::packed, of a private input: staging has all of it, so the others take all from there. And whether the
+// owner wants to know when they have it (engine/handover.h).
 constexpr uint64_t kWhole = uint64_t{1} << (kBuffers + 1), kTimed = uint64_t{1} << (kBuffers + 2);
+constexpr size_t kPrivateOutput = kBuffers;  // of Post::words
 constexpr int kHistoryShift = kBuffers + 3;
 static_assert(kHistoryShift == kHistoryUnused);
 
@@ -50,11 +51,13 @@ struct alignas(128) Post {
   // Bit b: buffer b is staged, and its blocks lie packed for this piece. kInlined: the scratch is in this post. Then
   // kWhole and kTimed. Above them: the history (see Descriptor), a hash of all calls so far.
   OrderedWord packed;
-  // Where the owner's buffers are: offsets in its arena, or kPrivate and an address, or kNowhere. Or the scratch
+  // Where the owner's buffers are: offsets in its arena, or kPrivate and an address, or kNowhere. In plans in which
+  // it is given a block (Plan::given), also where its private output is, if it may be written there. Or the scratch
   // itself.
   OrderedWord words[kInlineBytes / sizeof(uint64_t)];
   OrderedWord signature, count, sequence;  // which operation: see Descriptor
-  OrderedWord ended;                       // when this rank had ended the piece, if that was timed
+  // When this rank began the operation (0: it does not time it), and when it had ended a timed piece.
+  OrderedWord begun, ended;
 
   char* inlined() { return reinterpret_cast<char*>(words); }
 };
@@ -78,18 +81,25 @@ struct alignas(64) SleepWord {
   std::atomic<uint32_t> sleeping;
 };
 
+// What the owner can do with another rank's private memory (see memory/kernel_read.h, kernel_write.h).
+constexpr uint64_t kCanRead = 1, kCanWrite = 2;
+
 // Followed in memory by kStreams ring offsets for each rank of the communicator (see transport/shm), and by a word
-// for each that says whether the owner can read that rank's private memory (see memory/kernel_read.h).
+// for each: kCanRead, kCanWrite.
 struct alignas(128) Board {
   Post posts[kStreams][2];
   SleepWord lanes[kLanes];
-  ProcessMark mark;  // of the owner; never changes
+  // Odd while a lane of the owner is in a call that may write to private memory of others. Each begin and end adds 1.
+  std::atomic<uint32_t> writing[kLanes];
+  std::atomic<uint32_t> taken_back;  // 1: operations of the owner have failed, so its arrays may be gone
+  ProcessMark mark;                  // of the owner; never changes
+  uint64_t gate;                     // of the owner, an address; never changes
 
   std::atomic<uint64_t>* ring_offset(int rank, int stream) {
     return reinterpret_cast<std::atomic<uint64_t>*>(this + 1) + rank * kStreams + stream;
   }
   // `size`: of the communicator.
-  std::atomic<uint64_t>* reads(int rank, int size) { return ring_offset(size, 0) + rank; }
+  std::atomic<uint64_t>* can(int rank, int size) { return ring_offset(size, 0) + rank; }
   static size_t bytes(int size) {
     return sizeof(Board) + static_cast<size_t>(size) * (kStreams + 1) * sizeof(std::atomic<uint64_t>);
   }

@@ -12,12 +12,14 @@ namespace {
 
 constexpr uint64_t kBlockAlignment = 64;  // blocks of a split buffer begin on cache lines of their own
 constexpr uint64_t kRotation = 2 << 20;   // more than a core's private cache, mostly
-// Of a buffer that peers may take whole. Of more, two ranks with a core each are quicker if they share the copies
-// than one and the kernel: 128 KiB that were just written took 8 µs instead of 14, and 1 MiB 75 instead of 96.
-constexpr uint64_t kMostReadWhole = 64 << 10;
+// From here on both ways are tried, and two ranks share the copies of a broadcast in either way. With less, whoever
+// may read all of a block by the kernel does so, if that pays.
+constexpr uint64_t kTried = 64 << 10;
 // From here on, an owner that stages copies all of it to its staging, a piece ahead of the others, instead of a part
 // to theirs.
 constexpr uint64_t kStagedAhead = 8 << 20;
+// From here on a broadcast begins by the kernel.
+constexpr uint64_t kByKernelFirst = 2 << 20;
 
 }  // namespace
 
@@ -154,31 +156,33 @@ bool PieceBuffers::must_stage(Operation* operation, BufferId buffer) {
   return !read_privately_[b];
 }
 
-// Whether peers read a private buffer in place. If they may take all of it, this also says from where they do so.
+// Whether the kernel may copy private arrays of the operation, and both ranks of a copy can tell from their posts.
+bool PieceBuffers::is_tried(const Operation& operation) {
+  return operation.bytes >= kTried && !operation.plan->messages && operation.stage == nullptr;
+}
+
+// Whether peers read a private buffer in place.
 bool PieceBuffers::read_where_it_lies(Operation* operation, BufferId buffer) {
   const auto b = static_cast<size_t>(buffer);
   const BlockLayout& blocks = layout(buffer);
-  if (!plan_->pulled[b]) {
-    return neighbourhood_.reads(blocks.packed_total / blocks.bytes.size()) && readable(base_[b], blocks.spread_end);
+  const bool pulled = plan_->pulled[b], must = neighbourhood_.must_read();
+  const uint64_t block = pulled ? blocks.packed_total : blocks.packed_total / blocks.bytes.size();
+  if (is_tried(*operation) && (pulled || plan_->symmetric)) {
+    const uint64_t extent = pulled ? operation->bytes : blocks.spread_end;
+    return neighbourhood_.can_read(block) && (must || read_by_choice(operation, block)) && readable(base_[b], extent);
   }
-  const bool must = neighbourhood_.must_read();
-  const bool at_once = operation->pieces > 1 && !plan_->messages && operation->stage == nullptr;
-  bool read = false;
-  if (at_once) {
-    read = neighbourhood_.can_read(operation->bytes) && readable(base_[b], operation->bytes) &&
-           (must || read_by_choice(operation));
-  } else if (must || blocks.packed_total <= kMostReadWhole) {
-    read = neighbourhood_.reads(blocks.packed_total) && readable(base_[b], blocks.spread_end);
-  }
-  taken_whole_ = read ? at_once : operation->bytes >= kStagedAhead;
-  return read;
+  return (!pulled || must || operation->bytes < kTried) && neighbourhood_.reads(block) &&
+         readable(base_[b], blocks.spread_end);
 }
 
 // The first piece chooses for all.
-bool PieceBuffers::read_by_choice(Operation* operation) {
+bool PieceBuffers::read_by_choice(Operation* operation, uint64_t block) {
   if (!operation->handover) {
-    operation->handover = handovers_->next(operation->bytes);
-    if (operation->handover->timed) handovers_->note_begin(*operation->handover, now_ns());
+    // What is tried begins in the same way on all ranks. They see the same times, so they go on in the same way.
+    const bool first = handovers_->tries() ? plan_->pulled[0] && operation->bytes >= kByKernelFirst
+                                           : plan_->symmetric && neighbourhood_.reads(block);
+    operation->handover = handovers_->next(operation->descriptor.collective, operation->bytes, first);
+    if (operation->handover->timed) begun_ = now_ns();
   }
   timed_ = operation->handover->timed;
   return operation->handover->by_kernel;
@@ -192,9 +196,12 @@ void PieceBuffers::bind(Operation* operation, uint64_t turn, Post* post) {
   base_ = {const_cast<char*>(operation->input), operation->output,
            scratch_inlined_ ? post->inlined() : grow(&scratch_[turn % 2], scratch)};
   staged_ = {};
-  taken_whole_ = timed_ = false;
+  timed_ = false;
   const bool stages_input = must_stage(operation, BufferId::kInput);
+  taken_whole_ = stages_input && plan_->pulled[0] && operation->bytes >= kStagedAhead;
   const bool stages_output = must_stage(operation, BufferId::kOutput);
+  may_be_written_ = stages_output && plan_->given && plan_->only_written[1] && is_tried(*operation) &&
+                    neighbourhood_.can_be_written() && readable(operation->output, operation->bytes);
   const BlockLayout &in = layout(BufferId::kInput), &out = layout(BufferId::kOutput);
   // If input and output share a staging, both sides write it. Otherwise one side writes and the other reads.
   const bool both_ways = stages_input && stages_output && operation->input == operation->output &&

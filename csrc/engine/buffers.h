@@ -43,13 +43,15 @@ class PieceBuffers {
   // Lays out piece number `piece` of `operation`, and copies what peers read of a private input to staging. `turn`
   // chooses the scratch, which is used again two turns later. Scratch that fits lies in `post`.
   void begin(Operation* operation, uint64_t piece, uint64_t turn, Post* post);
-  // Whether the others take all that they may take (Step::pull) of the private input: kWhole.
+  // Whether staging has all of the private input, so that the others take all that they may (Step::pull): kWhole.
   bool taken_whole() const { return taken_whole_; }
   // Whether the operation is timed to find out how it is best handed over.
   bool timed() const { return timed_; }
+  // When the first piece of a timed operation began.
+  Nanoseconds begun() const { return begun_; }
   // Copies what peers wrote of a private output to the user's buffer.
   void end();
-  // Peers have written nothing to a private output: it is written where it lies.
+  // Peers have written nothing to the staging of a private output: it is written where it lies.
   void unstage_output() { staged_[static_cast<size_t>(BufferId::kOutput)] = nullptr; }
 
   Span span(BufferId buffer, uint32_t block) const {
@@ -80,6 +82,8 @@ class PieceBuffers {
   bool scratch_inlined() const { return scratch_inlined_; }
   // Whether peers read the buffer where it lies in private memory.
   bool read_privately(BufferId buffer) const { return read_privately_[static_cast<size_t>(buffer)]; }
+  // The private output, if a peer may write there what it would write to staging; else null.
+  char* private_output() const { return may_be_written_ ? base_[static_cast<size_t>(BufferId::kOutput)] : nullptr; }
   const BlockLayout& layout(uint32_t table) const { return laid_out_->tables[table]; }
 
  private:
@@ -111,7 +115,8 @@ class PieceBuffers {
   }
   bool must_stage(Operation* operation, BufferId buffer);
   bool read_where_it_lies(Operation* operation, BufferId buffer);
-  bool read_by_choice(Operation* operation);
+  bool read_by_choice(Operation* operation, uint64_t block);
+  static bool is_tried(const Operation& operation);
   bool readable(const char* begin, uint64_t bytes);
   static char* grow(Block* block, uint64_t bytes);
   // Another part of the memory each time, so that a part has left the cache of the peer's core when it is used again.
@@ -127,7 +132,8 @@ class PieceBuffers {
   std::array<char*, kBuffers> base_{};    // the user's, and the scratch
   std::array<char*, kBuffers> staged_{};  // null: peers reach the user's buffer
   std::array<bool, kBuffers> read_privately_{};
-  bool taken_whole_ = false, timed_ = false;
+  bool taken_whole_ = false, timed_ = false, may_be_written_ = false;
+  Nanoseconds begun_ = 0;
   std::array<PrivateRange, 16> readable_{};  // where neighbours could read before
   size_t oldest_readable_ = 0;
   bool scratch_inlined_ = false;

@@ -105,10 +105,10 @@ bool Executor::progress_channel(int c) {
         done = step.fused_with_next ? 2 : 1;
         break;
       case StepKind::kCopyFrom:
-        if (!run_copy_from(c, step)) return moved;  // the peer's process has ended: see Lane::check_on_peers
+        if (!run_copy_from(c, step)) return moved;  // the peer has ended, or failed: the verdict comes
         break;
       case StepKind::kCopyTo:
-        run_copy_to(c, step);
+        if (!run_copy_to(c, step)) return moved;
         break;
       case StepKind::kCopy:
         run_copy(step);

@@ -74,6 +74,7 @@ class Executor {
   void visit_awaited(Visit visit) const;
   bool run_message(int channel, const Step& step);
   bool previous_turn_read() const;
+  void note_begin_of_timed(int channel, const Step& step);
   void note_end_of_timed();
   bool awaited(int channel, const Step& step);
   void check_post(int peer, const Post& post) const;
@@ -84,12 +85,14 @@ class Executor {
   // Wakes the ranks that may sleep until a change that this rank has made since the last call.
   void wake_neighbours();
   void run_reduce(int channel, const Step& step, const Step* copy_to);
-  bool pulled(const Post& from, const Post& to, const Step& step) const;
+  // How a block goes that its owner may write to a peer, and the peer may take itself (Step::pull).
+  enum class Way { kWritten, kWrittenByKernel, kTaken };
+  Way way(const Post& from, const Post& to, const Step& step) const;
   bool run_copy_from(int channel, const Step& step);
   bool read_private(const Step& step, size_t first, uint64_t base);
-  bool read_group(int peer, uint64_t base);
   bool read(int peer, char* to, uint64_t from, uint64_t bytes);
-  void run_copy_to(int channel, const Step& step);
+  bool run_copy_to(int channel, const Step& step);
+  bool write_private(const Step& step, size_t peer, size_t block, uint64_t base);
   void run_copy(const Step& step);
 
   Stores stores(bool staged) const;

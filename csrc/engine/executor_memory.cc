@@ -13,7 +13,6 @@ namespace {
 size_t index(BufferId buffer) { return static_cast<size_t>(buffer); }
 
 constexpr uint64_t kBeyondCaches = 16 << 20;  // bytes of an operation
-constexpr uint64_t kReadAtOnce = 32 << 20;    // meanwhile this rank does nothing else
 
 // Of Post::packed.
 bool is_packed(uint64_t packed, BufferId buffer) { return (packed >> index(buffer) & 1) != 0; }
@@ -27,6 +26,12 @@ Error unreadable(int peer, uint64_t bytes) {
   return Error(ErrorKind::kProtocolError,
                std::to_string(bytes) + " bytes of rank " + std::to_string(peer) +
                    "'s array cannot be read any more; was it freed before the operation had ended?");
+}
+
+Error unwritable(int peer, uint64_t bytes) {
+  return Error(ErrorKind::kProtocolError,
+               std::to_string(bytes) + " bytes of this rank's array cannot be written to rank " +
+                   std::to_string(peer) + "'s any more; was one of them freed before the operation had ended?");
 }
 
 }  // namespace
@@ -56,6 +61,20 @@ bool Executor::previous_turn_read() const {
     if (intact && !(peer_call == history_[turn_ % 2])) throw Mismatch(peer, history_[turn_ % 2], peer_call);
   }
   return true;
+}
+
+// An operation counts from when all have begun it. A rank that does not say when has done so just now, or before.
+void Executor::note_begin_of_timed(int c, const Step& step) {
+  Nanoseconds begin = buffers_.begun();
+  for (int peer : step.peers) {
+    const uint64_t begun = post_of(peer, c, turn_).begun;
+    if (begun != 0) {
+      begin = std::max(begin, static_cast<Nanoseconds>(begun));
+    } else if (!entering_) {
+      begin = now_ns();
+    }
+  }
+  handovers_->note_begin(*operation_->handover, begin);
 }
 
 // All have ended the turn before the last one. None ends this one before this rank has begun it.
@@ -94,6 +113,11 @@ void Executor::notify(int c, const Step& step) {
                                   : buffers_.read_privately(buffer) ? kPrivate | reinterpret_cast<uintptr_t>(base)
                                                                     : Arena::process().offset(base);
     }
+    if (operation_->plan->given) {
+      char* const output = buffers_.private_output();
+      post.words[kPrivateOutput] = output == nullptr ? kNowhere : kPrivate | reinterpret_cast<uintptr_t>(output);
+    }
+    post.begun = buffers_.timed() && piece_ == 0 ? static_cast<uint64_t>(buffers_.begun()) : 0;
     post.packed = operation_->wire.history << kHistoryShift | packed;
   }
   post.flag.store(flag_of(turn_, step.phase), std::memory_order_release);
@@ -108,6 +132,7 @@ bool Executor::awaited(int c, const Step& step) {
     check_post(peer, post);
   }
   if (step.peers.size() == neighbourhood_.neighbours().size()) met_turn_ = turn_;
+  if (step.phase == 1 && piece_ == 0 && buffers_.timed()) note_begin_of_timed(c, step);
   return true;
 }
 
@@ -153,28 +178,26 @@ Stores Executor::stores(bool staged) const {
   return last && operation_->bytes >= kBeyondCaches ? Stores::kStreaming : Stores::kCached;
 }
 
-// Whether the rank of `to` reads what that of `from` could write to its output. Both ranks find the same.
-bool Executor::pulled(const Post& from, const Post& to, const Step& step) const {
+// Both ranks find the same.
+Executor::Way Executor::way(const Post& from, const Post& to, const Step& step) const {
   const uint64_t place = from.words[index(step.src)];
-  if (!step.pull || (from.packed & kInlined) != 0 || place == kNowhere) return false;
-  if (is_packed(from.packed, step.src)) return (from.packed & kWhole) != 0;
-  return (place & kPrivate) != 0 && is_packed(to.packed, step.dst);
+  if (!step.pull || (from.packed & kInlined) != 0 || place == kNowhere) return Way::kWritten;
+  if (is_packed(from.packed, step.src)) return (from.packed & kWhole) != 0 ? Way::kTaken : Way::kWritten;
+  if ((place & kPrivate) == 0 || !is_packed(to.packed, step.dst)) return Way::kWritten;
+  return to.words[kPrivateOutput] != kNowhere ? Way::kWrittenByKernel : Way::kTaken;
 }
 
 bool Executor::run_copy_from(int c, const Step& step) {
   const int peer = step.peers[0];
   const Post& post = post_of(peer, c, turn_);
-  const bool pulls = step.pull && pulled(post, my_post(c, turn_), step);
-  if (step.pull && (post.packed & kTimed) != 0) tells_end_ = true;
-  if (pulls) buffers_.unstage_output();
-  const size_t first = step.pull && !pulls ? 1 : 0;
+  const Way given = way(post, my_post(c, turn_), step);
+  if ((post.packed & kTimed) != 0) tells_end_ = true;
+  if (given != Way::kWritten) buffers_.unstage_output();
+  const size_t first = step.pull && given != Way::kTaken ? 1 : 0;
   // Scratch is never private, and may itself be what the words hold.
   const bool shared = step.src == BufferId::kScratch;
   const uint64_t base = shared ? kNowhere : uint64_t{post.words[index(step.src)]};
-  if (base != kNowhere && (base & kPrivate) != 0) {
-    const bool all = pulls && (post.packed & kWhole) != 0 && step.dst_blocks.size() == operation_->plan->parts;
-    return all ? read_group(peer, base & ~kPrivate) : read_private(step, first, base & ~kPrivate);
-  }
+  if (base != kNowhere && (base & kPrivate) != 0) return read_private(step, first, base & ~kPrivate);
   for (size_t i = first; i < step.dst_blocks.size(); ++i) {
     const Span to = buffers_.span(step.dst, step.dst_blocks[i]);
     if (to.bytes == 0) continue;
@@ -184,7 +207,7 @@ bool Executor::run_copy_from(int c, const Step& step) {
   return true;
 }
 
-// Copies the blocks of a kCopyFrom from block `first` on. False: the peer's process has ended.
+// Copies the blocks of a kCopyFrom from block `first` on. False: the peer has ended, or failed.
 bool Executor::read_private(const Step& step, size_t first, uint64_t base) {
   const int peer = step.peers[0];
   const Remote& remote = step.remotes[0];
@@ -202,42 +225,47 @@ bool Executor::read_private(const Step& step, size_t first, uint64_t base) {
   return true;
 }
 
-// Copies the pieces around this one, unless that was done before. Of 32 MiB, one call of the kernel takes a tenth
-// less time than one for each piece. A group is longer than the pieces in flight, so the group before it has been
-// read.
-bool Executor::read_group(int peer, uint64_t base) {
-  const uint64_t element = element_size(operation_->descriptor.element());
-  const uint64_t piece = operation_->piece_elements * element;
-  const uint64_t in_group = std::max<uint64_t>(kReadAtOnce / piece, kLargeSlots), group = piece_ / in_group;
-  if (group < operation_->groups_read) return true;
-  const uint64_t begin = group * in_group * piece;
-  const uint64_t bytes = std::min(in_group * piece, operation_->count * element - begin);
-  if (!read(peer, operation_->output + begin, base + begin, bytes)) return false;
-  operation_->groups_read = static_cast<uint32_t>(group) + 1;
-  return true;
-}
-
-// False: the peer's process has ended.
+// False: the peer has ended, or failed.
 bool Executor::read(int peer, char* to, uint64_t from, uint64_t bytes) {
   const KernelRead::Outcome outcome = neighbourhood_.read(peer, to, from, bytes);
   if (outcome == KernelRead::Outcome::kRefused) throw unreadable(peer, bytes);
   return outcome == KernelRead::Outcome::kDone;
 }
 
-void Executor::run_copy_to(int c, const Step& step) {
-  // An operation counts from when all have begun it.
-  if (!entering_ && buffers_.timed() && piece_ == 0) handovers_->note_begin(*operation_->handover, now_ns());
+// False: a peer has ended, or failed.
+bool Executor::run_copy_to(int c, const Step& step) {
   for (size_t i = 0; i < step.src_blocks.size(); ++i) {
     const Span from = buffers_.span(step.src, step.src_blocks[i]);
     if (from.bytes == 0) continue;
     for (size_t p = 0; p < step.peers.size(); ++p) {
       const Post& post = post_of(step.peers[p], c, turn_);
-      if (pulled(my_post(c, turn_), post, step)) continue;
-      char* const to = peer_data(c, step.peers[p], step.dst, step.remotes[p], i);
-      const bool staged = is_packed(post.packed, step.dst);
-      staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
+      switch (way(my_post(c, turn_), post, step)) {
+        case Way::kTaken:
+          break;
+        case Way::kWrittenByKernel:
+          if (!write_private(step, p, i, post.words[kPrivateOutput] & ~kPrivate)) return false;
+          break;
+        case Way::kWritten: {
+          char* const to = peer_data(c, step.peers[p], step.dst, step.remotes[p], i);
+          const bool staged = is_packed(post.packed, step.dst);
+          staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
+        }
+      }
     }
   }
+  return true;
+}
+
+// Copies block `i` of a kCopyTo to the output of peer `p`, which begins at `base`. False: the peer has ended, or
+// failed.
+bool Executor::write_private(const Step& step, size_t p, size_t i, uint64_t base) {
+  const Span from = buffers_.span(step.src, step.src_blocks[i]);
+  const Remote& remote = step.remotes[p];
+  const uint64_t to = base + buffers_.layout(remote.table).spread[remote.blocks[i]];
+  const KernelRead::Outcome outcome =
+      neighbourhood_.write(step.peers[p], lane_of_slot(slot_), to, from.data, from.bytes);
+  if (outcome == KernelRead::Outcome::kRefused) throw unwritable(step.peers[p], from.bytes);
+  return outcome == KernelRead::Outcome::kDone;
 }
 
 void Executor::run_copy(const Step& step) {

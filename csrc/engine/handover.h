@@ -1,10 +1,9 @@
-// How the others of a host get a large private array of which they may take all (Step::pull): by way of staging, or
-// read by the kernel.
+// How the others of a host get what they need of a large private array: by way of staging, or by the kernel.
 //
-// With staging there are two copies of each byte, but two ranks share them. Which way takes less time depends on the
-// kernel, on the pages, on the cores (two virtual ones may be one in truth) and on who else uses the memory, and that
-// may change while a job runs. So the owner tries both ways now and then, and keeps the quicker one until the next
-// trial. The others follow what it posts. Belongs to one lane.
+// With staging there are two copies of each byte. By the kernel there is one, but that takes longer. Which way takes
+// less time depends on the kernel, on the pages, on how far apart the cores are and on who else uses the memory, and
+// that may change while a job runs. So the owner tries both ways now and then, and keeps the quicker one until the
+// next trial. The others follow what it posts. Belongs to one lane.
 #pragma once
 
 #include <array>
@@ -13,6 +12,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "engine/board.h"
+#include "engine/collectives.h"
 
 namespace ddl {
 
@@ -22,15 +23,17 @@ class HandoverChoice {
   struct Ticket {
     bool by_kernel = false;
     bool timed = false;
-    uint8_t size_class = 0, sample = 0;
+    uint8_t sample = 0;
+    uint16_t size_class = 0;
   };
 
   // `tries`: whether there are trials. If ranks take turns on cores, most of what could be timed is who is next.
   explicit HandoverChoice(bool tries) : tries_(tries) {}
 
-  // Of the next operation, which has so many bytes.
-  Ticket next(uint64_t bytes);
-  // When a timed operation began, and when it was over on all ranks.
+  bool tries() const { return tries_; }
+  // Of the next operation of that kind, which has so many bytes. `by_kernel`: where nothing is known yet.
+  Ticket next(Collective kind, uint64_t bytes, bool by_kernel);
+  // When all ranks had begun a timed operation, and when it was over on all of them.
   void note_begin(const Ticket& ticket, Nanoseconds moment) { sample_of(ticket).begin = moment; }
   void note_end(const Ticket& ticket, Nanoseconds moment) { sample_of(ticket).end = moment; }
 
@@ -38,10 +41,13 @@ class HandoverChoice {
   // Numbers of operations. A trial has some in the way of now and as many in the other one. The first of them do not
   // count: memory that has not gone that way for long takes up to twice as long. After some more, the end of the last
   // one is known.
-  static constexpr size_t kNotCounted = 5, kCounted = 3, kSettled = 2;
-  static constexpr size_t kEachWay = kNotCounted + kCounted;
-  static constexpr size_t kBeforeFirst = 4, kBefore = 1000;  // before a trial
-  static constexpr double kWorthIt = 0.95;                   // the other way's time, as a part of this one's
+  static constexpr size_t kNotCounted = 5, kCounted = 3, kSettled = 2 * kLargeSlots;
+  static constexpr uint64_t kWarmed = 4 << 20;  // bytes, in operations that do not count: staging goes round in less
+  static constexpr size_t kBeforeFirst = 4;     // before the first trial
+  // Before another one, for each operation of one in one way: as many after a trial that has changed the way, then
+  // twice as many after each trial, up to the last.
+  static constexpr size_t kPauseFirst = 8, kPauseLast = 128;
+  static constexpr double kWorthIt = 0.95;  // the other way's time, as a part of this one's
 
   struct Sample {
     Nanoseconds begin = 0, end = 0;
@@ -49,9 +55,9 @@ class HandoverChoice {
   };
   using Samples = std::array<Sample, 1 + kCounted>;  // the first: of the operation before those that count
   struct SizeClass {                                 // all sizes with the same highest bit
-    bool by_kernel = false;
-    size_t before = kBeforeFirst;  // operations before the next trial
-    size_t place = 0;              // of the next operation in the trial
+    bool known = false, by_kernel = false;
+    size_t before = kBeforeFirst, pause = kPauseFirst;  // operations before the next trial
+    size_t place = 0;                                   // of the next operation in the trial
     std::array<Samples, 2> ways{};
   };
 

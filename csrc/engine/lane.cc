@@ -270,6 +270,8 @@ void Lane::fail_all() {
     ended.push_back(executor->operation());
     executor->abandon();
   }
+  // Before the user has the arrays again.
+  if (!ended.empty()) neighbourhood_.take_back();
   active_.clear();
   if (current_ != nullptr) ended.push_back(current_);
   current_ = nullptr;

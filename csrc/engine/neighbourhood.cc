@@ -1,14 +1,23 @@
 #include "engine/neighbourhood.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/wake.h"
 #include "memory/arena.h"
 
 namespace ddl {
+
+namespace {
+
+constexpr Nanoseconds kLongestCall = 10 * kSecond;  // of the kernel: memory may have to come from a slow disk
+
+}  // namespace
 
 Neighbourhood::Neighbourhood(int rank, int size, int64_t read_from)
     : rank_(rank),
@@ -21,6 +30,7 @@ Neighbourhood::Neighbourhood(int rank, int size, int64_t read_from)
   std::memset(memory, 0, Board::bytes(size_));
   own_board_ = static_cast<Board*>(memory);
   own_board_->mark = KernelRead::own_mark();
+  own_board_->gate = gate_.address();
 }
 
 Neighbourhood::~Neighbourhood() { Arena::process().free(own_board_); }
@@ -36,31 +46,74 @@ void Neighbourhood::add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t b
   boards_[rank] = reinterpret_cast<Board*>(memory->at(board_offset));
   memories_[rank] = std::move(memory);
   marks_[rank] = boards_[rank]->mark;
-  decltype(ProcessMark::number) number{};
   if (read_from_ != 0 && memories_[rank]->pid() != 0 &&
-      read(rank, &number, marks_[rank].address, sizeof number) == KernelRead::Outcome::kDone) {
-    own_board_->reads(rank, size_)->store(1, std::memory_order_release);
+      KernelRead::find(memories_[rank]->pid(), marks_[rank]) == KernelRead::Outcome::kDone) {
+    const char byte = 1;
+    const uint64_t gate = boards_[rank]->gate;
+    const bool writes =
+        KernelWrite::copy(memories_[rank]->pid(), marks_[rank], gate, gate, &byte, 1) == KernelRead::Outcome::kDone;
+    own_board_->can(rank, size_)->store(kCanRead | (writes ? kCanWrite : 0), std::memory_order_release);
   }
   neighbours_.push_back(rank);
   std::sort(neighbours_.begin(), neighbours_.end());
 }
 
-bool Neighbourhood::read_by_all() const {
-  if (read_by_all_.load(std::memory_order_relaxed)) return true;
+bool Neighbourhood::all_neighbours(uint64_t ability, std::atomic<bool>* known) const {
+  if (known->load(std::memory_order_relaxed)) return true;
   for (int peer : neighbours_) {
-    if (boards_[peer]->reads(rank_, size_)->load(std::memory_order_acquire) == 0) return false;
+    if ((boards_[peer]->can(rank_, size_)->load(std::memory_order_acquire) & ability) != ability) return false;
   }
-  read_by_all_.store(true, std::memory_order_relaxed);
+  known->store(true, std::memory_order_relaxed);
   return true;
 }
 
 bool Neighbourhood::can_read(uint64_t block_bytes) const {
-  return read_from_ != 0 && read_by_all() && (read_from_ < 0 || block_bytes >= static_cast<uint64_t>(read_from_));
+  return read_from_ != 0 && all_neighbours(kCanRead, &read_by_all_) &&
+         (read_from_ < 0 || block_bytes >= static_cast<uint64_t>(read_from_));
 }
 
 bool Neighbourhood::reads(uint64_t block_bytes) const {
-  if (read_from_ == 0 || !read_by_all()) return false;
+  if (read_from_ == 0 || !all_neighbours(kCanRead, &read_by_all_)) return false;
   return block_bytes >= (read_from_ > 0 ? static_cast<uint64_t>(read_from_) : KernelRead::pays_from());
+}
+
+// A rank tells that it takes its memory back before that can be gone.
+KernelRead::Outcome Neighbourhood::seen(int peer, KernelRead::Outcome outcome) const {
+  const bool failed = boards_[peer]->taken_back.load(std::memory_order_acquire) != 0;
+  return outcome == KernelRead::Outcome::kRefused && failed ? KernelRead::Outcome::kGone : outcome;
+}
+
+KernelRead::Outcome Neighbourhood::read(int peer, void* to, uint64_t address, uint64_t bytes) const {
+  return seen(peer, KernelRead::copy(memories_[peer]->pid(), marks_[peer], to, address, bytes));
+}
+
+// Who has closed its gate and then finds no call under way knows that every later call finds the gate closed.
+KernelRead::Outcome Neighbourhood::write(int peer, LaneId lane, uint64_t address, const void* from,
+                                         uint64_t bytes) const {
+  std::atomic<uint32_t>& writing = own_board_->writing[static_cast<size_t>(lane)];
+  writing.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const KernelRead::Outcome outcome =
+      KernelWrite::copy(memories_[peer]->pid(), marks_[peer], boards_[peer]->gate, address, from, bytes);
+  writing.fetch_add(1, std::memory_order_release);
+  return seen(peer, outcome);
+}
+
+// A call takes a fraction of a millisecond. A rank that was stopped behind it, or has died in it, writes no more.
+void Neighbourhood::take_back() const {
+  own_board_->taken_back.store(1, std::memory_order_release);
+  gate_.close();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const Nanoseconds begin = now_ns();
+  for (int peer : neighbours_) {
+    for (const std::atomic<uint32_t>& writing : boards_[peer]->writing) {
+      const uint32_t call = writing.load(std::memory_order_seq_cst);
+      while (call % 2 == 1 && writing.load(std::memory_order_acquire) == call && memories_[peer]->alive() &&
+             KernelWrite::may_be_at_work(memories_[peer]->pid()) && now_ns() - begin < kLongestCall) {
+        ::usleep(50);
+      }
+    }
+  }
 }
 
 void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {

@@ -31,8 +31,13 @@ class OneWayCopies {
     const Nanoseconds begin = now_ns();
     ddl::copy(to, from, timed);
     const auto took = static_cast<uint64_t>(now_ns() - begin);
-    slow_ = took * kFarBytesPerNs > timed ? slow_ + 1 : 0;
-    if (slow_ >= kPatience) to_stream_ = kRemember;
+    if (took * kFarBytesPerNs <= timed) {
+      slow_ = 0;
+      remember_ = kRememberFirst;
+    } else if (++slow_ >= kPatience) {
+      to_stream_ = remember_;
+      remember_ = std::min(2 * remember_, kRememberLast);
+    }
     if (timed < bytes) {
       ddl::copy(static_cast<char*>(to) + timed, static_cast<const char*>(from) + timed, bytes - timed);
     }
@@ -44,10 +49,11 @@ class OneWayCopies {
   static constexpr uint64_t kWorthTiming = 16 << 10;
   static constexpr uint64_t kAlone = 128 << 10;
   static_assert(kAlone < Helpers::kWorthSharing, "one thread does it");
-  static constexpr int kPatience = 4;    // slow copies in a row: one may have been interrupted
-  static constexpr int kRemember = 256;  // copies, before the other way is tried again
+  static constexpr int kPatience = 4;  // slow copies in a row: one may have been interrupted
+  // Copies, before the other way is tried again. The first slow ones may only have found the memory in no cache.
+  static constexpr int kRememberFirst = 8, kRememberLast = 256;
 
-  int slow_ = 0, to_stream_ = 0;
+  int slow_ = 0, to_stream_ = 0, remember_ = kRememberFirst;
 };
 
 }  // namespace ddl

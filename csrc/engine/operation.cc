@@ -14,7 +14,6 @@ void Operation::begin_clock(Nanoseconds now) {
 void Operation::rewind() {
   issued = finished = 0;
   handover.reset();
-  groups_read = 0;
   started = next_question = 0;
   asked_finally = false;
   next = nullptr;

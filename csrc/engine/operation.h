@@ -59,7 +59,6 @@ struct Operation {
   uint64_t issued = 0;
   uint64_t finished = 0;
   std::atomic<int> source{-1};    // of a receive: the rank whose message it takes, once that is known
-  uint32_t groups_read = 0;       // of pieces, by the kernel: see Executor::read_group
   Nanoseconds started = 0;        // when a thread first had to wait for it
   Nanoseconds next_question = 0;  // when to ask the others, if it is still not done
   bool asked_finally = false;

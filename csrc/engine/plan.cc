@@ -55,6 +55,7 @@ void Plan::finish(int its_rank, int its_size) {
     takeable[b] = exposed[b];
     any_exposed[b] = std::find(exposed[b].begin(), exposed[b].end(), true) != exposed[b].end();
   }
+  const bool input_copied = any_exposed[0] && only_copied[0];
   for (auto& steps : channels) {
     for (size_t i = 0; i < steps.size(); ++i) {
       Step& step = steps[i];
@@ -83,6 +84,8 @@ void Plan::finish(int its_rank, int its_size) {
         const auto source = static_cast<size_t>(step.src);
         pulled[source] = takeable[source][step.src_blocks[0]] = true;
       }
+      symmetric = symmetric || (input_copied && step.kind == StepKind::kCopyFrom && step.src == BufferId::kInput);
+      given = given || (step.pull && step.kind == StepKind::kCopyFrom);
       messages = messages || is_message(step.kind);
       notifies = notifies || (step.kind == StepKind::kNotify && &steps == &channels.front());
       if (i > 0 && step.kind == StepKind::kCopyTo && steps[i - 1].kind == StepKind::kReduceFrom &&

@@ -71,15 +71,17 @@ struct Plan {
   std::vector<std::vector<Step>> channels;
   // By buffer and block: whether other ranks read or write it directly.
   std::array<std::vector<bool>, kBuffers> exposed;
-  // By buffer: whether all that other ranks do with it is to copy from it.
-  std::array<bool, kBuffers> only_copied{};
+  // By buffer: whether all that other ranks do with it is to copy from it, or to copy to it.
+  std::array<bool, kBuffers> only_copied{}, only_written{};
   WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
 
   // Set by finish().
-  int rank = 0, size = 1;                            // the rank that it is for
-  bool notifies = false;                             // posts where its buffers are (in channel 0)
-  bool messages = false;                             // sends or receives
-  std::array<bool, kBuffers> pulled{};               // by buffer: the peers may take all of it
+  int rank = 0, size = 1;               // the rank that it is for
+  bool notifies = false;                // posts where its buffers are (in channel 0)
+  bool messages = false;                // sends or receives
+  bool symmetric = false;               // copies from inputs of peers, which copy from its own
+  bool given = false;                   // a peer copies a block to its output that it may take itself (Step::pull)
+  std::array<bool, kBuffers> pulled{};  // by buffer: the peers may take all of it
   std::array<bool, kBuffers> any_exposed{};          // by buffer
   std::array<std::vector<bool>, kBuffers> takeable;  // by buffer: the exposed blocks, and what is pulled
 

@@ -113,6 +113,11 @@ KernelRead::Outcome KernelRead::copy(int pid, const ProcessMark& mark, void* to,
   return worst.load();
 }
 
+KernelRead::Outcome KernelRead::find(int pid, const ProcessMark& mark) {
+  decltype(mark.number) number{};
+  return read_part(pid, mark, reinterpret_cast<char*>(&number), mark.address, sizeof number);
+}
+
 bool KernelRead::possible(const void* data, uint64_t bytes) {
   char ends[2];
   const iovec local{ends, sizeof ends};

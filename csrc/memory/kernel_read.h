@@ -1,8 +1,8 @@
 // One copy by the kernel (process_vm_readv) of memory that another process of this host does not share.
 //
 // The kernel allows it where one process may trace the other: mostly the same user, and no Yama, no seccomp filter
-// against it. Ranks try it on one another before they rely on it (engine/neighbourhood.h). They only read. A late
-// read of memory that a rank has taken back, after an operation has failed, does no harm; a late write would.
+// against it. Ranks try it on one another before they rely on it (engine/neighbourhood.h). A late read of memory that
+// a rank has taken back, after an operation has failed, does no harm. A late write would: see memory/kernel_write.h.
 #pragma once
 
 #include <array>
@@ -26,6 +26,8 @@ class KernelRead {
   static const ProcessMark& own_mark();
   // Copies `bytes` at `address` of process `pid`. Helpers take parts of large reads (base/helpers.h).
   static Outcome copy(int pid, const ProcessMark& mark, void* to, uint64_t address, uint64_t bytes);
+  // kDone: there is still the process of that mark.
+  static Outcome find(int pid, const ProcessMark& mark);
   // Whether others could read this memory of this process. (Not where a device has its registers, for example.)
   static bool possible(const void* data, uint64_t bytes);
   // From how many bytes on it takes less time than to copy them to shared memory first. Measured by the first call,

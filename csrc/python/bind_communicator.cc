@@ -190,6 +190,7 @@ void bind_communicator(py::module_& m) {
   m.attr("LANE_POINT_TO_POINT") = static_cast<int>(LaneId::kPointToPoint);
   m.attr("LARGE_SLOTS") = kLargeSlots;
   m.attr("STREAMS") = kStreams;
+  m.attr("BOARD_WRITING") = offsetof(Board, writing);  // for tests
   m.attr("VERDICT_PATIENCE") = seconds(Failure::kPatience);
   m.def(
       "shift_clock", [](double by) { clock_shift += static_cast<Nanoseconds>(by * static_cast<double>(kSecond)); },

@@ -4,6 +4,7 @@
 
 #include "memory/arena.h"
 #include "memory/kernel_read.h"
+#include "memory/kernel_write.h"
 #include "memory/peer_memory.h"
 #include "python/bindings.h"
 
@@ -62,6 +63,9 @@ void bind_memory(py::module_& m) {
       "From how many bytes on it pays to have the kernel read a rank's private memory (2^64 - 1: never), and how "
       "many\n"
       "bytes this process has read so.");
+  m.def(
+      "kernel_writes", [] { return KernelWrite::bytes_written(); },
+      "How many bytes this process has had the kernel write to private memory of other ranks.");
   m.def("arena_used", [] { return Arena::process().used(); });
   m.def(
       "arena_offset",

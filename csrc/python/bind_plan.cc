@@ -47,7 +47,7 @@ std::shared_ptr<Plan> make_plan(int rank, int size, bool split, uint32_t parts,
                                 std::vector<std::vector<uint32_t>> tables, std::array<uint32_t, kBuffers> own_tables,
                                 std::array<std::vector<bool>, kBuffers> exposed,
                                 std::vector<std::vector<Step>> channels, int wire,
-                                std::array<bool, kBuffers> only_copied) {
+                                std::array<bool, kBuffers> only_copied, std::array<bool, kBuffers> only_written) {
   auto plan = std::make_shared<Plan>();
   plan->split = split;
   plan->parts = parts;
@@ -55,6 +55,7 @@ std::shared_ptr<Plan> make_plan(int rank, int size, bool split, uint32_t parts,
   plan->own_tables = own_tables;
   plan->exposed = std::move(exposed);
   plan->only_copied = only_copied;
+  plan->only_written = only_written;
   plan->channels = std::move(channels);
   plan->wire = one_of(wire, WireCodec::kNone, WireCodec::kMxInt8, "codec");
   plan->finish(rank, size);
@@ -102,7 +103,8 @@ void bind_plan(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan", "A plan as the native executor runs it.")
       .def(py::init(&make_plan), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("split"), py::arg("parts"),
            py::arg("tables"), py::arg("own_tables"), py::arg("exposed"), py::arg("channels"), py::arg("wire") = 0,
-           py::arg("only_copied") = std::array<bool, kBuffers>{});
+           py::arg("only_copied") = std::array<bool, kBuffers>{},
+           py::arg("only_written") = std::array<bool, kBuffers>{});
   py::class_<Choice>(m, "Choice", "One line of the selection table.")
       .def(py::init(&make_choice), py::kw_only(), py::arg("max_bytes"), py::arg("lane"), py::arg("piece_bytes"),
            py::arg("in_flight"), py::arg("plan"), py::arg("name") = "");

@@ -84,7 +84,8 @@ class Settings:
         "DDL_READ_FROM",
         -1,
         parse.size_or_automatic,
-        "bytes from which ranks of a host read private arrays in place (process_vm_readv); 0: never; -1: automatic",
+        "bytes from which the kernel copies private arrays between ranks of a host (process_vm_readv, "
+        "process_vm_writev); 0: never; -1: automatic",
     )
     cuda_library: str = _variable(
         "DDL_CUDA_LIBRARY", "", str, "the driver of GPUs, loaded for the first array there; empty: libcuda.so.1"

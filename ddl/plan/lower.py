@@ -130,9 +130,9 @@ class _Lowering:
         }
         return [[(buffer, chunk) in touched for chunk in _chunks_in(self.plan, buffer)] for buffer in Buffer]
 
-    def only_copied(self) -> List[bool]:
-        """Return of which buffers neighbours only take copies: these need not lie in shared memory."""
-        otherwise = {_far_buffer(step) for step in self._touching() if step.kind is not Kind.COPY_FROM}
+    def only_by(self, kind: Kind) -> List[bool]:
+        """Return which buffers neighbours touch by steps of that kind only, or not at all."""
+        otherwise = {_far_buffer(step) for step in self._touching() if step.kind is not kind}
         return [buffer not in otherwise for buffer in Buffer]
 
 
@@ -155,7 +155,8 @@ def lower(plan: Plan, topology: Topology, codec: int = 0) -> _core.Plan:
         exposed=lowering.exposed(),
         channels=channels,
         wire=codec,
-        only_copied=lowering.only_copied(),
+        only_copied=lowering.only_by(Kind.COPY_FROM),  # so they need not lie in shared memory
+        only_written=lowering.only_by(Kind.COPY_TO),
     )
 
 

@@ -1,10 +1,11 @@
 """Pull: a rank takes from the INPUT of a peer what that would write into its OUTPUT.
 
 Where both arrays are private, the peer could write only into shared memory, from which the rank would copy once more.
-If the kernel lets the rank read the peer's array (csrc/memory/kernel_read.h), one copy is enough. And where a large
-INPUT is copied to shared memory anyway, its owner can do so for the next piece while the others copy this one. So for
-each two ranks the native core does one of the two, and both ranks know which, by what they have posted. A plan says
-only what the peer writes. ``pulled`` makes the other plan of it, for ``verify``.
+If the kernel lets the rank read the peer's array (csrc/memory/kernel_read.h), one copy is enough. Where a large INPUT
+is copied to shared memory anyway, its owner can do so for the next piece while the others copy this one. (Where the
+kernel copies a large array, the peer writes its share all the same, into the rank's array: see csrc/engine/handover.h.)
+So for each two ranks the native core does one of the two, and both ranks know which, by what they have posted. A plan
+says only what the peer writes. ``pulled`` makes the other plan of it, for ``verify``.
 """
 
 from __future__ import annotations

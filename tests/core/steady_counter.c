@@ -37,13 +37,13 @@ static void count(struct Counter* counter, void* caller) {
   if (is_watched(caller)) __atomic_fetch_add(&counter->calls, 1, __ATOMIC_RELAXED);
 }
 
-#define COUNTED(kind, name)                                                      \
-  static struct Counter counter_##name = {#name, kind, 0};                       \
-  long name(long a, long b, long c, long d, long e, long f) {                    \
-    static Function next;                                                        \
-    if (next == NULL) next = (Function)(uintptr_t)dlsym(RTLD_NEXT, #name);       \
-    count(&counter_##name, __builtin_return_address(0));                         \
-    return next(a, b, c, d, e, f);                                               \
+#define COUNTED(kind, name)                                                \
+  static struct Counter counter_##name = {#name, kind, 0};                 \
+  long name(long a, long b, long c, long d, long e, long f) {              \
+    static Function next;                                                  \
+    if (next == NULL) next = (Function)(uintptr_t)dlsym(RTLD_NEXT, #name); \
+    count(&counter_##name, __builtin_return_address(0));                   \
+    return next(a, b, c, d, e, f);                                         \
   }
 
 COUNTED(kAllocation, strdup)
@@ -65,6 +65,7 @@ COUNTED(kSystemCall, munmap)
 COUNTED(kSystemCall, poll)
 COUNTED(kSystemCall, ppoll)
 COUNTED(kSystemCall, process_vm_readv)
+COUNTED(kSystemCall, process_vm_writev)
 COUNTED(kSystemCall, readv)
 COUNTED(kSystemCall, sched_yield)
 COUNTED(kSystemCall, sendmsg)
@@ -89,11 +90,11 @@ extern void* __libc_calloc(size_t, size_t);
 extern void* __libc_realloc(void*, size_t);
 extern void* __libc_memalign(size_t, size_t);
 
-#define ALLOCATOR(name, parameters, arguments, real)                             \
-  static struct Counter counter_##name = {#name, kAllocation, 0};                \
-  void* name parameters {                                                        \
-    count(&counter_##name, __builtin_return_address(0));                         \
-    return real arguments;                                                       \
+#define ALLOCATOR(name, parameters, arguments, real)              \
+  static struct Counter counter_##name = {#name, kAllocation, 0}; \
+  void* name parameters {                                         \
+    count(&counter_##name, __builtin_return_address(0));          \
+    return real arguments;                                        \
   }
 
 ALLOCATOR(malloc, (size_t n), (n), __libc_malloc)
@@ -110,13 +111,39 @@ int posix_memalign(void** out, size_t to, size_t n) {
 }
 
 static struct Counter* const counters[] = {
-    &counter_malloc,       &counter_calloc,        &counter_realloc,      &counter_memalign,
-    &counter_aligned_alloc, &counter_posix_memalign, &counter_strdup,      &counter_pthread_mutex_lock,
-    &counter_close,        &counter_eventfd,       &counter_eventfd_read, &counter_eventfd_write,
-    &counter_fcntl,        &counter_ftruncate,     &counter_madvise,      &counter_memfd_create,
-    &counter_mmap,         &counter_munmap,        &counter_poll,         &counter_ppoll,        &counter_readv,
-    &counter_sched_yield,  &counter_sendmsg,       &counter_setsockopt,   &counter_syscall,
-    &counter_usleep,       &counter_woken,
+    &counter_aligned_alloc,
+    &counter_calloc,
+    &counter_close,
+    &counter_eventfd,
+    &counter_eventfd_read,
+    &counter_eventfd_write,
+    &counter_fcntl,
+    &counter_fstat,
+    &counter_fstatfs,
+    &counter_ftruncate,
+    &counter_getsockopt,
+    &counter_ioctl,
+    &counter_madvise,
+    &counter_malloc,
+    &counter_memalign,
+    &counter_memfd_create,
+    &counter_mmap,
+    &counter_munmap,
+    &counter_poll,
+    &counter_posix_memalign,
+    &counter_ppoll,
+    &counter_process_vm_readv,
+    &counter_process_vm_writev,
+    &counter_pthread_mutex_lock,
+    &counter_readv,
+    &counter_realloc,
+    &counter_sched_yield,
+    &counter_sendmsg,
+    &counter_setsockopt,
+    &counter_strdup,
+    &counter_syscall,
+    &counter_usleep,
+    &counter_woken,
 };
 
 // --- for the test ---

@@ -1,4 +1,7 @@
-"""Private arrays that the kernel copies from one rank to another: right values, and what happens where it cannot."""
+"""Private arrays that the kernel copies from one rank to another: right values, and what happens where it cannot.
+
+That nothing is written late is for test_kernel_write.py.
+"""
 
 from __future__ import annotations
 
@@ -82,18 +85,18 @@ def test_what_others_can_reach_is_not_read_so() -> None:
     assert ranks.run(2, arrays_in_shared_memory, env=FROM_ONE_BYTE) == [0, 0]
 
 
-def private_and_shared(who: List[int], n: int) -> Tuple[bool, int]:
-    """Broadcast from rank 0; the arrays of ``who`` are private."""
+def private_and_shared(who: List[int], n: int) -> Tuple[bool, int, int]:
+    """Broadcast from rank 0; the arrays of ``who`` are private. Return how much a call has read and written."""
     ddl.barrier()
-    before = read_by_kernel()
+    before, written_before = read_by_kernel(), _core.kernel_writes()
     x = np.empty(n, np.float32) if ddl.rank() in who else ddl.empty(n, np.float32)
     right = True
     for turn in range(3):
         x[:] = np.arange(n) % 1000 + 1000 * (ddl.rank() + 3 * turn)
         ddl.broadcast_(x, root=0)
         right &= bool((x == np.arange(n) % 1000 + 3000 * turn).all())
-    read = read_by_kernel(before) // 3
-    return right and bool((ddl.broadcast(x + ddl.rank(), root=0) == x).all()), read
+    read, written = read_by_kernel(before) // 3, (_core.kernel_writes() - written_before) // 3
+    return right and bool((ddl.broadcast(x + ddl.rank(), root=0) == x).all()), read, written
 
 
 WHO = pytest.mark.parametrize("who", [[], [0], [1], [0, 1], [0, 1, 2], [0, 2]], ids=str)
@@ -102,19 +105,32 @@ WHO = pytest.mark.parametrize("who", [[], [0], [1], [0, 1], [0, 1, 2], [0, 2]], 
 @WHO
 def test_a_broadcast_between_private_and_shared_arrays(who: List[int]) -> None:
     """What the root would have to write to staging, a rank reads itself; each pair of ranks for itself."""
-    n = 30_000
+    n = 15_000
     chunk = 4 * n // 3  # the root writes the first one, and the others read the rest
     answers = ranks.run(3, private_and_shared, who, n, env=FROM_ONE_BYTE)
-    assert all(right for right, _ in answers)
+    assert all(right and written == 0 for right, _, written in answers)
     for rank in (1, 2):
         read = 0 if 0 not in who else 3 * chunk if rank in who else 2 * chunk
         assert abs(answers[rank][1] - read) <= 128, (rank, answers)  # chunks begin on cache lines
 
 
 @WHO
+@pytest.mark.parametrize("n", [30_000, pytest.param(1_000_000, id="several pieces")])
+def test_from_64_kib_on_the_root_writes_its_share(who: List[int], n: int) -> None:
+    chunk, slack = 4 * n // 3, 128 * (1 + 4 * n // (1 << 20))  # chunks begin on cache lines, in each piece
+    answers = ranks.run(3, private_and_shared, who, n, env=FROM_ONE_BYTE)
+    assert all(right for right, _, _ in answers)
+    private = [rank for rank in (1, 2) if rank in who and 0 in who]
+    assert abs(answers[0][2] - chunk * len(private)) <= 2 * slack, answers
+    for rank in (1, 2):
+        assert abs(answers[rank][1] - (2 * chunk if 0 in who else 0)) <= slack, (rank, answers)
+        assert answers[rank][2] == 0
+
+
+@WHO
 @pytest.mark.parametrize("n", [50_000, pytest.param(2_500_000, id="staged a piece ahead")])
-def test_large_broadcasts_are_copied_by_two_ranks(who: List[int], n: int) -> None:
-    assert ranks.run(3, private_and_shared, who, n) == [(True, 0)] * 3
+def test_ranks_that_take_turns_on_cores_go_by_staging(who: List[int], n: int) -> None:
+    assert ranks.run(3, private_and_shared, who, n, env={"DDL_SPIN_US": "0"}) == [(True, 0, 0)] * 3
 
 
 def across_hosts(n: int) -> Tuple[bool, int]:
@@ -196,13 +212,13 @@ def test_memory_that_the_kernel_does_not_read() -> None:
     assert answers == [(6.0, 11.0 * n, 0)] * 2
 
 
-def root_unmaps_half(n: int) -> str:
+def unmaps_half(who: int, n: int) -> str:
     memory = mmap.mmap(-1, 4 * n)
     x = np.frombuffer(memory, np.float32)
     for _ in range(2):  # in the first, the ranks may not know yet whether they can read one another's memory
         ddl.broadcast_(x, root=0)
-    if ddl.rank() == 0:
-        half = x.ctypes.data + 2 * n
+    if ddl.rank() == who:
+        half = x.ctypes.data + (2 * n if who == 0 else 0)  # which the other one reads, or to which it writes
         assert LIBC.mprotect(ctypes.c_void_p(half), ctypes.c_size_t(2 * n), 0) == 0
     try:
         ddl.broadcast_(x, root=0)
@@ -211,9 +227,16 @@ def root_unmaps_half(n: int) -> str:
     return "no error"
 
 
-def test_an_array_that_is_gone_is_an_error_on_all_ranks() -> None:
-    answers = ranks.run(2, root_unmaps_half, 1 << 18, env=FROM_ONE_BYTE)
-    text = "ProtocolError: .*1048576 bytes of rank 0's array cannot be read any more; was it freed"
+@pytest.mark.parametrize(
+    ("who", "what"),
+    [
+        (0, "rank 0's array cannot be read any more; was it freed"),
+        (1, "this rank's array cannot be written to rank 1's any more; was one of them freed"),
+    ],
+)
+def test_an_array_that_is_gone_is_an_error_on_all_ranks(who: int, what: str) -> None:
+    answers = ranks.run(2, unmaps_half, who, 1 << 18, env=FROM_ONE_BYTE)
+    text = f"ProtocolError: .*524288 bytes of {what}"
     assert all(re.match(text, answer) for answer in answers), answers
 
 

@@ -86,6 +86,7 @@ class PlansFile {
       for (const uint32_t exposed : list<uint32_t>()) blocks.push_back(exposed != 0);
     }
     for (bool& copied : plan->only_copied) copied = number() != 0;
+    for (bool& written : plan->only_written) written = number() != 0;
     plan->channels.resize(number());
     for (auto& steps : plan->channels) {
       steps.resize(number());

@@ -96,8 +96,8 @@ def plans(size: int, per_host: int, algorithm: str) -> str:
     lines: List[Tuple[Any, ...]] = []
 
     def add(rank: int, collective: Collective, root: int, choice: Tuple[int, int, int, int], plan: Any) -> None:
-        only_copied = plan.get("only_copied", [False] * 3)
-        fixed = (tuple(plan["own_tables"]), tuple(plan["exposed"]), tuple(only_copied))
+        touched = (tuple(plan.get(how, [False] * 3)) for how in ("only_copied", "only_written"))
+        fixed = (tuple(plan["own_tables"]), tuple(plan["exposed"]), *touched)
         lines.append(
             (rank, int(collective), root, *choice, plan["split"], plan["parts"], plan["tables"])
             + (*fixed, plan["channels"])
