@@ -45,7 +45,7 @@ help:
 	@echo "make demo    train a small network on two processes and compare with one"
 	@echo "make demo-tensorflow  the same in TensorFlow: Keras, a loop of one's own and a session of TF1"
 	@echo "make demo-caffe demo-chainer demo-theano  the same in the legacy frameworks, which it installs"
-	@echo "make test    build, and run the tests that a change is likely to break: ten minutes (ARGS='-k ring' runs some)"
+	@echo "make test    build, and run the tests that a change is likely to break: twelve minutes (ARGS='-k ring' runs some)"
 	@echo "make test-full  all tests, also with the newest PyTorch and the legacy frameworks: half an hour"
 	@echo "make test-torch-newest  the tests of PyTorch with its newest release, kept in ~/.cache (part of make test-full)"
 	@echo "make stress  a million random operations on two ranks, and on four; all checked"
@@ -77,8 +77,8 @@ demo-caffe: core
 demo-chainer demo-theano: demo-%: core .venv-chainer/.done
 	$(CHAINER_PYTHON) examples/demo_$*.py $(ARGS)
 
-# What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each legacy framework its
-# first steps, or all its tests, if something that they stand on has changed. ARGS may name files or folders of tests.
+# What a change is likely to break: the tests that are not marked slow (tests/tiers.py). Of each legacy framework all
+# tests, or its first steps, if nothing that they stand on has changed. ARGS may name files or folders of tests.
 test: $(if $(ARGS),$(TEST_ENVIRONMENTS),$(FAST_ENVIRONMENTS))
 	@$(if $(ARGS),,rm -rf build/tests)
 	$(call TESTED,.venv/bin/python,main,tests,--fast)
