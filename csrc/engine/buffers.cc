@@ -165,9 +165,10 @@ bool PieceBuffers::is_tried(const Operation& operation) {
 bool PieceBuffers::read_where_it_lies(Operation* operation, BufferId buffer) {
   const auto b = static_cast<size_t>(buffer);
   const BlockLayout& blocks = layout(buffer);
-  const bool pulled = plan_->pulled[b], must = neighbourhood_.must_read();
+  const bool is_input = buffer == BufferId::kInput, pulled = is_input && plan_->pulled;
+  const bool must = neighbourhood_.must_read();
   const uint64_t block = pulled ? blocks.packed_total : blocks.packed_total / blocks.bytes.size();
-  if (is_tried(*operation) && (pulled || plan_->symmetric)) {
+  if (is_input && is_tried(*operation) && (pulled || plan_->symmetric)) {
     const uint64_t extent = pulled ? operation->bytes : blocks.spread_end;
     return neighbourhood_.can_read(block) && (must || read_by_choice(operation, block)) && readable(base_[b], extent);
   }
@@ -179,7 +180,7 @@ bool PieceBuffers::read_where_it_lies(Operation* operation, BufferId buffer) {
 bool PieceBuffers::read_by_choice(Operation* operation, uint64_t block) {
   if (!operation->handover) {
     // What is tried begins in the same way on all ranks. They see the same times, so they go on in the same way.
-    const bool first = handovers_->tries() ? plan_->pulled[0] && operation->bytes >= kByKernelFirst
+    const bool first = handovers_->tries() ? plan_->pulled && operation->bytes >= kByKernelFirst
                                            : plan_->symmetric && neighbourhood_.reads(block);
     operation->handover = handovers_->next(operation->descriptor.collective, operation->bytes, first);
     if (operation->handover->timed) begun_ = now_ns();
@@ -198,7 +199,7 @@ void PieceBuffers::bind(Operation* operation, uint64_t turn, Post* post) {
   staged_ = {};
   timed_ = false;
   const bool stages_input = must_stage(operation, BufferId::kInput);
-  taken_whole_ = stages_input && plan_->pulled[0] && operation->bytes >= kStagedAhead;
+  taken_whole_ = stages_input && plan_->pulled && operation->bytes >= kStagedAhead;
   const bool stages_output = must_stage(operation, BufferId::kOutput);
   may_be_written_ = stages_output && plan_->given && plan_->only_written[1] && is_tried(*operation) &&
                     neighbourhood_.can_be_written() && readable(operation->output, operation->bytes);
@@ -213,7 +214,7 @@ void PieceBuffers::bind(Operation* operation, uint64_t turn, Post* post) {
     if (stages_output) staged_[1] = rotate(&staging_output_, out.packed_total);
   }
   if (!stages_input) return;
-  const std::vector<bool>& reached = taken_whole_ ? plan_->takeable[0] : plan_->exposed[0];
+  const std::vector<bool>& reached = taken_whole_ ? plan_->takeable : plan_->exposed[0];
   for (size_t i = 0; i < in.bytes.size(); ++i) {
     if (!reached[i] || in.bytes[i] == 0) continue;
     char* const to = staged_[0] + in.packed[i];

@@ -52,9 +52,9 @@ void Plan::finish(int its_rank, int its_size) {
     const size_t blocks = held(static_cast<BufferId>(b));
     if (exposed[b].size() != blocks)
       bad(std::to_string(exposed[b].size()) + " of " + std::to_string(blocks) + " blocks");
-    takeable[b] = exposed[b];
     any_exposed[b] = std::find(exposed[b].begin(), exposed[b].end(), true) != exposed[b].end();
   }
+  takeable = exposed[0];
   const bool input_copied = any_exposed[0] && only_copied[0];
   for (auto& steps : channels) {
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -81,8 +81,8 @@ void Plan::finish(int its_rank, int its_size) {
         check_blocks(remote.blocks, tables[remote.table].size(), "remote");
       }
       if (step.pull && step.kind == StepKind::kCopyTo) {
-        const auto source = static_cast<size_t>(step.src);
-        pulled[source] = takeable[source][step.src_blocks[0]] = true;
+        if (step.src != BufferId::kInput) bad("a step that a peer may do instead, of what is no input");
+        pulled = takeable[step.src_blocks[0]] = true;
       }
       symmetric = symmetric || (input_copied && step.kind == StepKind::kCopyFrom && step.src == BufferId::kInput);
       given = given || (step.pull && step.kind == StepKind::kCopyFrom);

@@ -76,14 +76,14 @@ struct Plan {
   WireCodec wire = WireCodec::kNone;  // how messages of float32 are written
 
   // Set by finish().
-  int rank = 0, size = 1;               // the rank that it is for
-  bool notifies = false;                // posts where its buffers are (in channel 0)
-  bool messages = false;                // sends or receives
-  bool symmetric = false;               // copies from inputs of peers, which copy from its own
-  bool given = false;                   // a peer copies a block to its output that it may take itself (Step::pull)
-  std::array<bool, kBuffers> pulled{};  // by buffer: the peers may take all of it
-  std::array<bool, kBuffers> any_exposed{};          // by buffer
-  std::array<std::vector<bool>, kBuffers> takeable;  // by buffer: the exposed blocks, and what is pulled
+  int rank = 0, size = 1;                    // the rank that it is for
+  bool notifies = false;                     // posts where its buffers are (in channel 0)
+  bool messages = false;                     // sends or receives
+  bool symmetric = false;                    // copies from inputs of peers, which copy from its own
+  bool pulled = false;                       // peers may take all of its input (Step::pull)
+  bool given = false;                        // a peer copies a block to its output that it may take itself
+  std::array<bool, kBuffers> any_exposed{};  // by buffer
+  std::vector<bool> takeable;                // of its input: the exposed blocks, and what is pulled
 
   // Checks every index and finds the fused steps. Throws kInternalError: a plan comes from our own planners.
   void finish(int its_rank, int its_size);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/helpers.h"
 #include "base/process.h"
+#include "memory/remote.h"
 
 namespace ddl {
 
@@ -21,10 +22,6 @@ namespace {
 using Outcome = KernelRead::Outcome;
 
 std::atomic<uint64_t> bytes_read_so_far{0};
-
-iovec remote(uint64_t address, uint64_t bytes) {
-  return {reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes};
-}
 
 // One call reads the mark and the data, so both are of the same process.
 Outcome read_part(int pid, const ProcessMark& mark, char* to, uint64_t address, uint64_t bytes) {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/helpers.h"
+#include "memory/remote.h"
 
 namespace ddl {
 
@@ -23,10 +24,6 @@ using Outcome = KernelRead::Outcome;
 std::atomic<uint64_t> bytes_written_so_far{0};
 
 size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
-
-iovec remote(uint64_t address, uint64_t bytes) {
-  return {reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes};
-}
 
 Outcome write_part(int pid, const ProcessMark& mark, uint64_t gate, uint64_t address, const char* from,
                    uint64_t bytes) {

@@ -262,6 +262,10 @@ def test_a_communicator_that_was_not_initialised_is_refused() -> None:
         _core.Communicator.__new__(_core.Communicator).call(Collective.ALLREDUCE, np.ones(1), np.ones(1), 0, 0)
 
 
+#: What a copy to a peer has besides its kind.
+TO_PEER: Any = {"peers": [1], "dst_blocks": [], "remotes": [_core.Remote(0, [0])]}
+
+
 def plan(**changed: Any) -> _core.Plan:
     """A plan of one rank: one copy from input to output; or one that differs from it."""
     step = {"kind": 7, "src": 0, "dst": 1, "final": False, "onto": False, "after_sends": False, "phase": 0, "peers": []}
@@ -286,6 +290,11 @@ def plan(**changed: Any) -> _core.Plan:
         ({"step": {"src": 3}}, "buffer 3"),
         ({"step": {"dst": -1}}, "buffer -1"),
         ({"step": {"onto": True}}, "a step of kind 7 that adds onto its target"),
+        ({"step": {"pull": True}}, "a step that a peer may do instead, of kind 7"),
+        (
+            {"step": {"kind": 6, "pull": True, "src": 1, **TO_PEER}},
+            "a step that a peer may do instead, of what is no input",
+        ),
         ({"step": {"kind": 8, "phase": 255, "src_blocks": [], "dst_blocks": []}}, "phase 255"),
         ({"step": {"src_blocks": [1]}}, "source block 1 of 1"),
         ({"step": {"src_blocks": []}}, "different lengths"),
