@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from typing import NamedTuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -18,35 +19,38 @@ STEPS, SLOW = 10, 0.02
 
 
 class Moment(NamedTuple):
-    """What this rank has waited so far, in all communicators and in the world's, and when it was asked."""
+    """When this rank was asked, and what it had waited by then in each communicator, the world first."""
 
     time: float
-    waited: float
-    of_world: float
+    waited: List[float]
 
     @classmethod
-    def now(cls, *others: ddl.Communicator) -> Moment:
-        world = ddl.metrics().waited_seconds
-        return cls(time.monotonic(), world + sum(each.metrics().waited_seconds for each in others), world)
+    def now(cls, communicators: Sequence[ddl.Communicator]) -> Moment:
+        return cls(time.monotonic(), [each.metrics().waited_seconds for each in communicators])
+
+    def since(self, earlier: Moment) -> Tuple[float, float]:
+        """Return how much time has passed, and how much of it this rank has waited; new communicators begin with 0."""
+        pairs = itertools.zip_longest(self.waited, earlier.waited, fillvalue=0.0)
+        return self.time - earlier.time, sum(now - before for now, before in pairs)
 
 
 class CheckedRates:
     """Reads rates, and holds them against what is asked before and after the reading.
 
     So it does not matter how busy the machine is, or when a lane counts a wait, which it does after it has told its
-    caller that the wait is over.
+    caller that the wait is over. Hence all communicators that may have waited must be there still.
     """
 
-    def __init__(self) -> None:
-        self.before = Moment.now()
+    def __init__(self, communicators: Sequence[ddl.Communicator]) -> None:
+        self.communicators = communicators
+        self.before = Moment.now(communicators)
         self.rates = StepRates()
-        self.after = Moment.now()
+        self.after = Moment.now(communicators)
 
-    def read(self, steps: int, *others: ddl.Communicator) -> float:
-        """Return the waiting of so many steps; ``others``: communicators made meanwhile. Only the world goes on."""
-        before, read, after = Moment.now(*others), self.rates.read(), Moment.now(*others)
-        shortest, longest = before.time - self.after.time, after.time - self.before.time
-        least, most = before.waited - self.after.of_world, after.waited - self.before.of_world
+    def read(self, steps: int) -> float:
+        """Return the waiting of so many steps."""
+        before, read, after = Moment.now(self.communicators), self.rates.read(), Moment.now(self.communicators)
+        (shortest, least), (longest, most) = before.since(self.after), after.since(self.before)
         self.before, self.after = before, after
         assert steps / longest <= read["steps_per_second"] <= steps / shortest
         rounding = 1e-9  # sums of floats
@@ -70,20 +74,22 @@ def in_order(communicator: ddl.Communicator) -> None:
 
 
 def on_several_communicators() -> float:
-    checked, waiting = CheckedRates(), 0.0
+    communicators = [ddl.world()]
+    checked, waiting = CheckedRates(communicators), 0.0
     for number in range(3):
-        communicator = ddl.split(0) if number else ddl.world()
+        if number:
+            communicators.append(ddl.split(0))
         for _ in range(STEPS):
-            in_order(communicator)
+            in_order(communicators[-1])
             checked.rates.note()
         assert checked.rates.steps == STEPS
-        waiting += checked.read(STEPS, *([communicator] if number else []))
-        if number:
-            communicator.close()
-    checked = CheckedRates()
+        waiting += checked.read(STEPS)
+    for communicator in communicators[1:]:
+        communicator.close()
+    checked = CheckedRates(communicators[:1])
     for _ in range(2):  # to close a communicator may have taken a wait, which is counted in the first reading
         time.sleep(0.05)
-        idle = checked.read(0)
+        idle = checked.rates.read()["waiting"]
     assert idle == 0.0
     ddl.shutdown()
     for too_late in (checked.rates.read, StepRates):
