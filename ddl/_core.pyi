@@ -14,6 +14,8 @@ LARGE_SLOTS: int
 MOST_HELPERS: int
 STREAMS: int
 BOARD_WRITING: int
+BOARD_STORING: int
+BOARD_TAKEN_BACK: int
 VERDICT_PATIENCE: float
 WORTH_SHARING: int
 
@@ -210,6 +212,13 @@ class Communicator:
     @property
     def board_offset(self) -> int: ...
     def add_neighbour(self, rank: int, memory: PeerMemory, board_offset: int) -> None: ...
+    def stuck(self) -> List[Tuple[int, int]]:
+        """Ranks and process ids (0: unknown) that are stopped amid stores to memory of others, maybe this rank's.
+
+        Where no operation has failed here, none. Blocking: waits for stores of ranks that are not stopped.
+        """
+    def deserted(self) -> bool:
+        """Whether no neighbour will touch this rank's memory: each has shut down its communicator, or has ended."""
     def set_rails(self, rails: int) -> None: ...
     def set_helpers(self, helpers: int) -> None:
         """Have so many threads of this process help with large reductions and copies, until ``shutdown``."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -44,8 +45,8 @@ class _ProcessState:
         self.world: Optional[Communicator] = None
         self.store = ""  # of the last job that ``join`` made, and how often that was joined
         self.rounds = 0
-        # Groups that were shut down, each with the time until which it stays. A slower rank may still look at its
-        # board: until all ranks have met again, or its own deadline has passed.
+        # Groups that were shut down, each with the time until which it stays. Other ranks may still look at its board
+        # and write to its buffers: until all have left it as well or have ended, or its own deadline has passed.
         self.retired: List[Tuple[float, Group]] = []
         self.hooked = False
         self.jobs: weakref.WeakSet[Job] = weakref.WeakSet()  # that of ``world``, and others that ``begin_job`` made
@@ -82,9 +83,8 @@ def _join(identity: Identity, settings: Settings, server: Optional[StoreServer])
         if server is not None:
             server.close()
         raise
-    now = clock.now()  # the same ranks have met again, or it is another job
-    state.retired = [] if rounds else [(until, group) for until, group in state.retired if until > now]
     state.store, state.rounds, state.world = identity.store, rounds + 1, world
+    _let_go_of_retired()
 
 
 def _prepare(identity: Identity, settings: Settings, rounds: int) -> None:
@@ -132,7 +132,7 @@ def begin_job(
     except BaseException:
         if group is not None:
             group.close()
-            _retire(group, settings)
+            _retire(group)
         job.close()
         if server is not None:
             server.close()
@@ -148,8 +148,14 @@ def begin_job(
     return world
 
 
-def _retire(group: Group, settings: Settings) -> None:
-    state.retired.append((clock.now() + settings.timeout, group))
+def _retire(group: Group, until: Optional[float] = None) -> None:
+    state.retired.append((clock.now() + group.job.settings.timeout if until is None else until, group))
+    _let_go_of_retired()
+
+
+def _let_go_of_retired() -> None:
+    now = clock.now()
+    state.retired = [(until, group) for until, group in state.retired if until > now and not group.deserted]
 
 
 def use_job(world: Communicator) -> None:
@@ -158,18 +164,19 @@ def use_job(world: Communicator) -> None:
         state.world = world
 
 
-def end_job(world: Communicator, patience: Optional[float] = None) -> Group:
+def end_job(world: Communicator, patience: Optional[float] = None) -> None:
     """Leave the job of ``world``, which ``begin_job`` has made. Idempotent, not collective.
 
-    Returns what the caller keeps until all ranks have met again: a slower rank may still look at its board. A store
-    in this process ends when all have left, or after ``patience`` seconds (None: those of an operation).
+    A store in this process ends when all have left, or after ``patience`` seconds (None: those of an operation).
     """
     with state.lock:
         if state.world is world:
             state.world = None
+        world._group.close()
+        world._group.end_stuck()  # this process goes on
         _leave(world)
+        _retire(world._group)
         _end_store(world.job, patience)
-        return world._group
 
 
 def _leave(world: Communicator) -> None:
@@ -207,7 +214,7 @@ def _leave_world() -> Optional[Job]:
     world, state.world = state.world, None
     timeline.stop()
     _leave(world)
-    _retire(world._group, world.job.settings)
+    _retire(world._group)
     return world.job
 
 
@@ -241,8 +248,8 @@ def next_generation(said: Dict[str, Any]) -> Dict[int, Any]:
         before = state.world._group
         before.close()
         group, values = elastic.advance(before.job, said)
-        state.retired.clear()  # all have met again
-        _retire(before, before.job.settings)
+        before.end_stuck()
+        _retire(before, math.inf)  # the job sees ends
         state.world = Communicator(group)
         return values
 

@@ -54,6 +54,10 @@ class LaunchedTraining(ChurnTraining):
         text = told()
         return text[0] if text else ""
 
+    def was_ended_amid_a_store(self, pid: int) -> bool:
+        """Return whether other ranks have ended this one, as it was stopped while it wrote to their memory."""
+        return f"(pid {pid}) was given up while it wrote" in (self.folder / "output").read_text("utf-8", "replace")
+
     def wait_until_settled(self) -> None:
         """Wait until there are as many ranks as slots, and no process that is still to leave or to join."""
         self.notes.wait(

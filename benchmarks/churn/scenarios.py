@@ -92,7 +92,10 @@ def _again(run: ScenarioRun) -> None:
 
 
 def _frozen(run: ScenarioRun) -> None:
-    """A rank that was stopped must find out that it is left out, and end by itself, before ddlrun ends it."""
+    """A rank that was stopped must find out that it is left out, and end by itself, before ddlrun ends it.
+
+    If it was stopped while it wrote to the others' memory, they end it when they go on.
+    """
     with LaunchedTraining(run.network, run.folder, RANKS, options=WITH_DEADLINE) as training:
         for number in run.each_time("a rank is stopped"):
             pids = training.wait_for_ranks(RANKS)
@@ -103,7 +106,7 @@ def _frozen(run: ScenarioRun) -> None:
             moment = training.thaw(pid)
             how = training.wait_for_end(pid)
             run.outcome.add("it goes on, until it has ended", time.monotonic() - moment, PauseLimit())
-            if "exited with status 1" not in how:
+            if "exited with status 1" not in how and not training.was_ended_amid_a_store(pid):
                 run.outcome.problems.append(
                     f"a rank that was stopped did not end by itself in {LEAVE_GRACE:g} s, more than ddlrun waits: {how}"
                 )

@@ -89,11 +89,14 @@ constexpr uint64_t kCanRead = 1, kCanWrite = 2;
 struct alignas(128) Board {
   Post posts[kStreams][2];
   SleepWord lanes[kLanes];
-  // Odd while a lane of the owner is in a call that may write to private memory of others. Each begin and end adds 1.
-  std::atomic<uint32_t> writing[kLanes];
-  std::atomic<uint32_t> taken_back;  // 1: operations of the owner have failed, so its arrays may be gone
-  ProcessMark mark;                  // of the owner; never changes
-  uint64_t gate;                     // of the owner, an address; never changes
+  // Odd while a lane of the owner is in a call that may write to private memory of others, or stores to their arenas
+  // itself. Each begin and end adds 1.
+  std::atomic<uint32_t> writing[kLanes], storing[kLanes];
+  // Others read these often, so they have a line of their own.
+  alignas(64) std::atomic<uint32_t> taken_back;  // 1: operations of the owner have failed, so its arrays may be gone
+  std::atomic<uint32_t> left;  // 1: the owner has shut the communicator down, and touches no memory of others
+  ProcessMark mark;            // of the owner; never changes
+  uint64_t gate;               // of the owner, an address; never changes
 
   std::atomic<uint64_t>* ring_offset(int rank, int stream) {
     return reinterpret_cast<std::atomic<uint64_t>*>(this + 1) + rank * kStreams + stream;

@@ -279,6 +279,7 @@ void Communicator::shutdown() {
   }
   if (well) links_.finish();
   links_.close();
+  neighbourhood_.leave();
   failure_.close();
   if (helped_.exchange(false)) Helpers::leave();
 }

@@ -101,7 +101,7 @@ bool Executor::progress_channel(int c) {
         break;
       }
       case StepKind::kReduceFrom:
-        run_reduce(c, step, step.fused_with_next ? &steps[state.next + 1] : nullptr);
+        if (!run_reduce(c, step, step.fused_with_next ? &steps[state.next + 1] : nullptr)) return moved;
         done = step.fused_with_next ? 2 : 1;
         break;
       case StepKind::kCopyFrom:

@@ -84,7 +84,8 @@ class Executor {
   Post& post_of(int peer, int channel, uint64_t turn) const;
   // Wakes the ranks that may sleep until a change that this rank has made since the last call.
   void wake_neighbours();
-  void run_reduce(int channel, const Step& step, const Step* copy_to);
+  bool run_reduce(int channel, const Step& step, const Step* copy_to);
+  void reduce_blocks(int channel, const Step& step, const Step* copy_to);
   // How a block goes that its owner may write to a peer, and the peer may take itself (Step::pull).
   enum class Way { kWritten, kWrittenByKernel, kTaken };
   Way way(const Post& from, const Post& to, const Step& step) const;

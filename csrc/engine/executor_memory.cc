@@ -143,7 +143,19 @@ void Executor::check_post(int peer, const Post& post) const {
   throw Mismatch(peer, operation_->wire, peer_call);
 }
 
-void Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
+// False: a rank that the result goes to has failed.
+bool Executor::run_reduce(int c, const Step& step, const Step* copy_to) {
+  if (copy_to == nullptr) {
+    reduce_blocks(c, step, nullptr);
+    return true;
+  }
+  const Neighbourhood::StoreSection section(neighbourhood_, lane_of_slot(slot_), copy_to->peers.data(),
+                                            copy_to->peers.size());
+  if (section.open()) reduce_blocks(c, step, copy_to);
+  return section.open();
+}
+
+void Executor::reduce_blocks(int c, const Step& step, const Step* copy_to) {
   const Descriptor& d = operation_->descriptor;
   const uint64_t divisor = step.final ? operation_->divisor : 1;
   const size_t sources = step.peers.size() + 1;
@@ -248,6 +260,8 @@ bool Executor::run_copy_to(int c, const Step& step) {
         case Way::kWritten: {
           char* const to = peer_data(c, step.peers[p], step.dst, step.remotes[p], i);
           const bool staged = is_packed(post.packed, step.dst);
+          const Neighbourhood::StoreSection section(neighbourhood_, lane_of_slot(slot_), &step.peers[p], 1);
+          if (!section.open()) return false;
           staged ? one_way_.copy(to, from.data, from.bytes) : copy(to, from.data, from.bytes, stores(staged));
         }
       }

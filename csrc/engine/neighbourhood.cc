@@ -99,21 +99,64 @@ KernelRead::Outcome Neighbourhood::write(int peer, LaneId lane, uint64_t address
   return seen(peer, outcome);
 }
 
-// A call takes a fraction of a millisecond. A rank that was stopped behind it, or has died in it, writes no more.
+// Who has set taken_back and then finds no store under way knows that every later one is refused.
+Neighbourhood::StoreSection::StoreSection(const Neighbourhood& neighbourhood, LaneId lane, const int* peers,
+                                          size_t count)
+    : storing_(&neighbourhood.own_board_->storing[static_cast<size_t>(lane)]) {
+  storing_->fetch_add(1, std::memory_order_seq_cst);
+  for (size_t i = 0; i < count; ++i) {
+    open_ = open_ && neighbourhood.boards_[peers[i]]->taken_back.load(std::memory_order_seq_cst) == 0;
+  }
+}
+
+Neighbourhood::StoreSection::~StoreSection() {
+  storing_->store(storing_->load(std::memory_order_relaxed) + 1, std::memory_order_release);  // one lane, one driver
+}
+
+// A call or a copy takes a millisecond at most. A rank that was stopped behind a call, or has died in it, writes no
+// more.
 void Neighbourhood::take_back() const {
-  own_board_->taken_back.store(1, std::memory_order_release);
+  own_board_->taken_back.store(1, std::memory_order_seq_cst);
   gate_.close();
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const Nanoseconds begin = now_ns();
+  const Nanoseconds until = now_ns() + kLongestCall;
   for (int peer : neighbours_) {
-    for (const std::atomic<uint32_t>& writing : boards_[peer]->writing) {
-      const uint32_t call = writing.load(std::memory_order_seq_cst);
-      while (call % 2 == 1 && writing.load(std::memory_order_acquire) == call && memories_[peer]->alive() &&
-             KernelWrite::may_be_at_work(memories_[peer]->pid()) && now_ns() - begin < kLongestCall) {
-        ::usleep(50);
-      }
-    }
+    for (const std::atomic<uint32_t>& writing : boards_[peer]->writing) await_end(peer, writing, until);
+    for (const std::atomic<uint32_t>& storing : boards_[peer]->storing) await_end(peer, storing, until);
   }
+}
+
+bool Neighbourhood::await_end(int peer, const std::atomic<uint32_t>& word, Nanoseconds until) const {
+  const PeerMemory& memory = *memories_[peer];
+  const uint32_t begun = word.load(std::memory_order_seq_cst);
+  if (begun % 2 == 0) return false;
+  const auto ended = [&] { return word.load(std::memory_order_acquire) != begun; };
+  while (!ended() && memory.alive() && (memory.pid() == 0 || KernelWrite::may_be_at_work(memory.pid())) &&
+         now_ns() < until) {
+    ::usleep(50);
+  }
+  return !ended();
+}
+
+std::vector<std::pair<int, int>> Neighbourhood::stuck() const {
+  std::vector<std::pair<int, int>> ranks;
+  if (own_board_->taken_back.load(std::memory_order_acquire) == 0) return ranks;
+  const Nanoseconds until = now_ns() + kLongestCall;
+  for (int peer : neighbours_) {
+    bool stores = false;
+    for (const std::atomic<uint32_t>& storing : boards_[peer]->storing) {
+      stores = await_end(peer, storing, until) || stores;
+    }
+    const PeerMemory& memory = *memories_[peer];
+    if (stores && memory.watched() && memory.alive()) ranks.emplace_back(peer, memory.pid());
+  }
+  return ranks;
+}
+
+bool Neighbourhood::deserted() const {
+  return std::all_of(neighbours_.begin(), neighbours_.end(), [this](int peer) {
+    return boards_[peer]->left.load(std::memory_order_acquire) != 0 || !memories_[peer]->alive();
+  });
 }
 
 void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {

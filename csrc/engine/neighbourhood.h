@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/board.h"
 #include "memory/kernel_write.h"
 #include "memory/peer_memory.h"
@@ -45,8 +47,32 @@ class Neighbourhood {
   KernelRead::Outcome read(int peer, void* to, uint64_t address, uint64_t bytes) const;
   // The other way round. By the lane's driver.
   KernelRead::Outcome write(int peer, LaneId lane, uint64_t address, const void* from, uint64_t bytes) const;
-  // After a failure: from now on no neighbour writes to this rank's private memory, nor wonders if it cannot read it.
+  // After a failure: from now on no neighbour writes to this rank's arrays, nor wonders if it cannot read them. Only
+  // a rank that was stopped amid its own stores may end these later: see `stuck`.
   void take_back() const;
+  // After `take_back`: neighbours, and their process ids (0: unknown), that are there and amid stores to memory of
+  // others, which may be this rank's. Waits for those that are not stopped, as `take_back` does. Without that: none.
+  // Their ends must be seen still: see PeerMemory::close_socket.
+  std::vector<std::pair<int, int>> stuck() const;
+  // This rank will not touch memory of others any more.
+  void leave() const { own_board_->left.store(1, std::memory_order_release); }
+  // Whether the same holds for all neighbours: they have left as well, or their processes have ended.
+  bool deserted() const;
+
+  // A rank has this while it stores to memory of its neighbours. Each lane's driver has one at a time.
+  class StoreSection {
+   public:
+    StoreSection(const Neighbourhood& neighbourhood, LaneId lane, const int* peers, size_t count);
+    ~StoreSection();
+    StoreSection(const StoreSection&) = delete;
+    StoreSection& operator=(const StoreSection&) = delete;
+    // False: one of them has taken its memory back, so nothing may be stored.
+    bool open() const { return open_; }
+
+   private:
+    std::atomic<uint32_t>* const storing_;
+    bool open_ = true;
+  };
 
   // Call after having changed something that `peers` may be asleep over.
   void wake(const std::vector<int>& peers, LaneId lane) const;
@@ -56,6 +82,9 @@ class Neighbourhood {
   KernelRead::Outcome seen(int peer, KernelRead::Outcome outcome) const;
   // Whether all neighbours can do this with private memory of this rank.
   bool all_neighbours(uint64_t ability, std::atomic<bool>* known) const;
+  // Waits until a word of the peer's board is even or another one, unless the peer is stopped or has ended. Returns
+  // whether it is still the same odd one.
+  bool await_end(int peer, const std::atomic<uint32_t>& word, Nanoseconds until) const;
 
   const int rank_, size_;
   const int64_t read_from_;

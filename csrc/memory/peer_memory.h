@@ -29,7 +29,9 @@ class PeerMemory {
   // The peer's process as this one sees it; 0: in a container from which it cannot be seen.
   int pid() const { return pid_; }
   bool alive() const;
-  // Closes the socket: nobody will call `alive` again. The memory stays mapped.
+  // Whether `alive` can see an end.
+  bool watched() const { return socket_.get() >= 0; }
+  // Closes the socket: `alive` cannot see an end any more. The memory stays mapped.
   void close_socket() { socket_.reset(); }
 
  private:

@@ -78,6 +78,11 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
         h.native().neighbourhood().add(rank, std::move(memory), offset);
       },
       py::arg("rank"), py::arg("memory"), py::arg("board_offset"));
+  c.def("stuck", [](Handle& h) {
+    const py::gil_scoped_release released;
+    return h.native().neighbourhood().stuck();
+  });
+  c.def("deserted", [](Handle& h) { return h.native().neighbourhood().deserted(); });
   c.def(
       "set_timeout",
       [](Handle& h, double seconds) { h.native().set_timeout(nanoseconds_from(seconds, "set_timeout")); },
@@ -190,7 +195,9 @@ void bind_communicator(py::module_& m) {
   m.attr("LANE_POINT_TO_POINT") = static_cast<int>(LaneId::kPointToPoint);
   m.attr("LARGE_SLOTS") = kLargeSlots;
   m.attr("STREAMS") = kStreams;
-  m.attr("BOARD_WRITING") = offsetof(Board, writing);  // for tests
+  m.attr("BOARD_WRITING") = offsetof(Board, writing);  // these are for tests
+  m.attr("BOARD_STORING") = offsetof(Board, storing);
+  m.attr("BOARD_TAKEN_BACK") = offsetof(Board, taken_back);
   m.attr("VERDICT_PATIENCE") = seconds(Failure::kPatience);
   m.def(
       "shift_clock", [](double by) { clock_shift += static_cast<Nanoseconds>(by * static_cast<double>(kSecond)); },

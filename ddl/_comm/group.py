@@ -16,6 +16,7 @@ from ddl import _core
 from ddl._comm.connector import Connector
 from ddl._comm.job import Job
 from ddl._comm.rebalance import Rebalance
+from ddl._comm.stuck import end_stuck
 from ddl.bootstrap.agent_records import Member, NamedCalls
 from ddl.bootstrap.cores import helpers
 from ddl.bootstrap.environ import WIRE_CODECS
@@ -359,6 +360,20 @@ class Group:
             return {}
         late = agent.stragglers.late
         return {rank: late[world] for rank, world in enumerate(self.ranks) if world in late}
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody will touch this rank's board and buffers: all others have left as well, or have ended.
+
+        Ends are not seen once the job is closed.
+        """
+        return bool(self.core.deserted()) and all(child.deserted for child in self._children)
+
+    def end_stuck(self) -> None:
+        """After ``close``, before the job is closed: see ``ddl._comm.stuck``."""
+        for child in self._children:
+            child.end_stuck()
+        end_stuck(self.who, self.core)
 
     def close(self) -> None:
         """Leave: fail what is under way, close connections. Idempotent; the boards stay as long as this object."""

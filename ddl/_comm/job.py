@@ -355,9 +355,7 @@ class Job:
     def forget_all_but(self, members: Sequence[int]) -> None:
         """Let go of the processes that are not ``members``, and of their memory."""
         for number in [number for number in self.peers if number not in members]:
-            memory = self.memories.pop(number, None)
-            if memory is not None:
-                memory.close_socket()
+            self.memories.pop(number, None)  # groups that it was in may have it still: see ``Group.deserted``
             if self.agent is not None:
                 self.agent.forget(number)
             del self.peers[number]

@@ -76,7 +76,6 @@ class JobBeside:
         settings = dataclasses.replace(settings, timeout=timeout or usual.timeout)
         self.world: Communicator = jobs.begin_job(*rendezvous.admission(settings))
         self._usual = usual.start_timeout
-        self._retired: Any = None
 
     def wait_at_most(self, seconds: Optional[float]) -> None:
         """Let its ranks wait so long for one another from now on; None: as long as in any job (DDL_START_TIMEOUT)."""
@@ -89,10 +88,9 @@ class JobBeside:
     def leave(self, patience: Optional[float] = None) -> None:
         """Leave it. Not collective, idempotent.
 
-        Its store goes when all have left, or after ``patience`` seconds (None: those of an operation). Keep this object
-        until the ranks have met again: a slower rank may still look at this one's memory.
+        Its store goes when all have left, or after ``patience`` seconds (None: those of an operation).
         """
-        self._retired = jobs.end_job(self.world, patience)
+        jobs.end_job(self.world, patience)
 
 
 class LaunchedJob:

@@ -56,7 +56,6 @@ class ChangingProcessGroup(DDLProcessGroup):
         self._numbers = rank, size
         self._seconds = timeout
         self._job: Optional[JobBeside] = None
-        self._before: Optional[JobBeside] = None  # until the ranks have met again
         self._prepare(timeout)
 
     # C++ asks by the longer names, Python by the shorter ones.
@@ -111,7 +110,6 @@ class ChangingProcessGroup(DDLProcessGroup):
             return
         self._waiter.close()
         job.leave(patience)
-        self._before = job
         for name in ("communicator", "_starting", "_blocking", "_messages"):
             delattr(self, name)
 

@@ -84,8 +84,8 @@ def test_a_rank_that_goes_on_late_writes_nothing(tmp_path: Path) -> None:
     assert answers[1][0] in ("CollectiveTimeout", "PeerLost") and answers[1][2], answers
 
 
-def fails_while_rank_0_is_in_a_call() -> Tuple[str, float]:
-    """Rank 0 says that it is in a call of the kernel, which may write; it returns when it says that this has ended.
+def fails_while_rank_0_writes(word: int) -> Tuple[str, float]:
+    """Rank 0 says that it is writing to arrays of others; it returns when it says that this has ended.
 
     Rank 1 waits for rank 0 in vain, and returns what it is told, and when.
     """
@@ -96,7 +96,7 @@ def fails_while_rank_0_is_in_a_call() -> Tuple[str, float]:
         except ddl.Error as error:
             return type(error).__name__, time.monotonic()
     arena = mmap.mmap(_core.arena_fd(), 0)
-    place = ddl.world()._core.board_offset + _core.BOARD_WRITING + 4 * _core.LANE_LARGE
+    place = ddl.world()._core.board_offset + word + 4 * _core.LANE_LARGE
     struct.pack_into("I", arena, place, 1)
     time.sleep(4)
     ended = time.monotonic()
@@ -106,6 +106,7 @@ def fails_while_rank_0_is_in_a_call() -> Tuple[str, float]:
 
 @pytest.mark.processes
 @pytest.mark.faults
-def test_a_rank_gets_its_array_when_the_call_that_writes_has_ended() -> None:
-    (_, ended), (told, at) = ranks.run(2, fails_while_rank_0_is_in_a_call, env={"DDL_TIMEOUT": "1"})
+@pytest.mark.parametrize("word", [_core.BOARD_WRITING, _core.BOARD_STORING], ids=["by the kernel", "itself"])
+def test_a_rank_gets_its_array_when_who_writes_has_ended(word: int) -> None:
+    (_, ended), (told, at) = ranks.run(2, fails_while_rank_0_writes, word, env={"DDL_TIMEOUT": "1"})
     assert told in ("CollectiveTimeout", "PeerLost") and at >= ended

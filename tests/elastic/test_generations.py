@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import signal
+import struct
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -17,6 +19,7 @@ from elastic import elastic_job
 from elastic.elastic_job import LIMITS, ElasticJob
 
 import ddl
+from ddl import _core
 from ddl.adapter import elastic, generation
 from ddl.adapter.fence import fenced
 from ddl.store.membership.limits import Phase
@@ -332,3 +335,25 @@ def test_a_stopped_rank_is_left_out_and_learns_it() -> None:
         answers = job.finish()
     assert "in the job no more" in answers[1]
     assert answers[0]["sizes"] == [3, 2]
+
+
+def stop_rank_1_amid_a_store(step: int) -> None:
+    """Stop it as if one of its lanes were writing to the others' arrays."""
+    if step == 5 and ddl.size() == 3 and ddl.rank() == 1:
+        arena = mmap.mmap(_core.arena_fd(), 0)
+        place = ddl.world()._core.board_offset + _core.BOARD_STORING + 4 * _core.LANE_POINT_TO_POINT
+        struct.pack_into("I", arena, place, 1)
+    stop_rank_1(step)
+
+
+def test_a_rank_that_was_stopped_amid_a_store_is_ended_when_the_others_go_on() -> None:
+    """It would end its copy into their arrays, if it was ever continued."""
+    with ElasticJob(3, train, stop_rank_1_amid_a_store, limits=LEFT_OUT_SOON) as job:
+        wait_until_stopped(job)
+        assert job.wait_for_generation(1)["members"] == [0, 2]
+        job._processes[1].join(elastic_job.PATIENCE)
+        assert job._processes[1].exitcode == -signal.SIGKILL
+        job._killed += (1,)
+        job.wait_until(max(job.steps().values()) + 5)
+        answers = job.finish()
+    assert [answer["sizes"] for answer in answers.values()] == [[3, 2]] * 2
