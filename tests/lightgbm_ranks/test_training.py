@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from typing import Any, Dict, List, Tuple
@@ -10,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import pytest
 import ranks
-from ports import held_port
+from ports import unused_ports
 
 lightgbm = pytest.importorskip("lightgbm", reason="LightGBM is not installed; make test-full installs it")
 
@@ -50,16 +49,8 @@ def trees(booster: Any) -> str:
 
 
 def train_both_ways(size: int, *arguments: Any) -> List[Tuple[str, str]]:
-    """Run ``both_ways`` on ranks. LightGBM wants numbers of ports, and cannot listen where somebody else has come."""
-    for _ in range(5):
-        with contextlib.ExitStack() as stack:
-            ports = [stack.enter_context(held_port()) for _ in range(size)]
-        try:
-            return ranks.run(size, both_ways, ports, *arguments)
-        except AssertionError as error:
-            if "LightGBMError: Binding port" not in str(error):
-                raise
-    raise AssertionError("LightGBM found its port taken five times")
+    """Run ``both_ways`` on ranks."""
+    return ranks.run(size, both_ways, unused_ports(size), *arguments)
 
 
 def both_ways(ports: List[int], parameters: Dict[str, Any], objective: str, shape: Any, rounds: int) -> Tuple[str, str]:
