@@ -87,7 +87,7 @@ def _of_end(view: JobView, number: int) -> Optional[_Cause]:
     """Say how a process has ended, if its exit is known, and it was not told to end."""
     code, name = view.exit(number), view.name(number)
     dump = view.dumps.get(number)
-    killed_by_kernel = dump.process.out_of_memory if dump is not None else ""
+    killed_by_kernel = dump.process.out_of_memory if dump is not None else None
     if killed_by_kernel:
         return _Cause(
             "out of memory",
@@ -100,14 +100,13 @@ def _of_end(view: JobView, number: int) -> Optional[_Cause]:
     tail = list(view.last_lines(number))[-_SHOWN:]
     last = [f"its last lines: {tail[0]}", *tail[1:]] if tail else []
     if code < 0:
-        return _Cause(
-            "dead",
-            f"{name} was killed by signal {-code} ({signal_name(-code)})",
-            _SIGNAL_ADVICE.get(
-                signal_name(-code), "look at its last lines on stderr, and at who may send signals there"
-            ),
-            last,
-        )
+        signal = signal_name(-code)
+        what_to_do = _SIGNAL_ADVICE.get(signal, "look at its last lines on stderr, and at who may send signals there")
+        if signal == "SIGKILL" and killed_by_kernel == "":
+            what_to_do = (
+                "the kernel had memory left: ask who killed it, for example a batch system at a limit, or a user"
+            )
+        return _Cause("dead", f"{name} was killed by signal {-code} ({signal})", what_to_do, last)
     if code > 0:
         full = next(filter(_FULL_DISK.search, view.last_lines(number)), None)
         if full is not None:

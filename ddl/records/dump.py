@@ -20,7 +20,7 @@ __all__ = [
     *("dump_message", "end_message", "file_name", "parse_dump", "parse_end"),
 ]
 
-FORMAT = 3
+FORMAT = 4
 JOB_FILE = "job.json"  #: in the same folder, by the launcher: ``end_message``
 
 
@@ -34,7 +34,8 @@ class ProcessView:
     cpu_seconds: Optional[float] = None  #: that all its threads have used; None if it has ended
     run_delay: Optional[float] = None  #: seconds that its main thread was ready to run and had no processor
     throttled: float = 0.0  #: seconds in which its control group had used up its share of processors (``cpu.max``)
-    out_of_memory: str = ""  #: the kernel's words, if it has killed the process for want of memory
+    #: The kernel's words, if it has killed the process for want of memory. Empty: it has not. None: it does not tell.
+    out_of_memory: Optional[str] = None
 
 
 @dataclass(frozen=True)

@@ -70,18 +70,20 @@ def process_view(pid: int) -> ProcessView:
 class OutOfMemory:
     """Whether the kernel has killed a process of this host for want of memory, since this was made.
 
-    It asks the kernel's log, which only root may read on many hosts, and the count of the control group of this
-    process, which the processes that it has started share unless somebody has moved them.
+    It asks the kernel's log, which only root may read on many hosts, the count of the control group of this process,
+    which the processes that it has started share unless somebody has moved them, and the count of the host.
     """
 
     def __init__(self) -> None:
         self._begin = self._kills()
+        self._begin_of_host = _kills_of_host()
         self._lines = len(_kernel_log())
 
-    def words(self, pid: int, name: str) -> str:
-        """Return the kernel's words on process ``pid``, or on its control group; empty: there are none.
+    def words(self, pid: int, name: str) -> Optional[str]:
+        """Return the kernel's words on process ``pid``, or on its control group.
 
-        In a container the kernel knows the process by another number, so its ``name`` (proc(5): comm) has to do.
+        Empty: the kernel has killed something else, or nothing. None: it does not tell. In a container the kernel knows
+        the process by another number, so its ``name`` (proc(5): comm) has to do.
         """
         lines = [line for line in _kernel_log()[self._lines :] if "Killed process " in line]
         its_own = [line for line in lines if f"Killed process {pid} ({name})" in line]
@@ -89,13 +91,22 @@ class OutOfMemory:
             return its_own[-1] if its_own else ""
         like_it = [line for line in lines if f" ({name})" in line]
         kills = self._kills() - self._begin
-        return like_it[-1] if like_it else f"it has killed {kills} in this control group" if kills > 0 else ""
+        if like_it or kills > 0:
+            return like_it[-1] if like_it else f"it has killed {kills} in this control group"
+        of_host = _kills_of_host()
+        return "" if of_host is not None and of_host == self._begin_of_host else None
 
     @staticmethod
     def _kills() -> int:
         """Return how many processes of the control group it has killed; of version 2 or of version 1."""
         second, first = _group_file("self", "memory", "memory.events", "memory.oom_control")
         return _value(second, "oom_kill") + _value(first, "oom_kill")
+
+
+def _kills_of_host() -> Optional[int]:
+    """Return how many processes the kernel has killed for want of memory; None: it does not tell (before 4.13)."""
+    text = _text("/proc/vmstat")
+    return _value(text, "oom_kill") if "\noom_kill " in text else None
 
 
 def _throttled(pid: int) -> float:

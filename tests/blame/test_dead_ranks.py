@@ -60,6 +60,9 @@ def test_out_of_memory() -> None:
     words = "Memory cgroup out of memory: Killed process 1002 (python)"
     finding = only(blame(lost("its process ended", exit=-9, view={"out_of_memory": words})), "out of memory", 2)
     assert f"the kernel: {words}" in finding.evidence
+    for nothing, advice in ((None, "'dmesg', as root"), ("", "the kernel had memory left")):
+        dead = only(blame(lost("its process ended", exit=-9, view={"out_of_memory": nothing})), "dead", 2)
+        assert advice in dead.advice
 
 
 def test_full_disk() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -48,6 +49,11 @@ def test_statuses_are_those_of_a_shell() -> None:
 def test_the_words() -> None:
     assert str(ended(2, 3)) == "rank 2 (pid 102) exited with status 3"
     assert str(ended(2, -9)) == "rank 2 (pid 102) was killed by signal 9 (SIGKILL)"
+    killed = replace(ended(2, -9), out_of_memory="Killed process 102 (python)")
+    assert str(killed) == "rank 2 (pid 102) was killed by signal 9 (SIGKILL): out of memory"
+    assert report(killed, None, []) == f"ddlrun: {killed}"
+    assert report(replace(killed, out_of_memory=""), None, []) == f"ddlrun: {ended(2, -9)}, not for want of memory"
+    assert report(ended(2, -9), None, []) == f"ddlrun: {ended(2, -9)}: out of memory? 'dmesg' tells, as root"
     assert str(ended(2, -signal.SIGRTMIN - 1)).endswith("(SIGRTMIN+1)")
     assert report(ended(2, 3), None, []) == "ddlrun: rank 2 (pid 102) exited with status 3"
     assert report(ended(2, 3), verdict(2), ["a", "b"]) == (

@@ -177,4 +177,5 @@ def test_more_ranks_than_a_socket_queues_are_all_heard(monkeypatch: pytest.Monke
 
 
 def test_who_was_not_killed_for_memory() -> None:
-    assert OutOfMemory().words(os.getpid(), process_name(os.getpid())) == ""
+    # None: another test has made the kernel kill for memory meanwhile, and the log is not to be read.
+    assert OutOfMemory().words(os.getpid(), process_name(os.getpid())) in ("", None)

@@ -26,6 +26,7 @@ class Exit:
     seen: int  #: number of the look at which it was found; equal means: order unknown
     stopped: bool = False  #: ddlrun had begun to stop it: its end says nothing
     host: str = ""  #: where it ran, in a job of several hosts
+    out_of_memory: Optional[str] = None  #: of one that SIGKILL has ended: as ``OutOfMemory.words`` returns it
 
     @property
     def failed(self) -> bool:
@@ -41,7 +42,9 @@ class Exit:
         who = f"rank {self.rank} ({f'host {self.host}, ' if self.host else ''}pid {self.pid})"
         if self.code >= 0:
             return f"{who} exited with status {self.code}"
-        return f"{who} was killed by signal {-self.code} ({signal_name(-self.code)})"
+        return f"{who} was killed by signal {-self.code} ({signal_name(-self.code)})" + (
+            ": out of memory" if self.out_of_memory else ""
+        )
 
 
 def ends_kept(size: int) -> int:
@@ -62,11 +65,17 @@ def report(entry: Exit, verdict: Optional[Mapping[str, Any]], last_lines: Iterab
     if verdict is not None and verdict["culprit"] not in (-1, entry.rank):
         # For example a rank that was silent, and had to be stopped: it has no exit of its own to show.
         lines.append(f"ddlrun: the failure began with rank {verdict['culprit']}: {verdict['reason']}")
-    # Nobody else says why; where the kernel's own words are found, they follow (ddl/blame).
-    asked = f"{entry}: out of memory? 'dmesg' tells, as root" if entry.code == -signal.SIGKILL else str(entry)
+    said = f"ddlrun: {entry}{_doubt(entry)}"
     tail = [f"    {line}" for line in last_lines]
     if tail and above:
-        lines.append(f"ddlrun: {asked}; its last lines on stderr are those above")
+        lines.append(f"{said}; its last lines on stderr are those above")
         return "\n".join(lines)
-    lines.append(f"ddlrun: {asked}" + ("; its last lines on stderr:" if tail else ""))
+    lines.append(said + ("; its last lines on stderr:" if tail else ""))
     return "\n".join(lines + tail)
+
+
+def _doubt(entry: Exit) -> str:
+    """Return what is to be added of SIGKILL, if it is not known that the kernel sent it."""
+    if entry.code != -signal.SIGKILL or entry.out_of_memory:
+        return ""
+    return ": out of memory? 'dmesg' tells, as root" if entry.out_of_memory is None else ", not for want of memory"

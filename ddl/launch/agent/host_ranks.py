@@ -40,6 +40,7 @@ from ddl.launch.agent.recordings import VARIABLE, Recordings
 from ddl.launch.agent.trace_pace import TracePace
 from ddl.launch.ask.config import RunConfig
 from ddl.records.dump import RankDump
+from ddl.records.process import OutOfMemory
 
 __all__ = ["LAST_OUTPUT", "HostRanks"]
 
@@ -85,7 +86,8 @@ class HostRanks:
         of their own.
         """
         self.guard = Guard(self._scratch, lasting=self._outlived)
-        self._recordings = Recordings()
+        self._out_of_memory = OutOfMemory()
+        self._recordings = Recordings(self._out_of_memory)
         self._starter = RankStarter(self._config, self._sinks, self.guard, meeting_point, outlived=self._outlived)
         adopt_orphans()
         self._woken, restore = catch_signals()
@@ -267,7 +269,8 @@ class HostRanks:
         """Find out which ranks have ended."""
         self._looks += 1
         now = clock.now()
-        ended = [worker for worker in self.workers if worker.look(self._looks, self.end_plan.begun)]
+        stopped, memory = self.end_plan.begun, self._out_of_memory
+        ended = [worker for worker in self.workers if worker.look(self._looks, stopped, memory)]
         for worker in ended:
             self._owner.say(f"{worker.exit}")
             self._owner.ended(worker)

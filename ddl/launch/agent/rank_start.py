@@ -7,6 +7,7 @@ standard input.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import Iterator, List, Mapping, Optional, Tuple
 
@@ -18,6 +19,7 @@ from ddl.launch.agent.output import Outlet, Stream, prefix_of
 from ddl.launch.agent.processes import die_with_parent
 from ddl.launch.agent.rank_environ import meeting_point, rank_environ
 from ddl.launch.ask.config import RunConfig
+from ddl.records.process import OutOfMemory, process_name
 
 __all__ = ["RankStarter", "Worker"]
 
@@ -31,7 +33,7 @@ class Worker:
         self.streams = streams
         self.exit: Optional[Exit] = None
 
-    def look(self, seen: int, stopped: bool) -> bool:
+    def look(self, seen: int, stopped: bool, out_of_memory: OutOfMemory) -> bool:
         """Return whether it has ended since the last look.
 
         It stays a zombie until the job ends, or until an elastic job forgets it, so that its pid keeps its meaning.
@@ -41,8 +43,10 @@ class Worker:
         result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return False
-        code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-        self.exit = Exit(self.rank, self.process.pid, code, seen, stopped)
+        pid, code = self.process.pid, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        asked = code == -signal.SIGKILL and not stopped
+        words = out_of_memory.words(pid, process_name(pid)) if asked else None
+        self.exit = Exit(self.rank, pid, code, seen, stopped, out_of_memory=words)
         return True
 
 

@@ -27,13 +27,13 @@ _LAST = 256  # operations of each communicator that a dump keeps
 class Recordings:
     """The records of ranks, by their number in the job. A rank may be a process that the started one has started."""
 
-    def __init__(self) -> None:
+    def __init__(self, out_of_memory: OutOfMemory) -> None:
         self._socket = RecordsSocket()
         self._memories: Dict[int, ProcessMemory] = {}
         self._names: Dict[int, str] = {}  # of the processes
         self._followers: Dict[int, RecordFollower] = {}  # of the ranks whose operations have been told
         self._last_news: Optional[List[RankNews]] = None  # of ranks that were let go; None: nobody wants to know
-        self._out_of_memory = OutOfMemory()
+        self._out_of_memory = out_of_memory
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Recordings:
 
     def _ended(self, pid: int, name: str, end: Exit) -> ProcessView:
         killed = end.code in (-9, 128 + 9) and not end.stopped
-        return ProcessView(pid, "has ended", out_of_memory=self._out_of_memory.words(pid, name) if killed else "")
+        return ProcessView(pid, "has ended", out_of_memory=self._out_of_memory.words(pid, name) if killed else None)
 
 
 def _read(memory: ProcessMemory, last: int) -> Optional[ProcessRecord]:

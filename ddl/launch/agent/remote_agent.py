@@ -143,7 +143,7 @@ class RemoteHostAgent:
         self.ranks.read_out(worker)
         entry = worker.exit
         assert entry is not None
-        fields = {"rank": entry.rank, "pid": entry.pid, "code": entry.code, "stopped": entry.stopped}
+        fields = {name: getattr(entry, name) for name in ("rank", "pid", "code", "stopped", "out_of_memory")}
         source = self._to_ddlrun[1].number_of(worker.streams[1])
         self.send_up({"type": "exit", **fields, "tail": worker.streams[1].tail, "source": source})
         self._course.ended(worker)

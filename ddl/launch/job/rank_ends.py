@@ -32,7 +32,8 @@ class RankEnds:
         """Take what an agent says of a rank's end. ``stopping``: ddlrun had begun to stop all ranks."""
         self._looks += 1
         rank, pid, code = (int(message[name]) for name in ("rank", "pid", "code"))
-        entry = Exit(rank, pid, code, self._looks, bool(message["stopped"]) or stopping, host.name)
+        stopped = bool(message["stopped"]) or stopping
+        entry = Exit(rank, pid, code, self._looks, stopped, host.name, message["out_of_memory"])
         self._ends[rank] = _RankEnd(entry, message["tail"], host.source(message["source"]))
         return entry
 
