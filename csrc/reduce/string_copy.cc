@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "base/clock.h"
 
@@ -19,34 +20,44 @@ constexpr bool kPossible = true;
 constexpr bool kPossible = false;
 #endif
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kCloseBytes = 512;  // on processors that mind, closer addresses than that are slow
+constexpr std::size_t kPage = 4096, kLine = 64;
+constexpr std::size_t kBlock = std::size_t{128} << 10;  // bytes that are copied to measure
+constexpr int kTimes = 7;
 
-// What is copied lies in no core's own cache, mostly.
-constexpr std::size_t kBlock = std::size_t{256} << 10, kBlocks = 8, kStride = 2 * kBlock + 2 * kPage;
-constexpr int kTimes = 3;
+// What the two addresses differ by, without whole pages: up to where a kind goes, and where in it is measured. Arrays
+// of the same allocator mostly differ by nothing, and an array and staging by what the allocator puts before it.
+struct Distance {
+  std::size_t below, measured;
+};
+constexpr Distance kKinds[] = {{1, 0}, {kLine, 16}, {512, kLine}, {kPage, kPage / 2}};
 
-std::size_t distance(const void* to, const void* from) {
-  return (reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from)) % kPage;
+// Puts memory in no cache. It stands for lines that another core has, of which nobody knows how far away it is.
+void flush(char* memory, std::size_t bytes) {
+#if defined(__x86_64__)
+  for (std::size_t i = 0; i < bytes; i += kLine) __builtin_ia32_clflush(memory + i);
+  __builtin_ia32_mfence();
+#else
+  static_cast<void>(memory), static_cast<void>(bytes);
+#endif
 }
 
-Nanoseconds time_of(CopyKernel copy, char* memory, std::size_t apart) {
+Nanoseconds time_of(CopyKernel copy, char* to, const char* from) {
   const Nanoseconds begin = now_ns();
-  for (std::size_t i = 0; i < kBlocks; ++i) {
-    char* const from = memory + i * kStride;
-    copy(from + kBlock + apart, from, kBlock);
-  }
+  copy(to, from, kBlock);
   return now_ns() - begin;
 }
 
-// By a tenth or more, in the best of some trials: one may have been interrupted.
-bool is_quicker(CopyKernel loop, char* memory, std::size_t apart) {
-  Nanoseconds by_loop = kSecond, by_string = kSecond;
+// From this rank's memory to a peer's, then from a peer's to this rank's. The best of some trials: one may have been
+// interrupted.
+Nanoseconds both_ways(CopyKernel copy, char* to, char* from) {
+  Nanoseconds there = kSecond, back = kSecond;
   for (int i = 0; i < kTimes; ++i) {
-    by_loop = std::min(by_loop, time_of(loop, memory, apart));
-    by_string = std::min(by_string, time_of(string_copy, memory, apart));
+    flush(to, kBlock);
+    there = std::min(there, time_of(copy, to, from));
+    flush(from, kBlock);
+    back = std::min(back, time_of(copy, to, from));
   }
-  return by_string * 10 <= by_loop * 9;
+  return there + back;
 }
 
 }  // namespace
@@ -60,17 +71,26 @@ void string_copy(void* to, const void* from, std::size_t bytes) {
 }
 
 StringCopies::StringCopies(CopyKernel loop) {
+  static_assert(std::size(kKinds) == kDistances);
   if (!kPossible) return;
+  constexpr std::size_t kAll = 2 * kBlock + kPage;
   void* const memory =
-      ::mmap(nullptr, kBlocks * kStride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+      ::mmap(nullptr, kAll, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) return;
-  apart_ = is_quicker(loop, static_cast<char*>(memory), kPage / 2);
-  close_ = apart_ && is_quicker(loop, static_cast<char*>(memory), 16);
-  ::munmap(memory, kBlocks * kStride);
+  char* const from = static_cast<char*>(memory);
+  std::transform(std::begin(kKinds), std::end(kKinds), quicker_.begin(), [&](const Distance& kind) {
+    char* const to = from + kBlock + kind.measured;
+    return both_ways(string_copy, to, from) <= both_ways(loop, to, from);
+  });
+  ::munmap(memory, kAll);
 }
 
 bool StringCopies::quicker(const void* to, const void* from) const {
-  return distance(to, from) < kCloseBytes ? close_ : apart_;
+  const std::size_t distance =
+      (reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from)) % kPage;
+  const auto* const kind = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                        [distance](const Distance& each) { return distance < each.below; });
+  return quicker_[static_cast<std::size_t>(kind - std::begin(kKinds))];
 }
 
 }  // namespace ddl
