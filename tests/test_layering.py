@@ -300,10 +300,11 @@ MAY_INCLUDE = {
     "reduce": "base",
     "wire": "base",
     "memory": "base",
-    "transport": "base wire memory",
+    "tls": "base",
+    "transport": "base wire memory tls",
     "device": "base memory engine/stage.h engine/work.h",
     "engine": "base reduce wire memory transport/endpoint.h transport/framing.h transport/factory.h",
-    "python": "base reduce wire memory engine device",
+    "python": "base reduce wire memory tls engine device",
     "mpi": "reduce/dtype.h reduce/reduce_op.h engine/collectives.h python/native_calls.h",
 }
 #: A concrete transport is included by itself, and by the one file that chooses among them.

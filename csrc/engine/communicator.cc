@@ -26,7 +26,7 @@ Communicator::Communicator(const CommunicatorOptions& options)
 
 Communicator::~Communicator() { shutdown(); }
 
-void Communicator::add_connection(int peer, int stream, int fd) {
+void Communicator::add_connection(int peer, int stream, int fd, std::shared_ptr<TlsSession> tls) {
   UniqueFd connection(fd);
   if (peer < 0 || peer >= options_.size || peer == options_.rank) {
     throw Error(ErrorKind::kProtocolError,
@@ -35,7 +35,7 @@ void Communicator::add_connection(int peer, int stream, int fd) {
   {
     const Lock lock(lock_);
     if (shut_down_.load()) return;  // it came too late
-    links_.add_connection(peer, stream, std::move(connection));
+    links_.add_connection(peer, stream, std::move(connection), std::move(tls));
   }
   for (auto& lane : lanes_) lane->wake();
 }

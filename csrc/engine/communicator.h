@@ -63,7 +63,7 @@ class Communicator {
   // Of operations that are submitted from now on.
   Nanoseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Nanoseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
-  void add_connection(int peer, int stream, int fd);
+  void add_connection(int peer, int stream, int fd, std::shared_ptr<TlsSession> tls);
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }
 
   void install(Collective collective, int root, std::vector<Choice> choices);

@@ -30,9 +30,9 @@ class Links {
   // With several rails, every stream has one connection on each instead. Call before there is any connection.
   void set_rails(int rails) { rails_ = rails; }
 
-  // Takes `fd` over. `number`: stream + n * kStreams, for the n-th connection of a stream, or for the n-th rail.
-  // Throws kProtocolError if there is one already.
-  void add_connection(int peer, int number, UniqueFd fd);
+  // Takes `fd` over, and what encrypts it (or null). `number`: stream + n * kStreams, for the n-th connection of a
+  // stream, or for the n-th rail. Throws kProtocolError if there is one already.
+  void add_connection(int peer, int number, UniqueFd fd, std::shared_ptr<TlsSession> tls);
   bool connected(int peer, int number) const;
   // The driver of a lane calls this before it looks at its operations.
   void adopt(LaneId lane);

@@ -11,6 +11,7 @@
 #include "python/bindings.h"
 #include "python/call_checks.h"
 #include "python/handle.h"
+#include "tls/session.h"
 
 namespace py = pybind11;
 
@@ -103,8 +104,11 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       },
       py::arg("helpers"));
   c.def(
-      "add_connection", [](Handle& h, int peer, int number, int fd) { h.native().add_connection(peer, number, fd); },
-      py::arg("peer"), py::arg("number"), py::arg("fd"));
+      "add_connection",
+      [](Handle& h, int peer, int number, int fd, std::shared_ptr<TlsSession> tls) {
+        h.native().add_connection(peer, number, fd, std::move(tls));
+      },
+      py::arg("peer"), py::arg("number"), py::arg("fd"), py::arg("tls") = std::shared_ptr<TlsSession>());
   c.def(
       "connected",
       [](Handle& h, int peer, int number) {

@@ -20,6 +20,7 @@ void bind_gpu_block(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_recorder(pybind11::module_& m);
 void bind_throwing(pybind11::module_& m);
+void bind_encryption(pybind11::module_& m);
 // Adds its methods to the type that bind_communicator has made.
 void bind_calls(pybind11::module_& m, pybind11::class_<Handle, std::shared_ptr<Handle>>& communicator);
 void bind_native_calls(pybind11::module_& m, pybind11::class_<Handle, std::shared_ptr<Handle>>& communicator);

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, m) {
   ddl::bind_plan(m);
   ddl::bind_device(m);
   ddl::bind_gpu_block(m);
+  ddl::bind_encryption(m);
   ddl::bind_communicator(m);
   ddl::bind_recorder(m);
   ddl::bind_throwing(m);

@@ -12,9 +12,12 @@
 
 namespace ddl {
 
-// Takes over `fd`, a connected and authenticated TCP socket to `peer`; `rail`: it is one of several that share a
-// stream.
-std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, bool rail);
+class TlsSession;
+
+// Takes over `fd`, a connected and authenticated TCP socket to `peer`; `tls`: what encrypts it, or null; `rail`: it
+// is one of several that share a stream.
+std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, std::shared_ptr<TlsSession> tls,
+                                                    bool rail);
 
 // A stream over several endpoints at once, which are added one after the other.
 class Rails : public Endpoint {

@@ -13,6 +13,7 @@ from typing import Dict, Iterable, List, Set, Tuple
 
 from ddl import _core, clock
 from ddl._comm.job import Job
+from ddl.bootstrap.encryption import connect_encrypted
 from ddl.bootstrap.peer_handshake import connect_data
 from ddl.errors import Error, ResourceError
 from ddl.net.shortage import shortage
@@ -96,8 +97,10 @@ class Connector:
         address = self._job.address(self._ranks[peer], rail)
         source = self._job.address(self._job.number, rail)[0] if len(self._job.rails) > 1 else ""
         deadline = clock.now() + _ATTEMPT_SECONDS
-        sock = connect_data(address, self._job.secret, hello, deadline, self._job.settings.congestion, source)
-        self._core.add_connection(peer, number, sock.detach())
+        secret, settings = self._job.secret, self._job.settings
+        with connect_data(address, secret, hello, deadline, settings.congestion, source) as sock:
+            tls = connect_encrypted(sock, secret, hello, deadline) if settings.encrypt else None
+            self._core.add_connection(peer, number, sock.detach(), tls)
 
     def _give_up(self, peer: int, rail: int, number: int, error: Exception) -> None:
         host, port = self._job.address(self._ranks[peer], rail)

@@ -135,7 +135,8 @@ class Job:
         self.identity = launched.numbered(identity, [f"{p.host} {p.host_id}" for p in self.peers.values()])
         self.choose_rails(offers)
         self._check_versions()
-        self._check_deterministic()
+        self._check_alike("deterministic", "asked for deterministic sums", "pass the same deterministic= to init")
+        self._check_alike("encrypt", "encrypted connections", "start all by ddlrun --encrypt")
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self.meet_neighbours(me, deadline)
         remaining = max(1.0, deadline - clock.now())
@@ -150,6 +151,8 @@ class Job:
     def come(self, board_offset: int) -> Tuple[StoreClient, Peer, List[RailOffer]]:
         """Connect to the store, begin to listen, and return how this process introduces itself to the others."""
         identity, limit = self.identity, self.settings.start_timeout
+        if self.settings.encrypt:
+            _core.load_openssl(self.settings.openssl)
         store, self.watch = self.connect_to_store(identity.store, limit)
         self._store = store
         listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, store.local_host)
@@ -169,6 +172,7 @@ class Job:
             label_of=self.rank_label,
             rail_ends_of=self._rail_ends,
             congestion=self.settings.congestion,
+            encrypt=self.settings.encrypt,
             generations=self.generations,
             ranks_per_core=identity.local_size / len(os.sched_getaffinity(0)),
         )
@@ -183,6 +187,7 @@ class Job:
             board_offset=board_offset,
             shared=self.settings.shm,
             deterministic=self.settings.deterministic,
+            encrypt=self.settings.encrypt,
             version=__version__,
         )
         return store, me, offers
@@ -305,14 +310,14 @@ class Job:
                 + "; install the same one everywhere"
             )
 
-    def _check_deterministic(self) -> None:
-        """Raise ``ConfigError``, on all ranks, unless all ask for the same."""
-        asking = [self.rank_label(peer.rank) for peer in self.peers.values() if peer.deterministic]
+    def _check_alike(self, setting: str, what: str, remedy: str) -> None:
+        """Raise ``ConfigError``, on all ranks, unless all have the same ``setting``, a switch."""
+        asking = [self.rank_label(peer.rank) for peer in self.peers.values() if getattr(peer, setting)]
         if asking and len(asking) < len(self.peers):
-            refusing = [self.rank_label(peer.rank) for peer in self.peers.values() if not peer.deterministic]
+            refusing = [self.rank_label(peer.rank) for peer in self.peers.values() if not getattr(peer, setting)]
             raise ConfigError(
-                f"rank {self.identity.rank}: {_listed(asking)} asked for deterministic sums, {_listed(refusing)} did "
-                "not; pass the same deterministic= to init, or set the same DDL_DETERMINISTIC, on every rank"
+                f"rank {self.identity.rank}: {_listed(asking)} {what}, {_listed(refusing)} did not; {remedy}, or set "
+                f"the same DDL_{setting.upper()}, on every rank"
             )
 
     def meet_neighbours(self, me: Peer, deadline: float) -> List[int]:

@@ -28,6 +28,7 @@ class Peer:
     board_offset: int  # of the world communicator
     shared: bool  # shared memory is not switched off
     deterministic: bool
+    encrypt: bool
     version: str
 
     def text(self) -> str:

@@ -17,9 +17,10 @@ import threading
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddl import _core
+from ddl import _core, clock
 from ddl.bootstrap.agent_loop import AgentLoop
-from ddl.bootstrap.agent_records import Arrivals, Member
+from ddl.bootstrap.agent_records import Arrivals, DataConnection, Member
+from ddl.bootstrap.encryption import accept_encrypted
 from ddl.bootstrap.generations import KINDS, Generations
 from ddl.bootstrap.peer_handshake import Nonce, accept_data, accept_memory
 from ddl.bootstrap.process_ends import ProcessEnds
@@ -38,6 +39,7 @@ __all__ = ["Agent"]
 
 log = logging.getLogger("ddl")
 
+_ENCRYPT_SECONDS = 5.0  # to agree on a key
 _PARTING_SECONDS = 1.0  # for the store to read a goodbye
 _CROWDED = 4  # ranks on a core: everything takes its time there, and who waits should know
 _REMEMBERED = 4096  # removed communicators: a goodbye names them all
@@ -58,6 +60,7 @@ class Agent:
         label_of: Callable[[int], str],
         rail_ends_of: Callable[[int, int], RailEnds],
         congestion: str = "auto",
+        encrypt: bool = False,
         generations: Optional[Generations] = None,
         ranks_per_core: float = 0.0,
     ) -> None:
@@ -67,6 +70,7 @@ class Agent:
         )
         self._generations = generations
         self._congestion = congestion
+        self._encryption = secret if encrypt else None
         self._watch = watch
         self._nonce_of = nonce_of
         self.stragglers = Stragglers(rank, watch.size, label_of)
@@ -111,8 +115,8 @@ class Agent:
             failures = [failure for failure in self._failures if failure["comm"] in (ALL, member.number)]
         for failure in failures:  # faster than this rank, which was still making the communicator
             self._fail(member, failure)
-        for rank, stream, fd in early:
-            member.core.add_connection(rank, stream, fd)
+        for connection in early:
+            member.core.add_connection(*connection)
 
     def remove(self, member: Member) -> None:
         """Stop looking after ``member``, after a last look at what it has to report."""
@@ -223,8 +227,8 @@ class Agent:
         self._watch.close()
         self._ends.close()
         for connections in self._arrived.data.values():
-            for _, _, fd in connections:
-                os.close(fd)
+            for connection in connections:
+                os.close(connection.fd)
         self._arrived = Arrivals()
 
     # --- the thread ---
@@ -246,15 +250,19 @@ class Agent:
         if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
+        tls = None
+        if self._encryption is not None:
+            tls = accept_encrypted(sock, self._encryption, hello, clock.now() + _ENCRYPT_SECONDS)
         with self._changed:
             if self._loop.ended.is_set() or str(number) in self._submitted:
                 return  # it comes too late: nobody would ever take it
-            fd = sock.detach()  # a copy might be one descriptor too many, and the peer takes itself for connected
+            # A copy might be one descriptor too many, and the peer takes itself for connected.
+            connection = DataConnection(rank, stream, sock.detach(), tls)
             member = self._members.get(number)
             if member is None:
-                self._arrived.data.setdefault(number, []).append((rank, stream, fd))
+                self._arrived.data.setdefault(number, []).append(connection)
                 return
-        member.core.add_connection(rank, stream, fd)
+        member.core.add_connection(*connection)
 
     def _welcome_memory(self, sock: socket.socket) -> None:
         rank, memory, cell_fd, pid = accept_memory(sock, self._nonce_of, self.cell_fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ddl import _core
 
@@ -41,9 +41,18 @@ class Member:
     named: NamedCalls = field(default_factory=NamedCalls)
 
 
+class DataConnection(NamedTuple):
+    """A connection of ``rank``, for a stream of a communicator. ``fd`` is owned; ``tls`` encrypts it, if not None."""
+
+    rank: int
+    stream: int
+    fd: int
+    tls: Optional[_core.TlsSession]
+
+
 @dataclass
 class Arrivals:
     """What has connected and nobody has asked for yet; guarded by the agent's lock."""
 
     memories: Dict[int, _core.PeerMemory] = field(default_factory=dict)
-    data: Dict[int, List[Tuple[int, int, int]]] = field(default_factory=dict)  # communicator -> (rank, stream, fd)
+    data: Dict[int, List[DataConnection]] = field(default_factory=dict)  # by communicator

@@ -127,6 +127,10 @@ class Settings:
     connections: int = _variable(
         "DDL_CONNECTIONS", 2, parse.connections, "TCP connections per peer and piece in flight, 1 to 16"
     )
+    encrypt: bool = _variable(
+        "DDL_ENCRYPT", False, parse.switch, "1: encrypt what ranks send one another over TCP (docs/security.md)"
+    )
+    openssl: str = _variable("DDL_OPENSSL", "", str, "the libssl that encrypts; empty: libssl.so.3, or libssl.so.1.1")
     congestion: str = _variable(
         "DDL_TCP_CONGESTION",
         "auto",
@@ -205,6 +209,11 @@ class Settings:
                     f"{variable}={value} would change sums, which depend only on the number of ranks with "
                     f"deterministic=True or DDL_DETERMINISTIC=1; unset one of the two"
                 )
+        if self.encrypt and self.elastic:
+            raise ConfigError(
+                "DDL_ENCRYPT=1 (ddlrun --encrypt) does not encrypt the state that ranks of an elastic job send to "
+                "those that come (DDL_ELASTIC=1, ddlrun --min-np); leave one of the two out"
+            )
 
 
 def describe(width: int = 100) -> str:

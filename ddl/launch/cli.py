@@ -7,6 +7,7 @@ Long options may have one dash or two, as users of mpirun and of IBM's ddlrun ex
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import secrets
 import shutil
@@ -141,11 +142,14 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
             extra[_VARIABLES[name]] = value
     if given.rebalance:
         extra["DDL_REBALANCE"] = "1"
+    if given.encrypt:
+        extra["DDL_ENCRYPT"] = "1"
     if given.jax:
         extra.update(variables_for_jax({**environ, **extra}, in_image=pod_job is not None))
     if given.timeline_mb is not None and given.timeline is None:
         raise ConfigError("--timeline-mb bounds the file of --timeline; say --timeline FILE, or leave it out")
-    Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it once, before
+    settings = Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it before
+    dataclasses.replace(settings, elastic=elastic is not None).check()
     return RunConfig(
         num_proc=layout.size,
         command=words_of(program, {**environ, **extra}) if pod_job is None else in_image(program),

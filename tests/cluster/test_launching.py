@@ -67,8 +67,9 @@ def train(hosts: Cluster, line: Sequence[str], variables: Dict[str, str], alone:
 
 
 @pytest.mark.slow
-def test_digits_through_ssh(hosts: Cluster, alone: List[float]) -> None:
-    train(hosts, ddlrun(*EIGHT, TRAIN), environ(), alone)
+@pytest.mark.parametrize("more", [[], ["--encrypt"]], ids=["plain", "encrypted"])
+def test_digits_through_ssh(hosts: Cluster, alone: List[float], more: List[str]) -> None:
+    train(hosts, ddlrun(*EIGHT, *more, TRAIN), environ(), alone)
 
 
 @pytest.mark.slow

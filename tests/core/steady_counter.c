@@ -67,7 +67,9 @@ COUNTED(kSystemCall, ppoll)
 COUNTED(kSystemCall, process_vm_readv)
 COUNTED(kSystemCall, process_vm_writev)
 COUNTED(kSystemCall, readv)
+COUNTED(kSystemCall, recv)
 COUNTED(kSystemCall, sched_yield)
+COUNTED(kSystemCall, send)
 COUNTED(kSystemCall, sendmsg)
 COUNTED(kSystemCall, setsockopt)
 COUNTED(kSystemCall, usleep)
@@ -136,8 +138,10 @@ static struct Counter* const counters[] = {
     &counter_process_vm_writev,
     &counter_pthread_mutex_lock,
     &counter_readv,
+    &counter_recv,
     &counter_realloc,
     &counter_sched_yield,
+    &counter_send,
     &counter_sendmsg,
     &counter_setsockopt,
     &counter_strdup,

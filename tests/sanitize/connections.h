@@ -69,7 +69,7 @@ inline void bring(std::vector<End> ends, Communicator* communicator, unsigned se
   std::shuffle(ends.begin(), ends.end(), random);
   for (const End& end : ends) {
     if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-    communicator->add_connection(end.peer, end.number, end.fd);  // takes it over
+    communicator->add_connection(end.peer, end.number, end.fd, nullptr);  // takes it over
   }
 }
 

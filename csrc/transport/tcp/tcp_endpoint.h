@@ -1,4 +1,4 @@
-// A connected, authenticated TCP socket as an endpoint.
+// A connected, authenticated TCP socket as an endpoint. tls_endpoint.h encrypts what goes over it.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -7,7 +7,7 @@
 
 namespace ddl {
 
-class TcpEndpoint final : public MeasuredEndpoint {
+class TcpEndpoint : public MeasuredEndpoint {
  public:
   // Takes `fd` over and makes it non-blocking, without Nagle's delay.
   TcpEndpoint(int peer, UniqueFd fd, const BacklogLimits& limits);
@@ -20,6 +20,12 @@ class TcpEndpoint final : public MeasuredEndpoint {
   double rate() const override { return backlog_.rate(); }
   size_t queued() const override;
   Acknowledgement acknowledgement() const override;
+
+ protected:
+  int peer() const { return peer_; }
+  int fd() const { return fd_.get(); }
+  // The kernel takes no more for now.
+  void note_full() { backlog_.full(); }
 
  private:
   const int peer_;

@@ -100,6 +100,10 @@ _HOSTS: Tuple[_Option, ...] = (
     ),
     (("-p", "--ssh-port"), {"metavar": "PORT", "help": "ssh: the port of the other hosts"}),
     (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "ssh: the key to use"}),
+    (
+        ("--encrypt",),
+        {"action": "store_true", "help": "encrypt what ranks send one another over TCP (sets DDL_ENCRYPT)"},
+    ),
     (("--tcp",), {"action": "store_true", "help": "use TCP between hosts, as DDL always does"}),
 )
 

@@ -1,0 +1,65 @@
+// Binds the encryption of data connections.
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "python/bindings.h"
+#include "tls/session.h"
+
+namespace py = pybind11;
+
+namespace ddl {
+
+namespace {
+
+std::shared_ptr<TlsSession> shaken(int fd, bool server, const std::string& key, double seconds, uint64_t key_lasts) {
+  TlsSession::Key fixed{};
+  if (key.size() != fixed.size()) throw py::value_error("a key of a data connection has 32 bytes");
+  std::copy(key.begin(), key.end(), fixed.begin());
+  const py::gil_scoped_release released;
+  auto session = std::make_shared<TlsSession>(fd, server, fixed, key_lasts);
+  session->shake_hands(now_ns() + static_cast<Nanoseconds>(seconds * kSecond));
+  return session;
+}
+
+[[noreturn]] void lost(const TlsSession& session) { throw Error(ErrorKind::kPeerLost, session.reason()); }
+
+}  // namespace
+
+void bind_encryption(py::module_& m) {
+  py::class_<TlsSession, std::shared_ptr<TlsSession>>(
+      m, "TlsSession",
+      "One end of an encrypted connection, on a descriptor that must outlive it. Of one thread at once.")
+      .def(py::init(&shaken), py::arg("fd"), py::arg("server"), py::arg("key"), py::arg("seconds"),
+           py::arg("key_lasts") = TlsSession::kKeyLasts,
+           "Shakes hands with the other end. ProtocolError if that fails, or takes longer than so many seconds.")
+      .def(
+          "write",
+          [](TlsSession& session, const py::bytes& data) {
+            const std::string text = data;
+            size_t done = 0;
+            if (session.send() == TlsSession::Moved::kEnded) lost(session);
+            if (session.sealed() > 0 || text.empty()) return done;
+            if (session.seal(text.data(), text.size(), &done) == TlsSession::Moved::kEnded) lost(session);
+            if (session.send() == TlsSession::Moved::kEnded) lost(session);
+            return done;
+          },
+          py::arg("data"),
+          "Send what waits, then a record; return how many bytes of data it takes (0: others wait). For tests.")
+      .def(
+          "read",
+          [](TlsSession& session, size_t bytes) {
+            std::string text(bytes, '\0');
+            size_t done = 0;
+            if (session.read(&text[0], bytes, &done) == TlsSession::Moved::kEnded) lost(session);
+            return py::bytes(text.data(), done);
+          },
+          py::arg("bytes"), "Read what has come, up to so many bytes, without waiting. For tests.");
+  m.def("load_openssl", &OpenSsl::load, py::arg("path"),
+        "Load what encrypts, once; empty: the libssl that Python uses. ResourceError says what is missing.");
+}
+
+}  // namespace ddl

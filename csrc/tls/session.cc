@@ -1,0 +1,215 @@
+#include "tls/session.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace ddl {
+
+namespace {
+
+// Of OpenSSL's headers.
+constexpr int kTls13 = 0x0304, kWantRead = 2, kSystemCall = 5, kZeroReturn = 6;
+constexpr int kSetMode = 33, kSetReadAhead = 41, kSetLeastVersion = 123, kSetMostVersion = 124;
+constexpr long kPartialWrite = 1;
+constexpr int kBioType = 0x0400, kRetryRead = 0x01 | 0x08, kBioFlush = 11;
+constexpr int kKeyUpdateNotRequested = 0, kVerifyPeer = 1;
+
+// One suite: the key is bound to a hash, and a server that preferred another one would not use it.
+constexpr const char* kSuite = "TLS_AES_128_GCM_SHA256";
+constexpr unsigned char kSuiteNumber[] = {0x13, 0x01};
+constexpr unsigned char kIdentity[] = {'d', 'd', 'l', '-', '1'};
+constexpr size_t kReadBuffer = 128 << 10;  // bytes that one call of the kernel may bring
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+std::string text_of(int error) {
+  std::array<char, 128> text{};
+  return strerror_r(error, text.data(), text.size());
+}
+
+}  // namespace
+
+struct TlsSession::Wire {
+  static TlsSession* of(const Ssl* ssl) { return static_cast<TlsSession*>(OpenSsl::get().SSL_get_ex_data(ssl, 0)); }
+  static TlsSession* of(Bio* bio) { return static_cast<TlsSession*>(OpenSsl::get().BIO_get_data(bio)); }
+
+  // --- the key ---
+  static SslSession* known(Ssl* ssl) {
+    const OpenSsl& open = OpenSsl::get();
+    const Key& key = of(ssl)->key_;
+    SslSession* const session = open.SSL_SESSION_new();
+    const SslCipher* const cipher = open.SSL_CIPHER_find(ssl, kSuiteNumber);
+    if (session != nullptr && cipher != nullptr &&
+        open.SSL_SESSION_set1_master_key(session, key.data(), key.size()) == 1 &&
+        open.SSL_SESSION_set_cipher(session, cipher) == 1 &&
+        open.SSL_SESSION_set_protocol_version(session, kTls13) == 1) {
+      return session;
+    }
+    open.SSL_SESSION_free(session);
+    return nullptr;
+  }
+  static int use_psk(Ssl* ssl, const Digest*, const unsigned char** identity, size_t* length, SslSession** session) {
+    *identity = kIdentity;
+    *length = sizeof kIdentity;
+    *session = known(ssl);
+    return *session != nullptr ? 1 : 0;
+  }
+  static int find_psk(Ssl* ssl, const unsigned char* identity, size_t length, SslSession** session) {
+    const bool ours = length == sizeof kIdentity && std::memcmp(identity, kIdentity, length) == 0;
+    *session = ours ? known(ssl) : nullptr;
+    return ours && *session == nullptr ? 0 : 1;
+  }
+
+  // --- the socket ---
+  // Several records go with one call of the kernel.
+  static int keep(Bio* bio, const char* from, int bytes) {
+    std::vector<char>& out = of(bio)->out_;
+    out.insert(out.end(), from, from + bytes);
+    return bytes;
+  }
+  static int receive(Bio* bio, char* to, int bytes) {
+    TlsSession* const self = of(bio);
+    OpenSsl::get().BIO_clear_flags(bio, kRetryRead);
+    const ssize_t moved = ::recv(self->fd_, to, static_cast<size_t>(bytes), MSG_DONTWAIT);
+    self->wire_error_ = moved < 0 ? errno : 0;
+    if (moved == 0) self->wire_closed_ = true;
+    if (moved < 0 && would_block()) OpenSsl::get().BIO_set_flags(bio, kRetryRead);
+    return static_cast<int>(moved);
+  }
+  static long control(Bio*, int command, long, void*) { return command == kBioFlush ? 1 : 0; }
+
+  // --- what all connections share; never freed ---
+  static SslContext* make_context() {
+    const OpenSsl& open = OpenSsl::get();
+    SslContext* const context = open.SSL_CTX_new(open.TLS_method());
+    if (context == nullptr) throw Error(ErrorKind::kResourceError, "encryption: OpenSSL could not be set up");
+    open.SSL_CTX_ctrl(context, kSetLeastVersion, kTls13, nullptr);
+    open.SSL_CTX_ctrl(context, kSetMostVersion, kTls13, nullptr);
+    open.SSL_CTX_ctrl(context, kSetMode, kPartialWrite, nullptr);
+    open.SSL_CTX_ctrl(context, kSetReadAhead, 1, nullptr);
+    open.SSL_CTX_set_default_read_buffer_len(context, kReadBuffer);
+    open.SSL_CTX_set_num_tickets(context, 0);
+    if (open.SSL_CTX_set_ciphersuites(context, kSuite) != 1) {
+      throw Error(ErrorKind::kResourceError, std::string("encryption: this OpenSSL does not have ") + kSuite);
+    }
+    open.SSL_CTX_set_psk_use_session_callback(context, use_psk);
+    open.SSL_CTX_set_psk_find_session_callback(context, find_psk);
+    return context;
+  }
+  static BioMethod* make_method() {
+    const OpenSsl& open = OpenSsl::get();
+    BioMethod* const method = open.BIO_meth_new(kBioType, "DDL's data connection");
+    if (method == nullptr) throw Error(ErrorKind::kResourceError, "encryption: OpenSSL could not be set up");
+    open.BIO_meth_set_write(method, keep);
+    open.BIO_meth_set_read(method, receive);
+    open.BIO_meth_set_ctrl(method, control);
+    return method;
+  }
+};
+
+TlsSession::TlsSession(int fd, bool server, const Key& key, uint64_t key_lasts)
+    : fd_(fd), key_(key), key_lasts_(key_lasts) {
+  const OpenSsl& open = OpenSsl::get();
+  static SslContext* const context = Wire::make_context();
+  static BioMethod* const method = Wire::make_method();
+  ssl_ = open.SSL_new(context);
+  Bio* const bio = ssl_ != nullptr ? open.BIO_new(method) : nullptr;
+  if (bio == nullptr) {
+    open.SSL_free(ssl_);
+    throw Error(ErrorKind::kResourceError, "encryption: OpenSSL could not make a connection: is there memory left?");
+  }
+  open.BIO_set_data(bio, this);
+  open.BIO_set_init(bio, 1);
+  open.SSL_set_bio(ssl_, bio, bio);
+  open.SSL_set_ex_data(ssl_, 0, this);
+  // Who does not know the key may still offer a certificate. No authority is known here, so none is ever trusted.
+  if (!server) open.SSL_set_verify(ssl_, kVerifyPeer, nullptr);
+  server ? open.SSL_set_accept_state(ssl_) : open.SSL_set_connect_state(ssl_);
+}
+
+TlsSession::~TlsSession() { OpenSsl::get().SSL_free(ssl_); }
+
+// What a call of OpenSSL means that has not moved anything.
+TlsSession::Moved TlsSession::outcome(int returned) {
+  const OpenSsl& open = OpenSsl::get();
+  const int error = open.SSL_get_error(ssl_, returned);
+  if (error == kWantRead) return Moved::kNone;
+  const char* const text = open.ERR_reason_error_string(open.ERR_get_error());
+  open.ERR_clear_error();
+  if (wire_closed_ || error == kZeroReturn) return end("connection closed by the peer");
+  if (error == kSystemCall && wire_error_ != 0) return end(text_of(wire_error_));
+  const bool first = reason_.empty();
+  end(std::string("the encrypted connection is broken, or somebody on the way has changed it (OpenSSL: ") +
+      (text != nullptr ? text : "no reason") + ")");
+  if (first) send();  // the other end is told why
+  return Moved::kEnded;
+}
+
+// The first reason tells.
+TlsSession::Moved TlsSession::end(const std::string& reason) {
+  if (reason_.empty()) reason_ = reason;
+  return Moved::kEnded;
+}
+
+TlsSession::Moved TlsSession::send() {
+  while (sealed() > 0) {
+    const ssize_t moved = ::send(fd_, out_.data() + sent_, sealed(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (moved < 0 && would_block()) return Moved::kNone;
+    if (moved < 0) return end(text_of(errno));
+    sent_ += static_cast<size_t>(moved);
+  }
+  out_.clear();
+  sent_ = 0;
+  return Moved::kSome;
+}
+
+void TlsSession::shake_hands(Nanoseconds deadline) {
+  const OpenSsl& open = OpenSsl::get();
+  while (true) {
+    open.ERR_clear_error();
+    const int returned = open.SSL_do_handshake(ssl_);
+    if (returned != 1 && outcome(returned) == Moved::kEnded) throw Error(ErrorKind::kProtocolError, reason_);
+    const Moved sent = send();
+    if (sent == Moved::kEnded) throw Error(ErrorKind::kProtocolError, reason_);
+    const bool writing = sent == Moved::kNone;
+    if (returned == 1 && open.SSL_session_reused(ssl_) != 1) {
+      throw Error(ErrorKind::kProtocolError, "the other end does not know the key of this connection");
+    }
+    if (returned == 1 && !writing) return;
+    const Nanoseconds left = deadline - now_ns();
+    pollfd waited{fd_, static_cast<short>(writing ? POLLOUT : POLLIN), 0};
+    if (left <= 0 || ::poll(&waited, 1, static_cast<int>(std::min<Nanoseconds>(left / kMillisecond + 1, 1000))) < 0) {
+      if (left > 0 && errno == EINTR) continue;
+      throw Error(ErrorKind::kProtocolError, "the other end did not agree on a key in time; does it encrypt?");
+    }
+  }
+}
+
+TlsSession::Moved TlsSession::seal(const void* from, size_t bytes, size_t* done) {
+  const OpenSsl& open = OpenSsl::get();
+  *done = 0;
+  open.ERR_clear_error();
+  if (written_ >= key_lasts_ && open.SSL_key_update(ssl_, kKeyUpdateNotRequested) == 1) written_ = 0;
+  const int returned = open.SSL_write_ex(ssl_, from, bytes, done);
+  written_ += *done;
+  return returned == 1 ? Moved::kSome : outcome(returned);
+}
+
+TlsSession::Moved TlsSession::read(void* to, size_t bytes, size_t* done) {
+  const OpenSsl& open = OpenSsl::get();
+  *done = 0;
+  open.ERR_clear_error();
+  const int returned = open.SSL_read_ex(ssl_, to, bytes, done);
+  drained_ = returned != 1;
+  return returned == 1 ? Moved::kSome : outcome(returned);
+}
+
+bool TlsSession::holds_input() const { return !drained_ && OpenSsl::get().SSL_has_pending(ssl_) == 1; }
+
+}  // namespace ddl

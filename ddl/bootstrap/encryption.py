@@ -1,0 +1,39 @@
+"""Encrypts data connections: TLS 1.3, with a key from the job's secret instead of certificates (csrc/tls).
+
+First both ends prove that they know the secret, and one says what the connection is for (peer_handshake.py). What it
+says is part of the key: if somebody on the way has changed it, the two ends do not agree on a key, and none is used.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+from typing import Any, Dict
+
+from ddl import _core, clock
+
+__all__ = ["accept_encrypted", "connect_encrypted"]
+
+_PURPOSE = b"ddl-1 key of a data connection\0"  # the secret's other uses have other texts
+
+
+def connect_encrypted(sock: socket.socket, secret: bytes, hello: Dict[str, Any], deadline: float) -> _core.TlsSession:
+    """Encrypt a connection that this end has made; ``hello``: what it has said of it.
+
+    ``ProtocolError`` if the other end does not agree by ``deadline`` (monotonic seconds).
+    """
+    return _session(sock, False, secret, hello, deadline)
+
+
+def accept_encrypted(sock: socket.socket, secret: bytes, hello: Dict[str, Any], deadline: float) -> _core.TlsSession:
+    """Encrypt a connection that this end has accepted, as above; ``hello``: what the other end has said of it."""
+    return _session(sock, True, secret, hello, deadline)
+
+
+def _session(
+    sock: socket.socket, server: bool, secret: bytes, hello: Dict[str, Any], deadline: float
+) -> _core.TlsSession:
+    said = json.dumps(hello, sort_keys=True, separators=(",", ":")).encode()
+    key = hmac.digest(secret, _PURPOSE + said, "sha256")
+    return _core.TlsSession(sock.fileno(), server, key, max(0.1, deadline - clock.now()))

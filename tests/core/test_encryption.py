@@ -1,0 +1,209 @@
+"""Jobs whose ranks encrypt what they send one another: the same bits, nothing to be read on the way, no lie."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import socket
+import threading
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+import pytest
+import ranks
+from core.jobs import connected
+
+import ddl
+from ddl import _core
+from ddl._comm import connector
+from ddl.errors import ConfigError, Error, PeerLost
+
+pytestmark = pytest.mark.processes
+
+SIZES = (1, 1000, 70_001, 3_000_000)
+MARK = np.frombuffer(b"what nobody may read on the way!" * 64, np.float32)
+
+
+def bits() -> str:
+    """Return a digest of what all verbs bring."""
+    draw, digest = np.random.default_rng(ddl.rank()), hashlib.sha256()
+    for size in SIZES:
+        x = draw.standard_normal(size).astype(np.float32)
+        for result in (ddl.allreduce(x, op=ddl.Sum), ddl.allgather(x), ddl.broadcast(x, root=1), ddl.reducescatter(x)):
+            digest.update(result.tobytes())
+    ddl.send(np.arange(10), (ddl.rank() + 1) % ddl.size())
+    received = np.empty(10, np.int64)
+    ddl.recv(received, (ddl.rank() - 1) % ddl.size())
+    digest.update(received.tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "rails", "hybrid"])
+def test_the_results_have_the_same_bits(transport: str) -> None:
+    plain, encrypted = (ranks.run(4, bits, **connected(transport, DDL_ENCRYPT=word)) for word in ("0", "1"))
+    assert encrypted == plain
+
+
+class Between:
+    """Somebody who sits between two ranks: sees what passes on connections that this one makes, and may change it."""
+
+    def __init__(self, change: Callable[[bytes], bytes] = bytes, rail: Optional[int] = None) -> None:
+        """``change``: what passes; ``rail``: on connections of this one only."""
+        self._change = change
+        self._rail = rail
+        self.seen = bytearray()
+
+    def __enter__(self) -> Between:
+        self._connect = connector.connect_data
+        connector.connect_data = self._connect_through  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        connector.connect_data = self._connect
+
+    def _connect_through(self, *args: Any) -> socket.socket:
+        there = self._connect(*args)  # the proof, and what the connection is for
+        if self._rail not in (None, args[2]["stream"] // _core.STREAMS):
+            return there
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            near = socket.create_connection(listener.getsockname())
+            here = listener.accept()[0]
+        threading.Thread(target=self._carry, args=(here, there), daemon=True).start()
+        return near
+
+    def _carry(self, here: socket.socket, there: socket.socket) -> None:
+        with here, there:
+            ways = {here: there, there: here}
+            while True:
+                for source in select.select(list(ways), [], [])[0]:
+                    try:
+                        data = source.recv(1 << 16)
+                        self.seen += data
+                        ways[source].sendall(self._change(data))
+                    except OSError:
+                        data = b""
+                    if not data:
+                        return
+
+
+def between(size: int) -> bytes:
+    with Between() as wire:
+        ddl.init()
+        for _ in range(3):
+            ddl.allgather(np.tile(MARK, size // MARK.size))
+        ddl.broadcast_object({"a secret": "of the program"}, root=0)
+    return bytes(wire.seen)
+
+
+@pytest.mark.parametrize("encrypt", ["0", "1"])
+def test_what_passes_by_cannot_be_read(encrypt: str) -> None:
+    options = connected("tcp", DDL_ENCRYPT=encrypt)
+    seen = ranks.run(2, between, 1 << 16, initialise=False, **options)[1]  # the higher rank connects
+    assert len(seen) > 6 * (1 << 18)
+    readable = [text in seen for text in (MARK.tobytes()[:32], b"of the program")]
+    assert readable == [encrypt == "0"] * 2
+
+
+def flip_late(seen: List[int]) -> Callable[[bytes], bytes]:
+    """Flip a bit in what passes when a MiB has passed."""
+
+    def change(data: bytes) -> bytes:
+        seen[0] += len(data)
+        if seen[0] < 1 << 20 or not data:
+            return data
+        return data[:-1] + bytes([data[-1] ^ 4])
+
+    return change
+
+
+def reduce_while_somebody_changes(_: None) -> Tuple[int, str]:
+    """Return how many results were right before the error, and the error. None may be wrong."""
+    with Between(flip_late([0])):
+        ddl.init()
+        x = np.empty(1 << 16, np.float32)
+        for number in range(1000):
+            x[:] = ddl.rank() + number
+            try:
+                ddl.allreduce_(x, op=ddl.Sum)
+            except PeerLost as error:
+                return number, str(error)
+            assert (x == 2 * number + 1).all(), "a wrong sum"
+    raise AssertionError("nobody has noticed")
+
+
+def test_who_changes_a_bit_ends_the_job_and_no_sum_is_wrong() -> None:
+    options = connected("tcp", DDL_ENCRYPT="1")
+    answers = ranks.run(2, reduce_while_somebody_changes, None, initialise=False, **options)
+    assert all(right > 0 for right, _ in answers)
+    words = [error for _, error in answers]
+    assert any("somebody on the way has changed it" in text for text in words), words
+    assert all("allreduce #" in text and "rank " in text for text in words), words
+
+
+def reduce_over_two_good_rails(_: None) -> int:
+    """Return how many bytes passed by who sits at the rail; the last of them were changed."""
+    passed = [0]
+    with Between(flip_late(passed), rail=1):
+        ddl.init()
+        x = np.empty(1 << 20, np.float32)
+        for number in range(20):
+            x[:] = ddl.rank() + number
+            ddl.allreduce_(x, op=ddl.Sum)
+            assert (x == 2 * number + 1).all(), "a wrong sum"
+    return passed[0]
+
+
+def test_a_rail_on_which_somebody_changes_a_bit_is_given_up() -> None:
+    options = connected("rails", DDL_ENCRYPT="1")
+    passed = ranks.run(2, reduce_over_two_good_rails, None, initialise=False, **options)
+    assert passed[1] > 1 << 20  # the higher rank connects
+
+
+def init() -> str:
+    try:
+        ddl.init()
+    except ConfigError as error:
+        return str(error)
+    return "in"
+
+
+def all_but_one(rank: int) -> Dict[str, str]:
+    return {"DDL_ENCRYPT": "0" if rank == 1 else "1"}
+
+
+def test_all_ranks_encrypt_or_none() -> None:
+    for rank, said in enumerate(ranks.run(3, init, initialise=False, env_of=all_but_one)):
+        assert said.startswith(f"rank {rank}: ")
+        assert "rank 0 " in said and "rank 2 " in said and "encrypted connections, rank 1 " in said
+        assert "ddlrun --encrypt" in said and "DDL_ENCRYPT" in said
+
+
+def test_not_where_ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDL_ENCRYPT", "1")
+    monkeypatch.setenv("DDL_ELASTIC", "1")
+    with pytest.raises(ConfigError, match="does not encrypt the state"):
+        ddl.init()
+
+
+def a_hello_was_changed(_: None) -> str:
+    """What rank 1 says its connection is for, somebody on the way says of another stream."""
+    connect = connector.connect_encrypted
+
+    def lie(sock: Any, secret: bytes, hello: Dict[str, Any], deadline: float) -> Any:
+        return connect(sock, secret, {**hello, "rank": 7}, deadline)  # as if 7 had become what the acceptor heard
+
+    connector.connect_encrypted = lie
+    os.environ["DDL_START_TIMEOUT"] = "2" if os.environ["DDL_RANK"] == "1" else os.environ["DDL_START_TIMEOUT"]
+    ddl.init()
+    try:
+        ddl.allreduce(np.ones(10))
+    except Error as error:
+        return str(error)
+    return "it went"
+
+
+def test_what_a_connection_is_for_cannot_be_changed_on_the_way() -> None:
+    answers = ranks.run(2, a_hello_was_changed, None, initialise=False, **connected("tcp", DDL_ENCRYPT="1"))
+    assert all("it went" not in said for said in answers), answers
+    assert "OpenSSL: " in answers[1], answers
