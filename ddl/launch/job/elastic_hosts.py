@@ -110,7 +110,7 @@ class ElasticHosts:
         """Return whether the others have left out a process and go on: its end is not why the job fails."""
         process = self._alive.get(incarnation)
         goes_on = not self._prospects.limit_passed and not self._prospects.short
-        return process is not None and process.left_out and goes_on
+        return process is not None and process.left_out and (process.done_without or goes_on)
 
     def handle(self, event: ElasticEvent, now: float) -> List[ElasticOrder]:
         """Take note of what has happened; return what is to be done."""
@@ -213,6 +213,7 @@ class ElasticHosts:
 
     def _form(self, event: RanksFormed, now: float) -> None:
         for process in self._alive.values():
+            process.done_without = process.left_out
             joined = process.incarnation in event.members
             if joined and not process.member:
                 self._hosts[process.host].failures = 0

@@ -46,6 +46,7 @@ class SlotProcess:
     member: bool  # it is a rank, and so holds the state of the training
     leaving: bool = False
     left_out: bool = False  # the others have formed a generation without it; it is told so by the store
+    done_without: bool = False  # and then another one, so that they had gone on
     end_at: float = math.inf  # when to end it, as it was to leave
     asked: bool = False
 
